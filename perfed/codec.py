@@ -1,0 +1,68 @@
+"""Bytes for trees of tensors: what goes over a wire and into a checkpoint.
+
+The format is safetensors (names, dtypes including bfloat16, shapes; no pickle); nested names are joined by "/".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from perfed.errors import PerfedError
+from perfed.tree import Tree, leaves
+
+_EMPTY = "//empty"
+
+
+def flatten(tree: Tree) -> dict[str, Tensor]:
+    """One level of names joined by "/"; an empty dictionary leaves a zero-size marker so that it survives.
+
+    Raises:
+        PerfedError: a name is empty or holds "/".
+    """
+    flat: dict[str, Tensor] = {}
+    for name, value in tree.items():
+        if not name or "/" in name:
+            raise PerfedError(f"'{name}' cannot name a tensor; names are not empty and hold no '/'")
+        if isinstance(value, Tensor):
+            flat[name] = value
+        else:
+            inner = flatten(value) if value else {_EMPTY: torch.zeros(0)}
+            flat.update({f"{name}/{path}": tensor for path, tensor in inner.items()})
+    return flat
+
+
+def unflatten(flat: dict[str, Tensor]) -> dict[str, Any]:
+    """The inverse of :func:`flatten`."""
+    tree: dict[str, Any] = {}
+    for path, tensor in sorted(flat.items()):
+        marker = path.endswith(_EMPTY)
+        parts = path[: -len(_EMPTY) - 1].split("/") if marker else path.split("/")
+        node = tree
+        for part in parts[:-1]:
+            node = node.setdefault(part, {})
+        node[parts[-1]] = {} if marker else tensor
+    return tree
+
+
+def encode(tree: Tree) -> bytes:
+    """Bytes of a nested dictionary of tensors; the same tree always gives the same bytes."""
+    flat = {name: tensor.detach().cpu().contiguous() for name, tensor in sorted(flatten(tree).items())}
+    # Tensors that share memory (views, expanded rows) must not be written twice as one storage.
+    return bytes(save({name: tensor.clone() for name, tensor in flat.items()}))
+
+
+def decode(data: bytes) -> dict[str, Any]:
+    """The tree that :func:`encode` was given (names in sorted order).
+
+    Raises:
+        PerfedError: the bytes are truncated or not such a tree.
+    """
+    try:
+        return unflatten(load(data))
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise PerfedError(f"not a tree of tensors: {error}") from None

@@ -1,0 +1,202 @@
+"""The catalogue of named data sets; options are checked against the signature of the building function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from perfed.errors import PerfedError
+from perfed.federation import Client, Federation
+from perfed.partition import generator
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+PositiveReal = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+ValidationFraction = Annotated[float, Field(ge=0, lt=1)]
+
+Builder = Callable[..., Federation]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a data set: its name, what is allowed (in words) and its default."""
+
+    name: str
+    allowed: str
+    default: Any
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a data set is: first line of its documentation, task, files it reads, options in order."""
+
+    name: str
+    summary: str
+    task: str
+    files: tuple[str, ...]
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    description: Description
+    build: Builder
+    model: type[BaseModel]
+
+
+_entries: dict[str, _Entry] = {}
+
+
+def dataset(
+    name: str,
+    *,
+    task: Literal["classification", "regression"] = "classification",
+    files: tuple[str, ...] = (),
+) -> Callable[[Builder], Builder]:
+    """Register a function as the data set ``name``.
+
+    The function is called as ``build(seed, data_dir, **options)`` and returns a :class:`Federation`. Its
+    keyword-only parameters are the options: each needs a type (with pydantic's ``Field`` for limits) and a
+    default. Every data set also has ``validation_fraction``, which :func:`load` handles.
+
+    Raises:
+        PerfedError: the name is taken, or a parameter has no type or no default.
+    """
+
+    def register(build: Builder) -> Builder:
+        if name in _entries:
+            raise PerfedError(f"data set '{name}' is registered twice; names must be unique")
+        hints = get_type_hints(build, include_extras=True)
+        fields: dict[str, Any] = {}
+        for parameter in inspect.signature(build).parameters.values():
+            if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+                continue
+            if parameter.name not in hints or parameter.default is inspect.Parameter.empty:
+                raise PerfedError(f"data set '{name}': option '{parameter.name}' needs a type and a default")
+            fields[parameter.name] = (hints[parameter.name], parameter.default)
+        fields["validation_fraction"] = (ValidationFraction, 0.0)
+        config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+        model: type[BaseModel] = create_model(f"Options of {name}", __config__=config, **fields)
+        options = tuple(Option(key, _in_words(hint), default) for key, (hint, default) in fields.items())
+        summary = (inspect.getdoc(build) or "").partition("\n")[0]
+        _entries[name] = _Entry(Description(name, summary, task, files, options), build, model)
+        return build
+
+    return register
+
+
+def _in_words(hint: Any) -> str:
+    if get_origin(hint) is Annotated:
+        base, *extra = get_args(hint)
+        signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+        limits = [limit for item in extra for limit in getattr(item, "metadata", ())]
+        found = [f"{signs[k]} {getattr(v, k)}" for v in limits for k in signs if hasattr(v, k)]
+        return f"{_in_words(base)} {' and '.join(found)}".strip()
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(repr(value) for value in get_args(hint))
+    return {int: "integer", float: "number", bool: "true or false", str: "text"}.get(hint, str(hint))
+
+
+def dataset_names() -> list[str]:
+    """Names of all data sets, sorted."""
+    return sorted(_entries)
+
+
+def describe(name: str) -> Description:
+    """What the data set ``name`` is and which options it has.
+
+    Raises:
+        PerfedError: no such data set; lists the names.
+    """
+    return _find(name).description
+
+
+def _find(name: str) -> _Entry:
+    if name not in _entries:
+        raise PerfedError(f"there is no data set '{name}'; available: {', '.join(dataset_names())}")
+    return _entries[name]
+
+
+def load(
+    name: str, options: Mapping[str, object] | None = None, *, seed: int, data_dir: Path | None = None
+) -> Federation:
+    """Build the data set ``name``; the same arguments give the same federation.
+
+    Args:
+        name: one of :func:`dataset_names`.
+        options: as listed by :func:`describe`; those left out have their defaults. With
+            ``validation_fraction`` > 0 every client gives up that part of its training samples, by class;
+            one training sample of each of its classes always stays.
+        seed: of all random choices.
+        data_dir: first folder in which files are looked for.
+
+    Raises:
+        PerfedError: unknown data set, unknown option, value not allowed, file missing or broken.
+
+    Example:
+        >>> len(load("toy-noisy-features", {"clients": 4}, seed=0))
+        4
+    """
+    entry = _find(name)
+    checked = _check_options(entry, dict(options or {}))
+    fraction = checked.pop("validation_fraction")
+    federation = replace(entry.build(seed, data_dir, **checked), name=name)
+    if fraction == 0:
+        return federation
+    stratify = federation.num_classes is not None
+    clients = tuple(_with_validation(client, fraction, stratify, seed) for client in federation)
+    return replace(federation, clients=clients)
+
+
+def _check_options(entry: _Entry, given: dict[str, object]) -> dict[str, Any]:
+    allowed = {option.name: option.allowed for option in entry.description.options}
+    for key in given:
+        if key not in allowed:
+            name = entry.description.name
+            raise PerfedError(f"data.{key} is not an option of '{name}'; its options: {', '.join(allowed)}")
+    try:
+        model = entry.model.model_validate(given)
+    except ValidationError as error:
+        key = str(error.errors()[0]["loc"][0])
+        raise PerfedError(f"data.{key} = {given[key]!r} is not allowed; it must be: {allowed[key]}") from None
+    return {key: getattr(model, key) for key in allowed}
+
+
+def _with_validation(client: Client, fraction: float, stratify: bool, seed: int) -> Client:
+    num_samples = len(client.train)
+    y = client.train.y.numpy() if stratify else np.zeros(num_samples, dtype=np.int64)
+    rng = generator(seed, f"validation of {client.id}")
+    position = np.empty(
+        num_samples
+    )  # samples of every class spread evenly over [0, 1): the first ones are taken
+    labels = np.unique(y)
+    for label in labels:
+        members = rng.permutation(np.flatnonzero(y == label))
+        position[members] = (np.arange(len(members)) + rng.uniform()) / len(members)
+        position[members[-1]] = np.inf  # one sample of each class stays
+    size = min(round(fraction * num_samples), num_samples - len(labels))
+    order = torch.from_numpy(np.argsort(position, kind="stable"))
+    validation, train = order[:size].sort().values, order[size:].sort().values
+    if size == 0:
+        return client
+    return replace(client, train=client.train.take(train), validation=client.train.take(validation))
+
+
+def check_range(low_key: str, low: float, high_key: str, high: float) -> None:
+    """Raise a :class:`PerfedError` unless ``low`` <= ``high``."""
+    if low > high:
+        raise PerfedError(f"data.{low_key} = {low} is above data.{high_key} = {high}; it must not be")
+
+
+def client_ids(num_clients: int) -> list[str]:
+    """ "000", "001", ...: zero-padded, so that sorting keeps the order however many there are."""
+    width = max(3, len(str(num_clients - 1)))
+    return [f"{i:0{width}d}" for i in range(num_clients)]

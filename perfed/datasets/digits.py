@@ -1,0 +1,235 @@
+"""Handwritten digits seen by clients that differ in resolution, features, classes or writer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from perfed.datasets.catalogue import NonNegative, Positive, PositiveReal, check_range, client_ids, dataset
+from perfed.datasets.files import load_npz, require
+from perfed.errors import PerfedError
+from perfed.federation import Federation
+from perfed.partition import Indices, draw_classes, generator, pathological, subseed
+
+Array = NDArray[np.float64]
+VIEWS = ("pixels", "blocks", "subset", "linear")
+TestFraction = Annotated[float, Field(gt=0, lt=1)]
+AtLeastTwo = Annotated[int, Field(ge=2)]
+
+
+@dataset("digits-views")
+def digits_views(
+    seed: int,
+    data_dir: Path | None,
+    *,
+    clients: Positive = 20,
+    classes_per_client: Positive = 4,
+    samples_per_client: NonNegative = 60,
+    test_fraction: TestFraction = 0.3,
+    dims_low: Annotated[int, Field(ge=1, le=64)] = 10,
+    dims_high: Annotated[int, Field(ge=1, le=64)] = 40,
+    standardise: bool = True,
+) -> Federation:
+    """Real 8x8 digits that come with scikit-learn (no download), each client seeing them in its own way.
+
+    A client's view is one of "pixels" (all 64), "blocks" (the 16 means of 2x2 pixels, a 4x4 image), "subset"
+    (a random subset of the pixels) and "linear" (a random linear map of the pixels, N(0, 1/64) entries),
+    equally often and in random order; subset and map are the client's own, of ``dims_low``..``dims_high``
+    numbers. Inputs are flat vectors. The 1797 samples are split into train and test by class first, then both
+    are shared by class without overlap.
+
+    ``samples_per_client``: at most that many training samples, drawn at random; 0 keeps all.
+    ``standardise``: zero mean and unit variance by the client's own training samples (those that
+    ``validation_fraction`` takes away included); constant columns become 0.
+    ``notes["view"]`` maps client id to view.
+    """
+    from sklearn.datasets import load_digits
+
+    check_range("dims_low", dims_low, "dims_high", dims_high)
+    pixels, y = load_digits(return_X_y=True)
+    x = pixels.astype(np.float64) / 16
+    train, test = _split_by_class(y, test_fraction, seed)
+    classes = draw_classes(10, clients, classes_per_client, seed=seed)
+    train_parts = pathological(y[train], classes, seed=seed)
+    test_parts = pathological(y[test], classes, seed=seed)
+    order = generator(seed, "digits views").permutation(clients) % len(VIEWS)
+    arrays = {}
+    for i, client in enumerate(client_ids(clients)):
+        rng = generator(seed, f"digits of {client}")
+        view = _view(VIEWS[order[i]], int(rng.integers(dims_low, dims_high, endpoint=True)), rng)
+        part = train_parts[i]
+        if 0 < samples_per_client < len(part):
+            part = np.sort(rng.choice(part, size=samples_per_client, replace=False))
+        x_train, x_test = x[train[part]] @ view, x[test[test_parts[i]]] @ view
+        if standardise:
+            x_train, x_test = _standardised(x_train, x_test)
+        arrays[client] = _arrays(x_train, y[train[part]], x_test, y[test[test_parts[i]]])
+    views = {client: VIEWS[k] for client, k in zip(arrays, order, strict=True)}
+    return replace(Federation.from_arrays(arrays, num_classes=10), notes={"view": views})
+
+
+def _split_by_class(y: NDArray[np.int64], test_fraction: float, seed: int) -> tuple[Indices, Indices]:
+    rng = generator(seed, "digits test")
+    train, test = [], []
+    for label in np.unique(y):
+        members = rng.permutation(np.flatnonzero(y == label))
+        size = round(test_fraction * len(members))
+        test.append(members[:size])
+        train.append(members[size:])
+    return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
+
+
+def _view(name: str, dims: int, rng: np.random.Generator) -> Array:
+    """The matrix ``(64, d)`` that turns the pixels into what a client sees."""
+    if name == "pixels":
+        return np.eye(64)
+    if name == "blocks":
+        pair = np.repeat(np.eye(4), 2, axis=0) / 2  # (8, 4): means of neighbouring rows or columns
+        return np.kron(pair, pair).astype(np.float64)
+    if name == "subset":
+        return np.eye(64)[:, np.sort(rng.choice(64, size=dims, replace=False))]
+    return rng.standard_normal((64, dims)) / 8
+
+
+def _standardised(train: Array, test: Array) -> tuple[Array, Array]:
+    mean, std = train.mean(axis=0), train.std(axis=0)
+    varies = std > 1e-8
+    std = np.where(varies, std, 1.0)
+    # A column that is constant in training says nothing; a different value in a test sample must not explode.
+    return (train - mean) / std * varies, (test - mean) / std * varies
+
+
+def _arrays(x_train: Any, y_train: Any, x_test: Any, y_test: Any) -> dict[str, Any]:
+    def real(x: Any) -> Any:
+        return x if isinstance(x, Tensor) else x.astype(np.float32)
+
+    return {"x_train": real(x_train), "y_train": y_train, "x_test": real(x_test), "y_test": y_test}
+
+
+def _images(
+    file: str, data_dir: Path | None, size: int, extra: tuple[str, ...] = ()
+) -> dict[str, NDArray[Any]]:
+    """``x_*`` (uint8), ``y_*`` (int64, 0..9) and further arrays of a file of digits, checked."""
+    keys = [f"{part}_{split}" for split in ("train", "test") for part in ("x", "y", *extra)]
+    data = load_npz(file, data_dir, keys)
+    for split in ("train", "test"):
+        x, y = data[f"x_{split}"], data[f"y_{split}"]
+        good = x.dtype == np.uint8 and x.shape[1:] == (size, size)
+        require(file, good, f"'x_{split}' is {x.dtype} {x.shape}, not uint8 (samples, {size}, {size})")
+        for part in ("y", *extra):
+            column = data[f"{part}_{split}"]
+            good = column.shape == (len(x),) and np.issubdtype(column.dtype, np.integer)
+            require(
+                file, good, f"'{part}_{split}' is {column.dtype} {column.shape}, not one integer per image"
+            )
+        require(file, len(y) > 0 and y.min() >= 0 and y.max() <= 9, f"'y_{split}' must hold labels in 0..9")
+        data[f"y_{split}"] = y.astype(np.int64)
+    return data
+
+
+@dataset("mnist-usps", files=("mnist.npz", "usps.npz"))
+def mnist_usps(
+    seed: int,
+    data_dir: Path | None,
+    *,
+    clients: AtLeastTwo = 100,
+    classes_per_client: Positive = 3,
+    shared_shards: bool = False,
+    resize: bool = False,
+) -> Federation:
+    """Half of the clients hold MNIST digits (28x28), half USPS digits (16x16), a few classes each ("Digits").
+
+    Inputs are ``(1, 28, 28)`` and ``(1, 16, 16)`` in [-1, 1], or all ``(1, 28, 28)`` with ``resize``
+    (bilinear; "Digits-resize"). Which clients hold which is random; with an odd number MNIST has one more.
+    ``notes["host"]`` maps client id to "mnist" or "usps".
+
+    By default all samples of a data set are shared by the clients that hold it, without overlap.
+    ``shared_shards=True`` follows the authors' program instead: each data set is cut for as many clients as
+    there are in all, half of these parts are never used, and where there are few samples per client the parts
+    overlap (see :func:`perfed.partition.pathological`).
+
+    Source: Rakotomamonjy et al. 2024 (TMLR), sections 5 and S3.2.
+    """
+    num_usps = clients // 2
+    is_usps = generator(seed, "hosts").permutation(clients) < num_usps
+    ids = np.array(client_ids(clients))
+    arrays: dict[str, Any] = {}
+    for host, size, owners in (("mnist", 28, ids[~is_usps]), ("usps", 16, ids[is_usps])):
+        data = _images(f"{host}.npz", data_dir, size)
+        own_seed = subseed(seed, host)
+        num_parts = clients if shared_shards else len(owners)
+        classes = draw_classes(10, num_parts, classes_per_client, seed=own_seed)
+        parts = {
+            split: pathological(data[f"y_{split}"], classes, seed=own_seed, shared=shared_shards)
+            for split in ("train", "test")
+        }
+        for i, owner in enumerate(owners.tolist()):
+            arrays[owner] = {}
+            for split in ("train", "test"):
+                index = parts[split][i]
+                arrays[owner][f"x_{split}"] = _centred(data[f"x_{split}"][index], resize)
+                arrays[owner][f"y_{split}"] = data[f"y_{split}"][index]
+    hosts = {client: "usps" if usps else "mnist" for client, usps in zip(ids.tolist(), is_usps, strict=True)}
+    return replace(Federation.from_arrays(arrays, num_classes=10), notes={"host": hosts})
+
+
+def _centred(images: NDArray[np.uint8], resize: bool) -> Tensor:
+    x = (torch.from_numpy(images).unsqueeze(1).float() / 255 - 0.5) / 0.5
+    if resize and x.shape[-1] != 28:
+        x = torch.nn.functional.interpolate(x, size=(28, 28), mode="bilinear", align_corners=False)
+    return x
+
+
+@dataset("femnist-digits", files=("femnist_digits.npz",))
+def femnist_digits(
+    seed: int,
+    data_dir: Path | None,
+    *,
+    clients: Positive = 50,
+    min_samples: Positive = 1,
+    image: bool = False,
+    scale: PositiveReal = 1.0,
+) -> Federation:
+    """Digits of FEMNIST, one writer per client; all clients have the same features.
+
+    The clients are the first ``clients`` writers, in the order of the file, with at least ``min_samples``
+    training digits and one test digit; ``seed`` has no effect. Inputs are ``(784,)``, or ``(1, 28, 28)`` with
+    ``image``: bright ink on black in [0, 1], times ``scale`` (0.1 reproduces the authors' program).
+    ``notes["writer"]`` maps client id to writer.
+
+    Raises:
+        PerfedError: fewer such writers than ``clients``.
+
+    Source: Rakotomamonjy et al. 2024 (TMLR), section S3.9; Caldas et al. 2018 (LEAF).
+    """
+    file = "femnist_digits.npz"
+    data = _images(file, data_dir, 28, ("writer",))
+    names = load_npz(file, data_dir, ["writer_name"])["writer_name"].tolist()
+    last = max(int(data["writer_train"].max()), int(data["writer_test"].max()))
+    require(file, last < len(names), f"writer {last} has no name in 'writer_name'")
+    num_train = np.bincount(data["writer_train"], minlength=len(names))
+    num_test = np.bincount(data["writer_test"], minlength=len(names))
+    writers = np.flatnonzero((num_train >= min_samples) & (num_test >= 1))
+    if len(writers) < clients:
+        raise PerfedError(
+            f"data.clients = {clients} is more than the {len(writers)} writers of '{file}' with at least "
+            f"{min_samples} training digits (data.min_samples) and one test digit"
+        )
+    shape = (1, 28, 28) if image else (784,)
+    arrays: dict[str, Any] = {}
+    for client, writer in zip(client_ids(clients), writers, strict=False):
+        arrays[client] = {}
+        for split in ("train", "test"):
+            own = data[f"writer_{split}"] == writer
+            ink = (255 - data[f"x_{split}"][own]).astype(np.float32) / 255
+            arrays[client][f"x_{split}"] = (ink * np.float32(scale)).reshape(-1, *shape)
+            arrays[client][f"y_{split}"] = data[f"y_{split}"][own]
+    chosen = {client: names[writer] for client, writer in zip(arrays, writers, strict=False)}
+    return replace(Federation.from_arrays(arrays, num_classes=10), notes={"writer": chosen})

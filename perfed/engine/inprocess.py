@@ -1,0 +1,225 @@
+"""Runs client programs in this process, clients of one architecture stacked in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfed import tree
+from perfed.cohort import Cohort, Where
+from perfed.errors import PerfedError
+from perfed.evaluate import score
+from perfed.federation import Client, Federation
+from perfed.method import Each, Replies, Reply
+from perfed.plan import Plan
+from perfed.state import Setup, group_key, stack_parameters, stackable_reason, unstack_parameters
+from perfed.tree import Tree
+
+Metrics = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange of a round: which program, in which round, as which exchange.
+
+    Attributes:
+        program: name of the method's client program, or ``term.program``.
+        round: from 1; 0 is the preparation.
+        index: number of the exchange within the round.
+        measure: split on which to score the clients' models right after the program, or ``None``.
+    """
+
+    program: str
+    round: int
+    index: int
+    measure: str | None = None
+
+
+class InProcessEngine:
+    """Keeps the clients' states and runs programs on cohorts.
+
+    Args:
+        federation: inputs must already have the run's dtype.
+        setup: method, model, seed.
+        plan: how work is cut up.
+
+    Attributes:
+        states: committed state of each client that has one; a client without starts from its initial values.
+        changed: clients whose committed state changed since the set was last cleared.
+    """
+
+    def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
+        self.federation = federation
+        self.setup = setup
+        self.plan = plan
+        self.info = setup.info(federation)
+        self.clients = {client.id: client for client in federation}
+        self.states: dict[str, Tree] = {}
+        self.changed: set[str] = set()
+        self._pending: dict[str, Tree] = {}
+        self._groups = self._group()
+
+    def _group(self) -> dict[str, tuple[str, str | None]]:
+        """Client id -> (label of its architecture, why it cannot be stacked)."""
+        found: dict[str, tuple[str, str | None]] = {}
+        groups: dict[str, tuple[str, str | None]] = {}
+        by_shape: dict[tuple[int, ...], str] = {}
+        for client in self.federation:
+            shape = client.input_shape
+            if shape not in by_shape:
+                by_shape[shape] = group_key(self.setup.chain(shape))
+            key = by_shape[shape]
+            if key not in groups:
+                reason = stackable_reason(self.setup.chain(shape)) if self.plan.engine != "sequential" else None
+                label = "" if len(shape) == 1 else " " + "x".join(map(str, shape))
+                if reason is not None:
+                    self.plan.reasons[f"clients like '{client.id}'"] = reason
+                groups[key] = (label + (f" #{len(groups)}" if len(groups) else ""), reason)
+            found[client.id] = groups[key]
+        return found
+
+    # Exchanges ---------------------------------------------------------------------------------------------
+
+    def run(self, exchange: Exchange, payload: Mapping[str, Any], ids: Sequence[str]) -> tuple[Replies, Metrics]:
+        """Run a program at ``ids``; their new states stay pending until :meth:`commit`.
+
+        Returns:
+            Replies in sorted id order, and each client's metrics if ``exchange.measure`` asks for them.
+        """
+        rows: dict[str, Tree] = {}
+        losses: dict[str, Tensor] = {}
+        metrics: Metrics = {}
+        for chunk in self._chunks(ids):
+            cohort = self._cohort(chunk, exchange)
+            reply = self._call(cohort, exchange.program, self._deliver(payload, cohort.ids))
+            if exchange.measure is not None:
+                metrics.update(score(self.setup.method, cohort, exchange.measure))
+            shapes = [self._shapes(client) for client in chunk]
+            for row, client in enumerate(chunk):
+                rows[client.id] = self.receive(unstack_parameters(reply, row, shapes[row]))
+                losses[client.id] = cohort.train_loss[row]
+                self._pending[client.id] = self.keep(self._state_of(cohort, row, shapes[row]))
+        order = sorted(rows)
+        stacked = tree.stack([rows[i] for i in order]) if order else {}
+        return Replies(order, stacked, torch.stack([losses[i] for i in order])), metrics
+
+    def evaluate(self, payload: Mapping[str, Any], ids: Sequence[str], split: str, round_: int) -> Metrics:
+        """Score each client's own model (``personalise``, then ``predict``) on ``split``; changes no state."""
+        ids = [i for i in ids if self.clients[i].split(split) is not None]
+        metrics: Metrics = {}
+        exchange = Exchange("personalise", round_, -1)
+        for chunk in self._chunks(ids):
+            cohort = self._cohort(chunk, exchange)
+            self.setup.method.personalise(cohort, **self._deliver(payload, cohort.ids))
+            metrics.update(score(self.setup.method, cohort, split))
+        return metrics
+
+    def cohort(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> list[Cohort]:
+        """Cohorts of the clients' own models, made by ``personalise`` on copies."""
+        made = []
+        for chunk in self._chunks(ids):
+            cohort = self._cohort(chunk, Exchange("personalise", round_, -1))
+            self.setup.method.personalise(cohort, **self._deliver(payload, cohort.ids))
+            made.append(cohort)
+        return made
+
+    def commit(self, ids: Sequence[str]) -> None:
+        """Make the pending states of ``ids`` their committed ones and drop all others."""
+        for client in ids:
+            if client in self._pending:
+                self.states[client] = self._pending[client]
+                self.changed.add(client)
+        self._pending.clear()
+
+    def discard(self) -> None:
+        """Drop all pending states."""
+        self._pending.clear()
+
+    # Seams for engines that cross a wire -------------------------------------------------------------------
+
+    def send(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """What becomes of one client's payload on its way to the client."""
+        return payload
+
+    def receive(self, reply: dict[str, Any]) -> dict[str, Any]:
+        """What becomes of one client's reply on its way to the server."""
+        return reply
+
+    def keep(self, state: dict[str, Any]) -> dict[str, Any]:
+        """What becomes of a client's state when it is put away; must not share memory with the cohort."""
+        return tree.copy(state)
+
+    # Parts -------------------------------------------------------------------------------------------------
+
+    def _chunks(self, ids: Sequence[str]) -> list[list[Client]]:
+        """Clients of one architecture, those with more data first, cut into chunks."""
+        groups: dict[tuple[str, str | None], list[Client]] = {}
+        for client_id in sorted(ids):
+            groups.setdefault(self._groups[client_id], []).append(self.clients[client_id])
+        chunks = []
+        for (_, _), members in groups.items():
+            members.sort(key=lambda client: (-len(client.train), client.id))
+            size = {"sequential": 1, "stacked": self.plan.chunk, "auto": 0}[self.plan.engine] or len(members)
+            chunks += [members[i : i + size] for i in range(0, len(members), size)]
+        return chunks
+
+    def _cohort(self, clients: list[Client], exchange: Exchange) -> Cohort:
+        own = [self.setup.client_model(client) for client in clients]
+        states = [self._current(client) for client in clients]
+        model = stack_parameters([{**frozen, **state["model"]} for frozen, state in zip(own, states, strict=True)])
+        rest = [{name: value for name, value in state.items() if name != "model"} for state in states]
+        shape = clients[0].input_shape
+        label, reason = self._groups[clients[0].id]
+        return Cohort(
+            clients,
+            self.setup.chain(shape),
+            self.setup.places(shape),
+            model,
+            stack_parameters(rest),
+            method=self.setup.method,
+            plan=self.plan,
+            where=Where(self.setup.seed, exchange.round, exchange.index),
+            num_classes=self.federation.num_classes,
+            label=label,
+            unstackable=reason,
+        )
+
+    def _current(self, client: Client) -> Any:
+        """Pending state of the running round, else the committed one, else the initial one."""
+        if client.id in self._pending:
+            return self._pending[client.id]
+        if client.id not in self.states:
+            self.states[client.id] = self.setup.client_state(client, self.info)
+        return self.states[client.id]
+
+    def _deliver(self, payload: Mapping[str, Any], ids: list[str]) -> dict[str, Any]:
+        """The payload with a leading client axis: broadcast entries are expanded, rows of ``each`` stacked."""
+        shared = {name: value for name, value in payload.items() if not isinstance(value, Each)}
+        rows = {name: value for name, value in payload.items() if isinstance(value, Each)}
+        arrived = tree.map_leaves(self.send(shared), lambda _, t: t.unsqueeze(0).expand(len(ids), *t.shape))
+        if rows:
+            own = [self.send({name: value.rows[i] for name, value in rows.items()}) for i in ids]
+            arrived.update(stack_parameters(own))
+        return arrived
+
+    def _call(self, cohort: Cohort, program: str, payload: dict[str, Any]) -> Reply:
+        owner: Any = self.setup.method
+        term, _, name = program.rpartition(".")
+        if term:
+            owner = next(t for t in self.setup.method.all_terms if t.name == term)
+        reply = getattr(owner, name)(cohort, **payload)
+        return reply if reply is not None else Reply()
+
+    def _shapes(self, client: Client) -> dict[str, torch.Size]:
+        return {name: t.shape for name, t in self.setup.chain(client.input_shape).tensors().items()}
+
+    def _state_of(self, cohort: Cohort, row: int, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
+        for name in cohort.state:
+            if name not in self.setup.sets or self.setup.sets[name].home != "client":
+                raise PerfedError(f"'{name}' is not a declared parameter set at home on the client; declare it in sets()")
+        own = {"model": cohort.personal(), **cohort.state}
+        return unstack_parameters(own, row, shapes)

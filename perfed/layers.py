@@ -1,0 +1,178 @@
+"""Apply a module to many clients at once: parameters and inputs carry a leading client axis.
+
+For known layers the batched form is written out (one batched matrix product for ``Linear``, one grouped convolution
+for ``Conv2d``), because ``torch.func.vmap`` of a module is about half as fast. Any other module goes through ``vmap``.
+A single client runs the module's ordinary kernels.
+
+Dropout masks are keyed by client and step (:mod:`perfed.rng`), so that they are the same in every engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from perfed import rng
+from perfed.model import Parameters
+
+_ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.ELU, nn.SiLU, nn.Softplus, nn.Identity)
+_PER_SAMPLE = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.MaxPool1d, nn.AvgPool1d)
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+@dataclass
+class Pass:
+    """One forward pass.
+
+    Attributes:
+        params: parameters and buffers by full name, each with a leading client axis of size n.
+        keys: int64 ``(n,)``, randomness of this step per client; needed while training.
+        training: whether dropout and batch-norm are in training mode.
+    """
+
+    params: Parameters
+    keys: Tensor | None = None
+    training: bool = False
+    _dropouts: int = field(default=0, repr=False)
+
+    def below(self, prefix: str) -> Parameters:
+        """Parameters whose names start with ``prefix`` and a dot, without that start."""
+        start = prefix + "."
+        return {name[len(start) :]: t for name, t in self.params.items() if name.startswith(start)}
+
+
+def apply_module(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
+    """Apply ``module`` with the parameters ``prefix.*`` of ``run`` to ``x`` ``(n, batch, ...)``.
+
+    Each client's slice depends on that client's parameters and inputs alone.
+    """
+    if x.shape[0] == 1:
+        return _single(module, prefix, x.squeeze(0), run).unsqueeze(0)
+    return _stacked(module, prefix, x, run)
+
+
+def _is_known_sequential(module: nn.Module) -> bool:
+    return type(module) is nn.Sequential
+
+
+def _single(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
+    if _is_known_sequential(module):
+        for name, child in module.named_children():
+            x = _single(child, f"{prefix}.{name}", x, run)
+        return x
+    if isinstance(module, _DROPOUT):
+        return _dropout(module, x.unsqueeze(0), run).squeeze(0)
+    if type(module) is nn.Linear:
+        return F.linear(x, run.params[f"{prefix}.weight"].squeeze(0), _bias(prefix, run))
+    if type(module) is nn.Conv2d and module.padding_mode == "zeros":
+        weight = run.params[f"{prefix}.weight"].squeeze(0)
+        x = x.contiguous(memory_format=torch.channels_last)
+        return F.conv2d(
+            x, weight, _bias(prefix, run), module.stride, module.padding, module.dilation, module.groups
+        )
+    if isinstance(module, _ELEMENTWISE + _PER_SAMPLE) or type(module) is nn.Flatten:
+        return module(x)  # type: ignore[no-any-return]
+    module.train(run.training)
+    own = {name: tensor.squeeze(0) for name, tensor in run.below(prefix).items()}
+    if not run.training or run.keys is None or type(module).__module__.startswith("torch.nn"):
+        return torch.func.functional_call(module, own, (x,))  # type: ignore[no-any-return]
+    run._dropouts += 1
+    with rng.torch_seed(rng.key(run.keys[0], "module", run._dropouts)):
+        return torch.func.functional_call(module, own, (x,))  # type: ignore[no-any-return]
+
+
+def _stacked(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
+    if _is_known_sequential(module):
+        for name, child in module.named_children():
+            x = _stacked(child, f"{prefix}.{name}", x, run)
+        return x
+    if isinstance(module, _ELEMENTWISE):
+        return module(x)  # type: ignore[no-any-return]
+    if isinstance(module, _DROPOUT):
+        return _dropout(module, x, run)
+    if type(module) is nn.Linear and x.ndim == 3:
+        return _stacked_linear(prefix, x, run)
+    if type(module) is nn.Conv2d and module.padding_mode == "zeros":
+        return _stacked_conv2d(module, prefix, x, run)
+    if isinstance(module, _PER_SAMPLE):
+        return module(x.flatten(0, 1)).unflatten(0, x.shape[:2])  # type: ignore[no-any-return]
+    if type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1):
+        return x.flatten(2)
+    module.train(run.training)
+
+    def call(params: Parameters, one: Tensor) -> Tensor:
+        return torch.func.functional_call(module, params, (one,))  # type: ignore[no-any-return]
+
+    mapped: Callable[[Parameters, Tensor], Tensor] = torch.func.vmap(call)
+    return mapped(run.below(prefix), x)
+
+
+def _bias(prefix: str, run: Pass) -> Tensor | None:
+    bias = run.params.get(f"{prefix}.bias")
+    return None if bias is None else bias.squeeze(0)
+
+
+def _stacked_linear(prefix: str, x: Tensor, run: Pass) -> Tensor:
+    weight = run.params[f"{prefix}.weight"].transpose(1, 2)
+    bias = run.params.get(f"{prefix}.bias")
+    return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight)
+
+
+def _stacked_conv2d(module: nn.Conv2d, prefix: str, x: Tensor, run: Pass) -> Tensor:
+    clients = x.shape[0]
+    weight = run.params[f"{prefix}.weight"].flatten(0, 1)
+    bias = run.params.get(f"{prefix}.bias")
+    grouped = x.transpose(0, 1).flatten(1, 2)
+    out = F.conv2d(
+        grouped,
+        weight,
+        None if bias is None else bias.flatten(),
+        module.stride,
+        module.padding,
+        module.dilation,
+        module.groups * clients,
+    )
+    return out.unflatten(1, (clients, module.out_channels)).transpose(0, 1)
+
+
+def _dropout(module: nn.Module, x: Tensor, run: Pass) -> Tensor:
+    p = float(getattr(module, "p"))  # noqa: B009 - declared on a private base class
+    if not run.training or p == 0.0:
+        return x
+    if run.keys is None:
+        raise RuntimeError("dropout in training needs the keys of the step")
+    run._dropouts += 1
+    keys = rng.key(run.keys, "dropout", run._dropouts)
+    shape = x.shape[1:] if isinstance(module, nn.Dropout) else x.shape[1:3]
+    count = 1
+    for size in shape:
+        count *= size
+    keep = (rng.uniform(keys, count, x.dtype) >= p).view(x.shape[0], *shape)
+    keep = keep.view(*keep.shape, *([1] * (x.ndim - keep.ndim)))
+    return x * keep * (1.0 / (1.0 - p))
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    """Whether training ``module`` would update batch-norm statistics."""
+    return any(isinstance(m, _BATCH_NORM) and m.track_running_stats for m in module.modules())
+
+
+def why_not_stackable(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
+    """The reason why ``module`` must run one client at a time, or ``None`` if it can be stacked."""
+    if any(isinstance(m, _BATCH_NORM) for m in module.modules()):
+        return "batch-norm in training"
+    tensors = {f"m.{name}": torch.stack([t.detach()] * 2) for name, t in module.named_parameters()}
+    tensors.update({f"m.{name}": torch.stack([t.detach()] * 2) for name, t in module.named_buffers()})
+    run = Pass(tensors, torch.zeros(2, dtype=torch.int64), training=True)
+    x = torch.zeros((2, 2, *input_shape), dtype=next(iter(tensors.values())).dtype if tensors else None)
+    try:
+        _stacked(module, "m", x, run)
+    except Exception as error:
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return f"{type(module).__name__} cannot be batched over clients ({text[:120]})"
+    return None

@@ -1,0 +1,350 @@
+"""What a method is: hyper-parameters, where parameters live, server programs and client programs.
+
+A method is written once, in its paper's own order. ``round`` runs on the server; the programs it names run where the
+data is, on a :class:`~perfed.cohort.Cohort` whose tensors all have a leading client axis. The method object holds
+hyper-parameters only; everything that changes is in named parameter sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from torch import Tensor
+
+from perfed.errors import PerfedError
+from perfed.model import STAGES, Chain, Model, Parameters, stage_of
+from perfed.tree import Tree
+
+if TYPE_CHECKING:
+    from perfed.cohort import Cohort
+    from perfed.terms import Penalty, Term
+
+Placement = Literal["personal", "shared", "frozen"]
+PERSONAL: Placement = "personal"
+SHARED: Placement = "shared"
+FROZEN: Placement = "frozen"
+
+Home = Literal["server", "client", "table"]
+
+
+@dataclass(frozen=True)
+class FederationInfo:
+    """What the server knows about the federation before the first round.
+
+    Attributes:
+        ids: client ids in sorted order.
+        num_classes: ``None`` for regression.
+        latent_shape: output shape of the embedding (of the first stage, if there is no embedding).
+        seed: of the run.
+        dtype: of parameters and inputs.
+    """
+
+    ids: tuple[str, ...]
+    num_classes: int | None
+    latent_shape: tuple[int, ...]
+    seed: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class ParameterSet:
+    """A named set of tensors that a method or term keeps between rounds.
+
+    Attributes:
+        home: ``"server"``; ``"client"`` (kept by each client); ``"table"`` (on the server, one row per client id).
+        like: ``"model"`` for all stages, ``"shared"`` for the shared parameters, or the name of a stage.
+        init: ``"initial"`` (the model's own initial values), ``"zeros"``, or a function of the
+            :class:`FederationInfo` and an int64 key that returns a nested dictionary of tensors (``like`` is then unused).
+        bank: with k, a bank axis of size k in front (``clients x bank x ...`` in a cohort); each entry of a bank has
+            its own initial values.
+    """
+
+    home: Home
+    like: str = "model"
+    init: Literal["initial", "zeros"] | Callable[[FederationInfo, Tensor], Tree] = "initial"
+    bank: int | None = None
+
+
+class ServerState:
+    """The server's parameter sets as attributes; only declared names exist.
+
+    A set at home in a table is a dictionary from client id to its row.
+    """
+
+    def __init__(self, sets: Mapping[str, Any]) -> None:
+        object.__setattr__(self, "_sets", dict(sets))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_sets"][name]
+        except KeyError:
+            known = ", ".join(sorted(self.__dict__.get("_sets", {})))
+            raise AttributeError(f"the server has no parameter set '{name}'; declared: {known}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._sets:
+            raise AttributeError(f"'{name}' is not a declared parameter set; declare it in sets()")
+        self._sets[name] = value
+
+    def tree(self) -> dict[str, Any]:
+        """All sets by name."""
+        return dict(self._sets)
+
+
+class Reply(dict[str, Any]):
+    """What a client program returns: nested dictionaries of tensors with a leading client axis."""
+
+
+class Replies:
+    """The replies of one exchange, stacked in the sorted order of client ids.
+
+    Attributes:
+        ids: sorted client ids; row j of every tensor belongs to ``ids[j]``. Tensors whose shapes differ between
+            clients are lists.
+        train_loss: mean training loss of each client ``(clients,)``, NaN where nothing was trained.
+    """
+
+    def __init__(self, ids: Sequence[str], content: Mapping[str, Any], train_loss: Tensor) -> None:
+        self.ids = list(ids)
+        self.content = dict(content)
+        self.train_loss = train_loss
+
+    def __getattr__(self, name: str) -> Any:
+        content = self.__dict__.get("content", {})
+        if name not in content:
+            raise AttributeError(f"the replies hold no '{name}'; they hold: {', '.join(content) or 'nothing'}")
+        return content[name]
+
+
+@dataclass(frozen=True)
+class Each:
+    """A payload entry with one row per client: made by :func:`each`."""
+
+    rows: Mapping[str, Tree | Tensor]
+
+
+def each(rows: Mapping[str, Tree | Tensor]) -> Each:
+    """Give every client its own row of ``rows`` (client id -> tensor or nested dictionary)."""
+    return Each(rows)
+
+
+class Clients(Protocol):
+    """The clients of this round, as ``Method.round`` sees them."""
+
+    @property
+    def ids(self) -> list[str]:
+        """Ids of the clients that the next exchange goes to, sorted."""
+
+    @property
+    def round(self) -> int:
+        """Number of the round, from 1; 0 is the preparation before the first."""
+
+    def run(self, program: Callable[..., Reply | None], **payload: Any) -> Replies:
+        """One exchange: run ``program`` where the data is.
+
+        Payload entries are tensors or nested dictionaries of tensors, the same for all, or :func:`each`. In the
+        program every entry has a leading client axis.
+        """
+
+
+class Method(BaseModel):
+    """Base of all methods. A subclass declares hyper-parameters as fields, its placement, and its programs.
+
+    Local training settings are fields of every method. Unknown settings are an error.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": SHARED}
+    without: ClassVar[tuple[str, ...]] = ()
+
+    optimizer: Literal["adam", "sgd"] = Field("adam", description="local optimiser")
+    lr: float | dict[str, float] = Field(1e-3, description="learning rate, or one per stage (missing stages: 1e-3)")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
+    weight_decay: float | dict[str, float] = Field(0.0, description="weight decay, or one per stage (others: 0)")
+    decay: Literal["weights", "all"] = Field("weights", description="what weight decay acts on; biases only with 'all'")
+    batch_size: int = Field(100, ge=1, description="samples of a local mini-batch")
+    local_epochs: int = Field(10, ge=0, description="local epochs per round")
+    placement: dict[str, Placement] = Field(
+        default_factory=dict,
+        description="where parameters live: stage, pattern on names or module type -> personal, shared or frozen",
+    )
+    terms: tuple[Any, ...] = Field((), description="terms added to local training (perfed.terms)")
+
+    @field_validator("lr", "weight_decay")
+    @classmethod
+    def _known_stages(cls, value: float | dict[str, float]) -> float | dict[str, float]:
+        for name, number in value.items() if isinstance(value, dict) else (("", value),):
+            if name and name not in STAGES:
+                raise ValueError(f"'{name}' is not a stage; allowed: {', '.join(STAGES)}")
+            if not 0 <= number < float("inf"):
+                raise ValueError("must be a finite number, at least 0")
+        return value
+
+    # Server programs ---------------------------------------------------------------------------------------
+
+    def sets(self) -> dict[str, ParameterSet]:
+        """Parameter sets beside ``shared`` (the shared parameters, at home on the server)."""
+        return {}
+
+    def prepare(self, server: ServerState, clients: Clients) -> None:
+        """Runs once before the first round, with all clients."""
+        for term in self.all_terms:
+            term.prepare(server, clients)
+
+    def round(self, server: ServerState, clients: Clients) -> None:
+        """One round. May use only the server state at its start, the replies, and keyed randomness."""
+        raise NotImplementedError
+
+    def finish(self, server: ServerState, clients: Clients) -> None:
+        """Runs after each round, with all clients, as a transaction of its own."""
+        for term in self.all_terms:
+            term.finish(server, clients)
+
+    def download(self, server: ServerState) -> dict[str, Any]:
+        """What a client needs from the server to have its own model: the payload of :meth:`personalise`."""
+        return {"shared": server.shared}
+
+    # Client programs ---------------------------------------------------------------------------------------
+
+    def personalise(self, cohort: Cohort, **payload: Any) -> None:
+        """Make each client's own model from its state and ``payload``; runs on a copy that is thrown away."""
+        cohort.load(payload["shared"])
+
+    def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
+        """Outputs (logits) of each client's model for ``x`` ``(clients, batch, ...)``."""
+        return cohort.forward(x)
+
+    # Terms -------------------------------------------------------------------------------------------------
+
+    @property
+    def all_terms(self) -> tuple[Term, ...]:
+        """The terms, typed."""
+        return self.terms
+
+    def term_payload(self, server: ServerState) -> dict[str, Any]:
+        """Payload of all terms; a method passes it to its programs as ``terms``."""
+        return {term.name: term.payload(server) for term in self.all_terms}
+
+    def penalties(self, cohort: Cohort, terms: Mapping[str, Any]) -> list[Penalty]:
+        """The terms' penalties, for :meth:`Cohort.fit <perfed.cohort.Cohort.fit>`."""
+        return [term.penalty(cohort, terms[term.name]) for term in self.all_terms]
+
+    def after_terms(self, cohort: Cohort, terms: Mapping[str, Any]) -> dict[str, Any]:
+        """What the terms add to a reply, under ``terms``; runs after local training."""
+        return {term.name: term.after(cohort, terms[term.name]) for term in self.all_terms}
+
+    def absorb_terms(self, server: ServerState, replies: Replies) -> None:
+        """Let every term update its state from the replies."""
+        for term in self.all_terms:
+            term.absorb(server, replies, replies.terms[term.name])
+
+    # Settings ----------------------------------------------------------------------------------------------
+
+    def adapt(self, model: Model) -> Model:
+        """The model this method works on: stages named in ``without`` are left out."""
+        kept = {name: factory for name, factory in model.factories.items() if name not in self.without}
+        return Model(**kept)
+
+    def places(self, chain: Chain) -> dict[str, Placement]:
+        """Placement of every parameter and buffer of ``chain``; the most specific rule wins.
+
+        Raises:
+            PerfedError: a rule of ``placement`` matches nothing.
+        """
+        return place(chain, {**self.default_placement}, self.placement)
+
+
+def place(
+    chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, Placement]
+) -> dict[str, Placement]:
+    """Placement of every parameter and buffer: a stage, then a module type, then a pattern on names.
+
+    Args:
+        chain: the model.
+        defaults: stage -> placement.
+        rules: overriding rules. A key that is a stage's name applies to the stage; one that is the name of a module
+            class (``"BatchNorm2d"``, or a prefix such as ``"BatchNorm"``) to the tensors of such modules; anything
+            else is a pattern with wildcards on parameter names, of which the longest wins.
+    """
+    result = {name: defaults[stage_of(name)] for name in chain.tensors()}
+    owners = {name: type(chain.get_submodule(name.rpartition(".")[0])).__name__ for name in result}
+    ordered = sorted(rules, key=lambda rule: (_specificity(rule, owners), len(rule), rule))
+    for rule in ordered:
+        level = _specificity(rule, owners)
+        if level == 0:
+            hit = [name for name in result if stage_of(name) == rule]
+        elif level == 1:
+            hit = [name for name in result if owners[name].startswith(rule)]
+        else:
+            hit = [name for name in result if fnmatchcase(name, rule)]
+        if not hit and rule not in STAGES:
+            raise PerfedError(f"placement.{rule} matches no parameter; parameters are: {', '.join(result)}")
+        for name in hit:
+            result[name] = rules[rule]
+    return result
+
+
+def _specificity(rule: str, owners: Mapping[str, str]) -> int:
+    if rule in STAGES:
+        return 0
+    return 1 if any(owner.startswith(rule) for owner in owners.values()) else 2
+
+
+# Registry ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered method: a class, the terms it always has, and settings that differ from the class's defaults."""
+
+    name: str
+    method: type[Method]
+    terms: tuple[type[Term], ...] = ()
+    defaults: Mapping[str, Any] | None = None
+    summary: str = ""
+
+
+_REGISTRY: dict[str, Entry] = {}
+
+
+def register(
+    name: str, *, terms: tuple[type[Term], ...] = (), defaults: Mapping[str, Any] | None = None, summary: str = ""
+) -> Callable[[type[Method]], type[Method]]:
+    """Class decorator: make the method known under ``name``; may be applied several times with different settings.
+
+    Args:
+        name: as used on the command line.
+        terms: term classes that belong to this method; their hyper-parameters become the method's.
+        defaults: settings that differ from the class's own defaults.
+        summary: one line for ``perfed list methods``; default: the first line of the class's docstring.
+    """
+
+    def add(cls: type[Method]) -> type[Method]:
+        text = summary or (cls.__doc__ or name).strip().splitlines()[0]
+        _REGISTRY[name] = Entry(name, cls, terms, defaults, text)
+        return cls
+
+    return add
+
+
+def entry(name: str) -> Entry:
+    """The registered method called ``name``."""
+    if name not in _REGISTRY:
+        raise PerfedError(f"unknown method '{name}'; allowed: {', '.join(method_names())}")
+    return _REGISTRY[name]
+
+
+def method_names() -> list[str]:
+    """Names of all registered methods, sorted."""
+    return sorted(_REGISTRY)
+
+
+def reply_tensors(params: Parameters) -> Parameters:
+    """Detached parameters for a reply."""
+    return {name: tensor.detach() for name, tensor in params.items()}

@@ -1,0 +1,41 @@
+"""Federated averaging, and with fine-tuning before evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from perfed.aggregate import weighted_mean
+from perfed.cohort import Cohort
+from perfed.method import Clients, Method, Reply, ServerState, register
+from perfed.model import STAGES
+
+
+@register("fedavg")
+class FedAvg(Method):
+    """Federated averaging: mean of the clients' models weighted by n_i (McMahan et al. 2017, Algorithm 1)."""
+
+    def round(self, server: ServerState, clients: Clients) -> None:
+        """E local epochs from the global model, then the weighted mean."""
+        reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server))
+        server.shared = weighted_mean(reply.shared, reply.num_samples)
+        self.absorb_terms(server, reply)
+
+    def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
+        """All stages together."""
+        cohort.load(shared)
+        cohort.fit(STAGES, epochs=self.local_epochs, penalties=self.penalties(cohort, terms))
+        return Reply(shared=cohort.shared(), num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
+
+
+@register("fedavg-ft")
+class FedAvgFT(FedAvg):
+    """FedAvg; each client evaluates a copy fine-tuned on its own data (Collins et al. 2021, section 5)."""
+
+    finetune_epochs: int = Field(10, ge=0, description="local epochs of fine-tuning before evaluation")
+
+    def personalise(self, cohort: Cohort, **payload: Any) -> None:
+        """Fine-tune the whole model from the global one."""
+        cohort.load(payload["shared"])
+        cohort.fit(STAGES, epochs=self.finetune_epochs)

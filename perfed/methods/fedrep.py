@@ -1,0 +1,62 @@
+"""FedRep, and FedRep behind personal embeddings for clients whose inputs differ."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from perfed.aggregate import weighted_mean
+from perfed.cohort import Cohort
+from perfed.method import PERSONAL, SHARED, Clients, Method, Placement, Reply, ServerState, register
+
+
+@register("fedrep")
+class FedRep(Method):
+    """Shared representation, personal head: head epochs, then body epochs (Collins et al. 2021, Algorithm 1).
+
+    ``local_epochs`` are the epochs of the head. An embedding, if the model has one, is part of the representation
+    where it is shared, and trained together with the head where it is personal.
+    """
+
+    default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": PERSONAL}
+
+    body_epochs: int = Field(1, ge=0, description="epochs of the shared representation, after those of the head")
+    body_from_round: int = Field(1, ge=1, description="first round in which the representation is trained")
+    average: str = Field(
+        "samples", pattern="^(samples|uniform)$", description="weights of the mean: n_i ('samples') or 1 ('uniform')"
+    )
+
+    def round(self, server: ServerState, clients: Clients) -> None:
+        """One exchange, then the mean of the representations."""
+        program = self.train if clients.round >= self.body_from_round else self.train_head
+        reply = clients.run(program, shared=server.shared, terms=self.term_payload(server))
+        weights = reply.num_samples if self.average == "samples" else reply.num_samples.new_ones(len(reply.ids))
+        server.shared = weighted_mean(reply.shared, weights)
+        self.absorb_terms(server, reply)
+
+    def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
+        """Head (with a personal embedding), then representation."""
+        return self._train(cohort, shared, terms, body_epochs=self.body_epochs)
+
+    def train_head(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
+        """Only the personal stages; the representation goes back as it came."""
+        return self._train(cohort, shared, terms, body_epochs=0)
+
+    def _train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any], body_epochs: int) -> Reply:
+        cohort.load(shared)
+        penalties = self.penalties(cohort, terms)
+        cohort.fit(cohort.personal_stages, epochs=self.local_epochs, penalties=penalties)
+        cohort.fit(cohort.shared_stages, epochs=body_epochs, penalties=penalties)
+        return Reply(shared=cohort.shared(), num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
+
+
+@register("hetfedrep")
+class HetFedRep(FedRep):
+    """FedRep behind a personal embedding, without alignment (Rakotomamonjy et al. 2024, section 5).
+
+    The published numbers of this baseline were made with an alignment of all embeddings after every round; add
+    ``terms=["anchors"]`` with ``lambda1 = lambda2 = 0``, ``pretrain_epochs = 0`` and ``realign_epochs = 1`` for those.
+    """
+
+    default_placement: ClassVar[dict[str, Placement]] = {"embedding": PERSONAL, "body": SHARED, "head": PERSONAL}

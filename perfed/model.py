@@ -1,0 +1,232 @@
+"""Models as chains of stages, ``embedding -> body -> head``, and the presets for each stage.
+
+A stage is a factory: called with the shape of one input (no batch axis) it returns any ``torch.nn.Module``.
+A stage may be absent. Where a stage's parameters live is the method's business (:mod:`perfed.method`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from perfed.errors import PerfedError
+
+Shape = tuple[int, ...]
+StageFactory = Callable[[Shape], nn.Module]
+Parameters = dict[str, Tensor]
+
+STAGES = ("embedding", "body", "head")
+
+
+class Chain(nn.Module):
+    """The built stages of one client's model; parameter names start with the stage: ``head.weight``.
+
+    Attributes:
+        stages: names of the stages present, in order.
+        output_shapes: stage name -> shape of its output for one sample.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], input_shape: Shape) -> None:
+        super().__init__()
+        self.stages = tuple(modules)
+        self.input_shape = input_shape
+        self.output_shapes: dict[str, Shape] = {}
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All stages in order; ``x`` is ``(batch, *input_shape)``."""
+        for name in self.stages:
+            x = self.get_submodule(name)(x)
+        return x
+
+    def tensors(self) -> Parameters:
+        """Parameters and buffers by name."""
+        found = dict(self.named_parameters())
+        found.update(self.named_buffers())
+        return {name: tensor.detach() for name, tensor in found.items()}
+
+
+class Model:
+    """A chain of stage factories.
+
+    Args:
+        embedding: maps a client's own input to the space that clients share; ``None`` if there is none.
+        body: the representation on top of it; ``None`` for no body.
+        head: the classifier or regressor.
+
+    Example:
+        >>> model = Model(embedding=mlp(hidden=(8,), out=4), head=linear(3))
+        >>> model.build((5,)).output_shapes
+        {'embedding': (4,), 'head': (3,)}
+    """
+
+    def __init__(
+        self,
+        *,
+        embedding: StageFactory | None = None,
+        body: StageFactory | None = None,
+        head: StageFactory | None = None,
+    ) -> None:
+        given = {"embedding": embedding, "body": body, "head": head}
+        self.factories = {name: factory for name, factory in given.items() if factory is not None}
+        if not self.factories:
+            raise PerfedError("a model needs at least one stage out of embedding, body, head")
+
+    def build(self, input_shape: Shape) -> Chain:
+        """Build every stage for inputs of ``input_shape``; initial values come from torch's generator.
+
+        Raises:
+            PerfedError: a stage does not accept the shape it gets; names the stage and the shape.
+        """
+        modules: dict[str, nn.Module] = {}
+        shapes: dict[str, Shape] = {}
+        shape = input_shape
+        for name, factory in self.factories.items():
+            try:
+                module = factory(shape)
+                was_training = module.training
+                with torch.no_grad():
+                    shape = tuple(module.eval()(torch.zeros((1, *shape))).shape[1:])
+                module.train(was_training)
+            except PerfedError:
+                raise
+            except Exception as error:
+                text = str(error).splitlines()[0] if str(error) else type(error).__name__
+                raise PerfedError(f"model.{name} does not accept inputs of shape {shape}: {text}") from error
+            modules[name] = module
+            shapes[name] = shape
+        chain = Chain(modules, input_shape)
+        chain.output_shapes = shapes
+        return chain
+
+
+def stage_of(name: str) -> str:
+    """The stage that the parameter ``name`` belongs to."""
+    return name.split(".", 1)[0]
+
+
+# Presets -----------------------------------------------------------------------------------------------------
+
+
+def _activation(name: str) -> nn.Module:
+    known: dict[str, Callable[[], nn.Module]] = {
+        "relu": nn.ReLU,
+        "leaky-relu": nn.LeakyReLU,
+        "sigmoid": nn.Sigmoid,
+        "tanh": nn.Tanh,
+        "gelu": nn.GELU,
+    }
+    if name not in known:
+        raise PerfedError(f"unknown activation '{name}'; allowed: {', '.join(known)}")
+    return known[name]()
+
+
+def linear(out: int) -> StageFactory:
+    """One linear layer to ``out`` outputs; inputs with several axes are flattened first."""
+
+    def build(shape: Shape) -> nn.Module:
+        layer = nn.Linear(prod(shape), out)
+        return layer if len(shape) == 1 else nn.Sequential(nn.Flatten(), layer)
+
+    return build
+
+
+def mlp(
+    hidden: Sequence[int] = (64, 64),
+    out: int = 64,
+    *,
+    activation: str = "relu",
+    dropout: float = 0.0,
+    final_activation: bool = False,
+) -> StageFactory:
+    """Fully connected layers with an activation (and dropout) after each hidden one.
+
+    FLIC's embedding for vectors is ``mlp((64, 64), 64)`` with a linear output (Rakotomamonjy et al. 2024, S3):
+    a ReLU there could not reach anchors with negative coordinates. ``dropout=0.5, activation="leaky-relu"``
+    is the network of the authors' program for BCI.
+    """
+
+    def build(shape: Shape) -> nn.Module:
+        layers: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
+        width = prod(shape)
+        for size in hidden:
+            layers += [nn.Linear(width, size), _activation(activation)]
+            if dropout > 0:
+                layers.append(nn.Dropout(dropout))
+            width = size
+        layers.append(nn.Linear(width, out))
+        if final_activation:
+            layers.append(_activation(activation))
+        return nn.Sequential(*layers)
+
+    return build
+
+
+def cnn(
+    channels: Sequence[int] = (16, 32),
+    kernel: int = 5,
+    out: int = 128,
+    *,
+    padding: int = 0,
+    activation: str = "relu",
+    final_activation: bool = True,
+) -> StageFactory:
+    """Convolutions, each followed by an activation and 2x2 max-pooling, then one linear layer to ``out``."""
+
+    def build(shape: Shape) -> nn.Module:
+        if len(shape) != 3:
+            raise PerfedError(f"a cnn needs images (channels, height, width), got inputs of shape {shape}")
+        layers: list[nn.Module] = []
+        depth = shape[0]
+        for width in channels:
+            layers += [nn.Conv2d(depth, width, kernel, padding=padding), _activation(activation), nn.MaxPool2d(2)]
+            depth = width
+        layers.append(nn.Flatten())
+        with torch.no_grad():
+            flat = nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1]
+        layers.append(nn.Linear(flat, out))
+        if final_activation:
+            layers.append(_activation(activation))
+        return nn.Sequential(*layers)
+
+    return build
+
+
+def digits_cnn(out: int = 64, *, dropout: float = 0.5) -> StageFactory:
+    """FLIC's embedding for digits: conv 32 and 20 (5x5), each max-pooled and through a sigmoid, then linear.
+
+    ``dropout`` acts on whole channels after the second convolution, as in the authors' program; the paper does
+    not mention it (``dropout=0``). Source: Rakotomamonjy et al. 2024, S3.2.
+    """
+
+    def build(shape: Shape) -> nn.Module:
+        if len(shape) != 3:
+            raise PerfedError(f"digits-cnn needs images (channels, height, width), got inputs of shape {shape}")
+        layers: list[nn.Module] = [
+            nn.Conv2d(shape[0], 32, 5),
+            nn.MaxPool2d(2),
+            nn.Sigmoid(),
+            nn.Conv2d(32, 20, 5),
+            *([nn.Dropout2d(dropout)] if dropout > 0 else []),
+            nn.MaxPool2d(2),
+            nn.Sigmoid(),
+            nn.Flatten(),
+        ]
+        with torch.no_grad():
+            flat = nn.Sequential(*layers).eval()(torch.zeros(1, *shape)).shape[1]
+        return nn.Sequential(*layers, nn.Linear(flat, out))
+
+    return build
+
+
+def hidden_layer(out: int = 100) -> StageFactory:
+    """FLIC-HL's shared body: one linear layer and a LeakyReLU (100 outputs in the authors' program)."""
+
+    def build(shape: Shape) -> nn.Module:
+        return nn.Sequential(nn.Linear(prod(shape), out), nn.LeakyReLU())
+
+    return build

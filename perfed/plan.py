@@ -1,0 +1,133 @@
+"""How work is cut into chunks of clients: the execution plan.
+
+A plan is chosen once and recorded; with the same plan a run gives the same bits. Results of different plans agree to
+rounding. ``chunk`` is the number of clients computed together (0: all), ``threads`` the number of torch threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from perfed.errors import PerfedError
+
+EngineName = Literal["auto", "stacked", "sequential"]
+ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "sequential")
+
+_CHUNKS = (1, 8, 32)
+_TRIALS = 2
+
+
+@dataclass(frozen=True)
+class Path:
+    """How one kind of work runs."""
+
+    chunk: int
+    threads: int
+
+    def size(self, clients: int) -> int:
+        """Clients per chunk when there are ``clients`` in all."""
+        return clients if self.chunk == 0 else min(self.chunk, clients)
+
+
+@dataclass
+class Plan:
+    """The paths of a run by kind of work, e.g. ``"fit head"``.
+
+    Attributes:
+        engine: ``"stacked"`` (all clients of an architecture together), ``"sequential"`` (one at a time), or
+            ``"auto"``: each kind of work is tried both ways, and with one and all threads, on its first occurrence.
+        chunk: clients per chunk under ``"stacked"`` (0: all).
+        threads: threads outside ``"auto"`` (0: torch's own number when the plan is made).
+        paths: choices already made.
+        reasons: what must run one client at a time, and why.
+    """
+
+    engine: EngineName = "auto"
+    chunk: int = 0
+    threads: int = 0
+    paths: dict[str, Path] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    trials: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise PerfedError(f"unknown engine '{self.engine}'; allowed: {', '.join(ENGINES)}")
+        if self.chunk < 0 or self.threads < 0:
+            raise PerfedError("plan.chunk and plan.threads must be at least 0")
+        if self.threads == 0:
+            self.threads = torch.get_num_threads()
+
+    def path(self, kind: str, clients: int, trial: Callable[[int], None] | None) -> Path:
+        """The path for ``kind`` of work with ``clients`` clients at hand.
+
+        ``trial(chunk)`` does a few real steps for the first ``chunk`` clients, without lasting effect; ``None`` where
+        the work cannot be stacked.
+        """
+        if self.engine == "sequential" or trial is None:
+            return Path(1, self.threads)
+        if self.engine == "stacked":
+            return Path(self.chunk, self.threads)
+        if clients == 1 and kind not in self.paths:
+            return Path(1, self.threads)
+        if kind not in self.paths:
+            self.paths[kind] = self._fastest(kind, clients, trial)
+        return self.paths[kind]
+
+    def _fastest(self, kind: str, clients: int, trial: Callable[[int], None]) -> Path:
+        seconds: dict[Path, float] = {}
+        for threads in sorted({1, self.threads}):
+            for chunk in [c for c in _CHUNKS if c < clients] + [0]:
+                path = Path(chunk, threads)
+                with use_threads(threads):
+                    trial(path.size(clients))
+                    seconds[path] = min(_timed(trial, path.size(clients)) for _ in range(_TRIALS)) / path.size(clients)
+        self.trials[kind] = {f"chunk {p.chunk or clients}, {p.threads} threads": s for p, s in seconds.items()}
+        return min(seconds, key=lambda path: seconds[path])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for configuration files and checkpoints; :meth:`from_dict` is the inverse."""
+        paths = {kind: asdict(path) for kind, path in sorted(self.paths.items())}
+        return {"engine": self.engine, "chunk": self.chunk, "threads": self.threads, "paths": paths}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """A plan with the choices already made that ``data`` records."""
+        paths = {kind: Path(**path) for kind, path in data.get("paths", {}).items()}
+        return cls(data["engine"], data.get("chunk", 0), data.get("threads", 0), paths)
+
+    def describe(self) -> list[str]:
+        """One line per choice and per reason, for people."""
+        lines = [f"engine: {self.engine}, {self.threads} threads"]
+        for kind, path in sorted(self.paths.items()):
+            how = "one client at a time" if path.chunk == 1 else f"{path.chunk or 'all'} clients stacked"
+            lines.append(f"{kind}: {how}, {path.threads} thread{'s' if path.threads > 1 else ''}")
+        lines += [f"{kind}: one client at a time ({reason})" for kind, reason in sorted(self.reasons.items())]
+        return lines
+
+
+def _timed(trial: Callable[[int], None], chunk: int) -> float:
+    begin = time.perf_counter()
+    trial(chunk)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Run with ``count`` torch threads and put the number back."""
+    before = torch.get_num_threads()
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,173 @@
+"""Methods side by side: mean and spread over seeds, and paired differences to the first method."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy import stats  # type: ignore[import-untyped]
+
+from perfed.report.runs import Run, load_runs
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A method minus the reference over their common seeds, with a 95 % Student t interval.
+
+    ``low`` and ``high`` are None where the methods share a single seed.
+    """
+
+    reference: str
+    seeds: tuple[int, ...]
+    mean: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """One method under one metric, in the metric's own unit (accuracy: a fraction of 1).
+
+    Attributes:
+        mean: over the seeds, of the mean over clients.
+        mean_std: its sample standard deviation over the seeds; None with a single seed.
+        std: over the clients, averaged over the seeds; likewise ``min`` and ``p10``.
+        wall_seconds: averaged over the seeds.
+        difference: to the first method; None for that method and where no seed is shared.
+    """
+
+    method: str
+    metric: str
+    seeds: tuple[int, ...]
+    mean: float
+    mean_std: float | None
+    std: float
+    min: float
+    p10: float
+    wall_seconds: float
+    difference: Difference | None
+
+
+def comparison_rows(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
+    """One entry per finished run: method, seed, metrics, accuracy (classification only), wall_seconds.
+
+    Sorted by the order in which the methods first appear, then by seed; unfinished runs are left out.
+
+    Raises:
+        PerfedError: as :func:`perfed.report.runs.load_runs`.
+    """
+    return rows_of(load_runs(run_dirs))
+
+
+def rows_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The same for runs already read."""
+    keys = {"method", "seed", "metrics", "accuracy", "wall_seconds"}
+    return [run.summary.model_dump(include=keys, exclude_none=True) for run in runs if run.summary]
+
+
+def compare_table(rows: Sequence[Mapping[str, Any]]) -> list[ComparisonRow]:
+    """One row per metric (accuracy first) and method (in the order of ``rows``).
+
+    Args:
+        rows: as :func:`comparison_rows` returns them, each method and seed once.
+
+    Example:
+        >>> spread = {"mean": 0.5, "std": 0.1, "min": 0.3, "p10": 0.4, "max": 0.7}
+        >>> row, = compare_table([{"method": "fedavg", "seed": 0, "accuracy": spread, "wall_seconds": 2.0}])
+        >>> row.metric, row.mean, row.mean_std, row.difference
+        ('accuracy', 0.5, None, None)
+    """
+    spreads = [_spreads(row) for row in rows]
+    metrics = sorted(
+        {name: None for spread in spreads for name in spread}, key=lambda name: name != "accuracy"
+    )
+    table = []
+    for metric in metrics:
+        by_method: dict[str, dict[int, Mapping[str, Any]]] = {}
+        for row, spread in zip(rows, spreads, strict=True):
+            if metric in spread:
+                seeds = by_method.setdefault(row["method"], {})
+                seeds[row["seed"]] = {**spread[metric], "wall_seconds": row["wall_seconds"]}
+        reference = next(iter(by_method))
+        table += [_row(metric, method, reference, by_method) for method in by_method]
+    return table
+
+
+def _spreads(row: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
+    first = {"accuracy": row["accuracy"]} if row.get("accuracy") else {}
+    return first | (row.get("metrics") or {})
+
+
+def _row(
+    metric: str, method: str, reference: str, by_method: Mapping[str, Mapping[int, Mapping[str, Any]]]
+) -> ComparisonRow:
+    values = by_method[method]
+    means = [value["mean"] for value in values.values()]
+    averages = {
+        key: fmean(value[key] for value in values.values()) for key in ("std", "min", "p10", "wall_seconds")
+    }
+    return ComparisonRow(
+        method=method,
+        metric=metric,
+        seeds=tuple(sorted(values)),
+        mean=fmean(means),
+        mean_std=stdev(means) if len(means) > 1 else None,
+        difference=None if method == reference else _difference(reference, by_method[reference], values),
+        **averages,
+    )
+
+
+def _difference(
+    reference: str, base: Mapping[int, Mapping[str, Any]], values: Mapping[int, Mapping[str, Any]]
+) -> Difference | None:
+    seeds = tuple(sorted(base.keys() & values.keys()))
+    if not seeds:
+        return None
+    paired = [values[seed]["mean"] - base[seed]["mean"] for seed in seeds]
+    mean, n = fmean(paired), len(paired)
+    if n < 2:
+        return Difference(reference, seeds, mean, None, None)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * stdev(paired) / math.sqrt(n)
+    return Difference(reference, seeds, mean, mean - half, mean + half)
+
+
+def table_header(metric: str, reference: str) -> list[str]:
+    """Column titles for :func:`table_cells`."""
+    name = axis_title(metric)
+    return [
+        "Method",
+        "Seeds",
+        f"{name}, mean ± std over seeds",
+        "Std over clients",
+        "Min over clients",
+        "10th percentile",
+        f"Difference to {reference} [95 % interval]",
+        "Wall time (s)",
+    ]
+
+
+def table_cells(row: ComparisonRow) -> list[str]:
+    """The row as text, accuracy in percent (differences in percentage points)."""
+
+    def text(value: float, sign: str = "") -> str:
+        return f"{100 * value:{sign}.2f}" if row.metric == "accuracy" else f"{value:{sign}.4g}"
+
+    mean = text(row.mean) + (f" ± {text(row.mean_std)}" if row.mean_std is not None else "")
+    difference = "–"
+    if row.difference:
+        difference = text(row.difference.mean, "+")
+        if row.difference.low is not None and row.difference.high is not None:
+            difference += f" [{text(row.difference.low, '+')}, {text(row.difference.high, '+')}]"
+    numbers = [text(row.std), text(row.min), text(row.p10)]
+    return [row.method, str(len(row.seeds)), mean, *numbers, difference, f"{row.wall_seconds:.1f}"]
+
+
+def axis_title(metric: str) -> str:
+    """The metric's name with its unit."""
+    return "Accuracy (%)" if metric == "accuracy" else metric

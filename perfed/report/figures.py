@@ -1,0 +1,228 @@
+"""The figures of a report, as plotly figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.colors import hex_to_rgb, qualitative
+from plotly.subplots import make_subplots
+from sklearn.manifold import TSNE
+
+from perfed.report.comparison import axis_title
+from perfed.report.runs import Run, Snapshot, methods_of
+
+LIGHT = ("#AEC7E8", "#FFBB78", "#98DF8A", "#FF9896", "#C5B0D5", "#C49C94", "#F7B6D2", "#C7C7C7", "#DBDB8D")
+COLOURS = (*qualitative.D3, *LIGHT)
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
+STAR = {"symbol": "star", "size": 14, "line": {"color": "black", "width": 1.2}}
+MAX_SAMPLES = 600
+PANELS_PER_ROW = 3
+LAYOUT = {
+    "template": "plotly_white",
+    "font": {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"},
+    "margin": {"l": 60, "r": 20, "t": 30, "b": 50},
+    "legend": {"itemsizing": "constant"},
+    "showlegend": True,
+}
+
+
+def metric_over_rounds(runs: Sequence[Run], metric: str) -> go.Figure | None:
+    """One line per method: the mean over its seeds, with a band from the lowest to the highest seed.
+
+    Only rounds in which all seeds of the method were evaluated count. A dashed line shows the oracle's
+    accuracy where the runs know it. None where no round was evaluated.
+    """
+    figure = _figure("Round", axis_title(metric))
+    for colour, method, members in _by_method(runs):
+        rounds, values = _curves(members, metric)
+        if not rounds:
+            continue
+        if len(values) > 1:
+            figure.add_scatter(
+                x=rounds + rounds[::-1],
+                y=np.concatenate([values.max(0), values.min(0)[::-1]]),
+                fill="toself",
+                fillcolor=f"rgba{(*hex_to_rgb(colour), 0.15)}",
+                mode="none",
+                legendgroup=method,
+                showlegend=False,
+                hoverinfo="skip",
+            )
+        line = {"name": escape(method), "legendgroup": method, "line": {"color": colour}}
+        figure.add_scatter(x=rounds, y=values.mean(0), mode="lines+markers", marker={"size": 5}, **line)
+    oracles = [run.summary.oracle_accuracy for run in runs if run.summary]
+    known = [value for value in oracles if value is not None]
+    if metric == "accuracy" and known:
+        oracle = {"line_dash": "dash", "line_color": "#555", "annotation_text": "oracle"}
+        figure.add_hline(y=100 * float(np.mean(known)), annotation_position="bottom right", **oracle)
+    return figure if figure.data else None
+
+
+def _curves(runs: Sequence[Run], metric: str) -> tuple[list[int], NDArray[np.float64]]:
+    """The rounds that every run with any evaluation has, and their values, ``(runs, rounds)``."""
+    curves = [
+        {line.round: line.spreads[metric].mean for line in run.rounds if metric in line.spreads}
+        for run in runs
+    ]
+    curves = [curve for curve in curves if curve]
+    rounds = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+    return rounds, _in_unit(np.array([[curve[number] for number in rounds] for curve in curves]), metric)
+
+
+def metric_per_client(runs: Sequence[Run], metric: str) -> go.Figure | None:
+    """A box with all points per method, before and after local training, the clients of all seeds together.
+
+    None where no client was evaluated.
+    """
+    figure = _figure("Method", axis_title(metric))
+    for moment, colour in (("before", "#8A97A6"), ("after", COLOURS[0])):
+        x: list[str] = []
+        y: list[float] = []
+        text: list[str] = []
+        for run in runs:
+            ids, values = _evaluated(run, metric, moment)
+            x += [escape(run.method)] * len(ids)
+            y += values.tolist()
+            text += [f"client {escape(name)}, seed {run.seed}" for name in ids]
+        if y:
+            points = {"boxpoints": "all", "pointpos": 0, "jitter": 0.5}
+            marker = {"color": colour, "size": 4, "opacity": 0.6}
+            figure.add_box(x=x, y=y, text=text, name=f"{moment} local training", marker=marker, **points)
+    figure.update_layout(boxmode="group", xaxis_type="category")
+    return figure if figure.data else None
+
+
+def sorted_clients(runs: Sequence[Run], metric: str) -> go.Figure | None:
+    """Each method's clients of all seeds in ascending order, after local training if that was evaluated.
+
+    None where no client was evaluated.
+    """
+    moment = "after" if any(_evaluated(run, metric, "after")[0] for run in runs) else "before"
+    figure = _figure(f"Share of the clients (%), sorted; {moment} local training", axis_title(metric))
+    for colour, method, members in _by_method(runs):
+        values = np.sort(np.concatenate([_evaluated(run, metric, moment)[1] for run in members]))
+        if len(values):
+            share = 100 * (np.arange(len(values)) + 0.5) / len(values)
+            style = {"line": {"color": colour}, "marker": {"size": 4}, "mode": "lines+markers"}
+            figure.add_scatter(x=share, y=values, name=escape(method), **style)
+    return figure if figure.data else None
+
+
+def embedded_samples(snapshots: Sequence[Snapshot]) -> go.Figure:
+    """t-SNE of each snapshot's samples (at most 600) and anchors together, one panel per round.
+
+    Colour is the class, the marker's shape the client (where there are at most six), a large star an anchor.
+    """
+    columns = min(len(snapshots), PANELS_PER_ROW)
+    rows = -(-len(snapshots) // columns)
+    titles = [f"Round {snapshot.round}" if snapshot.round else "After pre-training" for snapshot in snapshots]
+    figure = make_subplots(rows, columns, subplot_titles=titles, horizontal_spacing=0.03)
+    clients = sorted({str(name) for snapshot in snapshots for name in snapshot.client})
+    symbols = dict(zip(clients, SYMBOLS, strict=False)) if len(clients) <= len(SYMBOLS) else {}
+    for panel, snapshot in enumerate(snapshots):
+        for trace in _panel_traces(snapshot, symbols):
+            figure.add_trace(trace, panel // columns + 1, panel % columns + 1)
+    figure.update_traces(showlegend=False)
+    figure.add_traces(_legend(snapshots, symbols))
+    figure.update_xaxes(showticklabels=False, zeroline=False)
+    figure.update_yaxes(showticklabels=False, zeroline=False)
+    legend = {"orientation": "h", "y": 0, "yanchor": "top", "itemsizing": "constant"}
+    margin = {"l": 10, "r": 10, "t": 60, "b": 70}
+    return figure.update_layout(LAYOUT | {"legend": legend, "margin": margin, "height": 130 + 350 * rows})
+
+
+def _legend(snapshots: Sequence[Snapshot], symbols: Mapping[str, str]) -> list[go.Scatter]:
+    """Entries without points: a colour per class, a shape per client, the anchors' star."""
+    classes = sorted({int(label) for snapshot in snapshots for label in snapshot.y})
+    looks = {f"class {label}": {"color": COLOURS[label % len(COLOURS)]} for label in classes}
+    looks |= {f"client {escape(name)}": {"color": "#888", "symbol": mark} for name, mark in symbols.items()}
+    if any(snapshot.anchors is not None for snapshot in snapshots):
+        looks["anchor"] = STAR | {"color": "white"}
+    nothing = {"x": [None], "y": [None], "mode": "markers"}
+    return [go.Scatter(name=name, legendgroup=name, marker=look, **nothing) for name, look in looks.items()]
+
+
+def _panel_traces(snapshot: Snapshot, symbols: Mapping[str, str]) -> list[go.Scatter]:
+    """One trace per class, then one for the anchors; none where there are too few points to embed."""
+    picked = np.arange(len(snapshot.z))
+    if len(picked) > MAX_SAMPLES:
+        picked = np.sort(np.random.default_rng(0).choice(picked, MAX_SAMPLES, replace=False))
+    y, client = snapshot.y[picked], snapshot.client[picked]
+    anchors = np.empty((0, snapshot.z.shape[1])) if snapshot.anchors is None else snapshot.anchors
+    anchor_classes = np.flatnonzero(np.isfinite(anchors).all(axis=1))
+    points = np.concatenate([snapshot.z[picked], anchors[anchor_classes]])
+    if len(points) < 4:
+        return []
+    positions = _tsne(points)
+    samples, stars = positions[: len(picked)], positions[len(picked) :]
+    traces = []
+    for label in np.unique(y):
+        own = y == label
+        marker = {
+            "color": COLOURS[label % len(COLOURS)],
+            "symbol": [symbols.get(str(name), "circle") for name in client[own]],
+            "size": 6,
+            "opacity": 0.7,
+        }
+        text = [f"class {label}, client {escape(str(name))}" for name in client[own]]
+        traces.append(_points(samples[own], f"class {label}", text, marker))
+    if len(stars):
+        colours = [COLOURS[label % len(COLOURS)] for label in anchor_classes]
+        marker = STAR | {"color": colours}
+        traces.append(
+            _points(stars, "anchor", [f"anchor of class {label}" for label in anchor_classes], marker)
+        )
+    return traces
+
+
+def _points(xy: NDArray[np.float64], name: str, text: list[str], marker: dict[str, Any]) -> go.Scatter:
+    return go.Scatter(
+        x=xy[:, 0],
+        y=xy[:, 1],
+        name=name,
+        legendgroup=name,
+        text=text,
+        hoverinfo="text",
+        mode="markers",
+        marker=marker,
+    )
+
+
+def _tsne(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Two-dimensional positions of at least four points, the same for the same points."""
+    perplexity = min(30.0, (len(points) - 1) / 3)
+    init = "pca" if points.shape[1] >= 2 else "random"
+    positions = TSNE(perplexity=perplexity, init=init, random_state=0).fit_transform(points)
+    return np.asarray(positions, dtype=float)
+
+
+def _figure(x_title: str, y_title: str) -> go.Figure:
+    figure = go.Figure(layout=LAYOUT)
+    return figure.update_layout(height=420, xaxis_title=x_title, yaxis_title=escape(y_title))
+
+
+def _by_method(runs: Sequence[Run]) -> list[tuple[str, str, list[Run]]]:
+    """(colour, method, its runs): a method has the same colour in every figure."""
+    return [
+        (COLOURS[number % len(COLOURS)], method, [run for run in runs if run.method == method])
+        for number, method in enumerate(methods_of(runs))
+    ]
+
+
+def _evaluated(run: Run, metric: str, moment: str) -> tuple[list[str], NDArray[np.float64]]:
+    """Ids and values of the clients that were evaluated "before" or "after" local training."""
+    if run.clients is None or run.clients.metric != metric:
+        return [], np.empty(0)
+    values = run.clients.before if moment == "before" else run.clients.after
+    there = np.isfinite(values)
+    ids = [name for name, keep in zip(run.clients.ids, there, strict=True) if keep]
+    return ids, _in_unit(values[there], metric)
+
+
+def _in_unit(values: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
+    return 100 * values if metric == "accuracy" else values

@@ -1,0 +1,211 @@
+"""One self-contained HTML file about one run or many; it needs no network to be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
+from pathlib import Path
+
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from perfed.report.comparison import compare_table, rows_of, table_cells, table_header
+from perfed.report.figures import (
+    MAX_SAMPLES,
+    embedded_samples,
+    metric_over_rounds,
+    metric_per_client,
+    sorted_clients,
+)
+from perfed.report.runs import Run, load_runs, load_snapshot, main_metric, methods_of
+
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; color: #1f2933;
+        max-width: 1100px; margin: 2rem auto; padding: 0 1rem; }}
+h1 {{ margin-bottom: 0.2rem; }}
+h2 {{ margin-top: 2.5rem; padding-bottom: 0.2rem; border-bottom: 1px solid #d3d9df; }}
+.facts, .note {{ color: #52606d; }}
+.note {{ font-size: 0.9rem; }}
+.wide {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; width: 100%; margin: 1rem 0; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: 0.35rem 0.7rem; border-bottom: 1px solid #e4e7eb; text-align: right; }}
+th {{ vertical-align: bottom; font-size: 0.85rem; color: #52606d; }}
+td {{ white-space: nowrap; }}
+th:first-child, td:first-child {{ text-align: left; }}
+pre {{ background: #f5f7fa; padding: 0.8rem; overflow-x: auto; font-size: 0.85rem; line-height: 1.4; }}
+summary {{ cursor: pointer; margin: 0.4rem 0; }}
+</style>
+<script>{plotlyjs}</script>
+</head>
+<body>
+<h1>{title}</h1>
+<p class="facts">{facts}</p>
+{sections}
+</body>
+</html>
+"""
+
+
+def write_report(run_dirs: Sequence[Path], out: Path, *, title: str) -> Path:
+    """Write the report of the runs (several methods and seeds of one data set) to ``out`` and return it.
+
+    What a run that is not finished lacks is left out, with a sentence saying so. The file appears whole or
+    not at all.
+
+    Raises:
+        PerfedError: no run given, a file that cannot be read (named with its line), one method and seed
+            given twice, or finished runs of different data sets.
+    """
+    runs = load_runs(run_dirs)
+    sections = [_table(runs), _over_rounds(runs), _per_client(runs), _embedding(runs), _settings(runs)]
+    page = PAGE.format(
+        title=escape(title), facts=_facts(runs), plotlyjs=get_plotlyjs(), sections="\n".join(sections)
+    )
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        unfinished.write_text(page, encoding="utf-8")
+        os.replace(unfinished, out)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return out
+
+
+def _facts(runs: Sequence[Run]) -> str:
+    methods, seeds = methods_of(runs), sorted({run.seed for run in runs})
+    clients = sorted({len(run.clients.ids) for run in runs if run.clients})
+    done = sorted({run.rounds[-1].round if run.rounds else 0 for run in runs})
+    datasets = [run.summary.dataset for run in runs if run.summary][:1]
+    facts = [
+        *datasets,
+        _count(len(methods), "method"),
+        f"{_count(len(seeds), 'seed')} ({', '.join(map(str, seeds))})",
+        *([f"{_range(clients)} clients"] if clients else []),
+        f"{_range(done)} rounds",
+    ]
+    return " · ".join(escape(fact) for fact in facts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}–{numbers[-1]}"
+
+
+def _section(name: str, heading: str, *parts: str) -> str:
+    return "\n".join([f'<section id="{name}">', f"<h2>{escape(heading)}</h2>", *parts, "</section>"])
+
+
+def _note(text: str) -> str:
+    return f'<p class="note">{escape(text)}</p>'
+
+
+def _plot(name: str, figure: go.Figure) -> str:
+    config = {"displaylogo": False, "responsive": True}
+    html = figure.to_html(full_html=False, include_plotlyjs=False, div_id=name, config=config)
+    return str(html)
+
+
+def _table(runs: Sequence[Run]) -> str:
+    table = compare_table(rows_of(runs))
+    parts = []
+    for metric, group in groupby(table, key=lambda row: row.metric):
+        rows = list(group)
+        head = "".join(f"<th>{escape(cell)}</th>" for cell in table_header(metric, rows[0].method))
+        body = ["".join(f"<td>{escape(cell)}</td>" for cell in table_cells(row)) for row in rows]
+        lines = "".join(f"<tr>{cells}</tr>\n" for cells in body)
+        head_row = f"<thead><tr>{head}</tr></thead>"
+        parts.append(f'<div class="wide"><table>{head_row}\n<tbody>\n{lines}</tbody></table></div>')
+    if table:
+        parts.append(
+            _note("Spread over the clients is averaged over the seeds. Differences are paired by seed.")
+        )
+    unfinished = [f"{run.method} with seed {run.seed}" for run in runs if not run.summary]
+    if unfinished:
+        parts.append(_note(f"Not finished, so not in the table: {', '.join(unfinished)}."))
+    return _section("comparison", "Comparison", *parts)
+
+
+def _over_rounds(runs: Sequence[Run]) -> str:
+    metric = main_metric(runs)
+    figure = metric_over_rounds(runs, metric) if metric else None
+    if figure is None:
+        return _section("rounds", "Over the rounds", _note("No round has been evaluated yet."))
+    note = _note("Mean over the clients; line: mean over the seeds, band: lowest to highest seed.")
+    return _section("rounds", f"{_name(metric)} over the rounds", _plot("plot-rounds", figure), note)
+
+
+def _per_client(runs: Sequence[Run]) -> str:
+    metric = main_metric(runs)
+    boxes = metric_per_client(runs, metric) if metric else None
+    curves = sorted_clients(runs, metric) if metric else None
+    if boxes is None or curves is None:
+        return _section("clients", "Per client", _note("No run has measured its clients yet."))
+    plots = [_plot("plot-clients", boxes), _plot("plot-sorted", curves)]
+    note = _note("Each point is one client of one seed.")
+    return _section("clients", f"{_name(metric)} per client", *plots, note)
+
+
+def _name(metric: str | None) -> str:
+    return "Accuracy" if metric == "accuracy" else str(metric)
+
+
+def _embedding(runs: Sequence[Run]) -> str:
+    heading = "Embedded samples"
+    run = next((run for run in runs if run.snapshot_files), None)
+    if run is None:
+        return _section("embedding", heading, _note("No run has kept snapshots of embedded samples."))
+    figure = embedded_samples([load_snapshot(file) for file in run.snapshot_files])
+    note = _note(
+        f"t-SNE of the samples (at most {MAX_SAMPLES}) and anchors of {run.method} with seed {run.seed}, "
+        "each panel on its own: neighbours mean something, positions and distances between panels do not."
+    )
+    return _section("embedding", heading, _plot("plot-embedding", figure), note)
+
+
+def _settings(runs: Sequence[Run]) -> str:
+    seeds: dict[str, list[str]] = {}
+    for run in runs:
+        for note in run.summary.notes if run.summary else []:
+            seeds.setdefault(f"{run.method}: {note}", []).append(str(run.seed))
+    notes = [f"<li>{escape(note)} (seed {', '.join(own)})</li>" for note, own in seeds.items()]
+    parts = [f"<h3>Notes</h3><ul>{''.join(notes)}</ul>"] if notes else []
+    for method in methods_of(runs):
+        members = [run for run in runs if run.method == method]
+        plans = [
+            f"<p>Execution plan, seed {run.seed}</p>{_pre(json.dumps(run.summary.plan, indent=2))}"
+            for run in members
+            if run.summary
+        ]
+        config = f"<p>config.toml, seed {members[0].seed}</p>{_pre(members[0].config_text)}"
+        head = f"<summary>{escape(method)}: settings and execution plan</summary>"
+        parts.append(f"<details>{head}{config}{''.join(plans)}</details>")
+    return _section("settings", "Settings", *parts, _note(f"Report written with {_versions()}."))
+
+
+def _pre(text: str) -> str:
+    return f"<pre>{escape(text)}</pre>"
+
+
+def _versions() -> str:
+    packages = []
+    for name in ("perfed", "torch", "numpy", "scikit-learn", "plotly"):
+        try:
+            packages.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            packages.append(f"{name} (not installed as a package)")
+    return ", ".join([f"Python {platform.python_version()}", *packages])

@@ -1,0 +1,243 @@
+"""Reading run directories: everything a report shows, checked once, with the place of any error."""
+
+from __future__ import annotations
+
+import csv
+import json
+import tomllib
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
+
+from perfed.errors import PerfedError
+
+Checked = TypeVar("Checked", bound=BaseModel)
+
+
+class Spread(BaseModel):
+    """How one metric is spread over the clients; accuracy as a fraction of 1."""
+
+    mean: float
+    std: float
+    min: float
+    p10: float
+    max: float
+
+
+class _Measured(BaseModel):
+    metrics: dict[str, Spread] | None = None
+    accuracy: Spread | None = None
+
+    @property
+    def spreads(self) -> dict[str, Spread]:
+        """Every metric by name, accuracy first."""
+        first = {"accuracy": self.accuracy} if self.accuracy else {}
+        return first | (self.metrics or {})
+
+
+class Round(_Measured):
+    """One line of ``rounds.jsonl``; metrics only in the rounds that were evaluated."""
+
+    round: int
+
+
+class Summary(_Measured):
+    """``summary.json`` of a finished run."""
+
+    method: str
+    dataset: str
+    seed: int
+    rounds: int
+    wall_seconds: float
+    plan: dict[str, Any] = {}
+    notes: list[str] = []
+    oracle_accuracy: float | None = None
+
+
+@dataclass(frozen=True)
+class ClientValues:
+    """``clients.csv``: each client's metric before and after local training, NaN where not evaluated.
+
+    ``before`` and ``after`` are ``(clients,)`` float64, in the order of ``ids``.
+    """
+
+    metric: str
+    ids: tuple[str, ...]
+    before: NDArray[np.float64]
+    after: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Embedded samples of one round.
+
+    Attributes:
+        z: ``(samples, k)``, all finite.
+        y: ``(samples,)`` classes; class ``c`` belongs to row ``c`` of the anchors.
+        client: ``(samples,)`` client ids.
+        anchors: ``(classes, k)``, or None where the method has none.
+    """
+
+    round: int
+    z: NDArray[np.float64]
+    y: NDArray[np.int64]
+    client: NDArray[np.str_]
+    anchors: NDArray[np.float64] | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory; ``clients`` and ``summary`` are None while the run is unfinished."""
+
+    directory: Path
+    method: str
+    seed: int
+    config_text: str
+    rounds: tuple[Round, ...]
+    clients: ClientValues | None
+    summary: Summary | None
+
+    @property
+    def snapshot_files(self) -> list[Path]:
+        """The snapshots' files, earliest round first."""
+        return sorted((self.directory / "snapshots").glob("round-*.npz"))
+
+
+def load_runs(run_dirs: Sequence[Path]) -> list[Run]:
+    """The runs, in the order in which their methods first appear, then by seed.
+
+    Raises:
+        PerfedError: no run given, a file that cannot be read, one method and seed given twice, or
+            finished runs of different data sets.
+    """
+    if not run_dirs:
+        raise PerfedError("no run directory given; a report needs at least one")
+    runs = [load_run(Path(directory)) for directory in run_dirs]
+    seen: dict[tuple[str, int], Run] = {}
+    for run in runs:
+        other = seen.setdefault((run.method, run.seed), run)
+        if other is not run:
+            where = f"{other.directory} and {run.directory}"
+            raise PerfedError(f"{where} both hold method {run.method!r} with seed {run.seed}; give it once")
+    datasets = sorted({run.summary.dataset for run in runs if run.summary})
+    if len(datasets) > 1:
+        raise PerfedError(f"runs of different data sets cannot be compared: {', '.join(datasets)}")
+    order = methods_of(runs)
+    return sorted(runs, key=lambda run: (order.index(run.method), run.seed))
+
+
+def methods_of(runs: Sequence[Run]) -> list[str]:
+    """The methods' names, each once, in the order in which they first appear."""
+    return list(dict.fromkeys(run.method for run in runs))
+
+
+def main_metric(runs: Sequence[Run]) -> str | None:
+    """The metric that the figures show: accuracy where it was measured, else the first one found."""
+    names = [name for run in runs if run.summary for name in run.summary.spreads]
+    names += [name for run in runs for line in run.rounds for name in line.spreads]
+    names += [run.clients.metric for run in runs if run.clients]
+    return "accuracy" if "accuracy" in names else next(iter(names), None)
+
+
+def load_run(directory: Path) -> Run:
+    """Read one run directory; raises :class:`PerfedError` naming the file and line that is wrong."""
+    config = directory / "config.toml"
+    if not config.is_file():
+        raise PerfedError(f"{directory}: no config.toml, so not a run directory")
+    text = _text(config)
+    try:
+        settings = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PerfedError(f"{config}: {error}") from error
+    method, seed = settings.get("method"), settings.get("seed")
+    if not isinstance(method, str) or not isinstance(seed, int):
+        raise PerfedError(f"{config}: needs a top-level string 'method' and integer 'seed'")
+    rounds, clients, summary = (directory / name for name in ("rounds.jsonl", "clients.csv", "summary.json"))
+    return Run(
+        directory=directory,
+        method=method,
+        seed=seed,
+        config_text=text,
+        rounds=_load_rounds(rounds) if rounds.is_file() else (),
+        clients=_load_clients(clients) if clients.is_file() else None,
+        summary=_parsed(Summary, _text(summary), summary) if summary.is_file() else None,
+    )
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PerfedError(f"{file}: cannot be read: {error}") from error
+
+
+def _parsed(model: type[Checked], text: str, file: Path, line: int | None = None) -> Checked:
+    """``text``, which is line ``line`` of ``file`` or all of it, as a checked ``model``."""
+    try:
+        return model.model_validate(json.loads(text))
+    except json.JSONDecodeError as error:
+        raise PerfedError(f"{file}, line {line or error.lineno}: not JSON: {error.msg}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = f"{file}, line {line}" if line else f"{file}"
+        key = ".".join(str(part) for part in first["loc"])
+        raise PerfedError(f"{place}: {key}: {first['msg']}") from error
+
+
+def _load_rounds(file: Path) -> tuple[Round, ...]:
+    lines = _text(file).splitlines()
+    return tuple(_parsed(Round, text, file, line) for line, text in enumerate(lines, 1) if text.strip())
+
+
+def _load_clients(file: Path) -> ClientValues | None:
+    """The first metric of ``clients.csv``, accuracy before any other; None where nothing was measured."""
+    reader = csv.DictReader(_text(file).splitlines())
+    columns = reader.fieldnames or []
+    metrics = [name.removesuffix("_after") for name in columns if name.endswith("_after")]
+    if not metrics:
+        return None
+    metric = "accuracy" if "accuracy" in metrics else metrics[0]
+    ids, before, after = [], [], []
+    for row in reader:
+        try:
+            ids.append(row["id"])
+            before.append(_number(row[f"{metric}_before"]))
+            after.append(_number(row[f"{metric}_after"]))
+        except (KeyError, TypeError, ValueError) as error:
+            needs = f"needs columns id, {metric}_before and {metric}_after holding numbers or nothing"
+            raise PerfedError(f"{file}, line {reader.line_num}: {needs} ({error})") from error
+    return ClientValues(metric, tuple(ids), np.array(before), np.array(after))
+
+
+def _number(cell: str) -> float:
+    return float("nan") if cell == "" else float(cell)
+
+
+def load_snapshot(file: Path) -> Snapshot:
+    """Read ``round-<number>.npz``; samples that are not finite are left out.
+
+    Raises:
+        PerfedError: an unreadable file, or arrays whose shapes or types do not belong together.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            z, y, client = arrays["z"].astype(float), arrays["y"], arrays["client"].astype(str)
+            anchors = arrays["anchors"].astype(float) if "anchors" in arrays else None
+        number = int(file.stem.removeprefix("round-"))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise PerfedError(f"{file}: not a snapshot of embedded samples: {error}") from error
+    if z.ndim != 2 or y.shape != z.shape[:1] or client.shape != y.shape:
+        shapes = f"z {z.shape}, y {y.shape}, client {client.shape}"
+        raise PerfedError(f"{file}: needs z (samples, k), y (samples,), client (samples,), got {shapes}")
+    if anchors is not None and (anchors.ndim != 2 or anchors.shape[1] != z.shape[1]):
+        raise PerfedError(f"{file}: needs anchors (classes, {z.shape[1]}), got {anchors.shape}")
+    if not np.issubdtype(y.dtype, np.integer):
+        raise PerfedError(f"{file}: y must hold integer classes, got {y.dtype}")
+    keep = np.isfinite(z).all(axis=1)
+    return Snapshot(number, z[keep], y[keep].astype(np.int64), client[keep], anchors)

@@ -1,0 +1,84 @@
+"""Counter-based randomness: every draw is a hash of what it is for.
+
+A *key* is an int64 tensor of any shape, made by :func:`key` from a seed, a purpose and any number of
+counters (round, client, step, ...), which broadcast against each other. The same words give the same key on
+every device and in every engine, so that draws do not depend on the order in which clients are processed.
+There is no global state and nothing is ever seeded globally.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+# The constants of SplitMix64 (Steele, Lea, Flood 2014), as signed 64-bit numbers: integer products wrap around.
+_GAMMA = -7046029254386353131
+_MIX_1 = -4658895280553007687
+_MIX_2 = -7723592293110705685
+
+
+def _shift_right(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    x = (x ^ _shift_right(x, 30)) * _MIX_1
+    x = (x ^ _shift_right(x, 27)) * _MIX_2
+    return x ^ _shift_right(x, 31)
+
+
+def _word(value: int | str | Tensor) -> Tensor:
+    if isinstance(value, str):
+        data = value.encode()
+        value = zlib.crc32(data) | (zlib.adler32(data) << 31)
+    if isinstance(value, int):
+        return torch.tensor(((value + (1 << 63)) % (1 << 64)) - (1 << 63), dtype=torch.int64)
+    return value.long()
+
+
+def key(seed: int | Tensor, *words: int | str | Tensor) -> Tensor:
+    """Hash ``seed`` and ``words`` (integers, strings, int64 tensors that broadcast) to an int64 key tensor."""
+    state = _mix(_word(seed) + _GAMMA)
+    for word in words:
+        other = _word(word)
+        state = _mix((state ^ _mix(other.to(state.device) + _GAMMA)) + _GAMMA)
+    return state
+
+
+def bits(keys: Tensor, count: int) -> Tensor:
+    """``count`` independent int64 hashes per key: ``(*keys.shape, count)``."""
+    counter = torch.arange(1, count + 1, device=keys.device) * _GAMMA
+    return _mix(keys.unsqueeze(-1) + counter)
+
+
+def uniform(keys: Tensor, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Uniform numbers in [0, 1), ``(*keys.shape, count)``; 24 random bits in float32, 53 in float64."""
+    digits = 53 if dtype == torch.float64 else 24
+    return _shift_right(bits(keys, count), 64 - digits).to(dtype) * 2.0**-digits
+
+
+def normal(keys: Tensor, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal numbers, ``(*keys.shape, count)``, by Box and Muller's transform of 32-bit halves."""
+    half = (count + 1) // 2
+    raw = bits(keys, half)
+    radius = ((_shift_right(raw, 32).to(dtype) + 1.0) * 2.0**-32).clamp_(max=1.0).log_().mul_(-2.0).sqrt_()
+    angle = (raw & 0xFFFFFFFF).to(dtype) * (2.0 * math.pi * 2.0**-32)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)[..., :count]
+
+
+def order(keys: Tensor) -> Tensor:
+    """A random permutation per row of ``keys`` ``(..., n)``: the order that sorts them."""
+    return torch.argsort(keys, dim=-1, stable=True)
+
+
+@contextmanager
+def torch_seed(key_: Tensor) -> Iterator[None]:
+    """Run third-party code that draws from torch's global generator, and leave that generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(key_) & 0x7FFFFFFFFFFFFFFF)
+        yield

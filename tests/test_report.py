@@ -1,0 +1,285 @@
+"""The report of synthetic run directories: its numbers, its structure, and what a browser draws."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perfed.errors import PerfedError
+from perfed.report import compare_table, comparison_rows, write_report
+from perfed.report.figures import embedded_samples
+from perfed.report.runs import Snapshot
+
+MEANS = {("fedavg", 0): 0.60, ("fedavg", 1): 0.64, ("flic", 0): 0.80, ("flic", 1): 0.82}
+PLOTS = ["plot-rounds", "plot-clients", "plot-sorted", "plot-embedding"]
+CHROMIUM_FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--enable-logging=stderr",
+    "--v=0",
+    "--virtual-time-budget=20000",
+]
+
+
+def spread(mean: float) -> dict[str, float]:
+    return {"mean": mean, "std": 0.1, "min": mean - 0.2, "p10": mean - 0.1, "max": mean + 0.15}
+
+
+def write_run(
+    directory: Path, method: str, seed: int, *, metric: str = "accuracy", finished: bool = True
+) -> Path:
+    """A run of four clients and three rounds; ``flic`` keeps snapshots."""
+    mean = MEANS[method, seed]
+    rng = np.random.default_rng(seed)
+    directory.mkdir()
+    settings = (
+        f'name = "toy"\nmethod = "{method}"\nseed = {seed}\nrounds = 3\n[data]\nname = "<script>x & y"\n'
+    )
+    (directory / "config.toml").write_text(settings)
+    lines = [{"round": number, "wall_seconds": 0.5, "train_loss": 1.0} for number in (1, 2, 3)]
+    for line in lines[::2]:
+        value = spread(mean - 0.1 * (3 - line["round"]))
+        line.update({"metrics": {metric: value}} | ({"accuracy": value} if metric == "accuracy" else {}))
+    (directory / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    if not finished:
+        return directory
+    with (directory / "clients.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["id", "n_train", "n_test", f"{metric}_before", f"{metric}_after", "rounds"])
+        for number, value in enumerate(mean + rng.uniform(-0.15, 0.15, 3)):
+            table.writerow([f"<b>{number}", 20, 10, value - 0.1, value, 3])
+        table.writerow(["untested", 20, 0, "", "", 3])
+    summary = {"method": method, "dataset": "toy", "seed": seed, "rounds": 3, "wall_seconds": 1.5 + seed}
+    summary |= {
+        "metrics": {metric: spread(mean)},
+        "plan": {"path": "stacked"},
+        "notes": ["1 client < 2 samples"],
+    }
+    if metric == "accuracy":
+        summary |= {"accuracy": spread(mean), "oracle_accuracy": 0.9}
+    (directory / "summary.json").write_text(json.dumps(summary))
+    if method == "flic":
+        write_snapshots(directory / "snapshots", rng)
+    return directory
+
+
+def write_snapshots(folder: Path, rng: np.random.Generator) -> None:
+    folder.mkdir()
+    anchors = 4 * np.eye(3, 5)
+    for number in (0, 2, 3):
+        y = np.repeat(np.arange(3), 20)
+        z = number * anchors[y] + rng.normal(size=(60, 5))
+        client = np.array(["a", "b"])[rng.integers(0, 2, 60)]
+        np.savez(folder / f"round-{number:04d}.npz", z=z, y=y, client=client, anchors=anchors)
+
+
+@pytest.fixture
+def run_dirs(tmp_path: Path) -> list[Path]:
+    return [write_run(tmp_path / f"{method}-{seed}", method, seed) for method, seed in MEANS]
+
+
+class Page(HTMLParser):
+    """What the tests ask of a page: sections, plots, table cells, settings, references to other files."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.sections: list[str] = []
+        self.plots: list[str] = []
+        self.references: list[str] = []
+        self.scripts: list[str] = []
+        self.cells: list[str] = []
+        self.settings: list[str] = []
+        self.words = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self._inside = tag
+        if tag == "section":
+            self.sections.append(values["id"])
+        if values.get("class") == "plotly-graph-div":
+            self.plots.append(values["id"])
+        self.references += [value for key, value in attrs if key in {"src", "href", "data", "action"}]
+        for kind, texts in (("script", self.scripts), ("td", self.cells), ("pre", self.settings)):
+            if tag == kind:
+                texts.append("")
+
+    def handle_endtag(self, tag):
+        self._inside = ""
+
+    def handle_data(self, data):
+        texts = {"script": self.scripts, "td": self.cells, "pre": self.settings}.get(self._inside)
+        if texts is not None:
+            texts[-1] += data
+        if self._inside not in {"script", "style"}:
+            self.words += data
+
+
+def read_page(file: Path) -> Page:
+    return Page(file.read_text(encoding="utf-8"))
+
+
+def test_table_has_the_means_and_the_paired_interval(run_dirs):
+    fedavg, flic = compare_table(comparison_rows(run_dirs))
+    assert (fedavg.method, fedavg.metric, fedavg.seeds, fedavg.difference) == (
+        "fedavg",
+        "accuracy",
+        (0, 1),
+        None,
+    )
+    assert flic.mean == pytest.approx(0.81)
+    assert flic.mean_std == pytest.approx(0.02 / np.sqrt(2))
+    assert (flic.std, flic.min, flic.p10) == pytest.approx((0.1, 0.61, 0.71))
+    assert flic.wall_seconds == 2.0
+    # Differences 0.20 and 0.18: mean 0.19, standard error 0.01; Student t, 1 degree of freedom: 12.7062.
+    assert flic.difference.mean == pytest.approx(0.19)
+    assert (flic.difference.low, flic.difference.high) == pytest.approx((0.19 - 0.127062, 0.19 + 0.127062))
+
+
+def test_differences_pair_common_seeds_only(run_dirs):
+    rows = comparison_rows([run_dirs[1], *run_dirs[2:]])
+    assert [(row["method"], row["seed"]) for row in rows] == [("fedavg", 1), ("flic", 0), ("flic", 1)]
+    difference = compare_table(rows)[1].difference
+    assert (difference.seeds, difference.low, difference.high) == ((1,), None, None)
+    assert difference.mean == pytest.approx(0.18)
+    assert compare_table(comparison_rows([run_dirs[0], run_dirs[3]]))[1].difference is None
+
+
+def test_comparison_keeps_the_order_in_which_methods_were_given(run_dirs):
+    rows = comparison_rows(run_dirs[::-1])
+    assert [(row["method"], row["seed"]) for row in rows] == [
+        ("flic", 0),
+        ("flic", 1),
+        ("fedavg", 0),
+        ("fedavg", 1),
+    ]
+    assert set(rows[0]) == {"method", "seed", "metrics", "accuracy", "wall_seconds"}
+
+
+def test_page_is_complete_and_self_contained(run_dirs, tmp_path):
+    out = write_report(run_dirs, tmp_path / "new" / "report.html", title="A <b> & c")
+    page = read_page(out)
+    assert page.sections == ["comparison", "rounds", "clients", "embedding", "settings"]
+    assert page.plots == PLOTS
+    assert page.references == []
+    assert sum("* plotly.js v" in script[:100] for script in page.scripts) == 1
+    assert page.cells[:3] == ["fedavg", "2", "62.00 ± 2.83"]
+    assert page.cells[8:] == [
+        "flic",
+        "2",
+        "81.00 ± 1.41",
+        "10.00",
+        "61.00",
+        "71.00",
+        "+19.00 [+6.29, +31.71]",
+        "2.0",
+    ]
+    assert page.settings[0] == (run_dirs[0] / "config.toml").read_text()
+    assert "A <b> & c" in page.words and "flic: 1 client < 2 samples (seed 0, 1)" in page.words
+    text = out.read_text(encoding="utf-8")
+    assert "<script>x" not in text and "<b>" not in text.split("</script>", 1)[1]
+    assert [file.name for file in out.parent.iterdir()] == ["report.html"]
+
+
+def test_unfinished_runs_are_reported_as_far_as_they_are(tmp_path):
+    run = write_run(tmp_path / "run", "flic", 0, finished=False)
+    page = read_page(write_report([run], tmp_path / "report.html", title="Half"))
+    assert page.plots == ["plot-rounds"]
+    assert "Not finished, so not in the table: flic with seed 0." in page.words
+    (run / "rounds.jsonl").unlink()
+    page = read_page(write_report([run], tmp_path / "report.html", title="Nothing yet"))
+    assert page.plots == [] and "No round has been evaluated yet." in page.words
+
+
+def test_regression_shows_its_own_metric(tmp_path):
+    run = write_run(tmp_path / "run", "fedavg", 0, metric="mse")
+    page = read_page(write_report([run], tmp_path / "report.html", title="Regression"))
+    assert page.cells[:4] == ["fedavg", "1", "0.6", "0.1"]
+    assert page.plots == PLOTS[:3]
+    assert "accuracy" not in comparison_rows([run])[0]
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("config.toml", "method = \n", r"config.toml: .*line 1"),
+        ("config.toml", 'method = "a"\n', "integer 'seed'"),
+        ("rounds.jsonl", '{"round": 1}\n{"rou', "rounds.jsonl, line 2: not JSON"),
+        ("rounds.jsonl", '{"round": "one"}\n', "rounds.jsonl, line 1: round: "),
+        (
+            "clients.csv",
+            "id,accuracy_before,accuracy_after\na,0.5,0.6\nb,0.5\n",
+            "clients.csv, line 3: needs",
+        ),
+        ("clients.csv", "id,accuracy_before,accuracy_after\na,good,0.6\n", "clients.csv, line 2: needs"),
+        ("summary.json", '{\n"method": }', "summary.json, line 2: not JSON"),
+        ("summary.json", "{}", "summary.json: method: "),
+        ("snapshots/round-0002.npz", "no zip", "round-0002.npz: not a snapshot"),
+    ],
+)
+def test_corrupt_files_are_named(run_dirs, tmp_path, file, text, message):
+    (run_dirs[2] / file).write_text(text)
+    with pytest.raises(PerfedError, match=message) as error:
+        write_report(run_dirs, tmp_path / "report.html", title="x")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_impossible_collections_of_runs_are_refused(run_dirs, tmp_path):
+    with pytest.raises(PerfedError, match="no run directory given"):
+        comparison_rows([])
+    with pytest.raises(PerfedError, match=r"no config\.toml, so not a run directory"):
+        comparison_rows([tmp_path / "absent"])
+    with pytest.raises(PerfedError, match="both hold method 'fedavg' with seed 0"):
+        comparison_rows([run_dirs[0], shutil.copytree(run_dirs[0], tmp_path / "copy")])
+    summary = run_dirs[0] / "summary.json"
+    summary.write_text(summary.read_text().replace('"toy"', '"digits"'))
+    with pytest.raises(PerfedError, match="different data sets cannot be compared: digits, toy"):
+        comparison_rows(run_dirs)
+
+
+@pytest.mark.parametrize(("samples", "dimension"), [(1, 2), (3, 1), (5, 1), (700, 3)])
+def test_embedding_adapts_to_the_number_of_samples(samples, dimension):
+    rng = np.random.default_rng(0)
+    client = np.full(samples, "a")
+    snapshot = Snapshot(1, rng.normal(size=(samples, dimension)), np.zeros(samples, np.int64), client, None)
+    figure = embedded_samples([snapshot])
+    shown = sum(len(trace.text or ()) for trace in figure.data)
+    assert shown == (0 if samples < 4 else min(samples, 600))
+
+
+def browser() -> str:
+    found = shutil.which("chromium")
+    if found is None:
+        missing = "needs chromium on the PATH (Debian: apt install chromium)"
+        if os.environ.get("PERFED_REQUIRE_BROWSER") == "1":
+            pytest.fail(missing)
+        pytest.skip(missing)
+    return found
+
+
+def test_browser_draws_every_plot(run_dirs, tmp_path):
+    chromium = browser()
+    out = write_report(run_dirs, tmp_path / "report.html", title="Two methods")
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    command = [chromium, *CHROMIUM_FLAGS, profile, "--dump-dom", out.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert not re.findall(r".*(?:CONSOLE|Uncaught).*", done.stderr)
+    body = re.sub(r"<script.*?</script>", "", done.stdout, flags=re.DOTALL)
+    positions = [body.index(f'id="{plot}"') for plot in PLOTS]
+    for start, end in zip(positions, [*positions[1:], len(body)], strict=True):
+        assert '<svg class="main-svg"' in body[start:end]
