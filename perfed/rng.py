@@ -63,12 +63,15 @@ def uniform(keys: Tensor, count: int, dtype: torch.dtype = torch.float32) -> Ten
 
 
 def normal(keys: Tensor, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Standard normal numbers, ``(*keys.shape, count)``, by Box and Muller's transform of 32-bit halves."""
+    """Standard normal numbers, ``(*keys.shape, count)``, by Box and Muller's transform of 32-bit halves.
+
+    Number j depends on the key and j alone, so that a longer draw starts with the shorter one.
+    """
     half = (count + 1) // 2
     raw = bits(keys, half)
     radius = ((_shift_right(raw, 32).to(dtype) + 1.0) * 2.0**-32).clamp_(max=1.0).log_().mul_(-2.0).sqrt_()
     angle = (raw & 0xFFFFFFFF).to(dtype) * (2.0 * math.pi * 2.0**-32)
-    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=-1)[..., :count]
+    return torch.stack([radius * angle.cos(), radius * angle.sin()], dim=-1).flatten(-2)[..., :count]
 
 
 def order(keys: Tensor) -> Tensor:
