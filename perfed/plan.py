@@ -45,6 +45,8 @@ class Plan:
         chunk: clients per chunk under ``"stacked"`` (0: all).
         threads: threads outside ``"auto"`` (0: torch's own number when the plan is made).
         paths: choices already made.
+        trials: seconds per client of every way tried, by kind of work.
+        on_choice: called after each new choice, e.g. to write it down.
         reasons: what must run one client at a time, and why.
     """
 
@@ -54,6 +56,7 @@ class Plan:
     paths: dict[str, Path] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     trials: dict[str, dict[str, float]] = field(default_factory=dict)
+    on_choice: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -77,6 +80,7 @@ class Plan:
             return Path(1, self.threads)
         if kind not in self.paths:
             self.paths[kind] = self._fastest(kind, clients, trial)
+            self.on_choice()
         return self.paths[kind]
 
     def _fastest(self, kind: str, clients: int, trial: Callable[[int], None]) -> Path:

@@ -1,0 +1,350 @@
+"""From an experiment to a run: the round loop, evaluation, checkpoints, resume."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from perfed.config import Evaluation, Experiment, Snapshots, read
+from perfed.datasets import load
+from perfed.engine import InProcessEngine
+from perfed.errors import PerfedError
+from perfed.evaluate import Metrics, summarise
+from perfed.federation import Federation
+from perfed.method import Method
+from perfed.model import Chain, Model, Parameters
+from perfed.participation import Participation
+from perfed.plan import Plan, use_threads
+from perfed.rounds import RoundRecord, Server
+from perfed.state import Setup, unstack_parameters
+from perfed.store import RunDirectory
+
+Progress = Callable[[int, int, float | None], None]
+
+
+class Run:
+    """One training run, with or without a directory.
+
+    Args:
+        federation: the clients.
+        method: with its hyper-parameters.
+        model: stages; the method may leave some out.
+        name: of the method, for reports.
+        rounds, seed, dtype, participation, evaluation, snapshots, plan: as in
+            :class:`~perfed.config.Experiment`.
+        directory: where results and checkpoints go; ``None`` keeps everything in memory.
+        checkpoint_seconds: least time between two checkpoints.
+
+    Attributes:
+        history: one record per round, as in ``rounds.jsonl``.
+        summary: as in ``summary.json``, once the run has ended.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        method: Method,
+        model: Model,
+        *,
+        name: str = "",
+        rounds: int,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        participation: Participation | None = None,
+        evaluation: Evaluation | None = None,
+        snapshots: Snapshots | None = None,
+        plan: Plan | None = None,
+        directory: RunDirectory | None = None,
+        checkpoint_seconds: float = 30.0,
+    ) -> None:
+        self.federation = federation
+        self.name = name or type(method).__name__
+        self.rounds = rounds
+        self.seed = seed
+        self.evaluation = evaluation or Evaluation()
+        self.snapshots = snapshots or Snapshots()
+        self.plan = plan or Plan()
+        self.directory = directory
+        self.checkpoint_seconds = checkpoint_seconds
+        setup = Setup(method, model, seed, dtype)
+        self.server = Server(federation, setup, self.plan, participation or Participation(), rounds)
+        self.history: list[dict[str, Any]] = []
+        self.summary: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self._done = -1
+        self._taken_part = dict.fromkeys(federation.ids, 0)
+        self._recent: list[Metrics] = []
+        self._after: Metrics = {}
+        self._wall = 0.0
+        if self.evaluation.split != "train" and all(c.split(self.evaluation.split) is None for c in federation):
+            raise PerfedError(f"evaluation.split = '{self.evaluation.split}': no client has such data")
+
+    # The loop ----------------------------------------------------------------------------------------------
+
+    def execute(self, progress: Progress | None = None) -> dict[str, Any]:
+        """Train to the end and return the summary.
+
+        Args:
+            progress: called after each round with its number, the number of rounds, and the mean accuracy if known.
+
+        Raises:
+            PerfedError: the training loss of a client became NaN or infinite; the last checkpoint stays.
+        """
+        with use_threads(self.plan.threads):
+            started = time.perf_counter() - self._wall
+            saved = time.perf_counter()
+            if self._done < 0:
+                self.server.prepare()
+                self._done = 0
+                self._snapshot(0)
+            for number in range(self._done + 1, self.rounds + 1):
+                record = self._round(number, started)
+                self._wall = time.perf_counter() - started
+                if self.directory is not None:
+                    self.directory.append_round(record)
+                    if number == self.rounds or time.perf_counter() - saved >= self.checkpoint_seconds:
+                        self._save()
+                        saved = time.perf_counter()
+                if progress is not None:
+                    progress(number, self.rounds, record.get("accuracy", {}).get("mean"))
+            self._finish()
+        return self.summary
+
+    def _round(self, number: int, started: float) -> dict[str, Any]:
+        evaluate = self._evaluates(number)
+        done = self.server.round(number, measure=self.evaluation.split if evaluate else None)
+        for client in done.participants:
+            self._taken_part[client] += 1
+        record: dict[str, Any] = {
+            "round": number,
+            "wall_seconds": time.perf_counter() - started,
+            "virtual_time": float(number),
+            "participants": done.participants,
+            "train_loss": done.train_loss,
+        }
+        if evaluate:
+            record.update(self._evaluate(number, done))
+        record.update(bytes_up=done.bytes_up, bytes_down=done.bytes_down)
+        self._done = number
+        self.history.append(record)
+        self._snapshot(number)
+        return record
+
+    def _evaluates(self, number: int) -> bool:
+        return number % self.evaluation.every == 0 or number > self.rounds - self.evaluation.last
+
+    def _evaluate(self, number: int, done: RoundRecord) -> dict[str, Any]:
+        settings = self.evaluation
+        ids = done.participants if settings.who == "participants" else None
+        before = self.server.evaluate(settings.split, ids, number)
+        self._after = done.after
+        chosen = before if settings.when == "before" else done.after
+        self._recent = [*self._recent, chosen][-settings.last :]
+        metrics = summarise(chosen, self._weights())
+        if settings.when == "before" and done.after:
+            metrics.update({f"{name}_after": value for name, value in summarise(done.after, self._weights()).items()})
+        return {"metrics": metrics, **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {})}
+
+    def _weights(self) -> dict[str, float] | None:
+        if self.evaluation.weights == "uniform":
+            return None
+        sizes = {c.id: c.split(self.evaluation.split) for c in self.federation}
+        return {client: float(len(split)) for client, split in sizes.items() if split is not None}
+
+    # The end -----------------------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        clients = sorted({client for metrics in self._recent for client in metrics})
+        mean = {c: _average([metrics[c] for metrics in self._recent if c in metrics]) for c in clients}
+        metrics = summarise(mean, self._weights())
+        self.summary = {
+            "method": self.name,
+            "dataset": self.federation.name,
+            "seed": self.seed,
+            "rounds": self.rounds,
+            "metrics": metrics,
+            **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}),
+            "evaluation": self.evaluation.model_dump(),
+            "wall_seconds": self._wall,
+            "virtual_time": float(self.rounds),
+            "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "plan": self.plan.to_dict(),
+            "notes": [*self.plan.describe(), *self.notes],
+            "versions": {"perfed": _version(), "torch": torch.__version__, "python": platform.python_version()},
+        }
+        if "oracle_accuracy" in self.federation.notes:
+            self.summary["oracle_accuracy"] = float(self.federation.notes["oracle_accuracy"])
+        if self.directory is not None:
+            self.directory.write_clients(*self._client_table(mean))
+            self.directory.write_summary(self.summary)
+
+    def _client_table(self, reported: Metrics) -> tuple[list[str], list[list[Any]]]:
+        names = sorted({name for metrics in (*self._recent, self._after) for name in metrics for name in metrics[name]})
+        before = reported if self.evaluation.when == "before" else {}
+        columns = ["id", "n_train", "n_test", *(f"{n}_{w}" for n in names for w in ("before", "after")), "rounds"]
+        rows = []
+        for client in self.federation:
+            test = client.split(self.evaluation.split)
+            values = [table.get(client.id, {}).get(n) for n in names for table in (before, self._after)]
+            rows.append([client.id, len(client.train), 0 if test is None else len(test), *values, self._taken_part[client.id]])
+        return columns, rows
+
+    def model(self, client: str) -> tuple[Chain, Parameters]:
+        """One client's own model: the modules with its parameters loaded, and those parameters by name."""
+        if client not in self.server.engine.clients:
+            raise PerfedError(f"unknown client '{client}'; ids are: {', '.join(self.federation.ids[:5])}, ...")
+        payload = self.server.setup.method.download(self.server.state)
+        (cohort,) = self.server.engine.cohort([client], payload, self._done)
+        shapes = {name: tensor.shape for name, tensor in cohort.chain.tensors().items()}
+        parameters = unstack_parameters(cohort.model, 0, shapes)
+        chain = self.server.setup.model.build(cohort.chain.input_shape).to(cohort.dtype)
+        chain.load_state_dict(parameters)
+        return chain.eval(), parameters
+
+    # Snapshots ---------------------------------------------------------------------------------------------
+
+    def _snapshot(self, number: int) -> None:
+        method = self.server.setup.method
+        chosen = self.federation.ids[: self.snapshots.clients]
+        if self.directory is None or number not in self.snapshots.rounds or not chosen:
+            return
+        if "embedding" not in self.server.engine.cohort(chosen[:1], method.download(self.server.state))[0].chain.stages:
+            return
+        z, y, owner = [], [], []
+        for cohort in self.server.engine.cohort(chosen, method.download(self.server.state), number):
+            samples = cohort.samples("train")
+            z.append(cohort.features("embedding").flatten(1).cpu().numpy())
+            y.append(samples.y.cpu().numpy())
+            owner += [i for i, count in zip(cohort.ids, samples.counts, strict=True) for _ in range(count)]
+        arrays = {"z": np.concatenate(z), "y": np.concatenate(y), "client": np.array(owner)}
+        if "anchors" in self.server.setup.sets:
+            arrays["anchors"] = self.server.state.anchors["mean"].cpu().numpy()
+        self.directory.write_snapshot(number, arrays)
+
+    # Checkpoints -------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        assert self.directory is not None
+        engine = self.server.engine
+        progress = {
+            "taken_part": self._taken_part,
+            "recent": self._recent,
+            "after": self._after,
+            "wall_seconds": self._wall,
+            "notes": self.notes,
+            "plan": self.plan.to_dict(),
+        }
+        self.directory.save(self._done, self.server.state.tree(), engine.states, engine.changed, progress)
+        engine.changed.clear()
+
+    def restore(self) -> None:
+        """Go back to the last whole checkpoint of the directory; to the start if there is none."""
+        assert self.directory is not None
+        found = self.directory.load()
+        if found is None:
+            self.directory.truncate_rounds(-1)
+            return
+        for name, value in found.server.items():
+            setattr(self.server.state, name, value)
+        self.server.engine.states.update(found.clients)
+        self._done = found.round
+        self._taken_part = found.progress["taken_part"]
+        self._recent = found.progress["recent"]
+        self._after = found.progress["after"]
+        self._wall = found.progress["wall_seconds"]
+        self.notes = [*found.progress["notes"], *found.notes]
+        self.plan.paths.update(Plan.from_dict(found.progress["plan"]).paths)
+        self.directory.truncate_rounds(found.round)
+
+
+def start(
+    experiment: Experiment,
+    *,
+    data_dir: Path | None = None,
+    out: Path | None = None,
+    federation: Federation | None = None,
+) -> Run:
+    """A new run of ``experiment``; with ``out``, its directory is made and the configuration written.
+
+    Raises:
+        PerfedError: bad settings or data, or ``out`` already holds a run; nothing is written then.
+    """
+    if federation is None:
+        federation = load(experiment.data["name"], experiment.data_options, seed=experiment.seed, data_dir=data_dir)
+    run = _build(experiment, federation)
+    if out is not None:
+        run.directory = RunDirectory.create(out)
+        _keep_config(run, experiment, run.directory)
+    return run
+
+
+def resume(path: Path, *, data_dir: Path | None = None, federation: Federation | None = None) -> Run:
+    """The run in ``path``, at its last whole checkpoint; ends with the same bits as if never interrupted.
+
+    Raises:
+        PerfedError: no run in ``path``, or all its checkpoints are damaged.
+    """
+    directory = RunDirectory(path)
+    experiment = read(directory.read_config(), str(path / "config.toml"))
+    if federation is None:
+        federation = load(experiment.data["name"], experiment.data_options, seed=experiment.seed, data_dir=data_dir)
+    run = _build(experiment, federation)
+    run.directory = directory
+    run.restore()
+    _keep_config(run, experiment, directory)
+    return run
+
+
+def _build(experiment: Experiment, federation: Federation) -> Run:
+    outputs = federation.num_classes or _num_targets(federation)
+    return Run(
+        federation,
+        experiment.build_method(),
+        experiment.build_model(outputs),
+        name=experiment.method,
+        rounds=experiment.rounds,
+        seed=experiment.seed,
+        dtype=experiment.torch_dtype,
+        participation=experiment.participation,
+        evaluation=experiment.evaluation,
+        snapshots=experiment.snapshots,
+        plan=experiment.build_plan(),
+        checkpoint_seconds=experiment.checkpoint_seconds,
+    )
+
+
+def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> None:
+    """Write the configuration now and whenever the plan gains a choice: the same plan gives the same bits."""
+
+    def write() -> None:
+        directory.write_config(experiment.model_copy(update={"plan": run.plan.to_dict()}).to_toml())
+
+    run.plan.on_choice = write
+    write()
+
+
+def _num_targets(federation: Federation) -> int:
+    y = federation.clients[0].train.y
+    return int(y.shape[1]) if y.ndim > 1 else 1
+
+
+def _average(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+
+
+def _version() -> str:
+    try:
+        return metadata.version("perfed")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+__all__ = ["InProcessEngine", "Run", "resume", "start"]

@@ -1,0 +1,252 @@
+"""The run directory: what a run leaves behind, and how it is found again.
+
+Files are written under another name and renamed, so that a killed process never leaves half a file. A checkpoint is a
+manifest (JSON) with the checksums of the files it needs; client files are shared between checkpoints and rewritten
+only for clients that changed. The last two checkpoints are kept.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfed.codec import decode, encode
+from perfed.errors import PerfedError
+from perfed.tree import Tree
+
+_KEPT = 2
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Write ``data`` to ``path`` so that a reader sees the old or the new content, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run's state after a round.
+
+    Attributes:
+        round: the last finished round; 0 is the preparation.
+        server: the server's parameter sets.
+        clients: client id -> committed state.
+        progress: what else the run needs to go on, JSON values.
+        notes: what was wrong with newer checkpoints, if anything.
+    """
+
+    round: int
+    server: dict[str, Any]
+    clients: dict[str, Any]
+    progress: dict[str, Any]
+    notes: list[str]
+
+
+class RunDirectory:
+    """Reads and writes the files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoint"
+        self._files: dict[str, dict[str, str]] = {}
+
+    @classmethod
+    def create(cls, path: Path) -> RunDirectory:
+        """A new run directory.
+
+        Raises:
+            PerfedError: ``path`` already holds a run or a comparison, or is not a directory.
+        """
+        if path.exists() and not path.is_dir():
+            raise PerfedError(f"--out {path}: exists and is not a directory")
+        held = [n for n in ("config.toml", "rounds.jsonl", "checkpoint", "comparison.toml") if (path / n).exists()]
+        if held:
+            raise PerfedError(
+                f"--out {path}: already holds a run ({held[0]}); choose another directory, or 'perfed resume {path}'"
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise PerfedError(f"--out {path}: cannot be made: {error.strerror}") from None
+        return cls(path)
+
+    # Configuration and results -----------------------------------------------------------------------------
+
+    def write_config(self, text: str) -> None:
+        """Write ``config.toml``."""
+        write_atomic(self.path / "config.toml", text)
+
+    def read_config(self) -> str:
+        """Content of ``config.toml``."""
+        try:
+            return (self.path / "config.toml").read_text()
+        except OSError:
+            raise PerfedError(f"{self.path}: no run here (config.toml is missing)") from None
+
+    def append_round(self, record: Mapping[str, Any]) -> None:
+        """Add a line to ``rounds.jsonl``."""
+        line = json.dumps(_plain(record)) + "\n"
+        with (self.path / "rounds.jsonl").open("a") as file:
+            file.write(line)
+
+    def truncate_rounds(self, last: int) -> None:
+        """Drop the lines of rounds after ``last``, and a torn last line."""
+        file = self.path / "rounds.jsonl"
+        if not file.exists():
+            return
+        kept = []
+        for line in file.read_text().splitlines():
+            try:
+                if json.loads(line)["round"] <= last:
+                    kept.append(line + "\n")
+            except (json.JSONDecodeError, KeyError, TypeError):
+                break
+        write_atomic(file, "".join(kept))
+
+    def write_clients(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Write ``clients.csv``."""
+        temporary = self.path / ".clients.csv.tmp"
+        with temporary.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(columns)
+            writer.writerows([["" if _missing(v) else v for v in row] for row in rows])
+        os.replace(temporary, self.path / "clients.csv")
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``."""
+        write_atomic(self.path / "summary.json", json.dumps(_plain(summary), indent=2) + "\n")
+
+    def write_snapshot(self, round_: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Write ``snapshots/round-NNNN.npz``."""
+        folder = self.path / "snapshots"
+        folder.mkdir(exist_ok=True)
+        temporary = folder / ".snapshot.npz"
+        np.savez_compressed(temporary, **dict(arrays))
+        os.replace(temporary, folder / f"round-{round_:04d}.npz")
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has come to its end."""
+        return (self.path / "summary.json").exists()
+
+    # Checkpoints -------------------------------------------------------------------------------------------
+
+    def save(
+        self, round_: int, server: Tree, clients: Mapping[str, Tree], changed: set[str], progress: Mapping[str, Any]
+    ) -> None:
+        """Write a checkpoint; client files only for ``changed`` clients and those never written."""
+        folder = self.checkpoints / "clients"
+        folder.mkdir(parents=True, exist_ok=True)
+        for newer in self._manifests():  # damaged ones, that a resumed run fell back from
+            if int(newer.stem.rpartition("-")[2]) > round_:
+                newer.unlink()
+        order = {client: index for index, client in enumerate(sorted(clients))}
+        for client, state in clients.items():
+            if client in changed or client not in self._files:
+                name = f"clients/{order[client]:06d}@{round_:06d}.safetensors"
+                self._files[client] = self._write(name, encode(state))
+        manifest = {
+            "round": round_,
+            "server": self._write(f"server-{round_:06d}.safetensors", encode(server)),
+            "clients": {client: self._files[client] for client in clients},
+            "progress": _plain(progress),
+        }
+        body = json.dumps(manifest)
+        digest = hashlib.sha256(body.encode()).hexdigest()
+        write_atomic(self.checkpoints / f"state-{round_:06d}.json", json.dumps({"sha256": digest, "body": body}))
+        self._clean()
+
+    def _write(self, name: str, data: bytes) -> dict[str, str]:
+        write_atomic(self.checkpoints / name, data)
+        return {"file": name, "sha256": hashlib.sha256(data).hexdigest()}
+
+    def _clean(self) -> None:
+        """Remove all but the newest manifests, and files that no manifest needs."""
+        manifests = self._manifests()
+        for old in manifests[_KEPT:]:
+            old.unlink()
+        needed: set[str] = set()
+        for manifest in manifests[:_KEPT]:
+            try:
+                body = _read_manifest(manifest)
+            except PerfedError:
+                continue
+            needed |= {body["server"]["file"], *(entry["file"] for entry in body["clients"].values())}
+        for file in self.checkpoints.rglob("*.safetensors"):
+            if str(file.relative_to(self.checkpoints)) not in needed:
+                file.unlink()
+        for file in self.checkpoints.rglob(".*.tmp"):
+            file.unlink()
+
+    def _manifests(self) -> list[Path]:
+        return sorted(self.checkpoints.glob("state-*.json"), reverse=True)
+
+    def load(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole; ``None`` if none was written yet.
+
+        Raises:
+            PerfedError: checkpoints exist and all are damaged.
+        """
+        notes: list[str] = []
+        for manifest in self._manifests():
+            try:
+                body = _read_manifest(manifest)
+                server = decode(self._read(body["server"]))
+                clients = {client: decode(self._read(entry)) for client, entry in body["clients"].items()}
+            except PerfedError as error:
+                notes.append(f"checkpoint {manifest.name} is damaged ({error}); falling back on the one before it")
+                continue
+            self._files = dict(body["clients"])
+            return Checkpoint(body["round"], server, clients, body["progress"], notes)
+        if notes:
+            raise PerfedError(f"{self.checkpoints}: every checkpoint is damaged: {notes[0].split(';')[0]}")
+        return None
+
+    def _read(self, entry: Mapping[str, str]) -> bytes:
+        try:
+            data = (self.checkpoints / entry["file"]).read_bytes()
+        except OSError:
+            raise PerfedError(f"{entry['file']} is missing") from None
+        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            raise PerfedError(f"{entry['file']} has changed or is truncated")
+        return data
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        outer = json.loads(path.read_text())
+        if hashlib.sha256(outer["body"].encode()).hexdigest() != outer["sha256"]:
+            raise PerfedError(f"{path.name} has changed")
+        body: dict[str, Any] = json.loads(outer["body"])
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+        raise PerfedError(f"{path.name} is truncated or not JSON") from None
+    return body
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _plain(value: Any) -> Any:
+    """JSON values; numbers that JSON does not have become null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
