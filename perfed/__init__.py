@@ -1,0 +1,31 @@
+"""perfed: personalised federated learning for clients that differ.
+
+The pieces a user needs first: :class:`Federation` (who the clients are), :class:`Model` with stage presets,
+:func:`build_method` (a method by name) and :class:`Run` (training and evaluation). Writing a method needs
+:mod:`perfed.method`.
+"""
+
+from perfed.config import build_method
+from perfed.datasets import load
+from perfed.errors import PerfedError
+from perfed.experiment import Run
+from perfed.federation import Client, Federation, Split
+from perfed.model import Model, cnn, digits_cnn, hidden_layer, linear, mlp
+from perfed.participation import Participation
+
+__all__ = [
+    "Client",
+    "Federation",
+    "Model",
+    "Participation",
+    "PerfedError",
+    "Run",
+    "Split",
+    "build_method",
+    "cnn",
+    "digits_cnn",
+    "hidden_layer",
+    "linear",
+    "load",
+    "mlp",
+]

@@ -23,7 +23,7 @@ def weighted_mean(stacked: Tree, weights: Tensor) -> dict[str, Any]:
     shares = weights.double() / weights.double().sum()
 
     def mean(_: str, x: Tensor) -> Tensor:
-        value = torch.tensordot(shares.to(x.device), x.double(), 1)
+        value: Tensor = torch.tensordot(shares.to(x.device), x.double(), 1)
         return value.to(x.dtype) if torch.is_floating_point(x) else value.round().to(x.dtype)
 
     return map_leaves(stacked, mean)

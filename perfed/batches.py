@@ -88,7 +88,12 @@ def steps_of(counts: IntArray, batch_size: int, epochs: IntArray | None, steps: 
 
 
 def schedule(
-    samples: Samples, keys: Tensor, *, batch_size: int, epochs: IntArray | None = None, steps: int | None = None
+    samples: Samples,
+    keys: Tensor,
+    *,
+    batch_size: int,
+    epochs: IntArray | None = None,
+    steps: int | None = None,
 ) -> Schedule:
     """Plan the mini-batches of one fit: ``epochs`` passes over each client's data, or ``steps`` steps each.
 
@@ -109,7 +114,9 @@ def schedule(
     width = 62 - int(segment[-1]).bit_length() if len(segment) else 62
     rank = (segment << width) | (hashes.view(np.uint64) >> np.uint64(64 - width)).astype(np.int64)
     shuffled = np.argsort(rank, kind="stable")
-    return Schedule(samples, total, per_epoch, samples.starts[client[shuffled]] + sample[shuffled], base, batch_size, keys)
+    return Schedule(
+        samples, total, per_epoch, samples.starts[client[shuffled]] + sample[shuffled], base, batch_size, keys
+    )
 
 
 @dataclass
@@ -253,7 +260,12 @@ def _split_members(
         counts = tuple(size[first:stop].tolist())
         steps.append(
             ClassMembers(
-                rows_t[first:stop, : counts[0]], counts, client_t[first:stop], label_t[first:stop], first, stop
+                rows_t[first:stop, : counts[0]],
+                counts,
+                client_t[first:stop],
+                label_t[first:stop],
+                first,
+                stop,
             )
         )
     return BlockMembers(steps, client_t, label_t, torch.from_numpy(step).to(device))

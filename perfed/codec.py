@@ -5,6 +5,7 @@ The format is safetensors (names, dtypes including bfloat16, shapes; no pickle);
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,23 +14,26 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from perfed.errors import PerfedError
-from perfed.tree import Tree, leaves
+from perfed.tree import Tree
 
 _EMPTY = "//empty"
+_RESERVED = "__metadata__"  # of the safetensors header
 
 
 def flatten(tree: Tree) -> dict[str, Tensor]:
     """One level of names joined by "/"; an empty dictionary leaves a zero-size marker so that it survives.
 
     Raises:
-        PerfedError: a name is empty or holds "/".
+        PerfedError: a name is empty, reserved or holds "/"; a value is neither a tensor nor a dictionary.
     """
     flat: dict[str, Tensor] = {}
     for name, value in tree.items():
-        if not name or "/" in name:
-            raise PerfedError(f"'{name}' cannot name a tensor; names are not empty and hold no '/'")
+        if not name or "/" in name or name == _RESERVED:
+            raise PerfedError(f"'{name}' cannot name a tensor; names are not empty, not '{_RESERVED}' and hold no '/'")
         if isinstance(value, Tensor):
             flat[name] = value
+        elif not isinstance(value, Mapping):
+            raise PerfedError(f"'{name}' is a {type(value).__name__}; only tensors and dictionaries of them are sent")
         else:
             inner = flatten(value) if value else {_EMPTY: torch.zeros(0)}
             flat.update({f"{name}/{path}": tensor for path, tensor in inner.items()})
@@ -45,6 +49,8 @@ def unflatten(flat: dict[str, Tensor]) -> dict[str, Any]:
         node = tree
         for part in parts[:-1]:
             node = node.setdefault(part, {})
+            if isinstance(node, Tensor):
+                raise ValueError(f"'{part}' is both a tensor and a dictionary")
         node[parts[-1]] = {} if marker else tensor
     return tree
 

@@ -213,7 +213,7 @@ class Cohort:
             yield x, index, torch.from_numpy(valid).to(samples.x.device)
 
     def features(self, stage: str, split: str = "train", params: Parameters | None = None) -> Tensor:
-        """Output of ``stage`` for every sample of ``split``, ``(total samples, ...)`` in the order of :meth:`samples`."""
+        """Output of ``stage`` for every sample of ``split``, ``(total, ...)`` in the order of :meth:`samples`."""
         return self._features(self.samples(split), self.chain.stages.index(stage) + 1, params)
 
     def _features(self, samples: Samples, stages: int, params: Parameters | None) -> Tensor:

@@ -251,7 +251,12 @@ def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[
 
 
 def _unknown(key: str, data: Any, methods: Sequence[str]) -> str:
-    known = {*Experiment.model_fields, *Method.model_fields, *Participation.model_fields, *Evaluation.model_fields}
+    known = {
+        *Experiment.model_fields,
+        *Method.model_fields,
+        *Participation.model_fields,
+        *Evaluation.model_fields,
+    }
     for method in methods:
         known |= setting_names(method)
     if isinstance(data, str) and data in dataset_names():
@@ -363,16 +368,19 @@ def build_stage(where: str, spec: Any, num_outputs: int) -> StageFactory | None:
 
 
 def _check_type(where: str, value: Any, default: Any) -> None:
-    whole = (int, float) if isinstance(default, float) else (list, tuple) if isinstance(default, tuple) else type(default)
-    wanted = int if default is inspect.Parameter.empty else whole
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-        name = "a list" if wanted == (list, tuple) else "a number" if wanted == (int, float) else wanted.__name__  # type: ignore[union-attr]
-        raise PerfedError(f"{where}: must be {name} (given: {value!r})")
-    if number and value < 0 or (wanted is int and number and value < 1 and not where.endswith("padding")):
-        raise PerfedError(f"{where}: must be positive (given: {value!r})")
-    if isinstance(value, list | tuple) and not all(isinstance(v, int) and v > 0 for v in value):
-        raise PerfedError(f"{where}: must be a list of positive integers (given: {value!r})")
+    """The value of a preset's parameter must be of the default's kind: a preset without default wants an integer."""
+    if isinstance(default, tuple):
+        fits = isinstance(value, list | tuple) and all(type(v) is int and v > 0 for v in value)
+        wanted = "a list of positive integers"
+    elif isinstance(default, bool | str):
+        fits, wanted = type(value) is type(default), "true or false" if isinstance(default, bool) else "text"
+    elif isinstance(default, float):
+        fits, wanted = type(value) in (int, float) and value >= 0, "a number, at least 0"
+    else:
+        least = 0 if default == 0 else 1
+        fits, wanted = type(value) is int and value >= least, f"an integer, at least {least}"
+    if not fits:
+        raise PerfedError(f"{where}: must be {wanted} (given: {value!r})")
 
 
 def _user_stage(where: str, kind: str, options: dict[str, Any]) -> StageFactory:

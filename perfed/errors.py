@@ -25,4 +25,6 @@ def first_problem(error: ValidationError, where: str) -> PerfedError:
 
 def _path(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:
     # Behind the field's name pydantic lists the member of a union it tried, e.g. ('lr', 'float').
-    return tuple(part for part in loc if part not in ("float", "int", "str", "constrained-int") and "[" not in str(part))
+    return tuple(
+        part for part in loc if part not in ("float", "int", "str", "constrained-int") and "[" not in str(part)
+    )

@@ -26,6 +26,7 @@ from perfed.plan import Plan, use_threads
 from perfed.rounds import RoundRecord, Server
 from perfed.state import Setup, unstack_parameters
 from perfed.store import RunDirectory
+from perfed.tree import map_leaves
 
 Progress = Callable[[int, int, float | None], None]
 
@@ -38,7 +39,7 @@ class Run:
         method: with its hyper-parameters.
         model: stages; the method may leave some out.
         name: of the method, for reports.
-        rounds, seed, dtype, participation, evaluation, snapshots, plan: as in
+        rounds, seed, dtype, device, participation, evaluation, snapshots, plan: as in
             :class:`~perfed.config.Experiment`.
         directory: where results and checkpoints go; ``None`` keeps everything in memory.
         checkpoint_seconds: least time between two checkpoints.
@@ -58,6 +59,7 @@ class Run:
         rounds: int,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
         participation: Participation | None = None,
         evaluation: Evaluation | None = None,
         snapshots: Snapshots | None = None,
@@ -74,7 +76,7 @@ class Run:
         self.plan = plan or Plan()
         self.directory = directory
         self.checkpoint_seconds = checkpoint_seconds
-        setup = Setup(method, model, seed, dtype)
+        setup = Setup(method, model, seed, dtype, device)
         self.server = Server(federation, setup, self.plan, participation or Participation(), rounds)
         self.history: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
@@ -178,7 +180,11 @@ class Run:
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "plan": self.plan.to_dict(),
             "notes": [*self.plan.describe(), *self.notes],
-            "versions": {"perfed": _version(), "torch": torch.__version__, "python": platform.python_version()},
+            "versions": {
+                "perfed": _version(),
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
         }
         if "oracle_accuracy" in self.federation.notes:
             self.summary["oracle_accuracy"] = float(self.federation.notes["oracle_accuracy"])
@@ -189,12 +195,26 @@ class Run:
     def _client_table(self, reported: Metrics) -> tuple[list[str], list[list[Any]]]:
         names = sorted({name for metrics in (*self._recent, self._after) for name in metrics for name in metrics[name]})
         before = reported if self.evaluation.when == "before" else {}
-        columns = ["id", "n_train", "n_test", *(f"{n}_{w}" for n in names for w in ("before", "after")), "rounds"]
+        columns = [
+            "id",
+            "n_train",
+            "n_test",
+            *(f"{n}_{w}" for n in names for w in ("before", "after")),
+            "rounds",
+        ]
         rows = []
         for client in self.federation:
             test = client.split(self.evaluation.split)
             values = [table.get(client.id, {}).get(n) for n in names for table in (before, self._after)]
-            rows.append([client.id, len(client.train), 0 if test is None else len(test), *values, self._taken_part[client.id]])
+            rows.append(
+                [
+                    client.id,
+                    len(client.train),
+                    0 if test is None else len(test),
+                    *values,
+                    self._taken_part[client.id],
+                ]
+            )
         return columns, rows
 
     def model(self, client: str) -> tuple[Chain, Parameters]:
@@ -252,9 +272,11 @@ class Run:
         if found is None:
             self.directory.truncate_rounds(-1)
             return
+        device = self.server.setup.device
         for name, value in found.server.items():
-            setattr(self.server.state, name, value)
-        self.server.engine.states.update(found.clients)
+            setattr(self.server.state, name, map_leaves(value, lambda _, t: t.to(device)))
+        for client, state in found.clients.items():
+            self.server.engine.states[client] = map_leaves(state, lambda _, t: t.to(device))
         self._done = found.round
         self._taken_part = found.progress["taken_part"]
         self._recent = found.progress["recent"]
@@ -271,6 +293,7 @@ def start(
     data_dir: Path | None = None,
     out: Path | None = None,
     federation: Federation | None = None,
+    device: torch.device | str = "cpu",
 ) -> Run:
     """A new run of ``experiment``; with ``out``, its directory is made and the configuration written.
 
@@ -279,14 +302,20 @@ def start(
     """
     if federation is None:
         federation = load(experiment.data["name"], experiment.data_options, seed=experiment.seed, data_dir=data_dir)
-    run = _build(experiment, federation)
+    run = _build(experiment, federation, device)
     if out is not None:
         run.directory = RunDirectory.create(out)
         _keep_config(run, experiment, run.directory)
     return run
 
 
-def resume(path: Path, *, data_dir: Path | None = None, federation: Federation | None = None) -> Run:
+def resume(
+    path: Path,
+    *,
+    data_dir: Path | None = None,
+    federation: Federation | None = None,
+    device: torch.device | str = "cpu",
+) -> Run:
     """The run in ``path``, at its last whole checkpoint; ends with the same bits as if never interrupted.
 
     Raises:
@@ -296,14 +325,14 @@ def resume(path: Path, *, data_dir: Path | None = None, federation: Federation |
     experiment = read(directory.read_config(), str(path / "config.toml"))
     if federation is None:
         federation = load(experiment.data["name"], experiment.data_options, seed=experiment.seed, data_dir=data_dir)
-    run = _build(experiment, federation)
+    run = _build(experiment, federation, device)
     run.directory = directory
     run.restore()
     _keep_config(run, experiment, directory)
     return run
 
 
-def _build(experiment: Experiment, federation: Federation) -> Run:
+def _build(experiment: Experiment, federation: Federation, device: torch.device | str) -> Run:
     outputs = federation.num_classes or _num_targets(federation)
     return Run(
         federation,
@@ -313,6 +342,7 @@ def _build(experiment: Experiment, federation: Federation) -> Run:
         rounds=experiment.rounds,
         seed=experiment.seed,
         dtype=experiment.torch_dtype,
+        device=device,
         participation=experiment.participation,
         evaluation=experiment.evaluation,
         snapshots=experiment.snapshots,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ class Federation:
         if not self.clients:
             raise PerfedError(f"federation '{self.name}' has no clients; at least one is needed")
         ids = [c.id for c in self.clients]
-        for first, second in zip(ids, ids[1:], strict=False):
+        for first, second in pairwise(ids):
             if first == second:
                 raise PerfedError(f"client id '{first}' occurs twice; ids must be unique")
         for client in self.clients:
@@ -152,14 +153,15 @@ class Federation:
         """Client ids in sorted order."""
         return [c.id for c in self.clients]
 
-    def to(self, *, dtype: torch.dtype) -> Federation:
-        """The same federation with floating-point inputs and targets in ``dtype``."""
+    def to(self, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Federation:
+        """The same federation on ``device``, with floating-point inputs and targets in ``dtype``."""
 
         def cast(split: Split | None) -> Split | None:
             if split is None:
                 return None
-            y = split.y.to(dtype) if torch.is_floating_point(split.y) else split.y
-            return Split(split.x.to(dtype), y, split.domain)
+            y = split.y.to(device, dtype) if torch.is_floating_point(split.y) else split.y.to(device)
+            domain = None if split.domain is None else split.domain.to(device)
+            return Split(split.x.to(device, dtype), y, domain)
 
         clients = tuple(
             replace(c, **{name: cast(getattr(c, name)) for name in SPLITS})  # type: ignore[arg-type]
@@ -171,8 +173,8 @@ class Federation:
 def _as_tensor(value: Any, what: str, client: str) -> Tensor:
     try:
         array = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
-    except TypeError as error:
-        raise PerfedError(f"client '{client}': {what} cannot become a tensor ({error})") from None
+    except (TypeError, ValueError) as error:
+        raise PerfedError(f"client '{client}': {what} cannot become a tensor ({str(error).splitlines()[0]})") from None
     return array
 
 

@@ -288,9 +288,7 @@ def run(task: Task, *, limit: int | None = None) -> tuple[Tensor, IntArray]:
     return _run(task, plan, limit), plan.steps
 
 
-def _run_sorted(
-    task: Task, order: IntArray, limit: int | None
-) -> tuple[Tensor, IntArray]:
+def _run_sorted(task: Task, order: IntArray, limit: int | None) -> tuple[Tensor, IntArray]:
     """Run with the clients sorted by decreasing number of steps, and put the results back in place."""
     index = torch.from_numpy(order).to(task.keys.device)
     starts, counts = task.samples.starts, task.samples.counts
@@ -299,7 +297,12 @@ def _run_sorted(
     params = {name: tensor[index] for name, tensor in task.params.items()}
     raw = None if task.raw is None else task.raw[rows]
     sorted_task = replace(
-        task, params=params, samples=samples, keys=task.keys[index], raw=raw, rows=task.rows[order],
+        task,
+        params=params,
+        samples=samples,
+        keys=task.keys[index],
+        raw=raw,
+        rows=task.rows[order],
         epochs=None if task.epochs is None else task.epochs[order],
     )
     losses, steps = run(sorted_task, limit=limit)

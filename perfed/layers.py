@@ -19,8 +19,25 @@ from torch import Tensor, nn
 from perfed import rng
 from perfed.model import Parameters
 
-_ELEMENTWISE = (nn.ReLU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.ELU, nn.SiLU, nn.Softplus, nn.Identity)
-_PER_SAMPLE = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.MaxPool1d, nn.AvgPool1d)
+_ELEMENTWISE = (
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.GELU,
+    nn.ELU,
+    nn.SiLU,
+    nn.Softplus,
+    nn.Identity,
+)
+_PER_SAMPLE = (
+    nn.MaxPool2d,
+    nn.AvgPool2d,
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveMaxPool2d,
+    nn.MaxPool1d,
+    nn.AvgPool1d,
+)
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -72,9 +89,7 @@ def _single(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
     if type(module) is nn.Conv2d and module.padding_mode == "zeros":
         weight = run.params[f"{prefix}.weight"].squeeze(0)
         x = x.contiguous(memory_format=torch.channels_last)
-        return F.conv2d(
-            x, weight, _bias(prefix, run), module.stride, module.padding, module.dilation, module.groups
-        )
+        return F.conv2d(x, weight, _bias(prefix, run), module.stride, module.padding, module.dilation, module.groups)
     if isinstance(module, _ELEMENTWISE + _PER_SAMPLE) or type(module) is nn.Flatten:
         return module(x)  # type: ignore[no-any-return]
     module.train(run.training)

@@ -59,7 +59,8 @@ class ParameterSet:
         home: ``"server"``; ``"client"`` (kept by each client); ``"table"`` (on the server, one row per client id).
         like: ``"model"`` for all stages, ``"shared"`` for the shared parameters, or the name of a stage.
         init: ``"initial"`` (the model's own initial values), ``"zeros"``, or a function of the
-            :class:`FederationInfo` and an int64 key that returns a nested dictionary of tensors (``like`` is then unused).
+            :class:`FederationInfo` and an int64 key that returns nested dictionaries of tensors (``like`` is then
+            unused).
         bank: with k, a bank axis of size k in front (``clients x bank x ...`` in a cohort); each entry of a bank has
             its own initial values.
     """
@@ -260,9 +261,7 @@ class Method(BaseModel):
         return place(chain, {**self.default_placement}, self.placement)
 
 
-def place(
-    chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, Placement]
-) -> dict[str, Placement]:
+def place(chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, Placement]) -> dict[str, Placement]:
     """Placement of every parameter and buffer: a stage, then a module type, then a pattern on names.
 
     Args:
@@ -314,7 +313,11 @@ _REGISTRY: dict[str, Entry] = {}
 
 
 def register(
-    name: str, *, terms: tuple[type[Term], ...] = (), defaults: Mapping[str, Any] | None = None, summary: str = ""
+    name: str,
+    *,
+    terms: tuple[type[Term], ...] = (),
+    defaults: Mapping[str, Any] | None = None,
+    summary: str = "",
 ) -> Callable[[type[Method]], type[Method]]:
     """Class decorator: make the method known under ``name``; may be applied several times with different settings.
 

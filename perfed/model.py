@@ -45,8 +45,7 @@ class Chain(nn.Module):
 
     def tensors(self) -> Parameters:
         """Parameters and buffers by name."""
-        found = dict(self.named_parameters())
-        found.update(self.named_buffers())
+        found: Parameters = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         return {name: tensor.detach() for name, tensor in found.items()}
 
 
@@ -183,7 +182,11 @@ def cnn(
         layers: list[nn.Module] = []
         depth = shape[0]
         for width in channels:
-            layers += [nn.Conv2d(depth, width, kernel, padding=padding), _activation(activation), nn.MaxPool2d(2)]
+            layers += [
+                nn.Conv2d(depth, width, kernel, padding=padding),
+                _activation(activation),
+                nn.MaxPool2d(2),
+            ]
             depth = width
         layers.append(nn.Flatten())
         with torch.no_grad():

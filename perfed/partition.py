@@ -62,9 +62,7 @@ def draw_classes(num_classes: int, num_clients: int, classes_per_client: int, *,
         if number < 1:
             raise PerfedError(f"{name} = {number} is not allowed; it must be at least 1")
     if classes_per_client > num_classes:
-        raise PerfedError(
-            f"classes_per_client = {classes_per_client} is more than the {num_classes} classes there are"
-        )
+        raise PerfedError(f"classes_per_client = {classes_per_client} is more than the {num_classes} classes there are")
     rng = generator(seed, "draw classes")
     places = num_clients * classes_per_client
     left = np.full(num_classes, places // num_classes)
@@ -158,9 +156,7 @@ def subsample(indices: Sequence[Indices], *, low: float, high: float, seed: int)
     Source: Rakotomamonjy et al. 2024 (TMLR), section S3.2 ("we randomly subsample examples on all clients").
     """
     if not 0 < low <= high <= 1:
-        raise PerfedError(
-            f"fractions low = {low}, high = {high} are not allowed; 0 < low <= high <= 1 is needed"
-        )
+        raise PerfedError(f"fractions low = {low}, high = {high} are not allowed; 0 < low <= high <= 1 is needed")
     rng = generator(seed, "subsample")
     kept = []
     for client, index in enumerate(indices):

@@ -20,7 +20,8 @@ EngineName = Literal["auto", "stacked", "sequential"]
 ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "sequential")
 
 _CHUNKS = (1, 8, 32)
-_TRIALS = 2
+_TRIALS = 3
+_THREADS_PAY = 0.8
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,19 @@ class Plan:
         return self.paths[kind]
 
     def _fastest(self, kind: str, clients: int, trial: Callable[[int], None]) -> Path:
+        """The path with the least mean time; more threads must pay clearly, for they suffer most on a busy machine."""
         seconds: dict[Path, float] = {}
         for threads in sorted({1, self.threads}):
             for chunk in [c for c in _CHUNKS if c < clients] + [0]:
                 path = Path(chunk, threads)
                 with use_threads(threads):
                     trial(path.size(clients))
-                    seconds[path] = min(_timed(trial, path.size(clients)) for _ in range(_TRIALS)) / path.size(clients)
+                    spent = sum(_timed(trial, path.size(clients)) for _ in range(_TRIALS))
+                    seconds[path] = spent / _TRIALS / path.size(clients)
         self.trials[kind] = {f"chunk {p.chunk or clients}, {p.threads} threads": s for p, s in seconds.items()}
-        return min(seconds, key=lambda path: seconds[path])
+        alone = min((path for path in seconds if path.threads == 1), key=lambda path: seconds[path])
+        best = min(seconds, key=lambda path: seconds[path])
+        return best if seconds[best] < _THREADS_PAY * seconds[alone] else alone
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for configuration files and checkpoints; :meth:`from_dict` is the inverse."""

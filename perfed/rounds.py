@@ -15,7 +15,6 @@ from perfed.method import Each, Replies, Reply
 from perfed.participation import Participation
 from perfed.plan import Plan
 from perfed.state import Setup
-from perfed.tree import num_bytes
 
 
 @dataclass
@@ -76,6 +75,7 @@ def _program_name(engine: InProcessEngine, program: Callable[..., Any]) -> str:
 
 
 def _size(value: Any) -> int:
+    """Bytes of a tensor, or of all tensors in nested dictionaries and lists."""
     if isinstance(value, torch.Tensor):
         return value.numel() * value.element_size()
     if isinstance(value, list):
@@ -112,7 +112,7 @@ class Server:
         self.setup = setup
         self.participation = participation
         self.rounds = rounds
-        self.engine = engine(federation.to(dtype=setup.dtype), setup, plan)
+        self.engine = engine(federation.to(dtype=setup.dtype, device=setup.device), setup, plan)
         self.state = setup.server_state(federation)
 
     def prepare(self) -> RoundRecord:

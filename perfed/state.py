@@ -18,6 +18,7 @@ from perfed.federation import Client, Federation
 from perfed.layers import why_not_stackable
 from perfed.method import FederationInfo, Method, ParameterSet, Placement, ServerState
 from perfed.model import Chain, Model, Parameters, Shape, stage_of
+from perfed.tree import map_leaves
 
 
 class Setup:
@@ -27,14 +28,17 @@ class Setup:
         method: with its hyper-parameters.
         model: the experiment's model; stages the method leaves out are dropped.
         seed: of the run.
-        dtype: of parameters.
+        dtype, device: of parameters and inputs.
     """
 
-    def __init__(self, method: Method, model: Model, seed: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, method: Method, model: Model, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
         self.method = method
         self.model = method.adapt(model)
         self.seed = seed
         self.dtype = dtype
+        self.device = torch.device(device)
         self._chains: dict[Shape, Chain] = {}
         self._values: dict[Any, Parameters] = {}
         self.sets: dict[str, ParameterSet] = dict(method.sets())
@@ -67,7 +71,8 @@ class Setup:
                 tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
                 for name, tensor in tensors.items():
                     value = tensor.detach()
-                    values[f"{stage}.{name}"] = value.to(self.dtype) if value.is_floating_point() else value
+                    dtype = self.dtype if value.is_floating_point() else value.dtype
+                    values[f"{stage}.{name}"] = value.to(self.device, dtype)
             shape = chain.output_shapes[stage]
         return values
 
@@ -129,7 +134,7 @@ class Setup:
 
     def _set(self, declared: ParameterSet, shape: Shape, info: FederationInfo, key: Tensor) -> dict[str, Any]:
         if callable(declared.init):
-            return dict(declared.init(info, key))
+            return map_leaves(declared.init(info, key), lambda _, t: t.to(self.device))
         entries = [self._like(declared, shape, entry) for entry in range(declared.bank or 1)]
         if declared.bank is None:
             return entries[0]
@@ -202,14 +207,12 @@ def stack_parameters(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         size = [max(sizes) for sizes in zip(*shapes, strict=True)]
         out = value.new_zeros(len(rows), *size)
         for i, tensor in enumerate(column):
-            out[(i, *map(slice, tensor.shape))] = tensor
+            _corner(out[i], tensor.shape).copy_(tensor)
         stacked[name] = out
     return stacked
 
 
-def unstack_parameters(
-    stacked: Mapping[str, Any], row: int, shapes: Mapping[str, torch.Size], *, bank: bool = False
-) -> dict[str, Any]:
+def unstack_parameters(stacked: Mapping[str, Any], row: int, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
     """Row ``row`` of every tensor; tensors named in ``shapes`` are cut back to the client's own shape."""
     out: dict[str, Any] = {}
     for name, value in stacked.items():
@@ -219,6 +222,13 @@ def unstack_parameters(
         tensor = value[row]
         shape = shapes.get(name)
         if shape is not None and tensor.shape[-len(shape) :] != shape and len(shape):
-            tensor = tensor[(..., *map(slice, shape))]
+            tensor = _corner(tensor, shape)
         out[name] = tensor
     return out
+
+
+def _corner(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """The first ``shape`` entries of the last axes, as a view."""
+    for axis, size in zip(range(-len(shape), 0), shape, strict=True):
+        tensor = tensor.narrow(axis, 0, size)
+    return tensor

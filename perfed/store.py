@@ -135,7 +135,7 @@ class RunDirectory:
         folder = self.path / "snapshots"
         folder.mkdir(exist_ok=True)
         temporary = folder / ".snapshot.npz"
-        np.savez_compressed(temporary, **dict(arrays))
+        np.savez_compressed(temporary, allow_pickle=False, **dict(arrays))
         os.replace(temporary, folder / f"round-{round_:04d}.npz")
 
     @property
@@ -146,7 +146,12 @@ class RunDirectory:
     # Checkpoints -------------------------------------------------------------------------------------------
 
     def save(
-        self, round_: int, server: Tree, clients: Mapping[str, Tree], changed: set[str], progress: Mapping[str, Any]
+        self,
+        round_: int,
+        server: Tree,
+        clients: Mapping[str, Tree],
+        changed: set[str],
+        progress: Mapping[str, Any],
     ) -> None:
         """Write a checkpoint; client files only for ``changed`` clients and those never written."""
         folder = self.checkpoints / "clients"

@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Union
 
 import torch
 from torch import Tensor
 
 Tree = Mapping[str, Union[Tensor, "Tree"]]
-Rows = list[Union[Tensor, "dict[str, Rows]"]]
-
-
-def leaves(tree: Tree, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Every tensor with its path, in the order of the dictionary."""
-    for name, value in tree.items():
-        if isinstance(value, Tensor):
-            yield (*prefix, name), value
-        else:
-            yield from leaves(value, (*prefix, name))
 
 
 def map_leaves(tree: Tree, fn: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor | Tree]:
     """Apply ``fn(name, tensor)`` to every tensor; ``name`` is the last part of its path."""
     return {
-        name: fn(name, value) if isinstance(value, Tensor) else map_leaves(value, fn)
-        for name, value in tree.items()
+        name: fn(name, value) if isinstance(value, Tensor) else map_leaves(value, fn) for name, value in tree.items()
     }
 
 
 def copy(tree: Tree) -> dict[str, Tensor | Tree]:
     """A copy that shares no memory with ``tree``."""
     return map_leaves(tree, lambda _, t: t.detach().clone(memory_format=torch.contiguous_format))
-
-
-def num_bytes(tree: Tree) -> int:
-    """Size of all tensors in bytes."""
-    return sum(t.numel() * t.element_size() for _, t in leaves(tree))
 
 
 def stack(rows: Sequence[Tree]) -> dict[str, Tensor | Tree]:

@@ -74,7 +74,7 @@ def best_epochs(
     table = torch.stack(scores)
     known = torch.isfinite(table).all(0)
     best = table.nan_to_num(nan=float("inf")).argmin(0)
-    epochs = np.array(looks, dtype=np.int64)[best.numpy()]
+    epochs: IntArray = np.array(looks, dtype=np.int64)[best.numpy()]
     # The number for clients that hold nothing out must not depend on who else is in the stack.
     epochs[~known.numpy()] = min(_DEFAULT, limit)
     return epochs

@@ -174,9 +174,7 @@ def _with_validation(client: Client, fraction: float, stratify: bool, seed: int)
     num_samples = len(client.train)
     y = client.train.y.numpy() if stratify else np.zeros(num_samples, dtype=np.int64)
     rng = generator(seed, f"validation of {client.id}")
-    position = np.empty(
-        num_samples
-    )  # samples of every class spread evenly over [0, 1): the first ones are taken
+    position = np.empty(num_samples)  # samples of every class spread evenly over [0, 1): the first ones are taken
     labels = np.unique(y)
     for label in labels:
         members = rng.permutation(np.flatnonzero(y == label))

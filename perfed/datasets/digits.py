@@ -113,9 +113,7 @@ def _arrays(x_train: Any, y_train: Any, x_test: Any, y_test: Any) -> dict[str, A
     return {"x_train": real(x_train), "y_train": y_train, "x_test": real(x_test), "y_test": y_test}
 
 
-def _images(
-    file: str, data_dir: Path | None, size: int, extra: tuple[str, ...] = ()
-) -> dict[str, NDArray[Any]]:
+def _images(file: str, data_dir: Path | None, size: int, extra: tuple[str, ...] = ()) -> dict[str, NDArray[Any]]:
     """``x_*`` (uint8), ``y_*`` (int64, 0..9) and further arrays of a file of digits, checked."""
     keys = [f"{part}_{split}" for split in ("train", "test") for part in ("x", "y", *extra)]
     data = load_npz(file, data_dir, keys)
@@ -126,9 +124,7 @@ def _images(
         for part in ("y", *extra):
             column = data[f"{part}_{split}"]
             good = column.shape == (len(x),) and np.issubdtype(column.dtype, np.integer)
-            require(
-                file, good, f"'{part}_{split}' is {column.dtype} {column.shape}, not one integer per image"
-            )
+            require(file, good, f"'{part}_{split}' is {column.dtype} {column.shape}, not one integer per image")
         require(file, len(y) > 0 and y.min() >= 0 and y.max() <= 9, f"'y_{split}' must hold labels in 0..9")
         data[f"y_{split}"] = y.astype(np.int64)
     return data

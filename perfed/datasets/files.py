@@ -61,17 +61,13 @@ def load_npz(name: str, data_dir: Path | None, keys: Sequence[str]) -> dict[str,
             for key in keys:
                 if key not in file.files:
                     held = ", ".join(file.files) or "nothing"
-                    raise PerfedError(
-                        f"file '{path}' has no array '{key}'; it holds {held} (see docs/data.md)"
-                    )
+                    raise PerfedError(f"file '{path}' has no array '{key}'; it holds {held} (see docs/data.md)")
             return {key: file[key] for key in keys}
     except PerfedError:
         raise
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise PerfedError(
-            f"file '{path}' cannot be read ({reason}); it may be truncated: get it anew"
-        ) from None
+        raise PerfedError(f"file '{path}' cannot be read ({reason}); it may be truncated: get it anew") from None
 
 
 def require(name: str, holds: bool, problem: str) -> None:

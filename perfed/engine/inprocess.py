@@ -220,6 +220,8 @@ class InProcessEngine:
     def _state_of(self, cohort: Cohort, row: int, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
         for name in cohort.state:
             if name not in self.setup.sets or self.setup.sets[name].home != "client":
-                raise PerfedError(f"'{name}' is not a declared parameter set at home on the client; declare it in sets()")
+                raise PerfedError(
+                    f"'{name}' is not a declared parameter set at home on the client; declare it in sets()"
+                )
         own = {"model": cohort.personal(), **cohort.state}
         return unstack_parameters(own, row, shapes)

@@ -19,12 +19,18 @@ class FedRep(Method):
     where it is shared, and trained together with the head where it is personal.
     """
 
-    default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": PERSONAL}
+    default_placement: ClassVar[dict[str, Placement]] = {
+        "embedding": SHARED,
+        "body": SHARED,
+        "head": PERSONAL,
+    }
 
     body_epochs: int = Field(1, ge=0, description="epochs of the shared representation, after those of the head")
     body_from_round: int = Field(1, ge=1, description="first round in which the representation is trained")
     average: str = Field(
-        "samples", pattern="^(samples|uniform)$", description="weights of the mean: n_i ('samples') or 1 ('uniform')"
+        "samples",
+        pattern="^(samples|uniform)$",
+        description="weights of the mean: n_i ('samples') or 1 ('uniform')",
     )
 
     def round(self, server: ServerState, clients: Clients) -> None:
@@ -59,4 +65,8 @@ class HetFedRep(FedRep):
     ``terms=["anchors"]`` with ``lambda1 = lambda2 = 0``, ``pretrain_epochs = 0`` and ``realign_epochs = 1`` for those.
     """
 
-    default_placement: ClassVar[dict[str, Placement]] = {"embedding": PERSONAL, "body": SHARED, "head": PERSONAL}
+    default_placement: ClassVar[dict[str, Placement]] = {
+        "embedding": PERSONAL,
+        "body": SHARED,
+        "head": PERSONAL,
+    }

@@ -44,16 +44,21 @@ class Anchors(Term):
     anchor_samples: int = Field(4, ge=1, description="samples J per anchor and step in the lambda2 term")
     anchor_lr: float = Field(1e-3, ge=0, description="learning rate (Adam) of the anchors' means")
     anchor_steps: Literal["once", "per-batch"] = Field(
-        "once", description="steps on the means per round: one (paper), or as many as mini-batches (authors' program)"
+        "once",
+        description="steps on the means per round: one (paper), or as many as mini-batches (authors' program)",
     )
     pretrain_epochs: int | Literal["validated"] = Field(
-        "validated", description="epochs of alignment before round 1; 'validated': each client stops on held-out data"
+        "validated",
+        description="epochs of alignment before round 1; 'validated': each client stops on held-out data",
     )
     pretrain_max_epochs: int = Field(100, ge=1, description="most epochs that 'validated' tries")
     pretrain_batch_size: int = Field(10, ge=1, description="mini-batch of the pre-training")
-    realign_epochs: int = Field(0, ge=0, description="alignment epochs of all clients after each round (authors' program)")
+    realign_epochs: int = Field(
+        0, ge=0, description="alignment epochs of all clients after each round (authors' program)"
+    )
     w2: Literal["closed-form", "two-sample"] = Field(
-        "closed-form", description="W2 against the anchor itself (paper), or against samples of it (authors' program)"
+        "closed-form",
+        description="W2 against the anchor itself (paper), or against samples of it (authors' program)",
     )
     send_all: bool = Field(False, description="send the anchors of all classes, unchanged where a client holds none")
 
@@ -108,7 +113,12 @@ class Anchors(Term):
 
         def train(epochs: int) -> None:
             cohort.fit(
-                EMBEDDING, epochs=epochs, params=trial, samples=kept, loss=loss, batch_size=self.pretrain_batch_size
+                EMBEDDING,
+                epochs=epochs,
+                params=trial,
+                samples=kept,
+                loss=loss,
+                batch_size=self.pretrain_batch_size,
             )
 
         def score() -> Tensor:
@@ -168,7 +178,7 @@ class Anchors(Term):
         z = anchors[members.client, members.label][:, None] + self.anchor_scale**0.5 * noise
         padded = anchors.new_zeros(len(step.rows), width, *z.shape[1:])
         padded[members.client, slot] = z
-        logits = step.after(EMBEDDING, padded.flatten(1, 2)).unflatten(1, padded.shape[1:3])
+        logits = step.after(EMBEDDING, padded.flatten(1, 2)).view(padded.shape[0], *padded.shape[1:3], -1)
         chosen = logits[members.client, slot].flatten(0, 1)
         labels = members.label.repeat_interleave(self.anchor_samples)
         losses = torch.nn.functional.cross_entropy(chosen, labels, reduction="none").view(slots, -1).mean(1)

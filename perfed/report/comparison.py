@@ -84,9 +84,7 @@ def compare_table(rows: Sequence[Mapping[str, Any]]) -> list[ComparisonRow]:
         ('accuracy', 0.5, None, None)
     """
     spreads = [_spreads(row) for row in rows]
-    metrics = sorted(
-        {name: None for spread in spreads for name in spread}, key=lambda name: name != "accuracy"
-    )
+    metrics = sorted({name: None for spread in spreads for name in spread}, key=lambda name: name != "accuracy")
     table = []
     for metric in metrics:
         by_method: dict[str, dict[int, Mapping[str, Any]]] = {}
@@ -109,9 +107,7 @@ def _row(
 ) -> ComparisonRow:
     values = by_method[method]
     means = [value["mean"] for value in values.values()]
-    averages = {
-        key: fmean(value[key] for value in values.values()) for key in ("std", "min", "p10", "wall_seconds")
-    }
+    averages = {key: fmean(value[key] for value in values.values()) for key in ("std", "min", "p10", "wall_seconds")}
     return ComparisonRow(
         method=method,
         metric=metric,

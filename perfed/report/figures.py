@@ -65,10 +65,7 @@ def metric_over_rounds(runs: Sequence[Run], metric: str) -> go.Figure | None:
 
 def _curves(runs: Sequence[Run], metric: str) -> tuple[list[int], NDArray[np.float64]]:
     """The rounds that every run with any evaluation has, and their values, ``(runs, rounds)``."""
-    curves = [
-        {line.round: line.spreads[metric].mean for line in run.rounds if metric in line.spreads}
-        for run in runs
-    ]
+    curves = [{line.round: line.spreads[metric].mean for line in run.rounds if metric in line.spreads} for run in runs]
     curves = [curve for curve in curves if curve]
     rounds = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
     return rounds, _in_unit(np.array([[curve[number] for number in rounds] for curve in curves]), metric)
@@ -174,9 +171,7 @@ def _panel_traces(snapshot: Snapshot, symbols: Mapping[str, str]) -> list[go.Sca
     if len(stars):
         colours = [COLOURS[label % len(COLOURS)] for label in anchor_classes]
         marker = STAR | {"color": colours}
-        traces.append(
-            _points(stars, "anchor", [f"anchor of class {label}" for label in anchor_classes], marker)
-        )
+        traces.append(_points(stars, "anchor", [f"anchor of class {label}" for label in anchor_classes], marker))
     return traces
 
 

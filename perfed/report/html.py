@@ -69,9 +69,7 @@ def write_report(run_dirs: Sequence[Path], out: Path, *, title: str) -> Path:
     """
     runs = load_runs(run_dirs)
     sections = [_table(runs), _over_rounds(runs), _per_client(runs), _embedding(runs), _settings(runs)]
-    page = PAGE.format(
-        title=escape(title), facts=_facts(runs), plotlyjs=get_plotlyjs(), sections="\n".join(sections)
-    )
+    page = PAGE.format(title=escape(title), facts=_facts(runs), plotlyjs=get_plotlyjs(), sections="\n".join(sections))
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.{os.getpid()}.tmp")
@@ -131,9 +129,7 @@ def _table(runs: Sequence[Run]) -> str:
         head_row = f"<thead><tr>{head}</tr></thead>"
         parts.append(f'<div class="wide"><table>{head_row}\n<tbody>\n{lines}</tbody></table></div>')
     if table:
-        parts.append(
-            _note("Spread over the clients is averaged over the seeds. Differences are paired by seed.")
-        )
+        parts.append(_note("Spread over the clients is averaged over the seeds. Differences are paired by seed."))
     unfinished = [f"{run.method} with seed {run.seed}" for run in runs if not run.summary]
     if unfinished:
         parts.append(_note(f"Not finished, so not in the table: {', '.join(unfinished)}."))

@@ -1,0 +1,325 @@
+"""The command line: ``perfed run | compare | resume | tune | list | report``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from perfed import compare as comparing
+from perfed.config import Experiment, experiment_names, find_experiment, override, setting_names, validate
+from perfed.datasets import dataset_names, describe
+from perfed.errors import PerfedError
+from perfed.experiment import Run, resume, start
+from perfed.method import entry, method_names
+from perfed.plan import ENGINES
+from perfed.report import ComparisonRow, write_report
+from perfed.report.comparison import table_cells, table_header
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Personalised federated learning: run, compare and tune methods on clients that differ.",
+)
+console = Console(width=None if sys.stdout.isatty() else 150)
+
+_INTERRUPTED = "interrupted; 'perfed resume DIR' continues from the last checkpoint"
+
+ExperimentName = Annotated[str, typer.Argument(help="a shipped experiment ('perfed list experiments') or a .toml file")]
+Settings = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings to change, e.g. rounds=5")
+]
+EngineOption = Annotated[
+    str | None, typer.Option("--engine", help=f"one of: {', '.join(ENGINES)} [from the experiment]")
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="'cpu', 'cuda', 'cuda:1', ...")]
+DataOption = Annotated[Path | None, typer.Option("--data-dir", help="folder of data files, before PERFED_DATA")]
+OutOption = Annotated[Path | None, typer.Option("--out", help="directory for results [runs/NAME-TIME]")]
+MethodsOption = Annotated[str, typer.Option("--methods", help="names separated by commas")]
+
+
+def _default_out(name: str) -> Path:
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _settings(engine: str | None, settings: list[str] | None) -> list[str]:
+    if engine is not None and engine not in ENGINES:
+        raise PerfedError(f"--engine {engine}: unknown engine; allowed: {', '.join(ENGINES)}")
+    return [*(settings or []), *([f'plan.engine="{engine}"'] if engine else [])]
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise PerfedError(f"--device {name}: {str(error).splitlines()[0]}") from None
+    return device
+
+
+@contextmanager
+def _progress(label: str, rounds: int) -> Iterator[Any]:
+    """Live round, accuracy and time left on a terminal; nothing elsewhere."""
+    if not console.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[accuracy]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(label, total=rounds, accuracy="")
+        last = {"accuracy": ""}
+
+        def update(number: int, total: int, accuracy: float | None) -> None:
+            if accuracy is not None:
+                last["accuracy"] = f"accuracy {100 * accuracy:.1f} %"
+            bar.update(task, completed=number, accuracy=last["accuracy"])
+
+        yield update
+
+
+def _execute(run: Run, label: str) -> dict[str, Any]:
+    with _progress(label, run.rounds) as update:
+        return run.execute(update)
+
+
+def _print_summary(summary: dict[str, Any]) -> None:
+    for note in summary["notes"]:
+        console.print(f"  {note}", style="dim", markup=False, highlight=False)
+    for name, values in summary["metrics"].items():
+        scale, unit = (100, " %") if name.startswith("accuracy") else (1, "")
+        cells = ", ".join(f"{key} {scale * value:.4g}" for key, value in values.items())
+        console.print(f"{summary['method']}: {name}{unit}: {cells}", markup=False, highlight=False)
+    if "oracle_accuracy" in summary:
+        console.print(f"Bayes oracle (known centres): {100 * summary['oracle_accuracy']:.1f} %", highlight=False)
+
+
+@app.command("run")
+def run_command(
+    experiment: ExperimentName,
+    settings: Settings = None,
+    method: Annotated[str | None, typer.Option("--method", help="in place of the experiment's method")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="of data, initial values and mini-batches")] = None,
+    engine: EngineOption = None,
+    device: DeviceOption = "cpu",
+    data_dir: DataOption = None,
+    out: OutOption = None,
+) -> None:
+    """Train one method and write a run directory with a report."""
+    table = find_experiment(experiment)
+    if method is not None:
+        table["method"] = method
+    chosen = _chosen_method(table, settings)
+    entry(chosen)
+    extra = [] if seed is None else [f"seed={seed}"]
+    checked = validate(override(table, [*_settings(engine, settings), *extra], [chosen]))
+    out = out or _default_out(checked.name)
+    run = start(checked, data_dir=data_dir, out=out, device=_device(device))
+    _print_summary(_execute(run, checked.method))
+    report = write_report([out], out / "report.html", title=f"{checked.name}: {checked.method}")
+    console.print(f"report: {report}", soft_wrap=True, highlight=False)
+
+
+def _chosen_method(table: dict[str, Any], settings: list[str] | None) -> str:
+    for assignment in settings or []:
+        if assignment.startswith("method="):
+            return assignment.removeprefix("method=").strip('"')
+    return str(table.get("method", Experiment.model_fields["method"].default))
+
+
+@app.command("resume")
+def resume_command(
+    directory: Annotated[Path, typer.Argument(help="a run's or a comparison's directory")],
+    device: DeviceOption = "cpu",
+    data_dir: DataOption = None,
+) -> None:
+    """Continue an interrupted run or comparison from its last checkpoint, to the same bits."""
+    if comparing.is_comparison(directory):
+        _compare(comparing.Comparison.read(directory), data_dir, _device(device))
+        return
+    run = resume(directory, data_dir=data_dir, device=_device(device))
+    for note in run.notes:
+        console.print(note, style="yellow", markup=False, highlight=False)
+    _print_summary(_execute(run, run.name))
+    report = write_report([directory], directory / "report.html", title=f"{run.federation.name}: {run.name}")
+    console.print(f"report: {report}", soft_wrap=True, highlight=False)
+
+
+@app.command("compare")
+def compare_command(
+    experiment: ExperimentName,
+    settings: Settings = None,
+    methods: MethodsOption = "",
+    seeds: Annotated[str, typer.Option("--seeds", help="'0..2' (inclusive), '0,3,5' or '7'")] = "0",
+    engine: EngineOption = None,
+    device: DeviceOption = "cpu",
+    data_dir: DataOption = None,
+    out: OutOption = None,
+) -> None:
+    """Train several methods over several seeds: one table, one report, comparison.json."""
+    names = comparing.parse_names(methods, method_names())
+    numbers = comparing.parse_seeds(seeds)
+    table = override(find_experiment(experiment), _settings(engine, settings), names)
+    out = out or _default_out(str(table.get("name", "comparison")))
+    planned = comparing.Comparison.create(out, table, names, numbers)
+    _compare(planned, data_dir, _device(device))
+
+
+def _compare(planned: comparing.Comparison, data_dir: Path | None, device: torch.device) -> None:
+    for method, seed, run in planned.runs(data_dir, device):
+        summary = _execute(run, f"{method} seed {seed}")
+        accuracy = summary.get("accuracy")
+        text = f"{100 * accuracy['mean']:.1f} %" if accuracy else ""
+        console.print(f"{method} seed {seed}: {text} in {summary['wall_seconds']:.1f} s", highlight=False)
+    rows, oracle, report = planned.conclude()
+    for table in _tables(rows):
+        console.print(table)
+    if oracle is not None:
+        console.print(f"Bayes oracle (known centres), mean over seeds: {100 * oracle:.1f} %", highlight=False)
+    console.print(f"report: {report}", soft_wrap=True, highlight=False)
+
+
+def _tables(rows: list[ComparisonRow]) -> Iterator[Table]:
+    metrics = list(dict.fromkeys(row.metric for row in rows))
+    for metric in metrics:
+        group = [row for row in rows if row.metric == metric]
+        table = Table(title=metric)
+        for index, title in enumerate(table_header(metric, group[0].method)):
+            table.add_column(title, justify="left" if index == 0 else "right")
+        for row in group:
+            table.add_row(*table_cells(row))
+        yield table
+
+
+@app.command("tune")
+def tune_command(
+    experiment: ExperimentName,
+    settings: Settings = None,
+    methods: MethodsOption = "",
+    grid: Annotated[list[str] | None, typer.Option("--grid", help="key=v1,v2,...; may be given several times")] = None,
+    seeds: Annotated[str, typer.Option("--seeds", help="as in compare")] = "0",
+    engine: EngineOption = None,
+    device: DeviceOption = "cpu",
+    data_dir: DataOption = None,
+    out: OutOption = None,
+) -> None:
+    """Choose settings on validation data only, with the same budget for every method."""
+    names = comparing.parse_names(methods, method_names())
+    table = override(find_experiment(experiment), _settings(engine, settings), names)
+    out = out or _default_out(f"tune-{table.get('name', 'experiment')}")
+    search = comparing.Search.create(out, table, names, comparing.parse_seeds(seeds), grid or [])
+    with _progress("tuning", search.size) as update:
+        chosen = search.execute(data_dir, _device(device), update)
+    shown = Table(title=f"chosen on validation data ({search.size} runs)")
+    for title in ("method", "settings", "validation"):
+        shown.add_column(title)
+    for method, (assignment, value) in chosen.items():
+        shown.add_row(method, " ".join(assignment) or "(defaults)", f"{value:.4f}")
+    console.print(shown)
+    console.print(f"chosen settings: {out / 'chosen.toml'}\nwhole grid: {out / 'grid.json'}", highlight=False)
+
+
+@app.command("list")
+def list_command(
+    what: Annotated[str, typer.Argument(help="methods, datasets or experiments")],
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, with all settings")] = False,
+) -> None:
+    """List what is there."""
+    makers = {"methods": _list_methods, "datasets": _list_datasets, "experiments": _list_experiments}
+    if what not in makers:
+        raise PerfedError(f"unknown list '{what}'; allowed: {', '.join(makers)}")
+    items = makers[what]()
+    if as_json:
+        typer.echo(json.dumps(items, indent=2, default=str))
+        return
+    table = Table("name", "summary", box=None, pad_edge=False)
+    for item in items:
+        table.add_row(item["name"], item["summary"])
+    console.print(table, markup=False)
+
+
+def _list_methods() -> list[dict[str, Any]]:
+    found = []
+    for name in method_names():
+        item = entry(name)
+        fields = {**item.method.model_fields}
+        for term in item.terms:
+            fields.update(term.model_fields)
+        described = {
+            key: {"default": field.get_default(call_default_factory=True), "description": field.description}
+            for key, field in fields.items()
+            if key in setting_names(name)
+        }
+        found.append({"name": name, "summary": item.summary, "settings": described})
+    return found
+
+
+def _list_datasets() -> list[dict[str, Any]]:
+    found = []
+    for name in dataset_names():
+        item = describe(name)
+        options = {o.name: {"default": o.default, "allowed": o.allowed} for o in item.options}
+        found.append({"name": name, "summary": item.summary, "files": list(item.files), "options": options})
+    return found
+
+
+def _list_experiments() -> list[dict[str, Any]]:
+    tables = {name: find_experiment(name) for name in experiment_names()}
+    return [
+        {"name": n, "summary": t.get("description", ""), "method": t.get("method"), "data": t["data"]}
+        for n, t in tables.items()
+    ]
+
+
+@app.command("report")
+def report_command(
+    directory: Annotated[Path, typer.Argument(help="a run's or a comparison's directory")],
+) -> None:
+    """Write report.html of a run or a comparison anew."""
+    if comparing.is_comparison(directory):
+        report = comparing.Comparison.read(directory).conclude()[2]
+    else:
+        report = write_report([directory], directory / "report.html", title=directory.name)
+    console.print(f"report: {report}", soft_wrap=True, highlight=False)
+
+
+def main() -> None:
+    """Entry point: errors of the user are one line and exit code 2."""
+    try:
+        code = typer.main.get_command(app)(standalone_mode=False)
+    except PerfedError as error:
+        _fail(str(error), 2)
+    except KeyboardInterrupt:
+        _fail(_INTERRUPTED, 130)
+    except Exception as error:
+        # Typer's own errors (an unknown option, a missing argument) come from click, which newer versions carry inside.
+        if type(error).__name__ == "Abort":
+            _fail(_INTERRUPTED, 130)
+        if hasattr(error, "format_message"):
+            _fail(error.format_message(), 2)
+        raise
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"perfed: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+"""Several runs as one piece of work: comparisons over methods and seeds, and searches over settings."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+
+from perfed.config import Experiment, override, resolve, validate
+from perfed.errors import PerfedError
+from perfed.experiment import Run, resume, start
+from perfed.report import ComparisonRow, compare_table, comparison_rows, write_report
+from perfed.store import RunDirectory, write_atomic
+
+
+def parse_names(text: str, allowed: Sequence[str]) -> list[str]:
+    """Names separated by commas, each one of ``allowed``, none twice."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise PerfedError(f"--methods: at least one is needed; allowed: {', '.join(allowed)}")
+    for name in names:
+        if name not in allowed:
+            raise PerfedError(f"--methods: unknown method '{name}'; allowed: {', '.join(allowed)}")
+    if len(set(names)) < len(names):
+        raise PerfedError(f"--methods {text}: a method is named twice")
+    return names
+
+
+def parse_seeds(text: str) -> list[int]:
+    """``"0..2"`` (inclusive), ``"0,3,5"`` or ``"7"``."""
+    problem = PerfedError(f"--seeds {text}: must be like 0..2 (inclusive), 0,3,5 or 7")
+    try:
+        if ".." in text:
+            first, last = (int(part) for part in text.split(".."))
+            seeds = list(range(first, last + 1))
+        else:
+            seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise problem from None
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise problem
+    return seeds
+
+
+def is_comparison(path: Path) -> bool:
+    """Whether ``path`` is the directory of a comparison."""
+    return (path / "comparison.toml").is_file()
+
+
+def _method_table(table: dict[str, Any], method: str, seed: int) -> dict[str, Any]:
+    return {**table, "method": method, "seed": seed}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods x seeds of one experiment, each run in ``DIR/<method>/seed-<n>/``.
+
+    Attributes:
+        path: the comparison's directory.
+        table: the experiment, without method and seed.
+        methods, seeds: what is run, in this order.
+    """
+
+    path: Path
+    table: dict[str, Any]
+    methods: list[str]
+    seeds: list[int]
+
+    @classmethod
+    def create(cls, path: Path, table: dict[str, Any], methods: list[str], seeds: list[int]) -> Comparison:
+        """Check every run's settings, then make the directory.
+
+        Raises:
+            PerfedError: bad settings of any run, or ``path`` already holds a run or comparison.
+        """
+        for method in methods:
+            validate(_method_table(table, method, seeds[0]))
+        RunDirectory.create(path)
+        content = {"methods": methods, "seeds": seeds, "experiment": table}
+        write_atomic(path / "comparison.toml", tomli_w.dumps(content))
+        return cls(path, table, methods, seeds)
+
+    @classmethod
+    def read(cls, path: Path) -> Comparison:
+        """The comparison that :meth:`create` wrote."""
+        try:
+            content = tomllib.loads((path / "comparison.toml").read_text())
+            return cls(path, content["experiment"], content["methods"], content["seeds"])
+        except (tomllib.TOMLDecodeError, KeyError, OSError) as error:
+            raise PerfedError(f"{path / 'comparison.toml'}: cannot be read: {error}") from None
+
+    def directory(self, method: str, seed: int) -> Path:
+        """Where a run is."""
+        return self.path / method / f"seed-{seed}"
+
+    def runs(self, data_dir: Path | None, device: torch.device) -> Iterator[tuple[str, int, Run]]:
+        """The runs that are not finished, ready to execute."""
+        for seed in self.seeds:
+            for method in self.methods:
+                where = self.directory(method, seed)
+                if RunDirectory(where).finished:
+                    continue
+                if (where / "config.toml").exists():
+                    yield method, seed, resume(where, data_dir=data_dir, device=device)
+                else:
+                    experiment = validate(_method_table(self.table, method, seed))
+                    yield method, seed, start(experiment, data_dir=data_dir, out=where, device=device)
+
+    def conclude(self) -> tuple[list[ComparisonRow], float | None, Path]:
+        """Write ``comparison.json`` and ``report.html`` of the runs that have started.
+
+        Returns:
+            The table, the mean accuracy of the Bayes oracle where the data has one, and the report's path.
+        """
+        places = [self.directory(m, s) for m in self.methods for s in self.seeds]
+        started = [place for place in places if (place / "config.toml").exists()]
+        if not started:
+            raise PerfedError(f"{self.path}: no run has started yet")
+        rows = comparison_rows(started)
+        write_atomic(self.path / "comparison.json", json.dumps(rows, indent=2) + "\n")
+        report = write_report(started, self.path / "report.html", title=str(self.table.get("name", "comparison")))
+        oracles = [_oracle(place) for place in started]
+        known = [value for value in oracles if value is not None]
+        return compare_table(rows), float(np.mean(known)) if known else None, report
+
+
+def _oracle(place: Path) -> float | None:
+    file = place / "summary.json"
+    value = json.loads(file.read_text()).get("oracle_accuracy") if file.exists() else None
+    return None if value is None else float(value)
+
+
+@dataclass(frozen=True)
+class Search:
+    """A grid of settings for several methods, the same for each; chosen on validation data.
+
+    Attributes:
+        path: where ``chosen.toml`` and ``grid.json`` go.
+        table: the experiment, evaluated on validation data.
+        original: the experiment as given.
+        points: assignments of each grid point.
+    """
+
+    path: Path
+    table: dict[str, Any]
+    original: dict[str, Any]
+    methods: list[str]
+    seeds: list[int]
+    points: list[list[str]]
+
+    @classmethod
+    def create(
+        cls, path: Path, table: dict[str, Any], methods: list[str], seeds: list[int], grid: Sequence[str]
+    ) -> Search:
+        """Check the grid; every method must know every key, or the budgets would differ.
+
+        Raises:
+            PerfedError: a bad grid or setting, or ``path`` is taken.
+        """
+        axes = [_axis(entry) for entry in grid]
+        if not axes:
+            raise PerfedError("--grid: at least one key=v1,v2,... is needed")
+        if (path / "grid.json").exists():
+            raise PerfedError(f"--out {path}: already holds a search; choose another directory")
+        data = {"validation_fraction": 0.25, **table["data"]}
+        if data["validation_fraction"] == 0:
+            data["validation_fraction"] = 0.25
+        evaluation = {**table.get("evaluation", {}), "split": "validation"}
+        held_out = {**table, "data": data, "evaluation": evaluation}
+        points = [list(point) for point in itertools.product(*axes)]
+        search = cls(path, held_out, table, methods, seeds, points)
+        for method in methods:
+            for point in points:
+                try:
+                    validate(_method_table(override(held_out, point, [method]), method, seeds[0]))
+                except PerfedError as error:
+                    raise PerfedError(
+                        f"--grid with method '{method}' (all methods get the same grid): {error}"
+                    ) from None
+        RunDirectory.create(path)
+        return search
+
+    @property
+    def size(self) -> int:
+        """Number of runs."""
+        return len(self.points) * len(self.methods) * len(self.seeds)
+
+    def execute(
+        self,
+        data_dir: Path | None,
+        device: torch.device,
+        progress: Callable[[int, int, float | None], None] | None,
+    ) -> dict[str, tuple[list[str], float]]:
+        """Run the whole grid and write the results.
+
+        Returns:
+            Method -> chosen assignments and their mean validation score over seeds.
+        """
+        results: list[dict[str, Any]] = []
+        done = 0
+        for method in self.methods:
+            for point in self.points:
+                scores = []
+                for seed in self.seeds:
+                    table = override(self.table, point, [method])
+                    experiment = validate(_method_table(table, method, seed))
+                    summary = start(experiment, data_dir=data_dir, device=device).execute()
+                    scores.append(_validation_score(summary))
+                    done += 1
+                    if progress is not None:
+                        progress(done, self.size, scores[-1])
+                results.append({"method": method, "settings": point, "scores": scores, "mean": float(np.mean(scores))})
+                write_atomic(self.path / "grid.json", json.dumps(results, indent=2) + "\n")
+        chosen: dict[str, tuple[list[str], float]] = {}
+        for method in self.methods:
+            best = max((r for r in results if r["method"] == method), key=lambda r: r["mean"])
+            chosen[method] = (best["settings"], best["mean"])
+        self._write_chosen({method: settings for method, (settings, _) in chosen.items()})
+        return chosen
+
+    def _write_chosen(self, chosen: dict[str, list[str]]) -> None:
+        """The experiment with each method's chosen settings in its own table where it can hold them."""
+        table = self.original
+        for method, assignments in chosen.items():
+            for assignment in assignments:
+                key, _, value = assignment.partition("=")
+                for path in resolve(table, key, [method]):
+                    own = path[0] in ("training", "methods")
+                    where = f"methods.{method}.{path[-1]}" if own else ".".join(path)
+                    table = override(table, [f"{where}={value}"], [method])
+        write_atomic(self.path / "chosen.toml", tomli_w.dumps(table))
+
+
+def _axis(entry: str) -> list[str]:
+    key, sign, values = entry.partition("=")
+    parts = [value for value in values.split(",") if value]
+    if not sign or not parts:
+        raise PerfedError(f"--grid {entry}: must be key=v1,v2,...")
+    return [f"{key}={value}" for value in parts]
+
+
+def _validation_score(summary: dict[str, Any]) -> float:
+    """Higher is better: accuracy, or minus the mean squared error."""
+    if "accuracy" in summary:
+        return float(summary["accuracy"]["mean"])
+    return -float(summary["metrics"]["mse"]["mean"])
+
+
+__all__ = ["Comparison", "Experiment", "Search", "is_comparison", "parse_names", "parse_seeds"]

@@ -1,0 +1,151 @@
+"""Small federations, models and servers for the tests, and an engine that sends everything through bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import perfed.methods  # noqa: F401 - registers every method
+from perfed import tree
+from perfed.codec import decode, encode
+from perfed.cohort import Cohort
+from perfed.engine import Exchange, InProcessEngine
+from perfed.federation import Federation
+from perfed.method import Method, entry
+from perfed.model import Model, hidden_layer, linear, mlp
+from perfed.participation import Participation
+from perfed.plan import Plan
+from perfed.rounds import Server
+from perfed.state import Setup
+from perfed.terms import Term
+
+
+class CodecEngine(InProcessEngine):
+    """Every payload, reply and client state becomes bytes and is read back, as it would over a network."""
+
+    def send(self, payload: dict[str, Any]) -> dict[str, Any]:
+        return decode(encode(payload))
+
+    def receive(self, reply: dict[str, Any]) -> dict[str, Any]:
+        return decode(encode(reply))
+
+    def keep(self, state: dict[str, Any]) -> dict[str, Any]:
+        return decode(encode(state))
+
+
+# name -> arguments of ``serve``
+ENGINES: dict[str, dict[str, Any]] = {
+    "sequential": {"engine": "sequential"},
+    "stacked": {"engine": "stacked"},
+    "codec": {"engine": "stacked", "chunk": 2, "runner": CodecEngine},
+}
+
+
+def blobs(
+    sizes=(12, 7, 5), *, dims=(4,), num_classes=3, labels=None, test=6, validation=0, seed=0, regression=False
+) -> Federation:
+    """Gaussian blobs; client i has ``sizes[i]`` samples of dimension ``dims[i]`` (cyclic) and classes ``labels[i]``."""
+    generator = np.random.default_rng(seed)
+    clients: dict[str, dict[str, Any]] = {}
+    for i, size in enumerate(sizes):
+        dim, held = dims[i % len(dims)], list(range(num_classes)) if labels is None else labels[i % len(labels)]
+        centres = 2 * np.random.default_rng(dim).normal(size=(num_classes, dim))
+        arrays: dict[str, Any] = {}
+        parts = {"train": size, "validation": validation, "test": test[i] if isinstance(test, tuple) else test}
+        for split, count in parts.items():
+            if count == 0:
+                continue
+            y = generator.permutation(np.resize(held, count)).astype(np.int64)
+            x = centres[y] + generator.normal(size=(count, dim))
+            arrays |= {f"x_{split}": x, f"y_{split}": x.sum(1) if regression else y}
+        clients[f"c{i}"] = arrays
+    return Federation.from_arrays(clients, num_classes=None if regression else num_classes)
+
+
+def network(num_classes: int = 3, *, dropout: float = 0.0) -> Model:
+    """Embedding to 3 numbers, body to 5, linear head."""
+    return Model(embedding=mlp((6,), 3, dropout=dropout), body=hidden_layer(5), head=linear(num_classes))
+
+
+def quick(kind: type[Method] | type[Term], **settings: Any) -> Any:
+    """A method or term with its defaults, but at most two epochs of everything, and mini-batches of four."""
+    short: dict[str, Any] = {}
+    for name, field in kind.model_fields.items():
+        is_number = isinstance(field.default, int) and not isinstance(field.default, bool)
+        if name.endswith("epochs") and is_number:
+            short[name] = min(2, field.default)
+    if "pretrain_epochs" in kind.model_fields:
+        short |= {"pretrain_epochs": 1, "pretrain_batch_size": 4}
+    if issubclass(kind, Method):
+        short |= {"batch_size": 4, "lr": 1e-2}
+    return kind(**{**short, **settings})
+
+
+def make(name: str, *, more_terms: tuple[Term, ...] = (), **settings: Any) -> Method:
+    """The registered method ``name`` with the terms it always has."""
+    found = entry(name)
+    terms = (*(quick(term) for term in found.terms), *more_terms)
+    return quick(found.method, **{**(found.defaults or {}), "terms": terms, **settings})
+
+
+def serve(
+    method: Method,
+    federation: Federation,
+    *,
+    model: Model | None = None,
+    engine: str = "stacked",
+    chunk: int = 0,
+    plan: Plan | None = None,
+    runner: type[InProcessEngine] = InProcessEngine,
+    dtype: torch.dtype = torch.float64,
+    rate: float = 1.0,
+    rounds: int = 10,
+    seed: int = 0,
+) -> Server:
+    """A server before its preparation."""
+    setup = Setup(method, model or network(federation.num_classes or 1), seed, dtype)
+    plan = plan or Plan(engine, chunk)
+    return Server(federation, setup, plan, Participation(rate=rate), rounds, engine=runner)
+
+
+def train(server: Server, rounds: int) -> Server:
+    """Prepare and run ``rounds`` rounds."""
+    server.prepare()
+    for number in range(1, rounds + 1):
+        server.round(number)
+    return server
+
+
+def cohort(
+    method: Method, federation: Federation, *, ids: list[str] | None = None, round_: int = 1, **options: Any
+) -> Cohort:
+    """A cohort of ``ids`` (default: all) with their initial personal parameters, before anything was loaded."""
+    runner = serve(method, federation, **options).engine
+    clients = [runner.clients[i] for i in ids or federation.ids]
+    return runner._cohort(clients, Exchange("test", round_, 0))
+
+
+def every_tensor(server: Server) -> dict[tuple[str, ...], Tensor]:
+    """All state of a run: the server's sets and every client's committed state."""
+    found = {("server", *path): t for path, t in tree.leaves(server.state.tree())}
+    for client, state in server.engine.states.items():
+        found |= {(client, *path): t for path, t in tree.leaves(state)}
+    return found
+
+
+def difference(one: Server, other: Server) -> float:
+    """Largest relative difference ``|a - b| / |b|`` over all tensors of two runs; 0 only for equal bits."""
+    a, b = every_tensor(one), every_tensor(other)
+    assert a.keys() == b.keys()
+    worst = 0.0
+    for name, x in a.items():
+        y = b[name]
+        assert x.shape == y.shape and x.dtype == y.dtype, name
+        assert torch.isfinite(x.double()).all(), name
+        if x.numel():
+            gap, size = (x.double() - y.double()).norm(), y.double().norm()
+            worst = max(worst, float(gap / size.clamp_min(1e-30)))
+    return worst

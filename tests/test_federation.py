@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from perfed.errors import PerfedError
+from perfed.federation import Client, Federation, Split
+
+
+def good(n=4, dim=3):
+    return {"x_train": np.arange(n * dim, dtype=np.float64).reshape(n, dim), "y_train": np.arange(n) % 2}
+
+
+def test_arrays_become_clients_in_the_order_of_their_ids():
+    federation = Federation.from_arrays({"b": good(), "a": good(5, 2), "c10": good(), "c2": good()}, name="toy")
+    assert federation.ids == ["a", "b", "c10", "c2"] and len(federation) == 4 and federation.name == "toy"
+    a = next(iter(federation))
+    assert a.input_shape == (2,) and len(a.train) == 5
+    assert torch.equal(a.train.x, torch.arange(10, dtype=torch.float64).view(5, 2))
+    assert a.train.y.dtype == torch.int64 and a.train.y.tolist() == [0, 1, 0, 1, 0]
+    assert federation.num_classes == 2
+
+
+def test_a_list_of_clients_gets_numbers_as_ids():
+    assert Federation.from_arrays([good(), good(), good()]).ids == ["000", "001", "002"]
+
+
+def test_integer_inputs_become_floating_point_and_other_integers_labels():
+    arrays = {"x_train": np.array([[1, 2]], dtype=np.uint8), "y_train": np.array([1], dtype=np.int8)}
+    split = Federation.from_arrays([arrays]).clients[0].train
+    assert split.x.dtype == torch.float32 and split.y.dtype == torch.int64
+
+
+def test_the_number_of_classes_counts_all_splits_of_all_clients():
+    other = {**good(), "x_test": np.zeros((1, 3)), "y_test": np.array([6])}
+    assert Federation.from_arrays([good(), other]).num_classes == 7
+    assert Federation.from_arrays([good(), other], num_classes=9).num_classes == 9
+
+
+def test_floating_point_targets_are_regression():
+    federation = Federation.from_arrays([{"x_train": np.ones((2, 3)), "y_train": np.array([0.5, 2.0])}])
+    assert federation.num_classes is None and federation.clients[0].train.y.tolist() == [0.5, 2.0]
+
+
+def test_domains_and_feature_names_are_kept():
+    arrays = {**good(), "domain_train": np.array([1, 0, 1, 0]), "feature_names": ["age", "bmi", "sex"]}
+    client = Federation.from_arrays([arrays]).clients[0]
+    assert client.train.domain.tolist() == [1, 0, 1, 0] and client.feature_names == ("age", "bmi", "sex")
+    part = client.train.take(torch.tensor([2, 0]))
+    assert part.domain.tolist() == [1, 1] and torch.equal(part.x, client.train.x[[2, 0]]) and len(part) == 2
+
+
+def test_a_client_without_test_data_takes_part():
+    empty = {**good(), "x_test": np.zeros((0, 3)), "y_test": np.zeros(0, dtype=np.int64)}
+    federation = Federation.from_arrays({"none": good(), "empty": empty})
+    assert all(client.split("test") is None and client.split("validation") is None for client in federation)
+    assert all(client.split("train") is client.train for client in federation)
+
+
+def test_clients_may_differ_in_shape():
+    image = {"x_train": np.zeros((2, 1, 5, 5)), "y_train": np.array([0, 1])}
+    assert [c.input_shape for c in Federation.from_arrays([good(), good(4, 7), image])] == [(3,), (7,), (1, 5, 5)]
+
+
+def test_casting_changes_floating_point_values_only():
+    federation = Federation.from_arrays([{**good(), "x_test": np.ones((1, 3)), "y_test": np.array([0])}])
+    cast = federation.to(dtype=torch.float32).clients[0]
+    assert cast.train.x.dtype == cast.test.x.dtype == torch.float32 and cast.train.y.dtype == torch.int64
+    values = Federation.from_arrays([{"x_train": np.ones((1, 2)), "y_train": np.ones(1)}]).to(dtype=torch.float32)
+    assert values.clients[0].train.y.dtype == torch.float32
+
+
+def bad_inputs():
+    nan = np.ones((4, 3))
+    nan[2, 1] = np.nan
+    infinite = np.ones((4, 1, 2, 2))
+    infinite[1, 0, 1, 0] = -np.inf
+    return [
+        ({"x_train": nan}, r"client 'x': train inputs hold NaN or infinity in column 1, row 2"),
+        ({"x_train": nan, "feature_names": ["a", "bmi", "c"]}, r"client 'x': .* column 1 \('bmi'\), row 2"),
+        ({"x_train": infinite}, r"client 'x': train inputs .* column 0,1,0, row 1"),
+        ({"x_test": nan, "y_test": np.zeros(4, int)}, r"client 'x': test inputs hold NaN"),
+        ({"y_train": np.array([0, 1, 0, 5])}, r"client 'x': train label 5 is outside the classes 0..1"),
+        ({"y_train": np.array([0, -1, 0, 1])}, r"client 'x': train label -1 is outside the classes 0..1"),
+        ({"x_test": np.ones((1, 3)), "y_test": np.array([2])}, r"client 'x': test label 2 is outside"),
+        ({"y_train": np.array([0, 1])}, r"client 'x': train .* same length"),
+        ({"domain_train": np.array([0, 1])}, r"client 'x': train .* same length"),
+        ({"x_test": np.ones((2, 4)), "y_test": np.array([0, 1])}, r"client 'x': test inputs have shape \(4,\)"),
+        ({"x_train": np.ones((0, 3)), "y_train": np.zeros(0, int)}, r"client 'x' has no training data"),
+        ({"x_train": None, "y_train": None}, r"client 'x' has no training data"),
+        ({"y_train": None}, r"client 'x': 'y_train' is missing"),
+        ({"y_test": np.array([1])}, r"client 'x': 'x_test' is missing"),
+        ({"x": np.ones((4, 3))}, r"client 'x': unknown key 'x'; allowed: .*x_train"),
+        ({"feature_names": ["a"]}, r"client 'x': 1 feature names for inputs of shape \(3,\)"),
+        ({"x_train": np.array([["a", "b", "c"]] * 4)}, r"client 'x': x_train cannot become a tensor"),
+        ({"x_train": [[1.0, 2.0], [3.0]]}, r"client 'x': x_train cannot become a tensor"),
+    ]
+
+
+@pytest.mark.parametrize(("change", "message"), bad_inputs())
+def test_bad_input_is_refused_in_one_line_that_names_the_client(change, message):
+    with pytest.raises(PerfedError, match=message) as error:
+        Federation.from_arrays({"fine": good(), "x": {**good(), **change}}, num_classes=2)
+    assert "\n" not in str(error.value)
+
+
+def test_targets_must_be_finite_and_of_one_kind():
+    values = {"x_train": np.ones((2, 3)), "y_train": np.array([1.0, np.inf])}
+    with pytest.raises(PerfedError, match="client 'x': train targets hold NaN or infinity"):
+        Federation.from_arrays({"x": values})
+    with pytest.raises(PerfedError, match="integer targets"):
+        Federation.from_arrays({"a": good(), "b": {**values, "y_train": np.ones(2)}})
+
+
+def test_a_federation_needs_clients_with_different_ids():
+    with pytest.raises(PerfedError, match="'data' has no clients"):
+        Federation.from_arrays({})
+    split = Split(torch.ones(2, 1), torch.tensor([0, 1]))
+    with pytest.raises(PerfedError, match="client id 'a' occurs twice"):
+        Federation((Client("a", split), Client("b", split), Client("a", split)), 2)
+
+
+def test_directly_built_clients_are_checked_too():
+    with pytest.raises(PerfedError, match="client 'a' has no training data"):
+        Federation((Client("a", Split(torch.ones(0, 1), torch.zeros(0).long())),), 2)
