@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,6 @@ import torch
 from torch import Tensor
 
 import perfed.methods  # noqa: F401 - registers every method
-from perfed import tree
 from perfed.codec import decode, encode
 from perfed.cohort import Cohort
 from perfed.engine import Exchange, InProcessEngine
@@ -128,11 +128,20 @@ def cohort(
     return runner._cohort(clients, Exchange("test", round_, 0))
 
 
+def leaves(tree: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Every tensor of nested dictionaries with its path."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, (*prefix, name))
+        else:
+            yield (*prefix, name), value
+
+
 def every_tensor(server: Server) -> dict[tuple[str, ...], Tensor]:
     """All state of a run: the server's sets and every client's committed state."""
-    found = {("server", *path): t for path, t in tree.leaves(server.state.tree())}
+    found = {("server", *path): t for path, t in leaves(server.state.tree())}
     for client, state in server.engine.states.items():
-        found |= {(client, *path): t for path, t in tree.leaves(state)}
+        found |= {(client, *path): t for path, t in leaves(state)}
     return found
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from engines import leaves
 from perfed.codec import decode, encode
 from perfed.errors import PerfedError
-from perfed.tree import leaves
 
 DTYPES = [
     torch.float64,

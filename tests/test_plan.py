@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from perfed.errors import PerfedError
+from perfed.plan import Path, Plan, use_threads
+
+
+def sleeping(seconds_by_chunk, calls=None):
+    def trial(chunk: int) -> None:
+        if calls is not None:
+            calls.append(chunk)
+        time.sleep(seconds_by_chunk(chunk))
+
+    return trial
+
+
+def test_auto_takes_the_fastest_way_per_client_and_remembers_it():
+    calls: list[int] = []
+    plan = Plan("auto", threads=1)
+    slow_alone = sleeping(lambda chunk: 0.004 if chunk == 1 else 0.004 + 0.0005 * chunk, calls)
+    assert plan.path("fit", 40, slow_alone) == Path(0, 1)
+    assert set(calls) == {1, 8, 32, 40}
+    count = len(calls)
+    assert plan.path("fit", 40, slow_alone) == plan.path("fit", 3, slow_alone) == Path(0, 1)
+    assert len(calls) == count  # decided once
+    assert plan.path("other fit", 9, sleeping(lambda chunk: 0.002 * chunk**2)) == Path(1, 1)
+    assert plan.path("third", 12, sleeping(lambda c: 0.001 if c == 8 else 0.002 * c)) == Path(8, 1)
+
+
+def test_what_cannot_be_stacked_runs_alone_and_is_not_timed():
+    for engine in ("auto", "stacked", "sequential"):
+        assert Plan(engine, threads=1).path("fit", 40, None) == Path(1, 1)
+
+
+def test_fixed_engines_do_not_time_anything():
+    def trial(chunk):
+        raise AssertionError("timed")
+
+    assert Plan("sequential", threads=1).path("fit", 40, trial) == Path(1, 1)
+    assert Plan("stacked", 7, threads=3).path("fit", 40, trial) == Path(7, 3)
+    assert Plan("stacked", threads=1).path("fit", 40, trial).size(40) == 40
+    assert Plan("auto", threads=1).path("fit", 1, trial) == Path(1, 1)  # nothing to choose
+
+
+def test_a_path_never_takes_more_clients_than_there_are():
+    assert [Path(c, 1).size(5) for c in (0, 1, 4, 5, 9)] == [5, 1, 4, 5, 5]
+
+
+def test_both_thread_numbers_are_tried(monkeypatch):
+    threads: list[int] = []
+    plan = Plan("auto", threads=2)
+    plan.path("fit", 2, lambda chunk: threads.append(torch.get_num_threads()))
+    assert set(threads) == {1, 2}
+
+
+def test_plain_values_round_trip():
+    plan = Plan("auto", threads=2)
+    plan.paths = {"fit head": Path(8, 1), "forward": Path(0, 2)}
+    data = plan.to_dict()
+    assert data == {
+        "engine": "auto",
+        "chunk": 0,
+        "threads": 2,
+        "paths": {"fit head": {"chunk": 8, "threads": 1}, "forward": {"chunk": 0, "threads": 2}},
+    }
+    back = Plan.from_dict(data)
+    assert back.to_dict() == data and back.path("fit head", 99, None if False else lambda c: 1 / 0) == Path(8, 1)
+    assert Plan.from_dict({"engine": "stacked"}).threads == torch.get_num_threads()
+
+
+def test_description_says_what_was_chosen_and_why():
+    plan = Plan("auto", threads=1)
+    plan.paths = {"fit head": Path(8, 1), "forward": Path(0, 2), "fit body": Path(1, 1)}
+    plan.reasons = {"clients like 'a'": "batch-norm in training"}
+    text = plan.describe()
+    assert text[0].startswith("engine: auto")
+    assert "fit head: 8 clients stacked, 1 thread" in text and "forward: all clients stacked, 2 threads" in text
+    assert "fit body: one client at a time, 1 thread" in text
+    assert "clients like 'a': one client at a time (batch-norm in training)" in text
+
+
+@pytest.mark.parametrize("wrong", [("fast",), ("stacked", -1), ("stacked", 0, -2)])
+def test_impossible_plans_are_refused(wrong):
+    with pytest.raises(PerfedError, match=r"unknown engine 'fast'; allowed: auto|at least 0"):
+        Plan(*wrong)
+
+
+def test_threads_are_put_back():
+    before = torch.get_num_threads()
+    with use_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+    with pytest.raises(KeyError), use_threads(before + 1):
+        raise KeyError
+    assert torch.get_num_threads() == before

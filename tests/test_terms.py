@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engines import blobs, cohort, difference, make, network, quick, serve, train
+from perfed.errors import PerfedError
+from perfed.methods.fedavg import FedAvg
+from perfed.methods.fedrep import HetFedRep
+from perfed.methods.local import Local
+from perfed.model import STAGES, stage_of
+from perfed.terms import Proximal, Term, term_class, term_names
+
+
+def test_terms_are_found_by_name():
+    assert term_class("proximal") is Proximal and {"proximal", "anchors"} <= set(term_names())
+    with pytest.raises(PerfedError, match="unknown term 'nothing'; allowed: anchors"):
+        term_class("nothing")
+    with pytest.raises(ValueError):
+        Proximal(mu=-1.0)
+    with pytest.raises(ValueError):
+        Proximal(nu=1.0)
+
+
+def distance_after_a_round(mu: float, **settings) -> float:
+    method = quick(FedAvg, terms=(Proximal(mu=mu),), optimizer="sgd", **settings)
+    server = serve(method, blobs(), model=network())
+    before = {name: tensor.clone() for name, tensor in server.state.shared.items()}
+    server.round(1)
+    return sum(float((server.state.shared[n] - t).square().sum()) for n, t in before.items()) ** 0.5
+
+
+def test_a_large_mu_keeps_the_shared_parameters_near_the_received_ones():
+    free, pulled = distance_after_a_round(0.0, lr=0.01), distance_after_a_round(50.0, lr=0.01)
+    assert free > 1e-2 and pulled < 0.2 * free
+
+
+@pytest.mark.parametrize("name", ["fedavg", "hetfedrep"])
+def test_mu_zero_changes_nothing(name):
+    plain = train(serve(make(name), blobs(), rate=0.7), 2)
+    zero = train(serve(make(name, more_terms=(Proximal(mu=0.0),)), blobs(), rate=0.7), 2)
+    assert difference(zero, plain) == 0
+    some = train(serve(make(name, more_terms=(Proximal(mu=0.1),)), blobs(), rate=0.7), 2)
+    assert difference(some, plain) > 1e-6
+
+
+def test_the_gradient_is_mu_times_the_way_back():
+    """With learning rate lr, one more step of SGD differs by - lr mu (w - received), and for shared parameters only."""
+    mu, lr, federation = 0.7, 0.1, blobs((6, 4))
+    settings = {"optimizer": "sgd", "lr": lr, "batch_size": 99}
+    with_term = cohort(quick(HetFedRep, terms=(Proximal(mu=mu),), **settings), federation)
+    without = cohort(quick(HetFedRep, **settings), federation)
+    shared = {n: torch.randn(2, *t.shape).double() for n, t in with_term.chain.tensors().items() if stage_of(n) == "body"}
+    moved = {n: t + torch.linspace(-1, 1, t[0].numel()).view(t.shape[1:]) for n, t in shared.items()}
+    for group in (with_term, without):
+        group.load(shared)
+    penalties = with_term.method.penalties(with_term, {"proximal": {}})
+    for group, active in ((with_term, penalties), (without, [])):
+        group.model.update({n: t.clone() for n, t in moved.items()})
+        group.fit(STAGES, steps=1, penalties=active)
+    for name, tensor in with_term.model.items():
+        expected = -lr * mu * (moved[name] - shared[name]) if name in shared else torch.zeros_like(tensor)
+        torch.testing.assert_close(tensor - without.model[name], expected, rtol=1e-10, atol=1e-12)
+
+
+class Shrink(Term):
+    """A user's term: weight decay on the head, in the loss."""
+
+    name = "shrink"
+
+    def penalty(self, cohort, payload):
+        return lambda step: 5.0 * step.params["head.weight"].square().flatten(1).sum(1)
+
+
+def test_a_users_term_works_in_every_method():
+    for name in ("fedavg", "hetfedrep", "local"):
+        plain = train(serve(make(name), blobs()), 1)
+        shrunk = train(serve(make(name, more_terms=(Shrink(), Proximal())), blobs()), 1)
+        norms = []
+        for server in (plain, shrunk):
+            heads = [s["model"]["head.weight"] for s in server.engine.states.values() if "head.weight" in s["model"]]
+            norms.append(float(torch.stack(heads or [server.state.shared["head.weight"]]).norm()))
+        assert norms[1] < 0.97 * norms[0]
+
+
+def test_a_set_that_is_declared_twice_is_an_error():
+    from perfed.method import ParameterSet
+
+    class Taken(Shrink):
+        def sets(self):
+            return {"shared": ParameterSet("server")}
+
+    with pytest.raises(PerfedError, match="'shared' is declared twice.*'shrink'"):
+        serve(quick(Local, terms=(Taken(),)), blobs())
