@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -329,6 +330,18 @@ class Cohort:
                 self._check(losses, done, first)
                 self._loss_sum[first:stop] += losses.cpu().double()
                 self._loss_steps[first:stop] += torch.from_numpy(done)
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Fits inside count neither for :attr:`train_loss` and :attr:`steps_done` nor for the keys of later fits.
+
+        For trying things out on copies of parameters, as often as it takes.
+        """
+        before = self._fits, self._loss_sum.clone(), self._loss_steps.clone()
+        try:
+            yield
+        finally:
+            self._fits, self._loss_sum, self._loss_steps = before
 
     def _task(
         self,

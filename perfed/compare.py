@@ -15,6 +15,7 @@ import tomli_w
 import torch
 
 from perfed.config import Experiment, override, resolve, validate
+from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.experiment import Run, resume, start
 from perfed.report import ComparisonRow, compare_table, comparison_rows, write_report
@@ -59,6 +60,18 @@ def _method_table(table: dict[str, Any], method: str, seed: int) -> dict[str, An
     return {**table, "method": method, "seed": seed}
 
 
+def _check(table: dict[str, Any], methods: list[str], seed: int, data_dir: Path | None, device: torch.device) -> None:
+    """Build every method's run without starting it, so that bad settings and data are found before any training."""
+    experiments = [validate(_method_table(table, method, seed)) for method in methods]
+    data = experiments[0]
+    federation = load(data.data["name"], data.data_options, seed=seed, data_dir=data_dir)
+    for experiment in experiments:
+        try:
+            start(experiment, federation=federation, device=device)
+        except PerfedError as error:
+            raise PerfedError(f"{experiment.method}: {error}") from None
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Methods x seeds of one experiment, each run in ``DIR/<method>/seed-<n>/``.
@@ -75,14 +88,21 @@ class Comparison:
     seeds: list[int]
 
     @classmethod
-    def create(cls, path: Path, table: dict[str, Any], methods: list[str], seeds: list[int]) -> Comparison:
-        """Check every run's settings, then make the directory.
+    def create(
+        cls,
+        path: Path,
+        table: dict[str, Any],
+        methods: list[str],
+        seeds: list[int],
+        data_dir: Path | None,
+        device: torch.device,
+    ) -> Comparison:
+        """Check that every method can start on the data, then make the directory.
 
         Raises:
-            PerfedError: bad settings of any run, or ``path`` already holds a run or comparison.
+            PerfedError: bad settings of any method, bad data, or ``path`` already holds a run or comparison.
         """
-        for method in methods:
-            validate(_method_table(table, method, seeds[0]))
+        _check(table, methods, seeds[0], data_dir, device)
         RunDirectory.create(path)
         content = {"methods": methods, "seeds": seeds, "experiment": table}
         write_atomic(path / "comparison.toml", tomli_w.dumps(content))
@@ -158,7 +178,14 @@ class Search:
 
     @classmethod
     def create(
-        cls, path: Path, table: dict[str, Any], methods: list[str], seeds: list[int], grid: Sequence[str]
+        cls,
+        path: Path,
+        table: dict[str, Any],
+        methods: list[str],
+        seeds: list[int],
+        grid: Sequence[str],
+        data_dir: Path | None,
+        device: torch.device,
     ) -> Search:
         """Check the grid; every method must know every key, or the budgets would differ.
 
@@ -168,8 +195,18 @@ class Search:
         axes = [_axis(entry) for entry in grid]
         if not axes:
             raise PerfedError("--grid: at least one key=v1,v2,... is needed")
-        if (path / "grid.json").exists():
-            raise PerfedError(f"--out {path}: already holds a search; choose another directory")
+        keys = [axis[0].partition("=")[0] for axis in axes]
+        if len(set(keys)) < len(keys):
+            raise PerfedError(f"--grid: a key is given twice; given: {', '.join(keys)}")
+        for key in keys:
+            sections = {path[0] for method in methods for path in resolve(table, key, [method])}
+            if key.startswith("methods."):
+                raise PerfedError(f"--grid {key}: name the setting alone; every method gets the same grid")
+            if len(methods) > 1 and not sections <= {"training", "methods", "model"}:
+                raise PerfedError(
+                    f"--grid {key}: is the same for all methods, so it cannot be chosen for each of several; "
+                    "give one method, or a setting of the methods, the training or the model"
+                )
         data = {"validation_fraction": 0.25, **table["data"]}
         if data["validation_fraction"] == 0:
             data["validation_fraction"] = 0.25
@@ -185,6 +222,7 @@ class Search:
                     raise PerfedError(
                         f"--grid with method '{method}' (all methods get the same grid): {error}"
                     ) from None
+        _check(override(held_out, points[0], methods), methods, seeds[0], data_dir, device)
         RunDirectory.create(path)
         return search
 
@@ -227,16 +265,24 @@ class Search:
         return chosen
 
     def _write_chosen(self, chosen: dict[str, list[str]]) -> None:
-        """The experiment with each method's chosen settings in its own table where it can hold them."""
-        table = self.original
+        """The experiment with each method's chosen settings in the method's own table."""
+        given = self.original
+        result = {**given, "methods": dict(given.get("methods", {}))}
         for method, assignments in chosen.items():
-            for assignment in assignments:
-                key, _, value = assignment.partition("=")
-                for path in resolve(table, key, [method]):
-                    own = path[0] in ("training", "methods")
-                    where = f"methods.{method}.{path[-1]}" if own else ".".join(path)
-                    table = override(table, [f"{where}={value}"], [method])
-        write_atomic(self.path / "chosen.toml", tomli_w.dumps(table))
+            picked = override(given, assignments, [method])
+            own = dict(picked.get("methods", {}).get(method, {}))
+            training, model = (_changed(picked.get(part, {}), given.get(part, {})) for part in ("training", "model"))
+            own = {**training, **own}
+            if model:
+                own["model"] = {**model, **own.get("model", {})}
+            result["methods"][method] = own
+            rest = {key: value for key, value in picked.items() if key not in ("training", "model", "methods")}
+            result.update(_changed(rest, given))
+        write_atomic(self.path / "chosen.toml", tomli_w.dumps(result))
+
+
+def _changed(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in new.items() if key not in old or old[key] != value}
 
 
 def _axis(entry: str) -> list[str]:

@@ -17,13 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 import perfed.methods  # noqa: F401 - registers the methods
 from perfed import model as models
-from perfed.datasets import dataset_names, describe
+from perfed.datasets import check_options, dataset_names, describe
 from perfed.errors import PerfedError, first_problem
 from perfed.method import Method, entry, method_names
 from perfed.model import STAGES, Model, Shape, StageFactory
 from perfed.participation import Participation
 from perfed.plan import EngineName, Plan
-from perfed.terms import Term, term_class
+from perfed.terms import Term, term_class, term_names
 
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -63,6 +63,24 @@ class Snapshots(BaseModel):
     @classmethod
     def _as_tuple(cls, value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else value
+
+
+class _PathSettings(BaseModel):
+    model_config = _STRICT
+
+    chunk: int = Field(ge=0)
+    threads: int = Field(ge=1)
+
+
+class _PlanSettings(BaseModel):
+    """The ``[plan]`` table; ``paths`` are choices that a run has recorded."""
+
+    model_config = _STRICT
+
+    engine: EngineName = "auto"
+    chunk: int = Field(0, ge=0)
+    threads: int = Field(0, ge=0)
+    paths: dict[str, _PathSettings] = Field(default_factory=dict)
 
 
 class Experiment(BaseModel):
@@ -128,9 +146,9 @@ class Experiment(BaseModel):
     def build_plan(self) -> Plan:
         """The execution plan, with recorded choices if there are any."""
         try:
-            return Plan.from_dict({"engine": "auto", **self.plan})
-        except (TypeError, KeyError) as error:
-            raise PerfedError(f"plan: {error}") from None
+            return Plan.from_dict(_PlanSettings.model_validate(self.plan).model_dump())
+        except ValidationError as error:
+            raise _problem(error, _PlanSettings, "plan") from None
 
 
 def read(text: str, where: str) -> Experiment:
@@ -152,14 +170,31 @@ def validate(table: Mapping[str, Any]) -> Experiment:
     try:
         experiment = Experiment.model_validate(dict(table))
     except ValidationError as error:
-        raise first_problem(error, "") from None
-    describe(experiment.data["name"])
-    for name in experiment.methods:
-        entry(name)
-    experiment.build_method()
-    experiment.build_model(num_outputs=1)
+        raise _problem(error, Experiment) from None
+    check_options(experiment.data["name"], experiment.data_options)
+    for name in dict.fromkeys([experiment.method, *experiment.methods]):
+        described = experiment.model_copy(update={"method": name})
+        described.build_method()
+        described.build_model(num_outputs=1)
     experiment.build_plan()
     return experiment
+
+
+def _problem(error: ValidationError, model: type[BaseModel], where: str = "") -> PerfedError:
+    """The first problem; for an unknown key with the keys that its table may hold."""
+    problem = first_problem(error, where)
+    detail = error.errors()[0]
+    if detail["type"] != "extra_forbidden":
+        return problem
+    holder = model
+    for part in detail["loc"][:-1]:
+        kind = holder.model_fields[part].annotation if part in holder.model_fields else None
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return problem
+        holder = kind
+    near = difflib.get_close_matches(str(detail["loc"][-1]), holder.model_fields, n=1)
+    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    return PerfedError(f"{problem}{hint}; allowed: {', '.join(holder.model_fields)}")
 
 
 def experiment_names() -> list[str]:
@@ -172,9 +207,12 @@ def find_experiment(name: str) -> dict[str, Any]:
     """The TOML table of a shipped experiment, or of the file ``name``."""
     path = Path(name)
     if name in experiment_names():
-        text, where = (resources.files("perfed.experiments") / f"{name}.toml").read_text(), name
+        text = (resources.files("perfed.experiments") / f"{name}.toml").read_text()
     elif path.suffix == ".toml" and path.is_file():
-        text, where = path.read_text(), name
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise PerfedError(f"{name}: cannot be read: {error}") from None
     else:
         near = difflib.get_close_matches(name, experiment_names(), n=1)
         hint = f" (did you mean '{near[0]}'?)" if near else ""
@@ -184,7 +222,7 @@ def find_experiment(name: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise PerfedError(f"{where}: not valid TOML: {error}") from None
+        raise PerfedError(f"{name}: not valid TOML: {error}") from None
 
 
 # Overrides ---------------------------------------------------------------------------------------------------
@@ -201,8 +239,9 @@ def parse_value(text: str) -> Any:
 def override(table: dict[str, Any], assignments: Iterable[str], methods: Sequence[str]) -> dict[str, Any]:
     """Apply ``key=value`` assignments to an experiment's table, without changing it.
 
-    A dotted key is a path (``data.clients=5``, ``methods.flic-hl.lambda1=0``). A bare key is looked up among the
-    top-level keys, the options of the data set, the settings of ``methods`` and of training, participation, evaluation.
+    A dotted key is a path (``data.clients=5``, ``methods.flic-hl.lambda1=0``). A key that starts with no table's name
+    is looked up among the options of the data set, the settings of ``methods`` and of training, participation,
+    evaluation.
 
     Raises:
         PerfedError: not of the form key=value, or a key that is unknown or found in several places.
@@ -225,18 +264,19 @@ def override(table: dict[str, Any], assignments: Iterable[str], methods: Sequenc
 
 def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[tuple[str, ...]]:
     """Where the key of an assignment belongs, as paths; several if it is a setting of several methods."""
-    if "." in key:
-        return [_split(key)]
-    if key in Experiment.model_fields:
-        return [(key,)]
+    first, *rest = key.split(".")
+    if first in Experiment.model_fields:
+        return [(first, *rest)]
+    if rest:
+        return [(*path, *rest) for path in resolve(table, first, methods)]
     places: dict[str, list[tuple[str, ...]]] = {}
-    name = table.get("data", {}).get("name")
+    name = _section(table, "data").get("name")
     if isinstance(name, str) and name in dataset_names() and key in {o.name for o in describe(name).options}:
         places["data"] = [("data", key)]
-    holders = [m for m in methods if key in setting_names(m)]
-    if key in Method.model_fields:
+    holders = [m for m in methods if key in setting_names(m) | _term_settings(table, m)]
+    if key in Method.model_fields and key != "terms":
         places["training"] = [("training", key)] + [
-            ("methods", m, key) for m in methods if key in table.get("methods", {}).get(m, {})
+            ("methods", m, key) for m in methods if key in _section(_section(table, "methods"), m)
         ]
     elif holders:
         places["methods"] = [("methods", m, key) for m in holders]
@@ -248,6 +288,12 @@ def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[
     if places:
         raise PerfedError(f"'{key}' is ambiguous; write one of: {', '.join(f'{place}.{key}' for place in places)}")
     raise PerfedError(_unknown(key, name, methods))
+
+
+def _section(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The table under ``key``; empty if there is none (validation says so if it is something else)."""
+    value = table.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _unknown(key: str, data: Any, methods: Sequence[str]) -> str:
@@ -266,8 +312,11 @@ def _unknown(key: str, data: Any, methods: Sequence[str]) -> str:
     return f"unknown key '{key}'; {hint}"
 
 
-def _split(key: str) -> tuple[str, ...]:
-    return tuple(key.split("."))
+def _term_settings(table: Mapping[str, Any], method: str) -> set[str]:
+    """Settings of the terms that the table adds to ``method``."""
+    names = _section(_section(table, "methods"), method).get("terms", [])
+    known = [term_class(name) for name in names if name in term_names()] if isinstance(names, list) else []
+    return {setting for term in known for setting in term.model_fields}
 
 
 def _copy(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -184,22 +184,8 @@ class _State:
             # The fused kernels walk memory in order: a transposed gradient would be applied to the wrong entries.
             params, g = [self.params[n] for n in names], [grads[n].contiguous() for n in names]
             if self.spec.kind == "adam":
-                adam(
-                    params,
-                    g,
-                    [self.first[n] for n in names],
-                    [self.second[n] for n in names],
-                    [],
-                    [self.counters[n] for n in names],
-                    fused=True,
-                    amsgrad=False,
-                    beta1=0.9,
-                    beta2=0.999,
-                    lr=group.lr,
-                    weight_decay=group.weight_decay,
-                    eps=1e-8,
-                    maximize=False,
-                )
+                first, second = [self.first[n] for n in names], [self.second[n] for n in names]
+                _adam(params, g, first, second, [self.counters[n] for n in names], group)
             else:
                 self._sgd(names, params, g, group)
         self.started = True
@@ -219,6 +205,24 @@ class _State:
             nesterov=False,
             maximize=False,
         )
+
+
+def _adam(
+    params: list[Tensor], grads: list[Tensor], first: list[Tensor], second: list[Tensor], counters: list[Tensor], group: Group
+) -> None:
+    """One step of torch's fused Adam, without the 30 us of checks of ``torch.optim``'s function where that is possible."""
+    settings = {
+        "amsgrad": False, "beta1": 0.9, "beta2": 0.999, "lr": group.lr, "weight_decay": group.weight_decay, "eps": 1e-8,
+        "maximize": False,
+    }  # fmt: skip
+    if _RAW_ADAM is None or params[0].device.type != "cpu":
+        adam(params, grads, first, second, [], counters, fused=True, **settings)  # type: ignore[arg-type]
+        return
+    torch._foreach_add_(counters, 1)
+    _RAW_ADAM(params, grads, first, second, [], counters, **settings)
+
+
+_RAW_ADAM: Callable[..., None] | None = getattr(torch, "_fused_adam_", None)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -77,9 +78,21 @@ def _is_known_sequential(module: nn.Module) -> bool:
     return type(module) is nn.Sequential
 
 
+def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The layers of a sequential module in the order of work: max-pooling before ReLU, a quarter of the ReLU's work.
+
+    Both orders give the same outputs and gradients.
+    """
+    children = list(module.named_children())
+    for i in range(len(children) - 1):
+        if type(children[i][1]) is nn.ReLU and type(children[i + 1][1]) is nn.MaxPool2d:
+            children[i], children[i + 1] = children[i + 1], children[i]
+    return children
+
+
 def _single(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
     if _is_known_sequential(module):
-        for name, child in module.named_children():
+        for name, child in _children(module):
             x = _single(child, f"{prefix}.{name}", x, run)
         return x
     if isinstance(module, _DROPOUT):
@@ -103,7 +116,7 @@ def _single(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
 
 def _stacked(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
     if _is_known_sequential(module):
-        for name, child in module.named_children():
+        for name, child in _children(module):
             x = _stacked(child, f"{prefix}.{name}", x, run)
         return x
     if isinstance(module, _ELEMENTWISE):
@@ -133,9 +146,30 @@ def _bias(prefix: str, run: Pass) -> Tensor | None:
 
 
 def _stacked_linear(prefix: str, x: Tensor, run: Pass) -> Tensor:
-    weight = run.params[f"{prefix}.weight"].transpose(1, 2)
-    bias = run.params.get(f"{prefix}.bias")
-    return torch.bmm(x, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight)
+    out: Tensor = _StackedLinear.apply(x, run.params[f"{prefix}.weight"], run.params.get(f"{prefix}.bias"))  # type: ignore[no-untyped-call]
+    return out
+
+
+class _StackedLinear(torch.autograd.Function):
+    """``x W^T + b`` per client; autograd's own gradient of W is a transposed view, which costs a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        if bias is None:
+            return torch.bmm(x, weight.transpose(1, 2))
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (grad,) = grads
+        x, weight = ctx.saved_tensors
+        need_x, need_weight, need_bias = ctx.needs_input_grad
+        return (
+            torch.bmm(grad, weight) if need_x else None,
+            torch.bmm(grad.transpose(1, 2), x) if need_weight else None,
+            grad.sum(1) if need_bias else None,
+        )
 
 
 def _stacked_conv2d(module: nn.Conv2d, prefix: str, x: Tensor, run: Pass) -> Tensor:

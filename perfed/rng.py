@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,32 +23,68 @@ _MIX_1 = -4658895280553007687
 _MIX_2 = -7723592293110705685
 
 
+_MASK = (1 << 64) - 1
+
+
 def _shift_right(x: Tensor, bits: int) -> Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _mix(x: Tensor) -> Tensor:
+    if x.device.type == "cpu" and x.ndim:
+        return _mix_numpy(x)
     x = (x ^ _shift_right(x, 30)) * _MIX_1
     x = (x ^ _shift_right(x, 27)) * _MIX_2
     return x ^ _shift_right(x, 31)
 
 
-def _word(value: int | str | Tensor) -> Tensor:
+def _mix_numpy(x: Tensor) -> Tensor:
+    """The same in numpy, which has a logical shift: a third of the time."""
+    z = x.numpy().view(np.uint64)
+    z = z ^ (z >> np.uint64(30))
+    z *= np.uint64(_MIX_1 & _MASK)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(_MIX_2 & _MASK)
+    z ^= z >> np.uint64(31)
+    return torch.from_numpy(z.view(np.int64))
+
+
+def _mix_int(x: int) -> int:
+    """The same for one number, as unsigned; many times faster than tensors without axes."""
+    x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
+    x = ((x ^ (x >> 27)) * _MIX_2) & _MASK
+    return x ^ (x >> 31)
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >> 63 else x
+
+
+def _word(value: int | str | Tensor) -> int | Tensor:
+    """An unsigned number for a single word, a tensor for many."""
     if isinstance(value, str):
         data = value.encode()
         value = zlib.crc32(data) | (zlib.adler32(data) << 31)
-    if isinstance(value, int):
-        return torch.tensor(((value + (1 << 63)) % (1 << 64)) - (1 << 63), dtype=torch.int64)
-    return value.long()
+    if isinstance(value, Tensor) and (value.ndim or value.device.type != "cpu"):
+        return value.long()
+    return int(value) & _MASK
 
 
 def key(seed: int | Tensor, *words: int | str | Tensor) -> Tensor:
     """Hash ``seed`` and ``words`` (integers, strings, int64 tensors that broadcast) to an int64 key tensor."""
-    state = _mix(_word(seed) + _GAMMA)
+    state = _mixed(_word(seed))
     for word in words:
-        other = _word(word)
-        state = _mix((state ^ _mix(other.to(state.device) + _GAMMA)) + _GAMMA)
-    return state
+        other = _mixed(_word(word))
+        if isinstance(state, Tensor):
+            other = other.to(state.device) if isinstance(other, Tensor) else _signed(other)
+        elif isinstance(other, Tensor):
+            state = _signed(state)
+        state = _mixed(state ^ other)
+    return state if isinstance(state, Tensor) else torch.tensor(_signed(state), dtype=torch.int64)
+
+
+def _mixed(x: int | Tensor) -> int | Tensor:
+    return _mix(x + _GAMMA) if isinstance(x, Tensor) else _mix_int((x + _GAMMA) & _MASK)
 
 
 def bits(keys: Tensor, count: int) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from perfed.engine.inprocess import Exchange, InProcessEngine, Metrics
 from perfed.errors import PerfedError
 from perfed.federation import Federation
-from perfed.method import Each, Replies, Reply
+from perfed.method import Each, Replies, Reply, ServerState
 from perfed.participation import Participation
 from perfed.plan import Plan
 from perfed.state import Setup
@@ -137,9 +137,11 @@ class Server:
         return record
 
     def _transaction(self, clients: _Clients, program: Callable[..., None]) -> RoundRecord:
+        before = self.state.tree()
         try:
             program(self.state, clients)
         except BaseException:
+            self.state = ServerState(before)
             self.engine.discard()
             raise
         self.engine.commit(clients.ids)

@@ -25,6 +25,18 @@ from perfed.errors import PerfedError
 from perfed.tree import Tree
 
 _KEPT = 2
+_RESULTS = (
+    "config.toml",
+    "comparison.toml",
+    "rounds.jsonl",
+    "checkpoint",
+    "clients.csv",
+    "summary.json",
+    "comparison.json",
+    "grid.json",
+    "chosen.toml",
+    "report.html",
+)
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
@@ -63,21 +75,22 @@ class RunDirectory:
         self.path = path
         self.checkpoints = path / "checkpoint"
         self._files: dict[str, dict[str, str]] = {}
+        self._damaged: list[Path] = []
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
         """A new run directory.
 
         Raises:
-            PerfedError: ``path`` already holds a run or a comparison, or is not a directory.
+            PerfedError: ``path`` already holds a run, a comparison or a search, or is not a directory.
         """
         if path.exists() and not path.is_dir():
             raise PerfedError(f"--out {path}: exists and is not a directory")
-        held = [n for n in ("config.toml", "rounds.jsonl", "checkpoint", "comparison.toml") if (path / n).exists()]
+        held = [name for name in _RESULTS if (path / name).exists()]
         if held:
-            raise PerfedError(
-                f"--out {path}: already holds a run ({held[0]}); choose another directory, or 'perfed resume {path}'"
-            )
+            begun = (path / "config.toml").exists() or (path / "comparison.toml").exists()
+            hint = f", or 'perfed resume {path}'" if begun else ""
+            raise PerfedError(f"--out {path}: already holds results ({held[0]}); choose another directory{hint}")
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -156,9 +169,9 @@ class RunDirectory:
         """Write a checkpoint; client files only for ``changed`` clients and those never written."""
         folder = self.checkpoints / "clients"
         folder.mkdir(parents=True, exist_ok=True)
-        for newer in self._manifests():  # damaged ones, that a resumed run fell back from
-            if int(newer.stem.rpartition("-")[2]) > round_:
-                newer.unlink()
+        for manifest in self._damaged:  # they must not count among the last two
+            manifest.unlink(missing_ok=True)
+        self._damaged.clear()
         order = {client: index for index, client in enumerate(sorted(clients))}
         for client, state in clients.items():
             if client in changed or client not in self._files:
@@ -168,7 +181,7 @@ class RunDirectory:
             "round": round_,
             "server": self._write(f"server-{round_:06d}.safetensors", encode(server)),
             "clients": {client: self._files[client] for client in clients},
-            "progress": _plain(progress),
+            "progress": progress,  # as it is: NaN and infinity come back from Python's JSON
         }
         body = json.dumps(manifest)
         digest = hashlib.sha256(body.encode()).hexdigest()
@@ -207,6 +220,7 @@ class RunDirectory:
             PerfedError: checkpoints exist and all are damaged.
         """
         notes: list[str] = []
+        self._damaged.clear()
         for manifest in self._manifests():
             try:
                 body = _read_manifest(manifest)
@@ -214,6 +228,7 @@ class RunDirectory:
                 clients = {client: decode(self._read(entry)) for client, entry in body["clients"].items()}
             except PerfedError as error:
                 notes.append(f"checkpoint {manifest.name} is damaged ({error}); falling back on the one before it")
+                self._damaged.append(manifest)
                 continue
             self._files = dict(body["clients"])
             return Checkpoint(body["round"], server, clients, body["progress"], notes)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed import rng
@@ -24,25 +25,36 @@ def hold_out(cohort: Cohort) -> tuple[Samples, Samples]:
     The held-out part is the client's own validation split where it has one, else a quarter of each class's training
     samples, chosen by key. A class with one sample keeps it.
     """
-    samples = cohort.samples()
+    train, own = cohort.samples(), cohort.samples("validation")
+    labels = train.y.cpu().numpy()
     keys = cohort.key("hold out")
-    held = np.zeros(len(samples.y), dtype=bool)
-    if any(client.validation is None for client in cohort.clients):
-        labels = samples.y.cpu().numpy()
-        for client, (start, count) in enumerate(zip(samples.starts, samples.counts, strict=True)):
-            draw = rng.bits(keys[client], int(count)).cpu().numpy()
-            for label in np.unique(labels[start : start + count]):
-                mine = np.nonzero(labels[start : start + count] == label)[0]
-                chosen = mine[np.argsort(draw[mine], kind="stable")][: int(len(mine) * _HELD_OUT + 0.5)]
-                held[start + chosen[: len(mine) - 1]] = True
-        return _select(samples, ~held), _select(samples, held)
-    return samples, cohort.samples("validation")
+    kept, held = [], []
+    for row, (start, count) in enumerate(zip(train.starts, train.counts, strict=True)):
+        everything = np.arange(start, start + count)
+        if own.counts[row] > 0:
+            kept.append(everything)
+            held.append(len(labels) + own.starts[row] + np.arange(own.counts[row]))
+            continue
+        draw = rng.bits(keys[row], int(count)).cpu().numpy()
+        chosen = _quarter_of_each_class(labels[start : start + count], draw)
+        kept.append(everything[~chosen])
+        held.append(everything[chosen])
+    x, y = torch.cat([train.x, own.x]), torch.cat([train.y, own.y])
+    return _select(x, y, kept), _select(x, y, held)
 
 
-def _select(samples: Samples, chosen: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Samples:
-    counts = np.array([chosen[a : a + n].sum() for a, n in zip(samples.starts, samples.counts, strict=True)])
-    index = torch.from_numpy(np.nonzero(chosen)[0]).to(samples.x.device)
-    return Samples(samples.x[index], samples.y[index], counts)
+def _quarter_of_each_class(labels: IntArray, draw: IntArray) -> NDArray[np.bool_]:
+    chosen = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        mine = np.nonzero(labels == label)[0]
+        number = min(int(len(mine) * _HELD_OUT + 0.5), len(mine) - 1)
+        chosen[mine[np.argsort(draw[mine], kind="stable")][:number]] = True
+    return chosen
+
+
+def _select(x: Tensor, y: Tensor, parts: list[IntArray]) -> Samples:
+    index = torch.from_numpy(np.concatenate(parts)).to(x.device)
+    return Samples(x[index], y[index], np.array([len(part) for part in parts], dtype=np.int64))
 
 
 def best_epochs(
@@ -50,7 +62,7 @@ def best_epochs(
 ) -> IntArray:
     """The number of epochs after which each client's held-out score was lowest; at most ``limit``.
 
-    Looks after 1, 2, 3, 5, 7, 10, 15, 20, 30, ... epochs, and stops early when no client has improved at the last
+    Looks after 1, 2, 3, 5, 7, 10, 15, 20, 30, ... epochs; a client stops looking when it has not improved at the last
     ``patience`` looks.
 
     Args:
@@ -61,20 +73,19 @@ def best_epochs(
         patience: looks without improvement.
     """
     looks = [epochs for epochs in _CHECKS if epochs < limit] + [limit]
-    scores: list[Tensor] = []
+    best, lowest = np.zeros(0, dtype=np.int64), np.zeros(0)
     done = 0
-    for look in looks:
-        train(look - done)
-        done = look
-        scores.append(score().cpu())
-        if len(scores) > patience:
-            best = torch.stack(scores).nan_to_num(nan=float("inf")).argmin(0)
-            if bool((best < len(scores) - patience).all()):
-                break
-    table = torch.stack(scores)
-    known = torch.isfinite(table).all(0)
-    best = table.nan_to_num(nan=float("inf")).argmin(0)
-    epochs: IntArray = np.array(looks, dtype=np.int64)[best.numpy()]
-    # The number for clients that hold nothing out must not depend on who else is in the stack.
-    epochs[~known.numpy()] = min(_DEFAULT, limit)
-    return epochs
+    for look, epochs in enumerate(looks):
+        train(epochs - done)
+        done = epochs
+        found = score().cpu().double().nan_to_num(nan=float("inf")).numpy()
+        if look == 0:
+            best, lowest = np.zeros(len(found), dtype=np.int64), np.full(len(found), np.inf)
+        # Each client stops looking when its own patience is over, however long others in the stack go on.
+        better = (look - 1 - best < patience) & (found < lowest)
+        best, lowest = np.where(better, look, best), np.where(better, found, lowest)
+        if (look - best >= patience).all():
+            break
+    chosen: IntArray = np.array(looks, dtype=np.int64)[best]
+    chosen[~np.isfinite(lowest)] = min(_DEFAULT, limit)
+    return chosen

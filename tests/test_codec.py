@@ -4,9 +4,9 @@ import pickle
 
 import pytest
 import torch
+from engines import leaves
 from safetensors.torch import save
 
-from engines import leaves
 from perfed.codec import decode, encode
 from perfed.errors import PerfedError
 

@@ -8,7 +8,15 @@ import torch
 from perfed.divergence import centred_nuclear_norm, gaussian_w2, sample_w2
 
 # samples per set (decreasing) and dimension: fewer and more samples than dimensions, one sample, padded sizes
-SHAPES = [((5, 4, 3, 2, 1), 8), ((9, 7, 3, 1), 3), ((40, 17, 2), 5), ((1, 1), 4), ((3,), 1), ((6, 6, 6), 6), ((30, 13), 20)]
+SHAPES = [
+    ((5, 4, 3, 2, 1), 8),
+    ((9, 7, 3, 1), 3),
+    ((40, 17, 2), 5),
+    ((1, 1), 4),
+    ((3,), 1),
+    ((6, 6, 6), 6),
+    ((30, 13), 20),
+]
 
 
 def draw(counts, k, *, seed=0, scale=1.0, dtype=torch.float64):
@@ -51,7 +59,9 @@ def test_distance_equals_pot(counts, k, kind):
 
 
 def test_identity_anchor_counts_the_directions_that_the_samples_miss():
-    x = torch.tensor([[[3.0, 0, 0, 0], [-3.0, 0, 0, 0]]], dtype=torch.float64)  # standard deviation sqrt(18) along one axis
+    x = torch.tensor(
+        [[[3.0, 0, 0, 0], [-3.0, 0, 0, 0]]], dtype=torch.float64
+    )  # standard deviation sqrt(18) along one axis
     found = gaussian_w2(x, [2], torch.zeros(1, 4, dtype=torch.float64))
     assert float(found) == pytest.approx((1 - 18**0.5) ** 2 + 3)
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from engines import blobs, cohort, network, quick
 from torch import nn
 
-from engines import blobs, cohort, network, quick
 from perfed.batches import Samples, blocks, schedule
 from perfed.cohort import Cohort
 from perfed.errors import PerfedError

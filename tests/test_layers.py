@@ -157,7 +157,9 @@ def test_batch_norm_is_reported_and_runs_one_client_at_a_time():
     torch.testing.assert_close(evaluated[0], mine.eval()(x[0]))
 
 
-@pytest.mark.parametrize("module", [Noisy(), Branching(), nn.Sequential(nn.Linear(6, 6), Noisy()), nn.AlphaDropout(0.5)])
+@pytest.mark.parametrize(
+    "module", [Noisy(), Branching(), nn.Sequential(nn.Linear(6, 6), Noisy()), nn.AlphaDropout(0.5)]
+)
 def test_what_cannot_be_stacked_is_reported(module):
     name = "Noisy|Branching|AlphaDropout|Sequential"
     assert torch.nn.Module.__call__(module.eval(), torch.ones(2, 6)).shape == (2, 6)

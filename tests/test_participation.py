@@ -39,7 +39,9 @@ def test_every_client_is_as_likely_as_any_other():
     assert len(pairs) == 45  # every pair occurs
 
 
-@pytest.mark.parametrize("wrong", [{"rate": 0.0}, {"rate": 1.5}, {"rate": -1.0}, {"last_round": "none"}, {"ratio": 1.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"rate": 0.0}, {"rate": 1.5}, {"rate": -1.0}, {"last_round": "none"}, {"ratio": 1.0}]
+)
 def test_impossible_policies_are_refused(wrong):
     with pytest.raises(ValidationError):
         Participation(**wrong)

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from engines import blobs, cohort, difference, make, network, quick, serve, train
+
 from perfed.errors import PerfedError
+from perfed.method import ParameterSet
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.fedrep import HetFedRep
 from perfed.methods.local import Local
@@ -31,8 +32,8 @@ def distance_after_a_round(mu: float, **settings) -> float:
 
 
 def test_a_large_mu_keeps_the_shared_parameters_near_the_received_ones():
-    free, pulled = distance_after_a_round(0.0, lr=0.01), distance_after_a_round(50.0, lr=0.01)
-    assert free > 1e-2 and pulled < 0.2 * free
+    free, pulled = (distance_after_a_round(mu, lr=0.01, local_epochs=20) for mu in (0.0, 100.0))
+    assert free > 1e-3 and pulled < 0.2 * free
 
 
 @pytest.mark.parametrize("name", ["fedavg", "hetfedrep"])
@@ -50,7 +51,11 @@ def test_the_gradient_is_mu_times_the_way_back():
     settings = {"optimizer": "sgd", "lr": lr, "batch_size": 99}
     with_term = cohort(quick(HetFedRep, terms=(Proximal(mu=mu),), **settings), federation)
     without = cohort(quick(HetFedRep, **settings), federation)
-    shared = {n: torch.randn(2, *t.shape).double() for n, t in with_term.chain.tensors().items() if stage_of(n) == "body"}
+    shared = {
+        n: torch.randn(2, *t.shape, generator=torch.Generator().manual_seed(0)).double()
+        for n, t in with_term.chain.tensors().items()
+        if stage_of(n) == "body"
+    }
     moved = {n: t + torch.linspace(-1, 1, t[0].numel()).view(t.shape[1:]) for n, t in shared.items()}
     for group in (with_term, without):
         group.load(shared)
@@ -84,8 +89,6 @@ def test_a_users_term_works_in_every_method():
 
 
 def test_a_set_that_is_declared_twice_is_an_error():
-    from perfed.method import ParameterSet
-
     class Taken(Shrink):
         def sets(self):
             return {"shared": ParameterSet("server")}

@@ -156,6 +156,15 @@ def load(
     return replace(federation, clients=clients)
 
 
+def check_options(name: str, options: Mapping[str, object]) -> None:
+    """What :func:`load` would say of these options, without reading data.
+
+    Raises:
+        PerfedError: unknown data set, unknown option, value not allowed.
+    """
+    _check_options(_find(name), dict(options))
+
+
 def _check_options(entry: _Entry, given: dict[str, object]) -> dict[str, Any]:
     allowed = {option.name: option.allowed for option in entry.description.options}
     for key in given:

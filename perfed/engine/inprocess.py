@@ -200,7 +200,7 @@ class InProcessEngine:
         """The payload with a leading client axis: broadcast entries are expanded, rows of ``each`` stacked."""
         shared = {name: value for name, value in payload.items() if not isinstance(value, Each)}
         rows = {name: value for name, value in payload.items() if isinstance(value, Each)}
-        arrived = tree.map_leaves(self.send(shared), lambda _, t: t.unsqueeze(0).expand(len(ids), *t.shape))
+        arrived = tree.map_leaves(self.send(shared), lambda _, t: _broadcast(t, len(ids)))
         if rows:
             own = [self.send({name: value.rows[i] for name, value in rows.items()}) for i in ids]
             arrived.update(stack_parameters(own))
@@ -225,3 +225,9 @@ class InProcessEngine:
                 )
         own = {"model": cohort.personal(), **cohort.state}
         return unstack_parameters(own, row, shapes)
+
+
+def _broadcast(tensor: Tensor, clients: int) -> Tensor:
+    """``tensor`` for each of ``clients`` clients."""
+    # A program may train what it received in place. For one client that would be the server's own tensor.
+    return tensor.unsqueeze(0).clone() if clients == 1 else tensor.unsqueeze(0).expand(clients, *tensor.shape)

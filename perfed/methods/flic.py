@@ -18,6 +18,7 @@ from perfed.errors import PerfedError
 from perfed.fit import Step
 from perfed.method import Clients, FederationInfo, ParameterSet, Replies, Reply, ServerState, register
 from perfed.methods.fedrep import HetFedRep
+from perfed.model import stage_of
 from perfed.terms import Penalty, Term, register_term
 from perfed.validated import best_epochs, hold_out
 
@@ -98,6 +99,7 @@ class Anchors(Term):
 
     def pretrain(self, cohort: Cohort, anchors: Mapping[str, Tensor]) -> Reply:
         """Alignment alone, for a fixed number of epochs or for the number that held-out samples ask for."""
+        _check_embedding(cohort)
         loss = self.alignment(cohort, anchors["mean"])
         if self.pretrain_epochs == "validated":
             epochs: Any = self._validated_epochs(cohort, anchors["mean"], loss)
@@ -109,7 +111,7 @@ class Anchors(Term):
     def _validated_epochs(self, cohort: Cohort, means: Tensor, loss: Penalty) -> Any:
         """Epochs after which held-out samples of each client lie closest to the anchors of their classes."""
         kept, held = hold_out(cohort)
-        trial = {name: cohort.model[name].clone() for name in cohort.trainable((EMBEDDING,))}
+        trial = {name: tensor.clone() for name, tensor in cohort.model.items() if stage_of(name) == EMBEDDING}
 
         def train(epochs: int) -> None:
             cohort.fit(
@@ -129,10 +131,12 @@ class Anchors(Term):
                 total += ((z - target).square().sum(2) * valid).sum(1)
             return total / torch.from_numpy(held.counts).to(total)
 
-        return best_epochs(train, score, self.pretrain_max_epochs)
+        with cohort.rehearsal():
+            return best_epochs(train, score, self.pretrain_max_epochs)
 
     def realign(self, cohort: Cohort, anchors: Mapping[str, Tensor]) -> Reply:
         """A few epochs of alignment alone."""
+        _check_embedding(cohort)
         loss = self.alignment(cohort, anchors["mean"])
         cohort.fit(EMBEDDING, epochs=self.realign_epochs, loss=loss, batch_size=self.pretrain_batch_size)
         return Reply()
@@ -218,6 +222,14 @@ class Anchors(Term):
             (found,) = torch.autograd.grad(losses / self.anchor_samples, v)
             gradient = gradient + self.lambda2 * found
         return torch.where(held[:, :, None], gradient, 0.0)
+
+
+def _check_embedding(cohort: Cohort) -> None:
+    if EMBEDDING not in cohort.personal_stages:
+        raise PerfedError(
+            "the anchors term aligns personal embeddings, and this run has none; give the model an embedding and "
+            'set placement = {"embedding": "personal"}'
+        )
 
 
 def _members(step: Step, num_classes: int) -> BlockMembers:

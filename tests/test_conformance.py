@@ -1,0 +1,114 @@
+"""Every registered method, through every engine, on every awkward federation: tiny, and nothing breaks."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import pytest
+import torch
+from engines import ENGINES, blobs, every_tensor, make, network, serve, train
+
+from perfed.errors import PerfedError
+from perfed.method import method_names
+from perfed.methods.flic import Anchors
+from perfed.terms import Proximal
+
+ANCHORS = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
+METHODS = {
+    **{name: lambda name=name, **s: make(name, **s) for name in method_names()},
+    **{
+        f"{name} + proximal": lambda name=name, **s: make(name, more_terms=(Proximal(),), **s)
+        for name in method_names()
+    },
+    "fedavg-ft + personal embedding + anchors": lambda **s: make(
+        "fedavg-ft", placement={"embedding": "personal"}, more_terms=(ANCHORS,), **s
+    ),
+    "fedrep + personal embedding + anchors + proximal": lambda **s: make(
+        "fedrep", placement={"embedding": "personal"}, more_terms=(ANCHORS, Proximal()), **s
+    ),
+    "local + anchors": lambda **s: make("local", more_terms=(ANCHORS,), **s),
+}
+
+# federation, rate of participation
+FEDERATIONS = {
+    "one client": (lambda: blobs((7,)), 1.0),
+    "a client with one sample": (lambda: blobs((6, 1)), 1.0),
+    "only one sample everywhere": (lambda: blobs((1, 1, 1), test=1), 1.0),
+    "one class only": (lambda: blobs((6, 4), labels=[[0]], num_classes=1), 1.0),
+    "one class per client": (lambda: blobs((6, 4, 5), labels=[[0], [2], [1]]), 1.0),
+    "absent classes": (lambda: blobs((6, 4), labels=[[0, 1], [1]], num_classes=5), 1.0),
+    "very unequal sizes": (lambda: blobs((60, 2, 1)), 1.0),
+    "partial participation": (lambda: blobs((5, 4, 3, 3)), 0.3),
+    "a client without test data": (lambda: blobs((5, 4, 3), test=(3, 0, 2)), 1.0),
+    "no test data at all": (lambda: blobs((5, 4), test=0), 1.0),
+    "input dimensions differ": (lambda: blobs((6, 5, 4), dims=(3, 8, 1)), 1.0),
+}
+
+
+def shares_embedding(server_method, federation) -> bool:
+    chain = server_method.adapt(network(federation.num_classes)).build((3,))
+    return any(n.startswith("embedding") and p == "shared" for n, p in server_method.places(chain).items())
+
+
+@pytest.mark.parametrize("case", FEDERATIONS)
+@pytest.mark.parametrize("name", METHODS)
+def test_two_rounds_leave_finite_states_and_metrics(name, case):
+    build, rate = FEDERATIONS[case]
+    for engine, options in ENGINES.items():
+        method, federation = METHODS[name](), build()
+        arguments = {"model": network(federation.num_classes), "rate": rate, "rounds": 9, **options}
+        if case == "input dimensions differ" and shares_embedding(method, federation):
+            with pytest.raises(PerfedError, match=r"shares 'embedding.*shape differs between clients") as error:
+                serve(method, federation, **arguments)
+            assert "\n" not in str(error.value)
+            continue
+        server = serve(method, federation, **arguments)
+        server.prepare()
+        for number in (1, 2):
+            record = server.round(number, measure="test")
+            assert len(record.participants) == max(1, int(rate * len(federation)))
+            assert isfinite(record.train_loss), (engine, number)
+        for path, tensor in every_tensor(server).items():
+            assert bool(torch.isfinite(tensor.double()).all()), (engine, path)
+        metrics = server.evaluate("test")
+        assert set(metrics) == {client.id for client in federation if client.split("test") is not None}
+        assert all(isfinite(value) for values in metrics.values() for value in values.values())
+        assert all(0 <= values["accuracy"] <= 1 for values in metrics.values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_evaluation_changes_no_state(name):
+    server = train(serve(METHODS[name](), blobs(), rate=0.7), 1)
+    before = {path: tensor.clone() for path, tensor in every_tensor(server).items()}
+    first = server.evaluate("test")
+    assert server.evaluate("test") == first
+    after = every_tensor(server)
+    assert all(torch.equal(after[path], tensor) for path, tensor in before.items())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_training_is_better_than_guessing(name):
+    federation = blobs((30, 30), labels=[[0, 1], [1, 2]], test=20)
+    server = train(serve(METHODS[name](lr=0.02), federation, seed=1), 12)
+    accuracy = [values["accuracy"] for values in server.evaluate("train").values()]
+    assert sum(accuracy) / len(accuracy) > 0.75
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavg-ft", "fedrep", "hetfedrep", "local"])
+def test_regression(name):
+    federation = blobs((9, 1, 4), regression=True)
+    for options in ENGINES.values():
+        server = train(serve(make(name), federation, **options), 2)
+        metrics = server.evaluate("test")
+        assert all(isfinite(values["mse"]) for values in metrics.values()) and len(metrics) == 3
+
+
+def test_anchors_need_class_labels():
+    with pytest.raises(PerfedError, match="needs class labels"):
+        serve(make("flic-hl"), blobs((5, 4), regression=True))
+
+
+def test_anchors_need_personal_embeddings():
+    server = serve(make("fedavg", more_terms=(ANCHORS,)), blobs())
+    with pytest.raises(PerfedError, match=r"anchors .*personal embedding"):
+        server.prepare()

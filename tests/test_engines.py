@@ -1,0 +1,114 @@
+"""Results do not depend on how clients are cut into chunks or whether they sit behind a wire."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engines import CodecEngine, blobs, difference, make, network, serve, train
+
+from perfed.method import method_names
+from perfed.plan import Plan
+
+SIZES, DIMS = (13, 9, 9, 6, 4, 3, 2, 1, 1), (4, 3, 6)
+WAYS = {
+    "stacked": {"engine": "stacked"},
+    "chunks of 1": {"engine": "stacked", "chunk": 1},
+    "chunks of 7": {"engine": "stacked", "chunk": 7},
+    "codec": {"engine": "stacked", "chunk": 4, "runner": CodecEngine},
+    "codec, one by one": {"engine": "sequential", "runner": CodecEngine},
+}
+PERSONAL_EMBEDDING = {"placement": {"embedding": "personal"}}
+VARIANTS = {
+    **{name: (name, {}) for name in method_names()},
+    "fedavg with personal embeddings": ("fedavg", PERSONAL_EMBEDDING),
+    "fedrep with sgd and momentum": ("fedrep", {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1}),
+}
+
+
+def federation(name: str):
+    """Inputs of different lengths wherever the method can deal with them."""
+    personal = name in ("local", "hetfedrep") or name.startswith("flic") or "personal" in name
+    return blobs(SIZES, dims=DIMS if personal else (4,))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_float64_runs_agree_to_rounding_after_three_rounds(name):
+    method, settings = VARIANTS[name]
+    runs = {}
+    for way, options in {"sequential": {"engine": "sequential"}, **WAYS}.items():
+        server = serve(
+            make(method, **settings), federation(name), model=network(dropout=0.3), rate=0.6, rounds=3, **options
+        )
+        runs[way] = train(server, 3)
+        assert server.evaluate("test").keys() == set(server.engine.federation.ids)
+    for way in WAYS:
+        assert difference(runs[way], runs["sequential"]) <= 1e-8, way
+    assert difference(runs["codec, one by one"], runs["sequential"]) == 0  # bytes change nothing at all
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_float32_runs_agree_to_rounding_after_one_round_of_sgd(name):
+    runs = [
+        train(
+            serve(make(name, optimizer="sgd", lr=1e-3), federation(name), dtype=torch.float32, rounds=1, **options), 1
+        )
+        for options in ({"engine": "sequential"}, *WAYS.values())
+    ]
+    for run in runs[1:]:
+        assert difference(run, runs[0]) <= 1e-4
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_metrics_do_not_depend_on_the_engine(name):
+    scores = []
+    for options in ({"engine": "sequential"}, *WAYS.values()):
+        server = train(serve(make(name), federation(name), rate=0.5, **options), 1)
+        record = server.round(2, measure="test")
+        scores.append((server.evaluate("test"), record.after, record.train_loss))
+        assert set(record.after) == set(record.participants)
+    for metrics, after, loss in scores[1:]:
+        assert loss == pytest.approx(scores[0][2], rel=1e-8)
+        for found, expected in ((metrics, scores[0][0]), (after, scores[0][1])):
+            assert found.keys() == expected.keys()
+            for client, values in found.items():
+                assert values == pytest.approx(expected[client], rel=1e-8)
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_the_recorded_plan_of_an_automatic_run_gives_the_same_bits_again(name):
+    plan = Plan("auto", threads=1)
+    first = train(serve(make(name), federation(name), model=network(dropout=0.3), rate=0.8, plan=plan), 2)
+    first.evaluate("test")
+    recorded = plan.to_dict()
+    assert recorded["paths"]
+    runs = []
+    for _ in range(2):
+        again = Plan.from_dict(recorded)
+        runs.append(train(serve(make(name), federation(name), model=network(dropout=0.3), rate=0.8, plan=again), 2))
+        runs[-1].evaluate("test")
+        assert again.to_dict() == recorded  # nothing is decided anew
+    assert difference(runs[0], runs[1]) == 0 and difference(runs[0], first) == 0
+
+
+def test_the_seed_matters():
+    runs = [train(serve(make("hetfedrep"), blobs(), seed=seed), 1) for seed in (0, 0, 1)]
+    assert difference(runs[0], runs[1]) == 0 and difference(runs[0], runs[2]) > 1e-3
+
+
+def test_nothing_depends_on_or_disturbs_the_global_generator():
+    runs = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.random.get_rng_state()
+        runs.append(train(serve(make("flic-hl"), blobs(), model=network(dropout=0.5)), 1))
+        assert torch.equal(torch.random.get_rng_state(), before)
+    assert difference(*runs) == 0
+
+
+def test_traffic_is_counted_in_bytes():
+    server = serve(make("fedavg"), blobs((5, 4, 3)))
+    record = server.round(1)
+    size = sum(t.numel() * 8 for t in server.state.shared.values())
+    assert record.bytes_down == 3 * size
+    assert record.bytes_up == 3 * (size + 8)  # the model and the number of samples
+    assert serve(make("local"), blobs((5, 4, 3))).round(1).bytes_down == 0
