@@ -17,7 +17,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from perfed import compare as comparing
-from perfed.config import Experiment, experiment_names, find_experiment, override, setting_names, validate
+from perfed.config import (
+    Experiment,
+    experiment_names,
+    find_experiment,
+    override,
+    parse_value,
+    setting_names,
+    validate,
+)
 from perfed.datasets import dataset_names, describe
 from perfed.errors import PerfedError
 from perfed.experiment import Run, resume, start
@@ -25,6 +33,7 @@ from perfed.method import entry, method_names
 from perfed.plan import ENGINES
 from perfed.report import ComparisonRow, write_report
 from perfed.report.comparison import table_cells, table_header
+from perfed.store import RunDirectory
 
 app = typer.Typer(
     add_completion=False,
@@ -34,6 +43,7 @@ app = typer.Typer(
 )
 console = Console(width=None if sys.stdout.isatty() else 150)
 
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
 _INTERRUPTED = "interrupted; 'perfed resume DIR' continues from the last checkpoint"
 
 ExperimentName = Annotated[str, typer.Argument(help="a shipped experiment ('perfed list experiments') or a .toml file")]
@@ -41,11 +51,11 @@ Settings = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings to change, e.g. rounds=5")
 ]
 EngineOption = Annotated[
-    str | None, typer.Option("--engine", help=f"one of: {', '.join(ENGINES)} [from the experiment]")
+    str | None, typer.Option("--engine", help=f"one of: {', '.join(ENGINES)} ; else the experiment's")
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="'cpu', 'cuda', 'cuda:1', ...")]
 DataOption = Annotated[Path | None, typer.Option("--data-dir", help="folder of data files, before PERFED_DATA")]
-OutOption = Annotated[Path | None, typer.Option("--out", help="directory for results [runs/NAME-TIME]")]
+OutOption = Annotated[Path | None, typer.Option("--out", help="directory for results; runs/NAME-TIME if not given")]
 MethodsOption = Annotated[str, typer.Option("--methods", help="names separated by commas")]
 
 
@@ -60,6 +70,9 @@ def _settings(engine: str | None, settings: list[str] | None) -> list[str]:
 
 
 def _device(name: str) -> torch.device:
+    kind = name.partition(":")[0]
+    if kind not in _DEVICES:
+        raise PerfedError(f"--device {name}: unknown device; allowed: {', '.join(_DEVICES)}, or one with a number")
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
@@ -122,24 +135,35 @@ def run_command(
 ) -> None:
     """Train one method and write a run directory with a report."""
     table = find_experiment(experiment)
-    if method is not None:
-        table["method"] = method
-    chosen = _chosen_method(table, settings)
+    options = [] if method is None else [f'method="{method}"']
+    options += [] if seed is None else [f"seed={seed}"]
+    given = [*_settings(engine, settings), *options]
+    chosen = _chosen_method(table, given)
     entry(chosen)
-    extra = [] if seed is None else [f"seed={seed}"]
-    checked = validate(override(table, [*_settings(engine, settings), *extra], [chosen]))
+    checked = validate(override(table, given, [chosen]))
     out = out or _default_out(checked.name)
     run = start(checked, data_dir=data_dir, out=out, device=_device(device))
+    console.print(f"results: {out}", soft_wrap=True, highlight=False)
     _print_summary(_execute(run, checked.method))
     report = write_report([out], out / "report.html", title=f"{checked.name}: {checked.method}")
     console.print(f"report: {report}", soft_wrap=True, highlight=False)
 
 
-def _chosen_method(table: dict[str, Any], settings: list[str] | None) -> str:
-    for assignment in settings or []:
+def _chosen_method(table: dict[str, Any], settings: list[str]) -> str:
+    """The method that ``settings`` name last, else the experiment's: its settings may be given by their bare names."""
+    for assignment in reversed(settings):
         if assignment.startswith("method="):
-            return assignment.removeprefix("method=").strip('"')
+            return str(parse_value(assignment.removeprefix("method=")))
     return str(table.get("method", Experiment.model_fields["method"].default))
+
+
+def _shared_settings(engine: str | None, settings: list[str] | None) -> list[str]:
+    """Settings of a command that runs several methods and seeds."""
+    for assignment in settings or []:
+        key = assignment.partition("=")[0].strip()
+        if key in ("method", "seed"):
+            raise PerfedError(f"'{assignment}': methods and seeds are given with --methods and --seeds here")
+    return _settings(engine, settings)
 
 
 @app.command("resume")
@@ -151,6 +175,15 @@ def resume_command(
     """Continue an interrupted run or comparison from its last checkpoint, to the same bits."""
     if comparing.is_comparison(directory):
         _compare(comparing.Comparison.read(directory), data_dir, _device(device))
+        return
+    held = RunDirectory(directory)
+    if held.finished:
+        console.print("this run has finished", highlight=False)
+        _print_summary(held.read_summary())
+        report = directory / "report.html"
+        if not report.exists():
+            write_report([directory], report, title=directory.name)
+        console.print(f"report: {report}", soft_wrap=True, highlight=False)
         return
     run = resume(directory, data_dir=data_dir, device=_device(device))
     for note in run.notes:
@@ -174,15 +207,20 @@ def compare_command(
     """Train several methods over several seeds: one table, one report, comparison.json."""
     names = comparing.parse_names(methods, method_names())
     numbers = comparing.parse_seeds(seeds)
-    table = override(find_experiment(experiment), _settings(engine, settings), names)
+    table = override(find_experiment(experiment), _shared_settings(engine, settings), names)
     out = out or _default_out(str(table.get("name", "comparison")))
-    planned = comparing.Comparison.create(out, table, names, numbers)
-    _compare(planned, data_dir, _device(device))
+    where = _device(device)
+    planned = comparing.Comparison.create(out, table, names, numbers, data_dir, where)
+    console.print(f"results: {out}", soft_wrap=True, highlight=False)
+    _compare(planned, data_dir, where)
 
 
 def _compare(planned: comparing.Comparison, data_dir: Path | None, device: torch.device) -> None:
     for method, seed, run in planned.runs(data_dir, device):
-        summary = _execute(run, f"{method} seed {seed}")
+        try:
+            summary = _execute(run, f"{method} seed {seed}")
+        except PerfedError as error:
+            raise PerfedError(f"{method}, seed {seed}: {error}") from None
         accuracy = summary.get("accuracy")
         text = f"{100 * accuracy['mean']:.1f} %" if accuracy else ""
         console.print(f"{method} seed {seed}: {text} in {summary['wall_seconds']:.1f} s", highlight=False)
@@ -220,11 +258,12 @@ def tune_command(
 ) -> None:
     """Choose settings on validation data only, with the same budget for every method."""
     names = comparing.parse_names(methods, method_names())
-    table = override(find_experiment(experiment), _settings(engine, settings), names)
+    table = override(find_experiment(experiment), _shared_settings(engine, settings), names)
     out = out or _default_out(f"tune-{table.get('name', 'experiment')}")
-    search = comparing.Search.create(out, table, names, comparing.parse_seeds(seeds), grid or [])
+    numbers, where = comparing.parse_seeds(seeds), _device(device)
+    search = comparing.Search.create(out, table, names, numbers, grid or [], data_dir, where)
     with _progress("tuning", search.size) as update:
-        chosen = search.execute(data_dir, _device(device), update)
+        chosen = search.execute(data_dir, where, update)
     shown = Table(title=f"chosen on validation data ({search.size} runs)")
     for title in ("method", "settings", "validation"):
         shown.add_column(title)
@@ -301,18 +340,24 @@ def report_command(
 def main() -> None:
     """Entry point: errors of the user are one line and exit code 2."""
     try:
-        code = typer.main.get_command(app)(standalone_mode=False)
+        code = typer.main.get_command(app)(prog_name="perfed", standalone_mode=False)
     except PerfedError as error:
         _fail(str(error), 2)
+    except OSError as error:  # a full disk, a folder without permission
+        _fail(f"{error.filename or 'file'}: {error.strerror or error}", 2)
     except KeyboardInterrupt:
         _fail(_INTERRUPTED, 130)
     except Exception as error:
         # Typer's own errors (an unknown option, a missing argument) come from click, which newer versions carry inside.
         if type(error).__name__ == "Abort":
             _fail(_INTERRUPTED, 130)
+        if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
+            raise SystemExit(2) from None
         if hasattr(error, "format_message"):
             _fail(error.format_message(), 2)
         raise
+    if code == 130:  # Typer turns Ctrl-C into this code
+        _fail(_INTERRUPTED, 130)
     raise SystemExit(code if isinstance(code, int) else 0)
 
 

@@ -144,22 +144,23 @@ class Cohort:
         return {name: tensor.detach() for name, tensor in self.model.items() if self.places[name] == "personal"}
 
     @property
-    def personal_stages(self) -> tuple[str, ...]:
-        """Stages with personal parameters: what a method trains whenever it trains its personal part."""
-        return tuple(stage for stage in self.chain.stages if "personal" in self._places_of(stage))
+    def personal_parameters(self) -> tuple[str, ...]:
+        """Names of the trainable personal parameters: what a method trains whenever it trains its personal part."""
+        return tuple(name for name in self.trainable(self.chain.stages) if self.places[name] == "personal")
 
     @property
-    def shared_stages(self) -> tuple[str, ...]:
-        """Stages whose parameters are all shared (or frozen)."""
-        return tuple(stage for stage in self.chain.stages if "personal" not in self._places_of(stage))
+    def shared_parameters(self) -> tuple[str, ...]:
+        """Names of the trainable shared parameters."""
+        return tuple(name for name in self.trainable(self.chain.stages) if self.places[name] == "shared")
 
-    def _places_of(self, stage: str) -> set[str]:
-        return {place for name, place in self.places.items() if stage_of(name) == stage}
+    def trainable(self, train: str | Sequence[str]) -> tuple[str, ...]:
+        """Full names of the parameters (not buffers) in ``train``, stages or full names, that are not frozen.
 
-    def trainable(self, stages: Sequence[str]) -> tuple[str, ...]:
-        """Names of the parameters (not buffers) of ``stages`` that are not frozen; absent stages have none."""
+        Stages that the model does not have have none.
+        """
+        wanted = {train} if isinstance(train, str) else set(train)
         names = [name for name, _ in self.chain.named_parameters()]
-        return tuple(n for n in names if stage_of(n) in stages and self.places[n] != "frozen")
+        return tuple(n for n in names if (stage_of(n) in wanted or n in wanted) and self.places[n] != "frozen")
 
     # Data --------------------------------------------------------------------------------------------------
 
@@ -270,7 +271,7 @@ class Cohort:
 
     def _has_bank(self, params: Parameters) -> bool:
         name = next(iter(params))
-        return params[name].ndim == self.chain.get_parameter(name).ndim + 2
+        return params[name].ndim == self.chain.tensors()[name].ndim + 2
 
     # Local optimisation ------------------------------------------------------------------------------------
 
@@ -294,7 +295,8 @@ class Cohort:
         are untrained, their features are computed once and reused by every epoch.
 
         Args:
-            train: stage, or stages trained together; stages that the model does not have are skipped.
+            train: a stage, or stages or full parameter names trained together; stages that the model does not have
+                are skipped.
             epochs: passes over each client's data (a client does ceil(n_i / batch size) steps per epoch), the same
                 for all or one number per client, or
             steps: mini-batch steps, the same number for every client.
@@ -308,7 +310,7 @@ class Cohort:
         Raises:
             PerfedError: a client's loss becomes NaN or infinite; names the round and the client.
         """
-        trained = self.trainable([train] if isinstance(train, str) else train)
+        trained = self.trainable(train)
         if (epochs is None) == (steps is None):
             raise ValueError("fit needs either epochs or steps")
         self._fits += 1

@@ -198,15 +198,8 @@ class Search:
         keys = [axis[0].partition("=")[0] for axis in axes]
         if len(set(keys)) < len(keys):
             raise PerfedError(f"--grid: a key is given twice; given: {', '.join(keys)}")
-        for key in keys:
-            sections = {path[0] for method in methods for path in resolve(table, key, [method])}
-            if key.startswith("methods."):
-                raise PerfedError(f"--grid {key}: name the setting alone; every method gets the same grid")
-            if len(methods) > 1 and not sections <= {"training", "methods", "model"}:
-                raise PerfedError(
-                    f"--grid {key}: is the same for all methods, so it cannot be chosen for each of several; "
-                    "give one method, or a setting of the methods, the training or the model"
-                )
+        if any(key.startswith("methods.") for key in keys):
+            raise PerfedError(f"--grid {', '.join(keys)}: name settings alone; every method gets the same grid")
         data = {"validation_fraction": 0.25, **table["data"]}
         if data["validation_fraction"] == 0:
             data["validation_fraction"] = 0.25
@@ -222,6 +215,13 @@ class Search:
                     raise PerfedError(
                         f"--grid with method '{method}' (all methods get the same grid): {error}"
                     ) from None
+        for key in keys:
+            sections = {path[0] for method in methods for path in resolve(table, key, [method])}
+            if len(methods) > 1 and not sections <= {"training", "methods", "model"}:
+                raise PerfedError(
+                    f"--grid {key}: is the same for all methods, so it cannot be chosen for each of several; "
+                    "give one method, or a setting of the methods, the training or the model"
+                )
         _check(override(held_out, points[0], methods), methods, seeds[0], data_dir, device)
         RunDirectory.create(path)
         return search

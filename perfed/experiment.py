@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -104,11 +105,13 @@ class Run:
             started = time.perf_counter() - self._wall
             saved = time.perf_counter()
             if self._done < 0:
-                self.server.prepare()
+                with _diverging("preparation before round 1"):
+                    self.server.prepare()
                 self._done = 0
                 self._snapshot(0)
             for number in range(self._done + 1, self.rounds + 1):
-                record = self._round(number, started)
+                with _diverging(f"round {number}"):
+                    record = self._round(number, started)
                 self._wall = time.perf_counter() - started
                 if self.directory is not None:
                     self.directory.append_round(record)
@@ -359,6 +362,18 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
 
     run.plan.on_choice = write
     write()
+
+
+@contextmanager
+def _diverging(where: str) -> Iterator[None]:
+    """Matrices that cannot be factorised come from values that overflowed: say so in one line."""
+    try:
+        yield
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        reason = str(error).partition(": ")[0]
+        raise PerfedError(
+            f"{where}: training diverged: {reason} failed on values that are no longer finite; lower the learning rate"
+        ) from None
 
 
 def _num_targets(federation: Federation) -> int:

@@ -22,6 +22,8 @@ ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "sequential")
 _CHUNKS = (1, 8, 32)
 _TRIALS = 3
 _THREADS_PAY = 0.8
+_HOPELESS = 1.3
+_SLOW = 0.5
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,14 @@ class Plan:
         """The path with the least mean time; more threads must pay clearly, for they suffer most on a busy machine."""
         seconds: dict[Path, float] = {}
         for threads in sorted({1, self.threads}):
+            best = float("inf")
             for chunk in [c for c in _CHUNKS if c < clients] + [0]:
                 path = Path(chunk, threads)
                 with use_threads(threads):
-                    trial(path.size(clients))
-                    spent = sum(_timed(trial, path.size(clients)) for _ in range(_TRIALS))
-                    seconds[path] = spent / _TRIALS / path.size(clients)
+                    seconds[path] = _mean_time(trial, path.size(clients)) / path.size(clients)
+                if seconds[path] > _HOPELESS * best:
+                    break  # larger stacks of large models only get slower, and trying them takes long
+                best = min(best, seconds[path])
         self.trials[kind] = {f"chunk {p.chunk or clients}, {p.threads} threads": s for p, s in seconds.items()}
         alone = min((path for path in seconds if path.threads == 1), key=lambda path: seconds[path])
         best = min(seconds, key=lambda path: seconds[path])
@@ -118,6 +122,14 @@ class Plan:
             lines.append(f"{kind}: {how}, {path.threads} thread{'s' if path.threads > 1 else ''}")
         lines += [f"{kind}: one client at a time ({reason})" for kind, reason in sorted(self.reasons.items())]
         return lines
+
+
+def _mean_time(trial: Callable[[int], None], chunk: int) -> float:
+    """Mean seconds of a few trials after a first one that warms up; one trial if it is slow."""
+    first = _timed(trial, chunk)
+    if first > _SLOW:
+        return first
+    return sum(_timed(trial, chunk) for _ in range(_TRIALS)) / _TRIALS
 
 
 def _timed(trial: Callable[[int], None], chunk: int) -> float:

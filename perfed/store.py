@@ -42,11 +42,15 @@ _RESULTS = (
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Write ``data`` to ``path`` so that a reader sees the old or the new content, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data.encode() if isinstance(data, str) else data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 @dataclass(frozen=True)
@@ -143,6 +147,14 @@ class RunDirectory:
         """Write ``summary.json``."""
         write_atomic(self.path / "summary.json", json.dumps(_plain(summary), indent=2) + "\n")
 
+    def read_summary(self) -> dict[str, Any]:
+        """Content of ``summary.json``."""
+        try:
+            content: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise PerfedError(f"{self.path / 'summary.json'}: cannot be read: {error}") from None
+        return content
+
     def write_snapshot(self, round_: int, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Write ``snapshots/round-NNNN.npz``."""
         folder = self.path / "snapshots"
@@ -169,8 +181,8 @@ class RunDirectory:
         """Write a checkpoint; client files only for ``changed`` clients and those never written."""
         folder = self.checkpoints / "clients"
         folder.mkdir(parents=True, exist_ok=True)
-        for manifest in self._damaged:  # they must not count among the last two
-            manifest.unlink(missing_ok=True)
+        for damaged in self._damaged:  # they must not count among the last two
+            damaged.unlink(missing_ok=True)
         self._damaged.clear()
         order = {client: index for index, client in enumerate(sorted(clients))}
         for client, state in clients.items():

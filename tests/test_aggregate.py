@@ -3,8 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from engines import blobs, cohort, make, serve
 
 from perfed.aggregate import masked_mean, weighted_mean
+from perfed.model import STAGES
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -56,3 +58,19 @@ def test_masked_mean_ignores_whatever_non_holders_say():
     x = torch.tensor([[[1.0]], [[float("inf")]], [[3.0]]])
     found = masked_mean(x.nan_to_num(posinf=1e30), torch.tensor([[True], [False], [True]]), torch.zeros(1, 1))
     assert found.tolist() == [[2.0]]
+
+
+def test_fedavg_weighs_clients_by_their_samples():
+    federation = blobs((12, 3))
+    server = serve(make("fedavg"), federation)
+    start = {name: tensor.clone() for name, tensor in server.state.shared.items()}
+    server.round(1)
+    alone = []
+    for client in federation.ids:
+        group = cohort(server.setup.method, federation, ids=[client])
+        group.load({name: tensor.unsqueeze(0) for name, tensor in start.items()})
+        group.fit(STAGES, epochs=2)
+        alone.append(group.shared())
+    for name, tensor in server.state.shared.items():
+        expected = (12 * alone[0][name][0] + 3 * alone[1][name][0]) / 15
+        torch.testing.assert_close(tensor, expected, rtol=1e-10, atol=1e-12)

@@ -159,3 +159,14 @@ def test_sample_distance_to_itself_is_zero_and_gradients_are_finite_differences(
     assert float(sample_w2(x, x, counts).abs().max()) < 1e-3
     x = x.requires_grad_(True)
     assert torch.autograd.gradcheck(lambda a: sample_w2(a, y, counts), x, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [2, 3, 5, 6, 7, 11])
+def test_identical_samples_have_no_direction(n, dtype):
+    """What is left after subtracting the mean is rounding: its direction must not become a gradient."""
+    x = draw((1,) * 20, 4, dtype=dtype)[0].expand(20, n, 4).clone().requires_grad_(True)
+    mean = torch.zeros(20, 4, dtype=dtype)
+    gaussian_w2(x, [n] * 20, mean).sum().backward()
+    expected = 2 * x.detach() / n  # of the distance between the means alone
+    torch.testing.assert_close(x.grad, expected, rtol=1e-4, atol=1e-5)

@@ -225,6 +225,32 @@ def test_training_some_stages_leaves_the_others_and_their_dropout_alone(trained)
         assert_equal(group, row, plain_loop(starts[row], client, batches, make, trained))
 
 
+def test_a_stage_between_the_trained_ones_runs_without_dropout():
+    model = Model(embedding=mlp((6,), 3), body=mlp((8,), 5, dropout=0.5), head=linear(3))
+    group = cohort(local(), blobs(SIZES), model=model)
+    trained = ("embedding", "head")
+    make = lambda m: torch.optim.Adam([p for p in m.parameters() if p.requires_grad], lr=1e-2)  # noqa: E731
+    expected = [
+        plain_loop(module_of(group, r, model), c, minibatches(group, r, epochs=2), make, trained)
+        for r, c in enumerate(group.clients)
+    ]
+    group.fit(trained, epochs=2)
+    for row, module in enumerate(expected):
+        assert_equal(group, row, module)
+    with_dropout = cohort(local(), blobs(SIZES), model=model)
+    with_dropout.fit(STAGES, epochs=2)
+    assert not torch.equal(with_dropout.model["head.weight"], group.model["head.weight"])
+
+
+def test_every_epoch_is_a_new_shuffle_and_every_client_has_its_own():
+    group = cohort(local(), blobs((20, 20)))
+    epochs = []
+    for row in range(2):
+        order = torch.cat(minibatches(group, row, epochs=3))
+        epochs += [tuple(order[i : i + 20].tolist()) for i in (0, 20, 40)]
+    assert len(set(epochs)) == 6 and all(epoch != tuple(range(20)) for epoch in epochs)
+
+
 def test_features_of_a_frozen_prefix_give_what_recomputing_them_gives():
     federation = blobs(SIZES, dims=(3, 5))
     fast, slow = cohort(local(), federation), cohort(local(), federation)

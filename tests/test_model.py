@@ -133,7 +133,7 @@ def test_the_longest_pattern_wins():
 def test_a_rule_for_nothing_is_an_error_unless_it_names_a_stage():
     with pytest.raises(PerfedError, match=r"placement.body.9.* matches no parameter; parameters are: embedding.0"):
         place(normed(), DEFAULTS, {"body.9.*": SHARED})
-    with pytest.raises(PerfedError, match="placement.LayerNorm matches no parameter"):
+    with pytest.raises(PerfedError, match=r"placement.LayerNorm matches no parameter"):
         place(normed(), DEFAULTS, {"LayerNorm": SHARED})
     headless = Model(embedding=mlp((6,), 3)).build((5,))
     assert set(place(headless, DEFAULTS, {"head": SHARED}).values()) == {PERSONAL}

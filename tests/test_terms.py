@@ -93,5 +93,5 @@ def test_a_set_that_is_declared_twice_is_an_error():
         def sets(self):
             return {"shared": ParameterSet("server")}
 
-    with pytest.raises(PerfedError, match="'shared' is declared twice.*'shrink'"):
+    with pytest.raises(PerfedError, match=r"'shared' is declared twice.*'shrink'"):
         serve(quick(Local, terms=(Taken(),)), blobs())

@@ -9,6 +9,7 @@ from engines import ENGINES, blobs, difference, quick, serve, train
 from perfed.aggregate import weighted_mean
 from perfed.federation import Federation
 from perfed.method import Method, ParameterSet, Reply
+from perfed.methods.fedavg import FedAvg
 from perfed.model import STAGES, Model, linear, mlp
 
 
@@ -144,8 +145,6 @@ def test_the_bank_separates_two_groups_of_clients_with_opposite_labels(engine):
 
 
 def test_a_single_model_cannot_do_that():
-    from perfed.methods.fedavg import FedAvg
-
     model = Model(body=mlp((8,), 4), head=linear(2))
     server = train(serve(quick(FedAvg, local_epochs=3, lr=0.03), opposite_labels(), model=model, seed=1), 8)
     assert mean_accuracy(server) < 0.7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engines import ENGINES, blobs, cohort, every_tensor, quick, serve, train
+from engines import ENGINES, blobs, cohort, every_tensor, make, quick, serve, train
 
 from perfed.errors import PerfedError
 from perfed.method import Method, ParameterSet, Reply, each
@@ -103,8 +103,6 @@ def test_states_of_clients_that_did_not_take_part_stay_bit_for_bit(engine):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("method", ["hetfedrep", "flic-hl", "local"])
 def test_personal_parameters_of_other_clients_stay_bit_for_bit(engine, method):
-    from engines import make
-
     server = train(serve(make(method), blobs((5, 4, 3, 6)), rate=0.5, **ENGINES[engine]), 1)
     server.evaluate("test")
     before = {path: tensor.clone() for path, tensor in every_tensor(server).items()}
@@ -133,7 +131,7 @@ def test_replies_come_in_the_sorted_order_of_ids_whatever_the_chunks():
         assert reply.ids == IDS
         assert reply.order.tolist() == [0, 1, 2, 3, 4, 5]
         assert reply.mine.tolist() == [0, 10, 20, 30, 40, 50]  # every client got its own row
-        with pytest.raises(AttributeError, match="the replies hold no 'nothing'; they hold: .*after"):
+        with pytest.raises(AttributeError, match=r"the replies hold no 'nothing'; they hold: .*after"):
             _ = reply.nothing
 
 

@@ -52,8 +52,8 @@ class FedRep(Method):
     def _train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any], body_epochs: int) -> Reply:
         cohort.load(shared)
         penalties = self.penalties(cohort, terms)
-        cohort.fit(cohort.personal_stages, epochs=self.local_epochs, penalties=penalties)
-        cohort.fit(cohort.shared_stages, epochs=body_epochs, penalties=penalties)
+        cohort.fit(cohort.personal_parameters, epochs=self.local_epochs, penalties=penalties)
+        cohort.fit(cohort.shared_parameters, epochs=body_epochs, penalties=penalties)
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
 
 

@@ -1,0 +1,84 @@
+"""The command line in tests, on experiments that take a fraction of a second."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+from perfed.cli import main
+
+EXPERIMENT = "flic-digits-views"
+TINY = (
+    "rounds=3",
+    "clients=4",
+    "samples_per_client=12",
+    "local_epochs=1",
+    "participation.rate=0.5",
+    "evaluation.every=2",
+    "snapshots.rounds=[]",
+    "methods.flic-class.pretrain_epochs=1",
+    "plan.engine=stacked",
+    "plan.threads=1",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Exit code and what was printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def perfed(*arguments: object) -> Outcome:
+    """``perfed ARGUMENTS`` in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with patch.object(sys, "argv", ["perfed", *map(str, arguments)]), redirect_stdout(out), redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as done:
+            return Outcome(int(done.code or 0), out.getvalue(), err.getvalue())
+    raise AssertionError("the program must end with an exit code")
+
+
+def run_tiny(out: Path, *arguments: object) -> Outcome:
+    """A tiny run that must succeed."""
+    result = perfed("run", EXPERIMENT, *TINY, *arguments, "--out", out)
+    assert result.code == 0, result.err
+    return result
+
+
+def kill_when(condition: Callable[[], bool], *arguments: object) -> None:
+    """Start ``perfed ARGUMENTS`` as a process of its own and SIGKILL it as soon as ``condition`` holds."""
+    command = [sys.executable, "-m", "perfed.cli", *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not condition():
+        time.sleep(0.001)
+    process.kill()
+    _, errors = process.communicate()
+    assert process.returncode < 0, f"it ended before it could be killed: {errors}"
+
+
+def lines_of(directory: Path) -> int:
+    """Finished rounds, as ``rounds.jsonl`` has them."""
+    file = directory / "rounds.jsonl"
+    return file.read_text().count("\n") if file.exists() else 0
+
+
+def contents(directory: Path) -> Mapping[str, bytes]:
+    """Every file below ``directory``."""
+    return {str(f.relative_to(directory)): f.read_bytes() for f in sorted(directory.rglob("*")) if f.is_file()}
+
+
+def is_plain(text: str) -> bool:
+    """No escape codes and no lines written over, as progress bars have them."""
+    return not re.search(r"[\x1b\r]", text)

@@ -1,0 +1,272 @@
+"""Bad input: one line that says what, where and what is allowed; exit code 2; nothing is written or overwritten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import EXPERIMENT, TINY, Outcome, contents, perfed, run_tiny
+
+from perfed.config import Evaluation, build_method
+from perfed.errors import PerfedError
+from perfed.experiment import Run
+from perfed.federation import Federation
+from perfed.model import Model, linear, mlp
+from perfed.plan import Plan
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch) -> Path:
+    """An empty home and working directory, and no data files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PERFED_DATA", raising=False)
+    return Path(tmp_path)
+
+
+def refused(result: Outcome, *says: str) -> None:
+    """Exit code 2 and one line on stderr that says all this."""
+    assert result.code == 2, result.out
+    assert result.err.startswith("perfed: ") and result.err.count("\n") == 1, result.err
+    for text in says:
+        assert text in result.err, result.err
+
+
+# Settings ----------------------------------------------------------------------------------------------------
+
+COMPARE = ("compare", EXPERIMENT, "--methods", "local,hetfedrep")
+TUNE = ("tune", EXPERIMENT, "--methods", "local,hetfedrep")
+CASES: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
+    (("run", "flic-digit-views"), ("unknown experiment 'flic-digit-views'", "did you mean 'flic-digits-views'?")),
+    (("run", "nowhere.toml"), ("unknown experiment 'nowhere.toml'", "one of: ")),
+    (("run", EXPERIMENT, "--method", "flick"), ("unknown method 'flick'", "allowed: fedavg")),
+    (("run", EXPERIMENT, "lamda1=0"), ("unknown key 'lamda1'", "did you mean: lambda1")),
+    (("run", EXPERIMENT, "methods.flic-hl.lamda1=0"), ("unknown key 'methods.flic-hl.lamda1'", "allowed: ")),
+    (("run", EXPERIMENT, "rounds"), ("'rounds' is not of the form key=value",)),
+    (("run", EXPERIMENT, "rounds=ten"), ("rounds: ", "integer", "'ten'")),
+    (("run", EXPERIMENT, "rounds=0"), ("rounds: ", "greater than or equal to 1")),
+    (("run", EXPERIMENT, "rounds=-1"), ("rounds: ", "greater than or equal to 1")),
+    (("run", EXPERIMENT, "clients=0"), ("data.clients = 0", "integer >= 1")),
+    (("run", EXPERIMENT, "clients=-5"), ("data.clients = -5", "integer >= 1")),
+    (("run", EXPERIMENT, "classes_per_client=0"), ("data.classes_per_client = 0",)),
+    (("run", EXPERIMENT, "classes_per_client=11"), ("11", "10")),
+    (("run", EXPERIMENT, "test_fraction=1.0"), ("data.test_fraction = 1.0", "< 1")),
+    (("run", EXPERIMENT, "batch_size=0"), ("batch_size", "greater than or equal to 1")),
+    (("run", EXPERIMENT, "model.embedding.out=-1"), ("model.embedding.out", "at least 1")),
+    (("run", EXPERIMENT, "rate=0"), ("participation.rate", "greater than 0")),
+    (("run", EXPERIMENT, "split=validation"), ("evaluation.split = 'validation'", "no client has such data")),
+    (("run", EXPERIMENT, "data=5", "clients=3"), ("unknown key 'clients'",)),
+    (("run", EXPERIMENT, "--seed", "-1"), ("seed: ", "greater than or equal to 0")),
+    (("run", EXPERIMENT, "--seed", "x"), ("--seed", "valid integer")),
+    (("run", EXPERIMENT, "--engine", "warp"), ("--engine warp", "auto, stacked, sequential")),
+    (("run", EXPERIMENT, "--device", "abacus"), ("--device abacus", "allowed: cpu, cuda")),
+    (("run", EXPERIMENT, "--device", "meta"), ("--device meta", "allowed: cpu, cuda")),
+    (("run", EXPERIMENT, "--device", "cpu:x"), ("--device cpu:x",)),
+    (("run", EXPERIMENT, "--speed", "9"), ("No such option", "--speed")),
+    (("run", EXPERIMENT, "--method", "fedavg"), ("shares 'embedding.", "use a method with a personal embedding")),
+    (("run",), ("Missing argument",)),
+    (("fly",), ("No such command 'fly'",)),
+    (("list", "engines"), ("unknown list 'engines'", "methods, datasets, experiments")),
+    (("resume", "nowhere"), ("nowhere", "no run here")),
+    (("report", "nowhere"), ("nowhere",)),
+    ((*COMPARE, "--seeds", "2..0"), ("--seeds 2..0", "like 0..2 (inclusive), 0,3,5 or 7")),
+    ((*COMPARE, "--seeds", "a"), ("--seeds a",)),
+    ((*COMPARE, "--seeds", "1,1"), ("--seeds 1,1",)),
+    ((*COMPARE, "--seeds", "-1..1"), ("--seeds -1..1",)),
+    ((*COMPARE, "--seeds", ""), ("--seeds",)),
+    ((*COMPARE, "seed=3"), ("'seed=3'", "--seeds")),
+    ((*COMPARE, "method=local"), ("'method=local'", "--methods")),
+    ((*COMPARE, "clients=0"), ("data.clients = 0",)),
+    ((*COMPARE, "lambda1=0"), ("unknown key 'lambda1'",)),
+    ((*COMPARE, "--device", "abacus"), ("--device abacus",)),
+    (("compare", EXPERIMENT), ("--methods: at least one is needed",)),
+    (("compare", EXPERIMENT, "--methods", "local,flick"), ("--methods: unknown method 'flick'", "allowed: fedavg")),
+    (("compare", EXPERIMENT, "--methods", "local,local"), ("named twice",)),
+    (("compare", EXPERIMENT, "--methods", "local,fedavg"), ("fedavg: ", "shares 'embedding.")),
+    (TUNE, ("--grid: at least one key=v1,v2,... is needed",)),
+    ((*TUNE, "--grid", "lr"), ("--grid lr: must be key=v1,v2,...",)),
+    ((*TUNE, "--grid", "lr="), ("--grid lr=: must be key=v1,v2,...",)),
+    ((*TUNE, "--grid", "lr=1,x"), ("--grid with method 'local'", "lr")),
+    ((*TUNE, "--grid", "body_epochs=1,2"), ("--grid", "'body_epochs'")),
+    ((*TUNE, "--grid", "lr=1", "--grid", "lr=2"), ("a key is given twice",)),
+    ((*TUNE, "--grid", "rounds=1,2"), ("--grid rounds", "the same for all methods")),
+    ((*TUNE, "--grid", "methods.local.lr=1,2"), ("--grid methods.local.lr", "name settings alone")),
+    ((*TUNE, "--grid", "lr=1", "--device", "abacus"), ("--device abacus",)),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), CASES, ids=[" ".join(arguments) for arguments, _ in CASES])
+def test_bad_settings(here, arguments, says):
+    out = ("--out", "out") if arguments[0] in ("run", "compare", "tune") and len(arguments) > 1 else ()
+    refused(perfed(*arguments, *out), *says)
+    assert list(here.iterdir()) == []
+
+
+def test_a_broken_experiment_file(here):
+    (here / "x.toml").write_text("rounds = = 3\n")
+    refused(perfed("run", "x.toml", "--out", "out"), "x.toml: not valid TOML", "line 1")
+    assert [file.name for file in here.iterdir()] == ["x.toml"]
+
+
+# Directories -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", EXPERIMENT, *TINY, "--method", "local"),
+        (*COMPARE, *TINY),
+        (*TUNE, *TINY, "--grid", "lr=1e-3"),
+    ],
+    ids=["run", "compare", "tune"],
+)
+def test_an_out_that_already_holds_a_run(here, command):
+    run_tiny(here / "out", "--method", "local")
+    before = contents(here)
+    refused(perfed(*command, "--out", "out"), "--out out: already holds results (config.toml)", "perfed resume out")
+    assert contents(here) == before
+
+
+def test_an_out_that_is_a_file(here):
+    (here / "out").write_text("precious")
+    refused(perfed("run", EXPERIMENT, *TINY, "--out", "out"), "--out out: exists and is not a directory")
+    refused(perfed("run", EXPERIMENT, *TINY, "--out", "out/below"), "--out out/below: cannot be made")
+    assert contents(here) == {"out": b"precious"}
+
+
+def test_a_finished_search_is_not_overwritten(here):
+    tune = (*TUNE, *TINY, "--grid", "lr=1e-3", "--out", "out")
+    assert perfed(*tune).code == 0
+    before = contents(here)
+    refused(perfed(*tune), "--out out: already holds results")
+    refused(perfed("run", EXPERIMENT, *TINY, "--out", "out"), "--out out: already holds results")
+    assert contents(here) == before
+
+
+def test_a_damaged_summary_or_configuration(here):
+    run_tiny(here / "out", "--method", "local")
+    (here / "out" / "summary.json").write_text("{")
+    refused(perfed("resume", "out"), "summary.json: cannot be read")
+    refused(perfed("report", "out"), "summary.json, line 1: not JSON")
+    (here / "out" / "summary.json").unlink()
+    (here / "out" / "config.toml").write_text("rounds = 'x'")
+    refused(perfed("resume", "out"), "out/config.toml: ")
+
+
+# Data files --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [("run",), ("compare", "--methods", "local")], ids=["run", "compare"])
+def test_a_missing_data_file(here, monkeypatch, command):
+    monkeypatch.setenv("PERFED_DATA", str(here / "environment"))
+    name, *options = command
+    result = perfed(name, "flic-bci-common", *options, "--data-dir", "folder", "--out", "out")
+    folders = ("folder", str(here / "environment"), str(here / "home" / ".cache" / "perfed"))
+    refused(result, "'bci_flic_common.npz' was not found", *folders, "arakotom/flic", "--data-dir or PERFED_DATA")
+    assert list(here.iterdir()) == []
+
+
+def no_archive(file: Path) -> None:
+    file.write_bytes(b"this is not an archive")
+
+
+def truncated(file: Path) -> None:
+    np.savez(file, x=np.zeros((100, 6)), y=np.zeros(100))
+    file.write_bytes(file.read_bytes()[:500])
+
+
+def without_keys(file: Path) -> None:
+    np.savez(file, something_else=np.zeros(3))
+
+
+@pytest.mark.parametrize("damage", [no_archive, truncated, without_keys])
+def test_a_corrupt_data_file(here, damage):
+    damage(here / "bci_flic_common.npz")
+    before = contents(here)
+    refused(perfed("run", "flic-bci-common", "--data-dir", ".", "--out", "out"), "bci_flic_common.npz")
+    assert contents(here) == before
+
+
+# Data from Python --------------------------------------------------------------------------------------------
+
+
+def client(size: int = 8, *, label: int | None = None, seed: int = 0, test: bool = True) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 3, size) if label is None else np.full(size, label)
+    arrays: dict[str, Any] = {"x_train": rng.normal(size=(size, 4)), "y_train": y}
+    return arrays | ({"x_test": rng.normal(size=(5, 4)), "y_test": rng.integers(0, 3, 5)} if test else {})
+
+
+def with_nan() -> dict[str, Any]:
+    arrays = client()
+    arrays["x_train"][5, 2] = np.nan
+    return arrays
+
+
+def with_infinity_in_test() -> dict[str, Any]:
+    arrays = client()
+    arrays["x_test"][1, 0] = np.inf
+    return arrays
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        (with_nan(), "client 'b': train inputs hold NaN or infinity in column 2, row 5"),
+        (with_infinity_in_test(), "client 'b': test inputs hold NaN or infinity in column 0, row 1"),
+        (with_nan() | {"feature_names": list("pqrs")}, r"column 2 \('r'\)"),
+        (client(label=3), r"client 'b': train label 3 is outside the classes 0\.\.2"),
+        (client(label=-1), "client 'b': train label -1 is outside the classes"),
+        (client(0), "client 'b' has no training data"),
+        ({"x_test": np.ones((2, 4)), "y_test": np.zeros(2, int)}, "client 'b' has no training data"),
+        ({"x_train": np.ones((2, 4))}, "client 'b': 'y_train' is missing"),
+        (client() | {"z_train": 3}, "client 'b': unknown key 'z_train'; allowed: "),
+    ],
+)
+def test_bad_clients(arrays, says):
+    with pytest.raises(PerfedError, match=says):
+        Federation.from_arrays({"a": client(seed=1), "b": arrays}, num_classes=3)
+
+
+def trained(federation: Federation, method: str, **options: Any) -> Run:
+    """Two rounds in memory."""
+    pretrain = {"pretrain_epochs": "validated", "pretrain_max_epochs": 2} if method.startswith("flic") else {}
+    made = build_method(method, {"local_epochs": 1, "batch_size": 4, **pretrain})
+    model = Model(embedding=mlp((5,), 3), body=mlp((4,), 4), head=linear(federation.num_classes or 1))
+    run = Run(federation, made, model, rounds=2, plan=Plan("stacked", threads=1), **options)
+    run.execute()
+    return run
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg-ft", "hetfedrep", "flic-class", "flic-hl"])
+def test_clients_with_one_sample_one_class_or_no_test_data_work(method):
+    clients = {
+        "alone": client(1, seed=1),
+        "one class": client(6, label=2, seed=2),
+        "untested": client(7, seed=3, test=False),
+        "ordinary": client(9, seed=4),
+    }
+    run = trained(Federation.from_arrays(clients, num_classes=3), method)
+    assert np.isfinite(run.summary["accuracy"]["mean"])
+    columns, rows = run._client_table({})
+    assert columns[:3] == ["id", "n_train", "n_test"]
+    assert {row[0]: row[1:3] for row in rows} == {
+        "alone": [1, 5],
+        "one class": [6, 5],
+        "untested": [7, 0],
+        "ordinary": [9, 5],
+    }
+
+
+def test_a_single_client_with_a_single_sample_works():
+    run = trained(Federation.from_arrays({"only": client(1)}, num_classes=3), "flic-hl")
+    assert run.summary["accuracy"]["std"] == 0
+
+
+def test_nobody_has_test_data():
+    federation = Federation.from_arrays({"a": client(test=False)}, num_classes=3)
+    with pytest.raises(PerfedError, match=r"evaluation\.split = 'test': no client has such data"):
+        trained(federation, "local")
+    assert "accuracy" in trained(federation, "local", evaluation=Evaluation(split="train")).summary

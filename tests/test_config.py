@@ -1,0 +1,266 @@
+"""Experiments as TOML: what is shipped, how settings are changed, and what every mistake says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from perfed.config import (
+    build_method,
+    experiment_names,
+    find_experiment,
+    method_names,
+    override,
+    parse_value,
+    read,
+    resolve,
+    validate,
+)
+from perfed.datasets import catalogue
+from perfed.errors import PerfedError
+from perfed.methods.flic import Anchors
+from perfed.terms import Proximal
+
+SMALL = """
+method = "flic-class"
+rounds = 2
+[data]
+name = "toy-noisy-features"
+clients = 3
+[model]
+embedding = { kind = "mlp", hidden = [4], out = 3 }
+head = "linear"
+"""
+
+
+def small(*assignments: str, methods: tuple[str, ...] = ("flic-class",)) -> dict[str, Any]:
+    table = find_experiment("flic-toy-noisy")
+    return override(table, assignments, methods)
+
+
+def tiny_head(shape: tuple[int, ...], width: int = 2) -> nn.Module:
+    """A stage of a user's own."""
+    return nn.Linear(shape[0], width)
+
+
+def not_a_module(shape: tuple[int, ...]) -> str:
+    return "a module, honestly"
+
+
+# Shipped experiments -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", experiment_names())
+def test_shipped_experiments_are_valid_for_every_method_and_round_trip(name):
+    experiment = validate(find_experiment(name))
+    assert experiment.description
+    again = read(experiment.to_toml(), "config.toml")
+    assert again == experiment
+    assert again.to_toml() == experiment.to_toml()
+    for method in method_names():
+        validate({**find_experiment(name), "method": method})
+
+
+def test_a_recorded_plan_round_trips():
+    paths = {"fit head": {"chunk": 8, "threads": 1}}
+    table = small("plan.engine=auto") | {"plan": {"engine": "auto", "chunk": 0, "threads": 2, "paths": paths}}
+    experiment = read(validate(table).to_toml(), "config.toml")
+    assert experiment.build_plan().to_dict() == table["plan"]
+
+
+# Values and keys ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("1e-3", 1e-3),
+        ("true", True),
+        ("[0, 5]", [0, 5]),
+        ("{head = 0.1}", {"head": 0.1}),
+        ('"3"', "3"),
+        ("flic-hl", "flic-hl"),
+        ("samples", "samples"),
+        ("", ""),
+        ("a=b", "a=b"),
+    ],
+)
+def test_values_are_toml_or_else_text(text, value):
+    found = parse_value(text)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("key", "places"),
+    [
+        ("rounds", [("rounds",)]),
+        ("data.clients", [("data", "clients")]),
+        ("clients", [("data", "clients")]),
+        ("rate", [("participation", "rate")]),
+        ("split", [("evaluation", "split")]),
+        ("lr", [("training", "lr")]),
+        ("lr.head", [("training", "lr", "head")]),
+        ("lambda1", [("methods", "flic-class", "lambda1"), ("methods", "flic-hl", "lambda1")]),
+        ("body_epochs", [("methods", m, "body_epochs") for m in ("flic-class", "flic-hl", "hetfedrep")]),
+        ("methods.flic-hl.lambda1", [("methods", "flic-hl", "lambda1")]),
+        ("model.embedding.out", [("model", "embedding", "out")]),
+    ],
+)
+def test_where_a_key_belongs(key, places):
+    table = {"rounds": 1, "data": {"name": "toy-noisy-features"}, "model": {}}
+    assert resolve(table, key, ["flic-class", "flic-hl", "hetfedrep"]) == places
+
+
+def test_a_training_setting_reaches_methods_with_a_value_of_their_own():
+    table = small("methods.local.lr=0.5", "lr=0.25", methods=("local", "fedrep"))
+    assert table["training"]["lr"] == 0.25
+    assert table["methods"]["local"]["lr"] == 0.25
+    assert "fedrep" not in table["methods"]
+
+
+def test_added_terms_bring_their_settings():
+    table = small('terms=["proximal"]', "mu=0.5", methods=("hetfedrep",))
+    method = validate({**table, "method": "hetfedrep"}).build_method()
+    assert [type(term) for term in method.terms] == [Proximal]
+    assert method.terms[0].mu == 0.5
+
+
+def test_overriding_does_not_change_the_table_and_the_last_value_wins():
+    table = find_experiment("flic-toy-noisy")
+    before = find_experiment("flic-toy-noisy")
+    assert override(table, ["rounds=7", "clients=9", "rounds=8"], [])["rounds"] == 8
+    assert table == before
+
+
+def test_an_ambiguous_key_lists_the_places():
+    @catalogue.dataset("clash")
+    def clash(seed: int, data_dir: object, *, rate: int = 1) -> Any:
+        """Has an option that participation has too."""
+
+    try:
+        with pytest.raises(PerfedError, match=r"'rate' is ambiguous; write one of: data\.rate, participation\.rate"):
+            override({"data": {"name": "clash"}}, ["rate=1"], [])
+    finally:
+        del catalogue._entries["clash"]
+
+
+# Methods, terms and stages -----------------------------------------------------------------------------------
+
+
+def test_settings_are_split_between_the_method_and_its_terms():
+    method = build_method("flic-hl", {"lambda1": 0.5, "body_epochs": 3, "lr": 0.1}, {"lr": 0.2, "batch_size": 7})
+    (anchors,) = method.terms
+    assert isinstance(anchors, Anchors)
+    assert anchors.lambda1 == 0.5
+    assert (method.body_epochs, method.lr, method.batch_size) == (3, 0.1, 7)
+
+
+def test_a_method_may_have_a_model_of_its_own():
+    table = small("methods.local.model.body=none", "model.body={kind='hidden-layer', out=5}")
+    assert "body" in validate({**table, "method": "fedrep"}).build_model(3).factories
+    assert "body" not in validate({**table, "method": "local"}).build_model(3).factories
+
+
+def test_a_stage_may_be_a_function_of_the_users_own():
+    table = small(f"model.head={{kind='{__name__}:tiny_head', width=4}}")
+    head = validate(table).build_model(3).factories["head"]((6,))
+    assert head(torch.zeros(1, 6)).shape == (1, 4)
+
+
+def test_a_function_that_returns_no_module_says_so():
+    model = validate(small(f"model.head={{kind='{__name__}:not_a_module'}}")).build_model(3)
+    with pytest.raises(PerfedError, match=r"model\.head.*returned str, not a torch\.nn\.Module"):
+        model.factories["head"]((6,))
+
+
+# Mistakes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("assignment", "says"),
+    [
+        ("roundz=3", "unknown key 'roundz'; did you mean: rounds"),
+        ("zzz=3", "unknown key 'zzz'; allowed: .*lambda1"),
+        ("lamda1=3", "did you mean: lambda1"),
+        ("lambda1", "'lambda1' is not of the form key=value"),
+        ("=3", "not of the form key=value"),
+        ("rounds.a=3", "unknown key 'rounds.a': 'rounds' is a value"),
+        ("rounds=0", r"rounds: .*greater than or equal to 1 \(given: 0\)"),
+        ("rounds=2.5", r"rounds: .*integer.*\(given: 2.5\)"),
+        ("rounds=many", "rounds: .*integer.*'many'"),
+        ("seed=-1", "seed: .*greater than or equal to 0"),
+        ("dtype=float16", "dtype: .*'float32' or 'float64'"),
+        ("data=5", "data: .*dictionary"),
+        ("data.name=nope", "no data set 'nope'; available: .*digits-views"),
+        ("data.nope=3", "data.nope is not an option .*clients"),
+        ("clients=0", "data.clients = 0 is not allowed; it must be: integer >= 1"),
+        ("clients=-3", "data.clients = -3"),
+        ("clients=true", "data.clients = True"),
+        ("batch_size=0", r"batch_size: .*at least 1|batch_size: .*greater than or equal to 1"),
+        ("local_epochs=-1", "local_epochs: .*greater than or equal to 0"),
+        ("lr=-1", "lr: must be a finite number, at least 0"),
+        ("lr=nan", "lr: must be a finite number"),
+        ("lr={neck = 1.0}", "'neck' is not a stage; allowed: embedding, body, head"),
+        ("lambda1=-1", r"methods\.flic-class\.lambda1: .*\(given: -1\)"),
+        ("optimizer=lion", "optimizer: .*'adam' or 'sgd'"),
+        ("training.optimiser=sgd", r"unknown key 'training\.optimiser'; allowed: .*optimizer"),
+        ("methods.nope.lr=1", "unknown method 'nope'; allowed: fedavg"),
+        ("methods.flic-hl.lamda1=1", r"unknown key 'methods\.flic-hl\.lamda1'; allowed: .*lambda1"),
+        ("methods.flic-class=3", r"methods\.flic-class: .*dictionary"),
+        ("methods.flic-class.terms=proximal", "terms: must be a list of names"),
+        ('terms=["nope"]', "unknown term 'nope'; allowed: anchors, proximal"),
+        ("rate=0", "participation.rate: .*greater than 0"),
+        ("rate=1.5", "participation.rate: .*less than or equal to 1"),
+        ("participation.share=1", r"unknown key 'participation\.share'; allowed: rate, last_round"),
+        ("evaluation.evry=1", r"unknown key 'evaluation\.evry' \(did you mean 'every'\?\); allowed: every"),
+        ("every=0", "evaluation.every: .*greater than or equal to 1"),
+        ("split=tset", "evaluation.split: .*'test', 'validation' or 'train'"),
+        ("snapshots.clients=-1", "snapshots.clients"),
+        ("model.neck=linear", "unknown key 'model.neck'; allowed: embedding, body, head"),
+        ("model.head=lineer", "model.head.kind: unknown 'lineer'; allowed: none, mlp"),
+        ("model.head={out = 3}", "model.head: needs a kind, one of"),
+        ("model.embedding.out=0", "model.embedding.out: must be an integer, at least 1"),
+        ("model.embedding.hidden=[4, 0]", "model.embedding.hidden: must be a list of positive integers"),
+        ("model.embedding.hiden=[4]", "unknown key 'model.embedding.hiden'; allowed: kind, hidden"),
+        ("model.head={kind='nowhere.at.all:f'}", "model.head.kind: cannot load 'nowhere.at.all:f'"),
+        ("model.head={kind='torch.nn:nope'}", "model.head.kind: cannot load"),
+        ("plan.engine=warp", "plan.engine: .*'auto', 'stacked' or 'sequential'"),
+        ("plan.thread=1", r"unknown key 'plan\.thread' \(did you mean 'threads'\?\); allowed: engine"),
+        ("plan.threads=two", "plan.threads: .*integer"),
+        ("plan.paths=3", "plan.paths: .*dictionary"),
+        ("nope.rounds=3", "unknown key 'nope'; "),
+    ],
+)
+def test_every_mistake_names_the_key_and_what_is_allowed(assignment, says):
+    with pytest.raises(PerfedError, match=says) as error:
+        validate(small(assignment))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rounds = = 3", "x.toml: not valid TOML: .*line 1"),
+        (SMALL.replace("rounds = 2", ""), "x.toml: rounds: field required"),
+        (SMALL.replace("rounds", "roundz"), "x.toml: rounds: field required|unknown key 'roundz'"),
+        (SMALL.replace('name = "toy-noisy-features"', ""), "x.toml: data: needs 'name', one of: bci-common"),
+        (SMALL.replace("flic-class", "flic"), "x.toml: unknown method 'flic'; allowed: fedavg"),
+        (SMALL + "[extra]\n", r"x.toml: unknown key 'extra'; allowed: name"),
+    ],
+)
+def test_a_file_with_a_mistake_is_named(text, says):
+    with pytest.raises(PerfedError, match=says):
+        read(text, "x.toml")
+
+
+def test_an_experiment_that_is_not_there(tmp_path):
+    with pytest.raises(PerfedError, match=r"unknown experiment 'flic-digit-views' \(did you mean 'flic-digits-views'"):
+        find_experiment("flic-digit-views")
+    binary = tmp_path / "x.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(PerfedError, match=r"x\.toml: cannot be read"):
+        find_experiment(str(binary))
