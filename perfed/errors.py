@@ -18,9 +18,16 @@ def first_problem(error: ValidationError, where: str) -> PerfedError:
     key = ".".join(str(part) for part in (where, *_path(detail["loc"])) if str(part))
     if detail["type"] == "extra_forbidden":
         return PerfedError(f"unknown key '{key}'")
-    message = detail["msg"].removeprefix("Value error, ")
+    # One message per member of a union, e.g. an integer or the word 'validated'.
+    same = [d for d in error.errors() if d["loc"][:1] == detail["loc"][:1] and _path(d["loc"]) == _path(detail["loc"])]
+    message = ", or: ".join(dict.fromkeys(_message(d["msg"]) for d in same))
     given = "" if detail["type"] == "missing" else f" (given: {detail['input']!r})"
-    return PerfedError(f"{key}: {message[:1].lower() + message[1:]}{given}")
+    return PerfedError(f"{key}: {message}{given}")
+
+
+def _message(text: str) -> str:
+    text = text.removeprefix("Value error, ")
+    return text[:1].lower() + text[1:]
 
 
 def _path(loc: tuple[int | str, ...]) -> tuple[int | str, ...]:

@@ -15,7 +15,7 @@ import pytest
 from perfed.errors import PerfedError
 from perfed.report import compare_table, comparison_rows, write_report
 from perfed.report.figures import embedded_samples
-from perfed.report.runs import Snapshot
+from perfed.report.runs import Snapshot, load_runs
 
 MEANS = {("fedavg", 0): 0.60, ("fedavg", 1): 0.64, ("flic", 0): 0.80, ("flic", 1): 0.82}
 PLOTS = ["plot-rounds", "plot-clients", "plot-sorted", "plot-embedding"]
@@ -218,7 +218,7 @@ def test_regression_shows_its_own_metric(tmp_path):
     [
         ("config.toml", "method = \n", r"config.toml: .*line 1"),
         ("config.toml", 'method = "a"\n', "integer 'seed'"),
-        ("rounds.jsonl", '{"round": 1}\n{"rou', "rounds.jsonl, line 2: not JSON"),
+        ("rounds.jsonl", '{"round": 1}\n{"rou\n', "rounds.jsonl, line 2: not JSON"),
         ("rounds.jsonl", '{"round": "one"}\n', "rounds.jsonl, line 1: round: "),
         (
             "clients.csv",
@@ -283,3 +283,10 @@ def test_browser_draws_every_plot(run_dirs, tmp_path):
     positions = [body.index(f'id="{plot}"') for plot in PLOTS]
     for start, end in zip(positions, [*positions[1:], len(body)], strict=True):
         assert '<svg class="main-svg"' in body[start:end]
+
+
+def test_half_a_last_line_of_a_killed_run_is_passed_over(run_dirs):
+    file = run_dirs[2] / "rounds.jsonl"
+    before = len(load_runs(run_dirs)[2].rounds)
+    file.write_text(file.read_text() + '{"rou')
+    assert len(load_runs(run_dirs)[2].rounds) == before

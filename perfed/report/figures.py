@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from plotly.colors import hex_to_rgb, qualitative
 from plotly.subplots import make_subplots
 from sklearn.manifold import TSNE
+from threadpoolctl import threadpool_limits
 
 from perfed.report.comparison import axis_title
 from perfed.report.runs import Run, Snapshot, methods_of
@@ -192,7 +193,9 @@ def _tsne(points: NDArray[np.float64]) -> NDArray[np.float64]:
     """Two-dimensional positions of at least four points, the same for the same points."""
     perplexity = min(30.0, (len(points) - 1) / 3)
     init = "pca" if points.shape[1] >= 2 else "random"
-    positions = TSNE(perplexity=perplexity, init=init, random_state=0).fit_transform(points)
+    # Few points: a second thread gains nothing, and on a busy machine waiting for it costs many times the work.
+    with threadpool_limits(1):
+        positions = TSNE(perplexity=perplexity, init=init, random_state=0).fit_transform(points)
     return np.asarray(positions, dtype=float)
 
 

@@ -9,25 +9,33 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from perfed.errors import PerfedError
 
 Checked = TypeVar("Checked", bound=BaseModel)
 
 
+def _or_nan(value: Any) -> Any:
+    return float("nan") if value is None else value
+
+
+# JSON has no NaN or infinity: a loss that became one is written as null.
+Number = Annotated[float, BeforeValidator(_or_nan)]
+
+
 class Spread(BaseModel):
     """How one metric is spread over the clients; accuracy as a fraction of 1."""
 
-    mean: float
-    std: float
-    min: float
-    p10: float
-    max: float
+    mean: Number
+    std: Number
+    min: Number
+    p10: Number
+    max: Number
 
 
 class _Measured(BaseModel):
@@ -191,7 +199,10 @@ def _parsed(model: type[Checked], text: str, file: Path, line: int | None = None
 
 
 def _load_rounds(file: Path) -> tuple[Round, ...]:
-    lines = _text(file).splitlines()
+    text = _text(file)
+    lines = text.splitlines()
+    if lines and not text.endswith("\n"):
+        lines.pop()  # a killed run may leave half a line; resuming it writes the line again
     return tuple(_parsed(Round, text, file, line) for line, text in enumerate(lines, 1) if text.strip())
 
 
