@@ -37,9 +37,7 @@ def sgd(lr: float = 1e-2, momentum: float = 0.0) -> MakeOptimizer:
 # ---------------------------------------------------------------------------------------------- training
 
 
-def train_plain(
-    model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, batch: int, optimizer: MakeOptimizer
-) -> None:
+def train_plain(model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, batch: int, optimizer: MakeOptimizer) -> None:
     """Minimise the cross-entropy of one client's model: Local training, and a client's part of FedAvg."""
     parameters = list(model.parameters())
     opt = optimizer(parameters)
@@ -149,9 +147,7 @@ def _groups(labels: Tensor, batch: int, anchors: Tensor) -> list[Group]:
     column = torch.arange(num, device=labels.device).expand(epochs, num)
     step = (column // batch + per_epoch * torch.arange(epochs, device=labels.device)[:, None]).flatten()
     row = (column % batch).flatten()
-    key, group, size = torch.unique(
-        step * num_classes + labels.flatten(), return_inverse=True, return_counts=True
-    )
+    key, group, size = torch.unique(step * num_classes + labels.flatten(), return_inverse=True, return_counts=True)
     by_group = group.argsort(stable=True)
     rank = torch.empty_like(group)
     rank[by_group] = torch.arange(len(group), device=group.device) - (size.cumsum(0) - size)[group[by_group]]
@@ -300,9 +296,7 @@ def _median_seconds(make: Callable[[bool], Client], clients: int, threads: int, 
     return statistics.median(seconds)
 
 
-def _plain(
-    build: Callable[[], nn.Module], shape: tuple[int, ...], num: int, batch: int, epochs: int = 1
-) -> Any:
+def _plain(build: Callable[[], nn.Module], shape: tuple[int, ...], num: int, batch: int, epochs: int = 1) -> Any:
     def make(channels_last: bool) -> Client:
         model, x, y = build(), torch.randn(num, *shape), torch.randint(0, 10, (num,))
         if channels_last:

@@ -5,7 +5,7 @@ The pieces a user needs first: :class:`Federation` (who the clients are), :class
 :mod:`perfed.method`.
 """
 
-from perfed.config import build_method
+from perfed.building import build_method
 from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.experiment import Run

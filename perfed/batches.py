@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed import rng
+from perfed.divergence import Sets
 from perfed.federation import Split
 
 _BLOCK_BYTES = 8 << 20
@@ -202,6 +204,7 @@ class ClassMembers:
         client: ``(pairs,)`` position of the active client.
         label: ``(pairs,)`` class.
         first, stop: the pairs' place among all pairs of the block.
+        sets: the same pairs as :func:`perfed.divergence.gaussian_w2_sets` wants them.
     """
 
     rows: Tensor
@@ -210,6 +213,7 @@ class ClassMembers:
     label: Tensor
     first: int
     stop: int
+    sets: Sets
 
 
 @dataclass(frozen=True)
@@ -230,7 +234,7 @@ class BlockMembers:
 def class_members(block: Block, num_classes: int) -> BlockMembers:
     """Group each mini-batch of ``block`` by client and class; ``block.y`` holds class labels."""
     labels = np.where(block.valid, block.y.cpu().numpy(), num_classes)
-    steps, clients, width = labels.shape
+    steps, clients, _ = labels.shape
     order = np.argsort(labels, axis=2, kind="stable")
     cell = np.arange(steps * clients).reshape(steps, clients, 1) * (num_classes + 1) + labels
     counts = np.bincount(cell.ravel(), minlength=steps * clients * (num_classes + 1))
@@ -245,27 +249,51 @@ def class_members(block: Block, num_classes: int) -> BlockMembers:
     slot = np.where(inside, starts[step, client, label][:, None] + position, starts[step, client, label][:, None])
     widths = np.array(block.widths())
     rows = np.where(inside, client[:, None] * widths[step][:, None] + order[step[:, None], client[:, None], slot], 0)
-    return _split_members(block, step, client, label, size, rows)
+    return _split_members(block, step, client, label, size, rows, widths)
 
 
 def _split_members(
-    block: Block, step: IntArray, client: IntArray, label: IntArray, size: IntArray, rows: IntArray
+    block: Block, step: IntArray, client: IntArray, label: IntArray, size: IntArray, rows: IntArray, widths: IntArray
 ) -> BlockMembers:
     device = block.x.device
     rows_t, client_t = torch.from_numpy(rows).to(device), torch.from_numpy(client).to(device)
     label_t = torch.from_numpy(label).to(device)
     bounds = np.searchsorted(step, np.arange(block.x.shape[0] + 1))
     steps = []
-    for first, stop in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+    for at, (first, stop) in enumerate(pairwise(bounds.tolist())):
         counts = tuple(size[first:stop].tolist())
+        sets = Sets.of(rows[first:stop], size[first:stop], block.valid[at, :, : int(widths[at])], block.weight)
         steps.append(
             ClassMembers(
-                rows_t[first:stop, : counts[0]],
-                counts,
-                client_t[first:stop],
-                label_t[first:stop],
-                first,
-                stop,
+                rows_t[first:stop, : counts[0]], counts, client_t[first:stop], label_t[first:stop], first, stop, sets
             )
         )
     return BlockMembers(steps, client_t, label_t, torch.from_numpy(step).to(device))
+
+
+@dataclass(frozen=True)
+class ClassSlots:
+    """The classes of each mini-batch, side by side: ``(steps, clients, slots)``.
+
+    Attributes:
+        label: class, ascending; 0 in unused slots.
+        held: whether the slot is used.
+    """
+
+    label: Tensor
+    held: Tensor
+
+
+def class_slots(block: Block, num_classes: int) -> ClassSlots:
+    """The classes that occur in each mini-batch of ``block``; ``block.y`` holds class labels."""
+    labels = np.where(block.valid, block.y.cpu().numpy(), num_classes)
+    steps, clients, _ = labels.shape
+    present = np.zeros((steps, clients, num_classes + 1), dtype=bool)
+    np.put_along_axis(present, labels, True, axis=2)
+    number = np.cumsum(present[:, :, :num_classes], axis=2)
+    step, client, label = np.nonzero(present[:, :, :num_classes])
+    slot = number[step, client, label] - 1
+    table = np.zeros((steps, clients, int(slot.max(initial=0)) + 1), dtype=np.int64)
+    held = np.zeros(table.shape, dtype=bool)
+    table[step, client, slot], held[step, client, slot] = label, True
+    return ClassSlots(torch.from_numpy(table).to(block.x.device), torch.from_numpy(held).to(block.x.device))

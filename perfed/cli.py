@@ -17,19 +17,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from perfed import compare as comparing
-from perfed.config import (
-    Experiment,
-    experiment_names,
-    find_experiment,
-    override,
-    parse_value,
-    setting_names,
-    validate,
-)
+from perfed.building import setting_names
+from perfed.config import Experiment, experiment_names, find_experiment, validate
 from perfed.datasets import dataset_names, describe
 from perfed.errors import PerfedError
 from perfed.experiment import Run, resume, start
 from perfed.method import entry, method_names
+from perfed.overrides import override, parse_value
 from perfed.plan import ENGINES
 from perfed.report import ComparisonRow, write_report
 from perfed.report.comparison import table_cells, table_header

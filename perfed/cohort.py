@@ -24,7 +24,8 @@ from perfed.model import Chain, Parameters, stage_of
 from perfed.plan import Plan, use_threads
 
 if TYPE_CHECKING:
-    from perfed.method import Method, Placement
+    from perfed.method import Method
+from perfed.placement import Placement
 
 Penalty = Callable[[Step], Tensor]
 

@@ -14,10 +14,11 @@ import numpy as np
 import tomli_w
 import torch
 
-from perfed.config import Experiment, override, resolve, validate
+from perfed.config import Experiment, validate
 from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.experiment import Run, resume, start
+from perfed.overrides import override, resolve
 from perfed.report import ComparisonRow, compare_table, comparison_rows, write_report
 from perfed.store import RunDirectory, write_atomic
 

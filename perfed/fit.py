@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -208,21 +209,28 @@ class _State:
 
 
 def _adam(
-    params: list[Tensor], grads: list[Tensor], first: list[Tensor], second: list[Tensor], counters: list[Tensor], group: Group
+    params: list[Tensor],
+    grads: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    counters: list[Tensor],
+    group: Group,
 ) -> None:
-    """One step of torch's fused Adam, without the 30 us of checks of ``torch.optim``'s function where that is possible."""
-    settings = {
-        "amsgrad": False, "beta1": 0.9, "beta2": 0.999, "lr": group.lr, "weight_decay": group.weight_decay, "eps": 1e-8,
-        "maximize": False,
-    }  # fmt: skip
-    if _RAW_ADAM is None or params[0].device.type != "cpu":
-        adam(params, grads, first, second, [], counters, fused=True, **settings)  # type: ignore[arg-type]
+    """One step of torch's fused Adam; on CPUs without the 30 us of checks around it, if torch has the bare kernel."""
+    lr, decay = group.lr, group.weight_decay
+    if _FUSED_ADAM is None or params[0].device.type != "cpu":
+        settings: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "lr": lr, "weight_decay": decay, "eps": 1e-8}
+        adam(params, grads, first, second, [], counters, fused=True, amsgrad=False, maximize=False, **settings)
         return
-    torch._foreach_add_(counters, 1)
-    _RAW_ADAM(params, grads, first, second, [], counters, **settings)
+    counter = counters[0]
+    counter += 1
+    _FUSED_ADAM(
+        params, grads, first, second, [], [counter] * len(params),
+        lr=lr, beta1=0.9, beta2=0.999, weight_decay=decay, eps=1e-8, amsgrad=False, maximize=False,
+    )  # fmt: skip
 
 
-_RAW_ADAM: Callable[..., None] | None = getattr(torch, "_fused_adam_", None)
+_FUSED_ADAM: Callable[..., None] | None = getattr(torch, "_fused_adam_", None)
 
 
 @dataclass(frozen=True)
@@ -284,6 +292,8 @@ def run(task: Task, *, limit: int | None = None) -> tuple[Tensor, IntArray]:
     Returns:
         Sum of the losses over steps ``(clients,)``, and the number of steps of each client.
     """
+    if limit is not None and task.epochs is not None:
+        task = replace(task, epochs=np.minimum(task.epochs, limit))  # an epoch has at least one step
     length = steps_of(task.samples.counts, task.batch_size, task.epochs, task.steps)
     order = np.argsort(-length, kind="stable")
     if (order != np.arange(len(order))).any():
@@ -310,9 +320,8 @@ def _run_sorted(task: Task, order: IntArray, limit: int | None) -> tuple[Tensor,
         epochs=None if task.epochs is None else task.epochs[order],
     )
     losses, steps = run(sorted_task, limit=limit)
-    for name, tensor in task.params.items():
-        if tensor.data_ptr() != params[name].data_ptr():
-            tensor[index] = params[name]
+    for name in task.trained:
+        task.params[name][index] = params[name]
     back = np.argsort(order)
     return losses[torch.from_numpy(back).to(losses.device)], steps[back]
 
@@ -323,6 +332,7 @@ def _run(task: Task, plan: Schedule, limit: int | None) -> Tensor:
     params = {name: t for name, t in task.params.items() if name not in trainable} | trainable
     trained = frozenset(stage_of(name) for name in task.trained)
     total = torch.zeros(task.clients, dtype=task.samples.x.dtype, device=task.samples.x.device)
+    ones = torch.ones_like(total)
     for block in blocks(plan, limit=limit):
         rows = task.rows[: block.clients]
         if block.clients < next(iter(state.params.values())).shape[0]:
@@ -332,7 +342,8 @@ def _run(task: Task, plan: Schedule, limit: int | None) -> Tensor:
             step = Step(task.chain, block, at, width, params, trained, rows, task.start, task.raw)
             losses = task.loss(step)
             names = list(state.params)
-            found = torch.autograd.grad(losses.sum(), [state.params[n] for n in names], allow_unused=True)
+            inputs = [state.params[n] for n in names]
+            found = torch.autograd.grad(losses, inputs, ones[: block.clients], allow_unused=True)
             grads = {n: g for n, g in zip(names, found, strict=True) if g is not None}
             if task.correct is not None:
                 grads = task.correct(step, grads)

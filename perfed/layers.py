@@ -40,6 +40,7 @@ _PER_SAMPLE = (
     nn.AvgPool1d,
 )
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_DETERMINISTIC = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.Embedding, nn.Conv1d, nn.Conv2d)
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -96,22 +97,30 @@ def _single(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
             x = _single(child, f"{prefix}.{name}", x, run)
         return x
     if isinstance(module, _DROPOUT):
-        return _dropout(module, x.unsqueeze(0), run).squeeze(0)
+        return _dropout(module, prefix, x.unsqueeze(0), run).squeeze(0)
     if type(module) is nn.Linear:
         return F.linear(x, run.params[f"{prefix}.weight"].squeeze(0), _bias(prefix, run))
     if type(module) is nn.Conv2d and module.padding_mode == "zeros":
         weight = run.params[f"{prefix}.weight"].squeeze(0)
-        x = x.contiguous(memory_format=torch.channels_last)
+        x = _channels_last(x)
         return F.conv2d(x, weight, _bias(prefix, run), module.stride, module.padding, module.dilation, module.groups)
     if isinstance(module, _ELEMENTWISE + _PER_SAMPLE) or type(module) is nn.Flatten:
         return module(x)  # type: ignore[no-any-return]
     module.train(run.training)
     own = {name: tensor.squeeze(0) for name, tensor in run.below(prefix).items()}
-    if not run.training or run.keys is None or type(module).__module__.startswith("torch.nn"):
+    if not run.training or run.keys is None or isinstance(module, _BATCH_NORM + _DETERMINISTIC):
         return torch.func.functional_call(module, own, (x,))  # type: ignore[no-any-return]
     run._dropouts += 1
-    with rng.torch_seed(rng.key(run.keys[0], "module", run._dropouts)):
+    with rng.torch_seed(rng.key(run.keys[0], "module", prefix, run._dropouts)):
         return torch.func.functional_call(module, own, (x,))  # type: ignore[no-any-return]
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    """``x`` in channels_last, which convolutions and pooling on CPUs are fastest with."""
+    if x.shape[1] > 1:
+        return x.contiguous(memory_format=torch.channels_last)
+    # One channel is in both layouts at once, and torch would go on in the other one.
+    return x.reshape(x.shape[0], *x.shape[2:], 1).permute(0, 3, 1, 2)
 
 
 def _stacked(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
@@ -122,7 +131,7 @@ def _stacked(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
     if isinstance(module, _ELEMENTWISE):
         return module(x)  # type: ignore[no-any-return]
     if isinstance(module, _DROPOUT):
-        return _dropout(module, x, run)
+        return _dropout(module, prefix, x, run)
     if type(module) is nn.Linear and x.ndim == 3:
         return _stacked_linear(prefix, x, run)
     if type(module) is nn.Conv2d and module.padding_mode == "zeros":
@@ -186,17 +195,17 @@ def _stacked_conv2d(module: nn.Conv2d, prefix: str, x: Tensor, run: Pass) -> Ten
         module.dilation,
         module.groups * clients,
     )
-    return out.unflatten(1, (clients, module.out_channels)).transpose(0, 1)
+    return out.view(out.shape[0], clients, module.out_channels, *out.shape[2:]).transpose(0, 1)
 
 
-def _dropout(module: nn.Module, x: Tensor, run: Pass) -> Tensor:
+def _dropout(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
     p = float(getattr(module, "p"))  # noqa: B009 - declared on a private base class
     if not run.training or p == 0.0:
         return x
     if run.keys is None:
         raise RuntimeError("dropout in training needs the keys of the step")
     run._dropouts += 1
-    keys = rng.key(run.keys, "dropout", run._dropouts)
+    keys = rng.key(run.keys, "dropout", prefix, run._dropouts)
     shape = x.shape[1:] if isinstance(module, nn.Dropout) else x.shape[1:3]
     count = 1
     for size in shape:

@@ -90,14 +90,14 @@ class Plan:
         """The path with the least mean time; more threads must pay clearly, for they suffer most on a busy machine."""
         seconds: dict[Path, float] = {}
         for threads in sorted({1, self.threads}):
-            best = float("inf")
+            quickest = float("inf")
             for chunk in [c for c in _CHUNKS if c < clients] + [0]:
                 path = Path(chunk, threads)
                 with use_threads(threads):
                     seconds[path] = _mean_time(trial, path.size(clients)) / path.size(clients)
-                if seconds[path] > _HOPELESS * best:
+                if seconds[path] > _HOPELESS * quickest:
                     break  # larger stacks of large models only get slower, and trying them takes long
-                best = min(best, seconds[path])
+                quickest = min(quickest, seconds[path])
         self.trials[kind] = {f"chunk {p.chunk or clients}, {p.threads} threads": s for p, s in seconds.items()}
         alone = min((path for path in seconds if path.threads == 1), key=lambda path: seconds[path])
         best = min(seconds, key=lambda path: seconds[path])

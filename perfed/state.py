@@ -16,8 +16,9 @@ from perfed import rng
 from perfed.errors import PerfedError
 from perfed.federation import Client, Federation
 from perfed.layers import why_not_stackable
-from perfed.method import FederationInfo, Method, ParameterSet, Placement, ServerState
+from perfed.method import FederationInfo, Method, ParameterSet, ServerState
 from perfed.model import Chain, Model, Parameters, Shape, stage_of
+from perfed.placement import Placement
 from perfed.tree import map_leaves
 
 

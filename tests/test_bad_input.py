@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from command_line import EXPERIMENT, TINY, Outcome, contents, perfed, run_tiny
 
-from perfed.config import Evaluation, build_method
+from perfed.building import build_method
+from perfed.config import Evaluation
 from perfed.errors import PerfedError
 from perfed.experiment import Run
 from perfed.federation import Federation

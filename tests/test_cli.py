@@ -17,9 +17,10 @@ import torch
 from command_line import EXPERIMENT, TINY, contents, is_plain, perfed, run_tiny
 
 from perfed import compare
-from perfed.config import experiment_names, method_names, read
+from perfed.config import experiment_names, read
 from perfed.datasets import catalogue, dataset_names, load
 from perfed.federation import Federation
+from perfed.method import method_names
 
 SPREAD = {"mean", "std", "min", "p10", "max"}
 

@@ -8,20 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from perfed.config import (
-    build_method,
-    experiment_names,
-    find_experiment,
-    method_names,
-    override,
-    parse_value,
-    read,
-    resolve,
-    validate,
-)
+from perfed.building import build_method
+from perfed.config import experiment_names, find_experiment, read, validate
 from perfed.datasets import catalogue
 from perfed.errors import PerfedError
+from perfed.method import method_names
 from perfed.methods.flic import Anchors
+from perfed.overrides import override, parse_value, resolve
 from perfed.terms import Proximal
 
 SMALL = """

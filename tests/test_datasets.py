@@ -27,9 +27,7 @@ def same(a: Federation, b: Federation) -> bool:
         for n in ("train", "validation", "test")
         for p, q in [(c.split(n), d.split(n))]
     ]
-    return all(
-        (p is None and q is None) or (torch.equal(p.x, q.x) and torch.equal(p.y, q.y)) for p, q in pairs
-    )
+    return all((p is None and q is None) or (torch.equal(p.x, q.x) and torch.equal(p.y, q.y)) for p, q in pairs)
 
 
 @pytest.fixture
@@ -259,13 +257,7 @@ def test_digits_of_clients_are_disjoint():
     options = {"clients": 12, "samples_per_client": 0, "standardise": False}
     federation = load("digits-views", options, seed=1)
     views = federation.notes["view"]
-    rows = [
-        r.numpy().tobytes()
-        for c in federation
-        for s in (c.train, c.test)
-        for r in s.x
-        if views[c.id] == "pixels"
-    ]
+    rows = [r.numpy().tobytes() for c in federation for s in (c.train, c.test) for r in s.x if views[c.id] == "pixels"]
     known = {r.tobytes() for r in (load_digits().data / 16).astype(np.float32)}
     assert len(rows) == len(set(rows)) > 400 and set(rows) <= known
     assert sum(len(c.train) + len(c.test) for c in federation) == 1797

@@ -6,10 +6,10 @@ from engines import blobs, quick
 from torch import nn
 
 from perfed.errors import PerfedError
-from perfed.method import FROZEN, PERSONAL, SHARED, place
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.fedrep import HetFedRep
 from perfed.model import Model, cnn, digits_cnn, hidden_layer, linear, mlp, stage_of
+from perfed.placement import FROZEN, PERSONAL, SHARED, place
 from perfed.state import Setup, group_key
 
 # factory, input shape, output shape, number of parameters counted by hand

@@ -63,9 +63,7 @@ def test_impossible_draws_are_refused(arguments, message):
 
 def test_purposes_are_independent_and_stable_across_processes():
     assert subseed(0, "a") != subseed(0, "b") != subseed(1, "b")
-    assert not np.array_equal(
-        generator(0, "a").integers(1000, size=8), generator(0, "b").integers(1000, size=8)
-    )
+    assert not np.array_equal(generator(0, "a").integers(1000, size=8), generator(0, "b").integers(1000, size=8))
     subseed(-1, "a")  # any integer is a seed
     code = "from perfed.partition import subseed; print(subseed(3, 'x'))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

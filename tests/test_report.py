@@ -38,16 +38,12 @@ def spread(mean: float) -> dict[str, float]:
     return {"mean": mean, "std": 0.1, "min": mean - 0.2, "p10": mean - 0.1, "max": mean + 0.15}
 
 
-def write_run(
-    directory: Path, method: str, seed: int, *, metric: str = "accuracy", finished: bool = True
-) -> Path:
+def write_run(directory: Path, method: str, seed: int, *, metric: str = "accuracy", finished: bool = True) -> Path:
     """A run of four clients and three rounds; ``flic`` keeps snapshots."""
     mean = MEANS[method, seed]
     rng = np.random.default_rng(seed)
     directory.mkdir()
-    settings = (
-        f'name = "toy"\nmethod = "{method}"\nseed = {seed}\nrounds = 3\n[data]\nname = "<script>x & y"\n'
-    )
+    settings = f'name = "toy"\nmethod = "{method}"\nseed = {seed}\nrounds = 3\n[data]\nname = "<script>x & y"\n'
     (directory / "config.toml").write_text(settings)
     lines = [{"round": number, "wall_seconds": 0.5, "train_loss": 1.0} for number in (1, 2, 3)]
     for line in lines[::2]:

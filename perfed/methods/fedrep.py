@@ -8,7 +8,8 @@ from pydantic import Field
 
 from perfed.aggregate import weighted_mean
 from perfed.cohort import Cohort
-from perfed.method import PERSONAL, SHARED, Clients, Method, Placement, Reply, ServerState, register
+from perfed.method import Clients, Method, Reply, ServerState, register
+from perfed.placement import PERSONAL, SHARED, Placement
 
 
 @register("fedrep")

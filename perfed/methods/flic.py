@@ -11,9 +11,9 @@ from torch import Tensor
 
 from perfed import rng
 from perfed.aggregate import masked_mean
-from perfed.batches import BlockMembers, ClassMembers, class_members
+from perfed.batches import BlockMembers, ClassMembers, class_members, class_slots
 from perfed.cohort import Cohort
-from perfed.divergence import gaussian_w2, sample_w2
+from perfed.divergence import gaussian_w2_sets, sample_w2
 from perfed.errors import PerfedError
 from perfed.fit import Step
 from perfed.method import Clients, FederationInfo, ParameterSet, Replies, Reply, ServerState, register
@@ -23,6 +23,7 @@ from perfed.terms import Penalty, Term, register_term
 from perfed.validated import best_epochs, hold_out
 
 EMBEDDING = "embedding"
+_DRAW_BYTES = 16 << 20
 
 
 @register_term
@@ -162,31 +163,26 @@ class Anchors(Term):
 
         def value(step: Step) -> Tensor:
             members = _members(step, cohort.num_classes or 0).steps[step.at]
-            z = step.output(EMBEDDING).flatten(0, 1)[members.rows]
-            target = step.of(means)[members.client, members.label]
+            z = step.output(EMBEDDING).flatten(0, 1)
+            anchors = step.of(means)
+            target = anchors.flatten(0, 1).index_select(0, members.client * anchors.shape[1] + members.label)
             if self.w2 == "closed-form":
-                distance = gaussian_w2(z, members.counts, target, std)
+                distance = gaussian_w2_sets(z, members.sets, target, std)
             else:
-                noise = _noise(step, members, "two-sample", z.shape[1], z)
-                distance = sample_w2(z, target[:, None] + std * noise, members.counts)
+                rows = z[members.rows]
+                noise = _noise(step, members, "two-sample", rows.shape[1], z)
+                distance = sample_w2(rows, target[:, None] + std * noise, members.counts)
             return z.new_zeros(len(step.rows)).index_add(0, members.client, distance)
 
         return value
 
     def _calibration(self, step: Step, means: Tensor, num_classes: int) -> Tensor:
         """``sum_c mean_j l(c, g[Z_cj])`` over the classes of the mini-batch."""
-        members = _members(step, num_classes).steps[step.at]
-        anchors = step.of(means)
-        slots, slot, width = _slots(members)
-        noise = _noise(step, members, "calibration", self.anchor_samples, anchors)
-        z = anchors[members.client, members.label][:, None] + self.anchor_scale**0.5 * noise
-        padded = anchors.new_zeros(len(step.rows), width, *z.shape[1:])
-        padded[members.client, slot] = z
-        logits = step.after(EMBEDDING, padded.flatten(1, 2)).view(padded.shape[0], *padded.shape[1:3], -1)
-        chosen = logits[members.client, slot].flatten(0, 1)
-        labels = members.label.repeat_interleave(self.anchor_samples)
-        losses = torch.nn.functional.cross_entropy(chosen, labels, reduction="none").view(slots, -1).mean(1)
-        return losses.new_zeros(len(step.rows)).index_add(0, members.client, losses)
+        draws: _Draws = step.block.cached("draws", lambda: _Draws(step, step.of(means), num_classes, self))
+        z, labels, weight = draws.at(step)
+        logits = step.after(EMBEDDING, z)
+        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        return (losses.view(weight.shape) * weight).sum(1)
 
     def after(self, cohort: Cohort, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Step on the anchors' means through the moments of the updated embedding (Algorithm S2, step 3).
@@ -225,7 +221,7 @@ class Anchors(Term):
 
 
 def _check_embedding(cohort: Cohort) -> None:
-    if EMBEDDING not in cohort.personal_stages:
+    if not any(stage_of(name) == EMBEDDING for name in cohort.personal_parameters):
         raise PerfedError(
             "the anchors term aligns personal embeddings, and this run has none; give the model an embedding and "
             'set placement = {"embedding": "personal"}'
@@ -244,15 +240,34 @@ def _noise(step: Step, members: ClassMembers, purpose: str, samples: int, like: 
     return rng.normal(keys, samples * k, like.dtype).view(len(members.counts), samples, k)
 
 
-def _slots(members: ClassMembers) -> tuple[int, Tensor, int]:
-    """Number of pairs, the place of each pair among its client's pairs, and the largest number of places."""
-    pairs = len(members.counts)
-    order = torch.argsort(members.client, stable=True)
-    ordered = members.client[order]
-    first = torch.searchsorted(ordered, ordered)
-    slot = torch.empty_like(order)
-    slot[order] = torch.arange(pairs, device=order.device) - first
-    return pairs, slot, int(slot.max()) + 1
+class _Draws:
+    """Samples of the anchors of each mini-batch's classes, made for as many steps at once as fit in memory."""
+
+    def __init__(self, step: Step, means: Tensor, num_classes: int, term: Anchors) -> None:
+        self.slots = class_slots(step.block, num_classes)
+        self.means, self.term = means, term
+        per_step = means.element_size() * means.shape[-1] * term.anchor_samples * self.slots.label[0].numel()
+        self.room = max(1, _DRAW_BYTES // per_step)
+        self.first = self.stop = 0
+
+    def at(self, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+        """Samples ``(clients, slots * J, k)``, their classes and their weights, both ``(clients, slots * J)``."""
+        if not self.first <= step.at < self.stop:
+            self._make(step, step.at, min(step.at + self.room, len(self.slots.label)))
+        at = step.at - self.first
+        return self.z[at], self.labels[at], self.weight[at]
+
+    def _make(self, step: Step, first: int, stop: int) -> None:
+        label, samples, k = self.slots.label[first:stop], self.term.anchor_samples, self.means.shape[-1]
+        keys = rng.key(step.block.keys[first:stop, :, None], "calibration", label)
+        noise = rng.normal(keys, samples * k, self.means.dtype).view(*label.shape, samples, k)
+        client = torch.arange(label.shape[1], device=label.device)[:, None]
+        centre = self.means.flatten(0, 1)[client * self.means.shape[1] + label]
+        self.z = noise.mul_(self.term.anchor_scale**0.5).add_(centre[:, :, :, None]).flatten(2, 3)
+        self.labels = label.repeat_interleave(samples, dim=2)
+        held = self.slots.held[first:stop].to(self.means.dtype)
+        self.weight = held.repeat_interleave(samples, dim=2) / samples
+        self.first, self.stop = first, stop
 
 
 register(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from perfed.cohort import Cohort
-from perfed.method import PERSONAL, Clients, Method, Placement, Reply, ServerState, register
+from perfed.method import Clients, Method, Reply, ServerState, register
 from perfed.model import STAGES
+from perfed.placement import PERSONAL, Placement
 
 
 @register("local")

@@ -1,0 +1,111 @@
+"""``key=value`` assignments: where a key belongs, and what its value is."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from perfed.building import setting_names
+from perfed.config import Evaluation, Experiment
+from perfed.datasets import dataset_names, describe
+from perfed.errors import PerfedError
+from perfed.method import Method
+from perfed.participation import Participation
+from perfed.terms import term_class, term_names
+
+
+def parse_value(text: str) -> Any:
+    """A value from the command line: TOML (numbers, true, lists, tables), else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def override(table: dict[str, Any], assignments: Iterable[str], methods: Sequence[str]) -> dict[str, Any]:
+    """Apply ``key=value`` assignments to an experiment's table, without changing it.
+
+    A dotted key is a path (``data.clients=5``, ``methods.flic-hl.lambda1=0``). A key that starts with no table's name
+    is looked up among the options of the data set, the settings of ``methods`` and of training, participation,
+    evaluation.
+
+    Raises:
+        PerfedError: not of the form key=value, or a key that is unknown or found in several places.
+    """
+    result = _copy(table)
+    for assignment in assignments:
+        key, sign, text = assignment.partition("=")
+        if not sign or not key:
+            raise PerfedError(f"'{assignment}' is not of the form key=value")
+        value = parse_value(text)
+        for path in resolve(result, key.strip(), methods):
+            node = result
+            for part in path[:-1]:
+                node = node.setdefault(part, {})
+                if not isinstance(node, dict):
+                    raise PerfedError(f"unknown key '{key}': '{part}' is a value, not a table")
+            node[path[-1]] = value
+    return result
+
+
+def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[tuple[str, ...]]:
+    """Where the key of an assignment belongs, as paths; several if it is a setting of several methods."""
+    first, *rest = key.split(".")
+    if first in Experiment.model_fields:
+        return [(first, *rest)]
+    if rest:
+        return [(*path, *rest) for path in resolve(table, first, methods)]
+    places: dict[str, list[tuple[str, ...]]] = {}
+    name = _section(table, "data").get("name")
+    if isinstance(name, str) and name in dataset_names() and key in {o.name for o in describe(name).options}:
+        places["data"] = [("data", key)]
+    holders = [m for m in methods if key in setting_names(m) | _term_settings(table, m)]
+    if key in Method.model_fields and key != "terms":
+        places["training"] = [("training", key)] + [
+            ("methods", m, key) for m in methods if key in _section(_section(table, "methods"), m)
+        ]
+    elif holders:
+        places["methods"] = [("methods", m, key) for m in holders]
+    for section, cls in (("participation", Participation), ("evaluation", Evaluation)):
+        if key in cls.model_fields:
+            places[section] = [(section, key)]
+    if len(places) == 1:
+        return next(iter(places.values()))
+    if places:
+        raise PerfedError(f"'{key}' is ambiguous; write one of: {', '.join(f'{place}.{key}' for place in places)}")
+    raise PerfedError(_unknown(key, name, methods))
+
+
+def _section(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The table under ``key``; empty if there is none (validation says so if it is something else)."""
+    value = table.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _unknown(key: str, data: Any, methods: Sequence[str]) -> str:
+    known = {
+        *Experiment.model_fields,
+        *Method.model_fields,
+        *Participation.model_fields,
+        *Evaluation.model_fields,
+    }
+    for method in methods:
+        known |= setting_names(method)
+    if isinstance(data, str) and data in dataset_names():
+        known |= {option.name for option in describe(data).options}
+    near = difflib.get_close_matches(key, sorted(known), n=3)
+    hint = f"did you mean: {', '.join(near)}?" if near else f"allowed: {', '.join(sorted(known))}"
+    return f"unknown key '{key}'; {hint}"
+
+
+def _term_settings(table: Mapping[str, Any], method: str) -> set[str]:
+    """Settings of the terms that the table adds to ``method``."""
+    names = _section(_section(table, "methods"), method).get("terms", [])
+    known = [term_class(name) for name in names if name in term_names()] if isinstance(names, list) else []
+    return {setting for term in known for setting in term.model_fields}
+
+
+def _copy(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copy(value) if isinstance(value, dict) else value for key, value in table.items()}

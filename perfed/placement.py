@@ -1,0 +1,49 @@
+"""Where parameters live: personal to a client, shared by all, or frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from perfed.errors import PerfedError
+from perfed.model import STAGES, Chain, stage_of
+
+Placement = Literal["personal", "shared", "frozen"]
+PERSONAL: Placement = "personal"
+SHARED: Placement = "shared"
+FROZEN: Placement = "frozen"
+
+
+def place(chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, Placement]) -> dict[str, Placement]:
+    """Placement of every parameter and buffer: a stage, then a module type, then a pattern on names.
+
+    Args:
+        chain: the model.
+        defaults: stage -> placement.
+        rules: overriding rules. A key that is a stage's name applies to the stage; one that is the name of a module
+            class (``"BatchNorm2d"``, or a prefix such as ``"BatchNorm"``) to the tensors of such modules; anything
+            else is a pattern with wildcards on parameter names, of which the longest wins.
+    """
+    result = {name: defaults[stage_of(name)] for name in chain.tensors()}
+    owners = {name: type(chain.get_submodule(name.rpartition(".")[0])).__name__ for name in result}
+    ordered = sorted(rules, key=lambda rule: (_specificity(rule, owners), len(rule), rule))
+    for rule in ordered:
+        level = _specificity(rule, owners)
+        if level == 0:
+            hit = [name for name in result if stage_of(name) == rule]
+        elif level == 1:
+            hit = [name for name in result if owners[name].startswith(rule)]
+        else:
+            hit = [name for name in result if fnmatchcase(name, rule)]
+        if not hit and rule not in STAGES:
+            raise PerfedError(f"placement.{rule} matches no parameter; parameters are: {', '.join(result)}")
+        for name in hit:
+            result[name] = rules[rule]
+    return result
+
+
+def _specificity(rule: str, owners: Mapping[str, str]) -> int:
+    if rule in STAGES:
+        return 0
+    return 1 if any(owner.startswith(rule) for owner in owners.values()) else 2
