@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from statistics import median
 from typing import Any, Literal
 
 import torch
@@ -20,7 +21,7 @@ EngineName = Literal["auto", "stacked", "sequential"]
 ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "sequential")
 
 _CHUNKS = (1, 8, 32)
-_TRIALS = 3
+_TRIALS = 5
 _THREADS_PAY = 0.8
 _HOPELESS = 1.3
 _SLOW = 0.5
@@ -87,14 +88,14 @@ class Plan:
         return self.paths[kind]
 
     def _fastest(self, kind: str, clients: int, trial: Callable[[int], None]) -> Path:
-        """The path with the least mean time; more threads must pay clearly, for they suffer most on a busy machine."""
+        """The path with the least median time; more threads must pay clearly: a busy machine slows them most."""
         seconds: dict[Path, float] = {}
         for threads in sorted({1, self.threads}):
             quickest = float("inf")
             for chunk in [c for c in _CHUNKS if c < clients] + [0]:
                 path = Path(chunk, threads)
                 with use_threads(threads):
-                    seconds[path] = _mean_time(trial, path.size(clients)) / path.size(clients)
+                    seconds[path] = _typical_time(trial, path.size(clients)) / path.size(clients)
                 if seconds[path] > _HOPELESS * quickest:
                     break  # larger stacks of large models only get slower, and trying them takes long
                 quickest = min(quickest, seconds[path])
@@ -124,12 +125,12 @@ class Plan:
         return lines
 
 
-def _mean_time(trial: Callable[[int], None], chunk: int) -> float:
-    """Mean seconds of a few trials after a first one that warms up; one trial if it is slow."""
+def _typical_time(trial: Callable[[int], None], chunk: int) -> float:
+    """Median seconds of a few trials after a first one that warms up; one trial if it is slow."""
     first = _timed(trial, chunk)
     if first > _SLOW:
         return first
-    return sum(_timed(trial, chunk) for _ in range(_TRIALS)) / _TRIALS
+    return median(_timed(trial, chunk) for _ in range(_TRIALS))
 
 
 def _timed(trial: Callable[[int], None], chunk: int) -> float:

@@ -168,7 +168,8 @@ class InProcessEngine:
         return chunks
 
     def _cohort(self, clients: list[Client], exchange: Exchange) -> Cohort:
-        own = [self.setup.client_model(client) for client in clients]
+        frozen = "frozen" in self.setup.places(clients[0].input_shape).values()
+        own = [self.setup.client_model(client) if frozen else {} for client in clients]
         states = [self._current(client) for client in clients]
         model = stack_parameters([{**frozen, **state["model"]} for frozen, state in zip(own, states, strict=True)])
         rest = [{name: value for name, value in state.items() if name != "model"} for state in states]
