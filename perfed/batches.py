@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed import rng
-from perfed.divergence import Sets
+from perfed.fast_w2 import Sets
 from perfed.federation import Split
 
 _BLOCK_BYTES = 8 << 20

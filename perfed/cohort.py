@@ -21,6 +21,7 @@ from perfed.federation import Client, Split
 from perfed.fit import Correction, Loss, Step, Task
 from perfed.layers import Pass, apply_module
 from perfed.model import Chain, Parameters, stage_of
+from perfed.optim import optimizer_for
 from perfed.plan import Plan, use_threads
 
 if TYPE_CHECKING:
@@ -371,7 +372,7 @@ class Cohort:
         for name in trained:
             target[name] = target[name].contiguous()
         settings = self.method
-        optimizer = fitting.optimizer_for(
+        optimizer = optimizer_for(
             trained,
             {name: t.ndim for name, t in self.chain.named_parameters()},
             kind=settings.optimizer,

@@ -13,8 +13,9 @@ from perfed import rng
 from perfed.aggregate import masked_mean
 from perfed.batches import BlockMembers, ClassMembers, class_members, class_slots
 from perfed.cohort import Cohort
-from perfed.divergence import gaussian_w2_sets, sample_w2
+from perfed.divergence import sample_w2
 from perfed.errors import PerfedError
+from perfed.fast_w2 import gaussian_w2_sets
 from perfed.fit import Step
 from perfed.method import Clients, FederationInfo, ParameterSet, Replies, Reply, ServerState, register
 from perfed.methods.fedrep import HetFedRep

@@ -1,0 +1,146 @@
+"""Optimisers for stacks of clients: torch's own fused kernels on parameters with a leading client axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from perfed.model import Parameters, stage_of
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that share optimiser settings; ``lr`` and ``weight_decay`` per step."""
+
+    names: tuple[str, ...]
+    lr: float
+    weight_decay: float
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """``"sgd"`` with momentum, or ``"adam"`` (betas 0.9 and 0.999, eps 1e-8), both as in torch.optim."""
+
+    kind: str
+    momentum: float
+    groups: tuple[Group, ...]
+
+    @property
+    def needs_memory(self) -> bool:
+        """Whether a first moment or momentum is kept."""
+        return self.kind == "adam" or self.momentum != 0
+
+
+class OptimizerState:
+    """Optimiser state of a stack of clients, all at the same step count."""
+
+    def __init__(self, spec: Optimizer, params: Parameters) -> None:
+        self.spec = spec
+        self.params = params
+        self.first = {name: torch.zeros_like(t) for name, t in params.items()} if spec.needs_memory else {}
+        self.second = {name: torch.zeros_like(t) for name, t in params.items()} if spec.kind == "adam" else {}
+        device = next(iter(params.values())).device
+        # A counter that sits on the device only where the fused kernel wants it there.
+        self.counters = {name: torch.zeros((), device=device) for name in params}
+        self.started = False
+
+    def narrow(self, clients: int) -> None:
+        """Keep the first ``clients`` clients."""
+        for table in (self.params, self.first, self.second):
+            for name, tensor in table.items():
+                table[name] = tensor[:clients].detach()
+        for tensor in self.params.values():
+            tensor.requires_grad_(True)
+
+    @torch.no_grad()
+    def step(self, grads: Parameters) -> None:
+        """One update of :attr:`params`, in place."""
+        for group in self.spec.groups:
+            names = [name for name in group.names if name in grads]
+            if not names:
+                continue
+            # The fused kernels walk memory in order: a transposed gradient would be applied to the wrong entries.
+            params, g = [self.params[n] for n in names], [grads[n].contiguous() for n in names]
+            if self.spec.kind == "adam":
+                first, second = [self.first[n] for n in names], [self.second[n] for n in names]
+                _adam(params, g, first, second, [self.counters[n] for n in names], group)
+            else:
+                self._sgd(names, params, g, group)
+        self.started = True
+
+    def _sgd(self, names: list[str], params: list[Tensor], grads: list[Tensor], group: Group) -> None:
+        # The buffers start at zero and the first step uses the plain gradient, as torch.optim.SGD with dampening 0.
+        sgd(
+            params,
+            grads,
+            [self.first.get(n) for n in names],
+            fused=True,
+            has_sparse_grad=False,
+            weight_decay=group.weight_decay,
+            momentum=self.spec.momentum,
+            lr=group.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+
+
+def _adam(
+    params: list[Tensor],
+    grads: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    counters: list[Tensor],
+    group: Group,
+) -> None:
+    """One step of torch's fused Adam; on CPUs without the 30 us of checks around it, if torch has the bare kernel."""
+    lr, decay = group.lr, group.weight_decay
+    if _FUSED_ADAM is None or params[0].device.type != "cpu":
+        settings: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "lr": lr, "weight_decay": decay, "eps": 1e-8}
+        adam(params, grads, first, second, [], counters, fused=True, amsgrad=False, maximize=False, **settings)
+        return
+    counter = counters[0]
+    counter += 1
+    _FUSED_ADAM(
+        params, grads, first, second, [], [counter] * len(params),
+        lr=lr, beta1=0.9, beta2=0.999, weight_decay=decay, eps=1e-8, amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+
+_FUSED_ADAM: Callable[..., None] | None = getattr(torch, "_fused_adam_", None)
+
+
+def optimizer_for(
+    trained: Sequence[str],
+    ranks: Mapping[str, int],
+    *,
+    kind: str,
+    momentum: float,
+    lr: Callable[[str], float],
+    weight_decay: Callable[[str], float],
+    decay_all: bool,
+) -> Optimizer:
+    """Group ``trained`` by learning rate and weight decay.
+
+    Args:
+        trained: parameter names.
+        ranks: name -> number of axes of the parameter (without the client axis).
+        kind: ``"sgd"`` or ``"adam"``.
+        momentum: of SGD.
+        lr: learning rate of a stage.
+        weight_decay: weight decay of a stage.
+        decay_all: decay biases and norms too; otherwise only parameters with two or more axes.
+    """
+    grouped: dict[tuple[float, float], list[str]] = {}
+    for name in trained:
+        stage = stage_of(name)
+        decay = weight_decay(stage) if decay_all or ranks[name] > 1 else 0.0
+        grouped.setdefault((lr(stage), decay), []).append(name)
+    groups = tuple(Group(tuple(names), rate, decay) for (rate, decay), names in grouped.items())
+    return Optimizer(kind, momentum, groups)
