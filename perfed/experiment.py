@@ -109,6 +109,10 @@ class Run:
                     self.server.prepare()
                 self._done = 0
                 self._snapshot(0)
+                if self.directory is not None and time.perf_counter() - saved >= self.checkpoint_seconds:
+                    self._wall = time.perf_counter() - started
+                    self._save()
+                    saved = time.perf_counter()
             for number in range(self._done + 1, self.rounds + 1):
                 with _diverging(f"round {number}"):
                     record = self._round(number, started)

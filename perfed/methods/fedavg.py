@@ -36,6 +36,6 @@ class FedAvgFT(FedAvg):
     finetune_epochs: int = Field(10, ge=0, description="local epochs of fine-tuning before evaluation")
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """Fine-tune the whole model from the global one."""
+        """Fine-tune the whole model from the global one, on the local loss alone (without terms)."""
         cohort.load(payload["shared"])
         cohort.fit(STAGES, epochs=self.finetune_epochs)
