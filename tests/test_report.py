@@ -286,3 +286,12 @@ def test_half_a_last_line_of_a_killed_run_is_passed_over(run_dirs):
     before = len(load_runs(run_dirs)[2].rounds)
     file.write_text(file.read_text() + '{"rou')
     assert len(load_runs(run_dirs)[2].rounds) == before
+
+
+def test_the_embedding_shown_is_of_a_run_with_anchors(run_dirs, tmp_path):
+    without = next(d for d in run_dirs if not (d / "snapshots").exists())
+    (without / "snapshots").mkdir()
+    np.savez(without / "snapshots" / "round-0000.npz", z=np.eye(6), y=np.arange(6) % 3, client=np.array(["a"] * 6))
+    ordered = [without, *(d for d in run_dirs if d != without)]
+    page = write_report(ordered, tmp_path / "report.html", title="toy").read_text()
+    assert "and anchors of flic with seed" in page

@@ -162,10 +162,12 @@ def _name(metric: str | None) -> str:
 
 def _embedding(runs: Sequence[Run]) -> str:
     heading = "Embedded samples"
-    run = next((run for run in runs if run.snapshot_files), None)
-    if run is None:
+    kept = [(run, [load_snapshot(file) for file in run.snapshot_files]) for run in runs if run.snapshot_files]
+    if not kept:
         return _section("embedding", heading, _note("No run has kept snapshots of embedded samples."))
-    figure = embedded_samples([load_snapshot(file) for file in run.snapshot_files])
+    # A method that aligns to anchors is what the picture is for; without one, the first run will do.
+    run, snapshots = next((pair for pair in kept if pair[1][0].anchors is not None), kept[0])
+    figure = embedded_samples(snapshots)
     note = _note(
         f"t-SNE of the samples (at most {MAX_SAMPLES}) and anchors of {run.method} with seed {run.seed}, "
         "each panel on its own: neighbours mean something, positions and distances between panels do not."
