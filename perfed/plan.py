@@ -22,7 +22,7 @@ ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "sequential")
 
 _CHUNKS = (1, 8, 32)
 _TRIALS = 5
-_THREADS_PAY = 0.8
+_THREADS_PAY = 0.9
 _HOPELESS = 1.3
 _SLOW = 0.5
 
