@@ -14,7 +14,7 @@ from torch import Tensor
 from perfed.divergence import CUT, inverse_root
 
 # Microseconds that one more batched decomposition costs, however few matrices it has.
-_BUCKET_COST = 60.0
+_BUCKET_COST = 400.0
 
 IntArray = NDArray[np.int64]
 
