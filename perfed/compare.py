@@ -14,7 +14,7 @@ import numpy as np
 import tomli_w
 import torch
 
-from perfed.config import Experiment, validate
+from perfed.config import validate
 from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.experiment import Run, resume, start
@@ -299,6 +299,3 @@ def _validation_score(summary: dict[str, Any]) -> float:
     if "accuracy" in summary:
         return float(summary["accuracy"]["mean"])
     return -float(summary["metrics"]["mse"]["mean"])
-
-
-__all__ = ["Comparison", "Experiment", "Search", "is_comparison", "parse_names", "parse_seeds"]

@@ -16,7 +16,6 @@ import torch
 
 from perfed.config import Evaluation, Experiment, Snapshots, read
 from perfed.datasets import load
-from perfed.engine import InProcessEngine
 from perfed.errors import PerfedError
 from perfed.evaluate import Metrics, summarise
 from perfed.federation import Federation
@@ -229,7 +228,7 @@ class Run:
         if client not in self.server.engine.clients:
             raise PerfedError(f"unknown client '{client}'; ids are: {', '.join(self.federation.ids[:5])}, ...")
         payload = self.server.setup.method.download(self.server.state)
-        (cohort,) = self.server.engine.cohort([client], payload, self._done)
+        (cohort,) = self.server.engine.cohorts([client], payload, self._done)
         shapes = {name: tensor.shape for name, tensor in cohort.chain.tensors().items()}
         parameters = unstack_parameters(cohort.model, 0, shapes)
         chain = self.server.setup.model.build(cohort.chain.input_shape).to(cohort.dtype)
@@ -243,10 +242,10 @@ class Run:
         chosen = self.federation.ids[: self.snapshots.clients]
         if self.directory is None or number not in self.snapshots.rounds or not chosen:
             return
-        if "embedding" not in self.server.engine.cohort(chosen[:1], method.download(self.server.state))[0].chain.stages:
+        if "embedding" not in self.server.setup.model.factories:
             return
         z, y, owner = [], [], []
-        for cohort in self.server.engine.cohort(chosen, method.download(self.server.state), number):
+        for cohort in self.server.engine.cohorts(chosen, method.download(self.server.state), number):
             samples = cohort.samples("train")
             z.append(cohort.features("embedding").flatten(1).cpu().numpy())
             y.append(samples.y.cpu().numpy())
@@ -394,6 +393,3 @@ def _version() -> str:
         return metadata.version("perfed")
     except metadata.PackageNotFoundError:
         return "unknown"
-
-
-__all__ = ["InProcessEngine", "Run", "resume", "start"]

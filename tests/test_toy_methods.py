@@ -135,7 +135,7 @@ def test_the_bank_separates_two_groups_of_clients_with_opposite_labels(engine):
     server = train(serve(quick(Clusters, **settings), opposite_labels(), model=model, seed=1, **ENGINES[engine]), 8)
     payload = {"bank": server.state.bank}
     choices = {}
-    for group in server.engine.cohort(server.engine.federation.ids, payload):
+    for group in server.engine.cohorts(server.engine.federation.ids, payload):
         bank = {n: t.unsqueeze(0).expand(group.n, *t.shape) for n, t in server.state.bank.items()}
         choice, _ = server.setup.method.choose(group, bank)
         choices |= dict(zip(group.ids, choice.tolist(), strict=True))
@@ -154,7 +154,7 @@ def test_entries_of_a_bank_start_differently_and_losses_have_a_bank_axis():
     server = serve(quick(Clusters), blobs((5, 4)))
     bank = server.state.bank
     assert not torch.equal(bank["head.weight"][0], bank["head.weight"][1])
-    (group,) = server.engine.cohort(["c0", "c1"], {"bank": bank})
+    (group,) = server.engine.cohorts(["c0", "c1"], {"bank": bank})
     shown = {n: t.unsqueeze(0).expand(2, *t.shape) for n, t in bank.items()}
     losses = group.losses(shown)
     assert losses.shape == (2, 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,21 +111,16 @@ class InProcessEngine:
         """Score each client's own model (``personalise``, then ``predict``) on ``split``; changes no state."""
         ids = [i for i in ids if self.clients[i].split(split) is not None]
         metrics: Metrics = {}
-        exchange = Exchange("personalise", round_, -1)
-        for chunk in self._chunks(ids):
-            cohort = self._cohort(chunk, exchange)
-            self.setup.method.personalise(cohort, **self._deliver(payload, cohort.ids))
+        for cohort in self.cohorts(ids, payload, round_):
             metrics.update(score(self.setup.method, cohort, split))
         return metrics
 
-    def cohort(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> list[Cohort]:
-        """Cohorts of the clients' own models, made by ``personalise`` on copies."""
-        made = []
+    def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:
+        """Cohorts of the clients' own models, made by ``personalise`` on copies, one at a time."""
         for chunk in self._chunks(ids):
             cohort = self._cohort(chunk, Exchange("personalise", round_, -1))
             self.setup.method.personalise(cohort, **self._deliver(payload, cohort.ids))
-            made.append(cohort)
-        return made
+            yield cohort
 
     def commit(self, ids: Sequence[str]) -> None:
         """Make the pending states of ``ids`` their committed ones and drop all others."""
