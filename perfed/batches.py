@@ -37,16 +37,23 @@ class Samples:
         x: ``(total, ...)``; vectors of different lengths are padded with zeros to the longest.
         y: ``(total, ...)``.
         counts: samples of each client, in order.
+        weight: ``(total,)``, factor of each sample in every loss; ``None`` for 1.
     """
 
     x: Tensor
     y: Tensor
     counts: IntArray
+    weight: Tensor | None = None
 
     @property
     def starts(self) -> IntArray:
         """Index of each client's first sample."""
         return np.concatenate([[0], np.cumsum(self.counts)[:-1]]).astype(np.int64)
+
+    def take(self, rows: Tensor | slice, counts: IntArray) -> Samples:
+        """The samples at ``rows``, which belong to clients with ``counts`` samples each."""
+        weight = None if self.weight is None else self.weight[rows]
+        return Samples(self.x[rows], self.y[rows], counts, weight)
 
     @classmethod
     def pack(cls, splits: Sequence[Split], width: int | None = None, device: torch.device | None = None) -> Samples:
@@ -129,7 +136,7 @@ class Block:
         x, y: ``(steps, clients, width, ...)``.
         index: ``(steps, clients, width)`` flat sample indices.
         valid: the same shape, False for padding (numpy, on the host).
-        weight: the same shape, 1 / batch size for samples and 0 for padding.
+        weight: the same shape, 1 / batch size (times the sample's own weight) for samples and 0 for padding.
         keys: ``(steps, clients)`` int64 randomness.
     """
 
@@ -188,6 +195,8 @@ def _block(plan: Schedule, first: int, stop: int, active: int) -> Block:
     dtype = samples.x.dtype
     weight = torch.from_numpy(valid / size[:, :, None]).to(device=device, dtype=dtype)
     flat = index.flatten()
+    if samples.weight is not None:
+        weight = weight * samples.weight.to(dtype)[index]
     x = samples.x.index_select(0, flat).view(*index.shape, *samples.x.shape[1:])
     y = samples.y.index_select(0, flat).view(*index.shape, *samples.y.shape[1:])
     keys = rng.key(plan.keys[:active].to(device), torch.arange(first, stop, device=device).unsqueeze(1))

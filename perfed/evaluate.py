@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from perfed.cohort import Cohort, sample_losses
+from perfed.cohort import Cohort
 from perfed.method import Method
+from perfed.step import sample_losses
 
 Metrics = dict[str, dict[str, float]]
 

@@ -7,127 +7,32 @@ rest. Optimiser state is fresh in every fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from perfed.batches import Block, IntArray, Samples, Schedule, blocks, schedule, steps_of
-from perfed.layers import Pass, apply_module
+from perfed import rng
+from perfed.augment import CropFlip
+from perfed.batches import IntArray, Samples, Schedule, blocks, schedule, steps_of
 from perfed.model import Chain, Parameters, stage_of
 from perfed.optim import Optimizer, OptimizerState
+from perfed.step import Loss, Step
 
-Loss = Callable[["Step"], Tensor]
-Correction = Callable[["Step", Parameters], Parameters]
-
-
-@dataclass
-class Step:
-    """One mini-batch step of the active clients, as losses and penalties see it.
-
-    Attributes:
-        block, at: the mini-batch is number ``at`` of ``block``.
-        params: working parameters of the active clients ``(clients, ...)`` by full name.
-        trained: names of the stages being trained; all other stages run in evaluation mode.
-        rows: position in the cohort of each active client.
-        start: number of stages already applied to the block's inputs (their features were computed once).
-        raw: the inputs ``(total, ...)`` that the stages before ``start`` saw.
-    """
-
-    chain: Chain
-    block: Block
-    at: int
-    width: int
-    params: Parameters
-    trained: frozenset[str]
-    rows: IntArray
-    start: int = 0
-    raw: Tensor | None = None
-    _outputs: dict[str, Tensor] = field(default_factory=dict, repr=False)
-
-    @cached_property
-    def x(self) -> Tensor:
-        """Inputs of the first stage that is not cached, ``(clients, batch, ...)``."""
-        return self.block.x[self.at, :, : self.width]
-
-    @cached_property
-    def y(self) -> Tensor:
-        """Targets ``(clients, batch, ...)``; padded entries repeat a sample of the client."""
-        return self.block.y[self.at, :, : self.width]
-
-    @cached_property
-    def weight(self) -> Tensor:
-        """``(clients, batch)``: 1 / batch size for samples, 0 for padding; sums to one per client."""
-        return self.block.weight[self.at, :, : self.width]
-
-    @cached_property
-    def keys(self) -> Tensor:
-        """Randomness of this step, int64 ``(clients,)``."""
-        return self.block.keys[self.at]
-
-    def of(self, values: Tensor) -> Tensor:
-        """The rows of a cohort tensor ``(n, ...)`` that belong to the active clients."""
-
-        def select() -> tuple[Tensor, Tensor]:
-            first = int(self.rows[0])
-            if (np.diff(self.rows) == 1).all():
-                return values, values[first : first + len(self.rows)]
-            return values, values[torch.from_numpy(self.rows).to(values.device)]
-
-        # The cache keeps ``values`` alive, so that its id stays its own.
-        selected: Tensor = self.block.cached(("of", id(values)), select)[1]
-        return selected
-
-    def output(self, stage: str | None = None) -> Tensor:
-        """Output of ``stage`` (default: the last) on the mini-batch, ``(clients, batch, ...)``; computed once."""
-        stages = self.chain.stages
-        stage = stages[-1] if stage is None else stage
-        if stage not in self._outputs:
-            at = stages.index(stage)
-            if at < self.start - 1:
-                self._outputs[stage] = self._raw_output(at)
-            elif at == self.start - 1:
-                self._outputs[stage] = self.x
-            else:
-                below = self.x if at == 0 else self.output(stages[at - 1])
-                self._outputs[stage] = self.apply(stage, below)
-        return self._outputs[stage]
-
-    def _raw_output(self, at: int) -> Tensor:
-        assert self.raw is not None
-        index = self.block.index[self.at, :, : self.width]
-        x = self.raw.index_select(0, index.flatten()).view(*index.shape, *self.raw.shape[1:])
-        for stage in self.chain.stages[: at + 1]:
-            x = self.apply(stage, x)
-        return x
-
-    def apply(self, stage: str, x: Tensor) -> Tensor:
-        """Apply one stage with the working parameters to ``x`` ``(clients, any batch, ...)``."""
-        run = Pass(self.params, self.keys, training=stage in self.trained)
-        return apply_module(self.chain.get_submodule(stage), stage, x, run)
-
-    def after(self, stage: str, x: Tensor) -> Tensor:
-        """Apply all stages behind ``stage`` to ``x``."""
-        for name in self.chain.stages[self.chain.stages.index(stage) + 1 :]:
-            x = self.apply(name, x)
-        return x
+Correction = Callable[[Step, Parameters], Parameters]
 
 
-def cross_entropy(step: Step) -> Tensor:
-    """Mean cross-entropy of each client's mini-batch, ``(clients,)``."""
-    logits = step.output()
-    losses = F.cross_entropy(logits.flatten(0, 1), step.y.flatten(), reduction="none")
-    return (losses.view(step.weight.shape) * step.weight).sum(1)
+class Gradient(Protocol):
+    """Gradient of the loss of a mini-batch; what an :data:`Update` may call as often as it likes."""
+
+    def __call__(self, params: Parameters, batch: Step) -> Parameters:
+        """Gradients at ``params`` (the trained parameters, ``(clients, ...)``) by name; zeros where unused."""
 
 
-def squared_error(step: Step) -> Tensor:
-    """Mean squared error of each client's mini-batch, averaged over outputs, ``(clients,)``."""
-    error = (step.output().flatten(2) - step.y.unsqueeze(-1).flatten(2)).square().mean(2)
-    return (error * step.weight).sum(1)
+Update = Callable[[Parameters, Gradient, Sequence[Step]], Parameters]
 
 
 @dataclass(frozen=True)
@@ -142,6 +47,10 @@ class Task:
         keys: int64 ``(clients,)``.
         loss: one value per client, penalties included.
         correct: edits gradients, given and returning ``{name: (clients, ...)}``.
+        update: makes the new values itself, in place of optimiser and ``correct``.
+        streams: independent mini-batches that each ``update`` gets.
+        near: parameters ``(clients, ...)`` by name; after each update ``w <- (w + lr pull near) / (1 + lr pull)``,
+            the implicit step on ``pull / 2 |w - near|^2``, which is stable for any strength.
         epochs, steps: length of the fit, epochs per client or steps for all; the other is ``None``.
         rows: position of each client in its cohort.
     """
@@ -157,6 +66,11 @@ class Task:
     epochs: IntArray | None = None
     steps: int | None = None
     correct: Correction | None = None
+    update: Update | None = None
+    streams: int = 1
+    near: Parameters = field(default_factory=dict)
+    pull: float = 0.0
+    augment: CropFlip | None = None
     start: int = 0
     raw: Tensor | None = None
     rows: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -171,11 +85,11 @@ class Task:
         starts = self.samples.starts
         begin = int(starts[first])
         end = begin + int(self.samples.counts[first:stop].sum())
-        samples = Samples(self.samples.x[begin:end], self.samples.y[begin:end], self.samples.counts[first:stop])
         return replace(
             self,
             params={name: tensor[first:stop] for name, tensor in self.params.items()},
-            samples=samples,
+            near={name: tensor[first:stop] for name, tensor in self.near.items()},
+            samples=self.samples.take(slice(begin, end), self.samples.counts[first:stop]),
             keys=self.keys[first:stop],
             raw=None if self.raw is None else self.raw[begin:end],
             rows=self.rows[first:stop],
@@ -195,8 +109,11 @@ def run(task: Task, *, limit: int | None = None) -> tuple[Tensor, IntArray]:
     order = np.argsort(-length, kind="stable")
     if (order != np.arange(len(order))).any():
         return _run_sorted(task, order, limit)
-    plan = schedule(task.samples, task.keys, batch_size=task.batch_size, epochs=task.epochs, steps=task.steps)
-    return _run(task, plan, limit), plan.steps
+    keys = [task.keys, *(rng.key(task.keys, "stream", j) for j in range(1, task.streams))]
+    plans = [
+        schedule(task.samples, key, batch_size=task.batch_size, epochs=task.epochs, steps=task.steps) for key in keys
+    ]
+    return _run(task, plans, limit), plans[0].steps
 
 
 def _run_sorted(task: Task, order: IntArray, limit: int | None) -> tuple[Tensor, IntArray]:
@@ -204,13 +121,13 @@ def _run_sorted(task: Task, order: IntArray, limit: int | None) -> tuple[Tensor,
     index = torch.from_numpy(order).to(task.keys.device)
     starts, counts = task.samples.starts, task.samples.counts
     rows = torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in order]))
-    samples = Samples(task.samples.x[rows], task.samples.y[rows], counts[order])
     params = {name: tensor[index] for name, tensor in task.params.items()}
     raw = None if task.raw is None else task.raw[rows]
     sorted_task = replace(
         task,
         params=params,
-        samples=samples,
+        near={name: tensor[index] for name, tensor in task.near.items()},
+        samples=task.samples.take(rows, counts[order]),
         keys=task.keys[index],
         raw=raw,
         rows=task.rows[order],
@@ -223,30 +140,61 @@ def _run_sorted(task: Task, order: IntArray, limit: int | None) -> tuple[Tensor,
     return losses[torch.from_numpy(back).to(losses.device)], steps[back]
 
 
-def _run(task: Task, plan: Schedule, limit: int | None) -> Tensor:
+def _run(task: Task, plans: list[Schedule], limit: int | None) -> Tensor:
     trainable = {name: task.params[name].detach().requires_grad_(True) for name in task.trained}
     state = OptimizerState(task.optimizer, trainable)
     params = {name: t for name, t in task.params.items() if name not in trainable} | trainable
     trained = frozenset(stage_of(name) for name in task.trained)
     total = torch.zeros(task.clients, dtype=task.samples.x.dtype, device=task.samples.x.device)
-    ones = torch.ones_like(total)
-    for block in blocks(plan, limit=limit):
-        rows = task.rows[: block.clients]
-        if block.clients < next(iter(state.params.values())).shape[0]:
-            state.narrow(block.clients)
-            params = {name: t[: block.clients] for name, t in params.items()} | state.params
+    for together in zip(*(blocks(plan, limit=limit) for plan in plans), strict=True):
+        block = together[0]
+        active = block.clients
+        rows = task.rows[:active]
+        if active < next(iter(state.params.values())).shape[0]:
+            state.narrow(active)
+            params = {name: t[:active] for name, t in params.items()} | state.params
         for at, width in enumerate(block.widths()):
-            step = Step(task.chain, block, at, width, params, trained, rows, task.start, task.raw)
-            losses = task.loss(step)
-            names = list(state.params)
-            inputs = [state.params[n] for n in names]
-            found = torch.autograd.grad(losses, inputs, ones[: block.clients], allow_unused=True)
-            grads = {n: g for n, g in zip(names, found, strict=True) if g is not None}
-            if task.correct is not None:
-                grads = task.correct(step, grads)
-            state.step(grads)
-            total[: block.clients] += losses.detach()
+            batches = [
+                Step(task.chain, b, at, width, params, trained, rows, task.start, task.raw, task.augment)
+                for b in together
+            ]
+            losses = _descend(task, state, batches[0]) if task.update is None else _replace(task, state, batches)
+            if task.near:
+                state.pull({name: t[:active] for name, t in task.near.items()}, task.pull)
+            total[:active] += losses
     return total
+
+
+def _descend(task: Task, state: OptimizerState, step: Step) -> Tensor:
+    """One step of the optimiser; the losses before it."""
+    losses = task.loss(step)
+    names = list(state.params)
+    inputs = [state.params[n] for n in names]
+    found = torch.autograd.grad(losses, inputs, torch.ones_like(losses), allow_unused=True)
+    grads = {n: g for n, g in zip(names, found, strict=True) if g is not None}
+    if task.correct is not None:
+        grads = task.correct(step, grads)
+    state.step(grads)
+    return losses.detach()
+
+
+def _replace(task: Task, state: OptimizerState, batches: list[Step]) -> Tensor:
+    """One step made by ``task.update``; the losses of its first gradient."""
+    assert task.update is not None
+    seen: list[Tensor] = []
+
+    def gradient(params: Parameters, batch: Step) -> Parameters:
+        leaves = {name: t.detach().requires_grad_(True) for name, t in params.items()}
+        losses = task.loss(batch.with_params(leaves))
+        seen.append(losses.detach())
+        found = torch.autograd.grad(losses, list(leaves.values()), torch.ones_like(losses), allow_unused=True)
+        return {n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(leaves.items(), found, strict=True)}
+
+    new = task.update({name: t.detach() for name, t in state.params.items()}, gradient, batches)
+    with torch.no_grad():
+        for name, tensor in state.params.items():
+            tensor.copy_(new[name])
+    return seen[0] if seen else batches[0].weight.new_zeros(batches[0].weight.shape[0])
 
 
 def detached(task: Task) -> Task:

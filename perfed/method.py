@@ -35,6 +35,8 @@ class FederationInfo:
         ids: client ids in sorted order.
         num_classes: ``None`` for regression.
         latent_shape: output shape of the embedding (of the first stage, if there is no embedding).
+        representation: numbers that the head gets, all axes together.
+        shared: shape of every shared parameter and buffer by name.
         seed: of the run.
         dtype: of parameters and inputs.
     """
@@ -42,6 +44,8 @@ class FederationInfo:
     ids: tuple[str, ...]
     num_classes: int | None
     latent_shape: tuple[int, ...]
+    representation: int
+    shared: Mapping[str, tuple[int, ...]]
     seed: int
     dtype: torch.dtype
 
@@ -140,6 +144,9 @@ class Clients(Protocol):
     def round(self) -> int:
         """Number of the round, from 1; 0 is the preparation before the first."""
 
+    def key(self, purpose: str) -> Tensor:
+        """Randomness of the server in this round for ``purpose``."""
+
     def run(self, program: Callable[..., Reply | None], **payload: Any) -> Replies:
         """One exchange: run ``program`` where the data is.
 
@@ -181,6 +188,14 @@ class Method(BaseModel):
             if not 0 <= number < float("inf"):
                 raise ValueError("must be a finite number, at least 0")
         return value
+
+    def lr_of(self, stage: str) -> float:
+        """Learning rate of ``stage``."""
+        return self.lr.get(stage, 1e-3) if isinstance(self.lr, dict) else self.lr
+
+    def weight_decay_of(self, stage: str) -> float:
+        """Weight decay of ``stage``."""
+        return self.weight_decay.get(stage, 0.0) if isinstance(self.weight_decay, dict) else self.weight_decay
 
     # Server programs ---------------------------------------------------------------------------------------
 

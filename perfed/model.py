@@ -43,6 +43,10 @@ class Chain(nn.Module):
             x = self.get_submodule(name)(x)
         return x
 
+    def before(self, stage: str) -> tuple[str, ...]:
+        """The stages before ``stage``; all of them if the chain does not have it."""
+        return self.stages[: self.stages.index(stage)] if stage in self.stages else self.stages
+
     def tensors(self) -> Parameters:
         """Parameters and buffers by name."""
         found: Parameters = {**dict(self.named_parameters()), **dict(self.named_buffers())}
@@ -104,8 +108,8 @@ class Model:
 
 
 def stage_of(name: str) -> str:
-    """The stage that the parameter ``name`` belongs to."""
-    return name.split(".", 1)[0]
+    """The stage that the parameter ``name`` (of another set: ``set/name``) belongs to."""
+    return name.rpartition("/")[2].split(".", 1)[0]
 
 
 # Presets -----------------------------------------------------------------------------------------------------

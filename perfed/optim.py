@@ -74,6 +74,15 @@ class OptimizerState:
                 self._sgd(names, params, g, group)
         self.started = True
 
+    @torch.no_grad()
+    def pull(self, near: Parameters, strength: float) -> None:
+        """``w <- (w + lr s near) / (1 + lr s)`` for parameters in ``near``: the implicit step on ``s/2 |w-near|^2``."""
+        for group in self.spec.groups:
+            rate = group.lr * strength
+            for name in group.names:
+                if name in near:
+                    self.params[name].add_(near[name], alpha=rate).div_(1 + rate)
+
     def _sgd(self, names: list[str], params: list[Tensor], grads: list[Tensor], group: Group) -> None:
         # The buffers start at zero and the first step uses the plain gradient, as torch.optim.SGD with dampening 0.
         sgd(

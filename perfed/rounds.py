@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from perfed import rng
 from perfed.engine.inprocess import Exchange, InProcessEngine, Metrics
 from perfed.errors import PerfedError
 from perfed.federation import Federation
@@ -49,6 +50,10 @@ class _Clients:
         self.bytes_down = 0
         self.after: Metrics = {}
         self.losses: list[torch.Tensor] = []
+
+    def key(self, purpose: str) -> torch.Tensor:
+        """See :class:`perfed.method.Clients`."""
+        return rng.key(self._engine.setup.seed, "server", purpose, self.round)
 
     def run(self, program: Callable[..., Reply | None], **payload: Any) -> Replies:
         """One exchange; see :class:`perfed.method.Clients`."""

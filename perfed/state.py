@@ -7,6 +7,7 @@ in every engine. A personal embedding is drawn per client; every other stage sta
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -129,9 +130,19 @@ class Setup:
 
     def info(self, federation: Federation) -> FederationInfo:
         """What the server knows before the first round."""
-        chain = self.chain(federation.clients[0].input_shape)
+        shape = federation.clients[0].input_shape
+        chain, places = self.chain(shape), self.places(shape)
         latent = chain.output_shapes["embedding" if "embedding" in chain.stages else chain.stages[0]]
-        return FederationInfo(tuple(federation.ids), federation.num_classes, latent, self.seed, self.dtype)
+        before = chain.before("head")
+        return FederationInfo(
+            ids=tuple(federation.ids),
+            num_classes=federation.num_classes,
+            latent_shape=latent,
+            representation=prod(chain.output_shapes[before[-1]] if before else shape),
+            shared={name: tuple(t.shape) for name, t in chain.tensors().items() if places[name] == "shared"},
+            seed=self.seed,
+            dtype=self.dtype,
+        )
 
     def _set(self, declared: ParameterSet, shape: Shape, info: FederationInfo, key: Tensor) -> dict[str, Any]:
         if callable(declared.init):

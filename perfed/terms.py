@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from perfed.errors import PerfedError
-from perfed.fit import Step
+from perfed.step import Step
 
 if TYPE_CHECKING:
     from perfed.cohort import Cohort

@@ -1,0 +1,148 @@
+"""One mini-batch step of many clients, as losses and penalties see it, and the two plain losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from perfed.augment import CropFlip
+from perfed.batches import Block, IntArray
+from perfed.layers import Pass, apply_module
+from perfed.model import Chain, Parameters
+
+Loss = Callable[["Step"], Tensor]
+
+
+@dataclass
+class Step:
+    """One mini-batch step of the active clients, as losses and penalties see it.
+
+    Attributes:
+        block, at: the mini-batch is number ``at`` of ``block``.
+        params: working parameters of the active clients ``(clients, ...)`` by full name; those of other sets that
+            are trained along are called ``set/name`` (see :meth:`of_set`).
+        trained: names of the stages being trained; all other stages run in evaluation mode.
+        rows: position in the cohort of each active client.
+        start: number of stages already applied to the block's inputs (their features were computed once).
+        raw: the inputs ``(total, ...)`` that the stages before ``start`` saw.
+        augment: random changes to the inputs.
+    """
+
+    chain: Chain
+    block: Block
+    at: int
+    width: int
+    params: Parameters
+    trained: frozenset[str]
+    rows: IntArray
+    start: int = 0
+    raw: Tensor | None = None
+    augment: CropFlip | None = None
+    _outputs: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def x(self) -> Tensor:
+        """Inputs of the first stage that is not cached, ``(clients, batch, ...)``."""
+        x = self.block.x[self.at, :, : self.width]
+        return x if self.augment is None else self.augment(x, self.keys)
+
+    @cached_property
+    def y(self) -> Tensor:
+        """Targets ``(clients, batch, ...)``; padded entries repeat a sample of the client."""
+        return self.block.y[self.at, :, : self.width]
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """``(clients, batch)``: 1 / batch size for samples, 0 for padding; sums to one per client."""
+        return self.block.weight[self.at, :, : self.width]
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """Randomness of this step, int64 ``(clients,)``."""
+        return self.block.keys[self.at]
+
+    def of(self, values: Tensor) -> Tensor:
+        """The rows of a cohort tensor ``(n, ...)`` that belong to the active clients."""
+
+        def select() -> tuple[Tensor, Tensor]:
+            first = int(self.rows[0])
+            if (np.diff(self.rows) == 1).all():
+                return values, values[first : first + len(self.rows)]
+            return values, values[torch.from_numpy(self.rows).to(values.device)]
+
+        # The cache keeps ``values`` alive, so that its id stays its own.
+        selected: Tensor = self.block.cached(("of", id(values)), select)[1]
+        return selected
+
+    def output(self, stage: str | None = None) -> Tensor:
+        """Output of ``stage`` (default: the last) on the mini-batch, ``(clients, batch, ...)``; computed once."""
+        stages = self.chain.stages
+        stage = stages[-1] if stage is None else stage
+        if stage not in self._outputs:
+            at = stages.index(stage)
+            if at < self.start - 1:
+                self._outputs[stage] = self._raw_output(at)
+            elif at == self.start - 1:
+                self._outputs[stage] = self.x
+            else:
+                below = self.x if at == 0 else self.output(stages[at - 1])
+                self._outputs[stage] = self.apply(stage, below)
+        return self._outputs[stage]
+
+    def _raw_output(self, at: int) -> Tensor:
+        assert self.raw is not None
+        index = self.block.index[self.at, :, : self.width]
+        x = self.raw.index_select(0, index.flatten()).view(*index.shape, *self.raw.shape[1:])
+        for stage in self.chain.stages[: at + 1]:
+            x = self.apply(stage, x)
+        return x
+
+    def representation(self) -> Tensor:
+        """What the head gets: output of the stage before it, or the inputs, ``(clients, batch, ...)``."""
+        before = self.chain.before("head")
+        return self.output(before[-1]) if before else self.x
+
+    def apply(self, stage: str, x: Tensor, params: Parameters | None = None) -> Tensor:
+        """Apply one stage to ``x`` ``(clients, any batch, ...)``; ``params`` replace working parameters."""
+        values = self.params if params is None else {**self.params, **params}
+        run = Pass(values, self.keys, training=stage in self.trained)
+        return apply_module(self.chain.get_submodule(stage), stage, x, run)
+
+    def after(self, stage: str, x: Tensor) -> Tensor:
+        """Apply all stages behind ``stage`` to ``x``."""
+        for name in self.chain.stages[self.chain.stages.index(stage) + 1 :]:
+            x = self.apply(name, x)
+        return x
+
+    def of_set(self, name: str) -> Parameters:
+        """The parameters of the set ``name`` that is trained along, by full name of the parameter."""
+        start = f"{name}/"
+        return {n.removeprefix(start): t for n, t in self.params.items() if n.startswith(start)}
+
+    def with_params(self, params: Parameters) -> Step:
+        """The same mini-batch (and dropout masks) with other parameters."""
+        return replace(self, params={**self.params, **params}, _outputs={})
+
+
+def cross_entropy(step: Step) -> Tensor:
+    """Mean cross-entropy of each client's mini-batch, ``(clients,)``."""
+    logits = step.output()
+    return (sample_losses(logits, step.y, logits.shape[-1]) * step.weight).sum(1)
+
+
+def squared_error(step: Step) -> Tensor:
+    """Mean squared error of each client's mini-batch, averaged over outputs, ``(clients,)``."""
+    return (sample_losses(step.output(), step.y, None) * step.weight).sum(1)
+
+
+def sample_losses(outputs: Tensor, y: Tensor, num_classes: int | None) -> Tensor:
+    """Cross-entropy, or squared error for regression, of every sample: ``(n, batch)``."""
+    if num_classes is None:
+        return (outputs.flatten(2) - y.unsqueeze(-1).flatten(2)).square().mean(2)
+    return F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
