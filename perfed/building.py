@@ -104,7 +104,10 @@ def build_stage(where: str, spec: Any, num_outputs: int) -> StageFactory | None:
     for key, value in table.items():
         if key not in parameters:
             raise PerfedError(f"unknown key '{where}.{key}'; allowed: kind, {', '.join(parameters)}")
-        _check_type(f"{where}.{key}", value, parameters[key].default)
+        default = parameters[key].default
+        several = isinstance(value, list) and value and type(default) is int and "Sequence" in str(parameters[key])
+        for one in value if several else [value]:
+            _check_type(f"{where}.{key}", one, default)
     return preset(**table)
 
 

@@ -49,6 +49,7 @@ class Cohort(View):
             and are committed when the round ends; shared ones are there after :meth:`load`.
         state: the method's and terms' other parameter sets at home on the client, by name; assign to change them.
         received: the shared parameters as :meth:`load` got them.
+        scratch: what a program leaves for the method's ``predict``; thrown away with the cohort.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Cohort(View):
         self.where = where
         self.augment = augment
         self.received: Parameters = {}
+        self.scratch: dict[str, Any] = {}
         self._fits = 0
         self._loss_sum = torch.zeros(self.n, dtype=torch.float64)
         self._loss_steps = torch.zeros(self.n, dtype=torch.float64)

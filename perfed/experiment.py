@@ -24,6 +24,7 @@ from perfed.model import Chain, Model, Parameters
 from perfed.participation import Participation
 from perfed.plan import Plan, use_threads
 from perfed.rounds import RoundRecord, Server
+from perfed.snapshots import embedded_samples
 from perfed.state import Setup, unstack_parameters
 from perfed.store import RunDirectory
 from perfed.tree import map_leaves
@@ -85,6 +86,7 @@ class Run:
         self._taken_part = dict.fromkeys(federation.ids, 0)
         self._recent: list[Metrics] = []
         self._after: Metrics = {}
+        self._counts: dict[str, int] = {}
         self._wall = 0.0
         if self.evaluation.split != "train" and all(c.split(self.evaluation.split) is None for c in federation):
             raise PerfedError(f"evaluation.split = '{self.evaluation.split}': no client has such data")
@@ -140,6 +142,11 @@ class Run:
         }
         if evaluate:
             record.update(self._evaluate(number, done))
+        if evaluate and self.directory is not None:
+            for name, arrays in done.arrays.items():
+                self.directory.write_arrays(name, number, {key: np.asarray(value) for key, value in arrays.items()})
+        for name, count in done.counts.items():
+            self._counts[name] = self._counts.get(name, 0) + count
         record.update(bytes_up=done.bytes_up, bytes_down=done.bytes_down)
         self._done = number
         self.history.append(record)
@@ -183,6 +190,7 @@ class Run:
             "evaluation": self.evaluation.model_dump(),
             "wall_seconds": self._wall,
             "virtual_time": float(self.rounds),
+            **({"counts": self._counts} if self._counts else {}),
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "plan": self.plan.to_dict(),
             "notes": [*self.plan.describe(), *self.notes],
@@ -235,25 +243,11 @@ class Run:
         chain.load_state_dict(parameters)
         return chain.eval(), parameters
 
-    # Snapshots ---------------------------------------------------------------------------------------------
-
     def _snapshot(self, number: int) -> None:
-        method = self.server.setup.method
-        chosen = self.federation.ids[: self.snapshots.clients]
-        if self.directory is None or number not in self.snapshots.rounds or not chosen:
-            return
-        if "embedding" not in self.server.setup.model.factories:
-            return
-        z, y, owner = [], [], []
-        for cohort in self.server.engine.cohorts(chosen, method.download(self.server.state), number):
-            samples = cohort.samples("train")
-            z.append(cohort.features("embedding").flatten(1).cpu().numpy())
-            y.append(samples.y.cpu().numpy())
-            owner += [i for i, count in zip(cohort.ids, samples.counts, strict=True) for _ in range(count)]
-        arrays = {"z": np.concatenate(z), "y": np.concatenate(y), "client": np.array(owner)}
-        if "anchors" in self.server.setup.sets:
-            arrays["anchors"] = self.server.state.anchors["mean"].cpu().numpy()
-        self.directory.write_snapshot(number, arrays)
+        if self.directory is not None and number in self.snapshots.rounds:
+            arrays = embedded_samples(self.server, self.federation.ids[: self.snapshots.clients], number)
+            if arrays is not None:
+                self.directory.write_arrays("snapshots", number, arrays)
 
     # Checkpoints -------------------------------------------------------------------------------------------
 
@@ -262,6 +256,7 @@ class Run:
         engine = self.server.engine
         progress = {
             "taken_part": self._taken_part,
+            "counts": self._counts,
             "recent": self._recent,
             "after": self._after,
             "wall_seconds": self._wall,
@@ -285,6 +280,7 @@ class Run:
             self.server.engine.states[client] = map_leaves(state, lambda _, t: t.to(device))
         self._done = found.round
         self._taken_part = found.progress["taken_part"]
+        self._counts = found.progress["counts"]
         self._recent = found.progress["recent"]
         self._after = found.progress["after"]
         self._wall = found.progress["wall_seconds"]

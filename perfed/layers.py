@@ -80,15 +80,19 @@ def _is_known_sequential(module: nn.Module) -> bool:
 
 
 def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The layers of a sequential module in the order of work: max-pooling before ReLU, a quarter of the ReLU's work.
+    """The layers of a sequential module in the order of work: max-pooling before (leaky) ReLU, a quarter of its work.
 
-    Both orders give the same outputs and gradients.
+    Both orders give the same outputs and gradients, as the activation keeps the order of its inputs.
     """
     children = list(module.named_children())
     for i in range(len(children) - 1):
-        if type(children[i][1]) is nn.ReLU and type(children[i + 1][1]) is nn.MaxPool2d:
+        if _keeps_order(children[i][1]) and type(children[i + 1][1]) is nn.MaxPool2d:
             children[i], children[i + 1] = children[i + 1], children[i]
     return children
+
+
+def _keeps_order(module: nn.Module) -> bool:
+    return type(module) is nn.ReLU or (type(module) is nn.LeakyReLU and module.negative_slope > 0)
 
 
 def _single(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:

@@ -147,6 +147,12 @@ class Clients(Protocol):
     def key(self, purpose: str) -> Tensor:
         """Randomness of the server in this round for ``purpose``."""
 
+    def show(self, name: str, **arrays: Tensor | Sequence[str]) -> None:
+        """Let the run keep ``arrays`` of this round, if it is an evaluated one, in ``NAME/round-NNNN.npz``."""
+
+    def count(self, name: str, number: int) -> None:
+        """Add ``number`` to what the run's summary has under ``counts``."""
+
     def run(self, program: Callable[..., Reply | None], **payload: Any) -> Replies:
         """One exchange: run ``program`` where the data is.
 

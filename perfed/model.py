@@ -171,23 +171,29 @@ def mlp(
 
 def cnn(
     channels: Sequence[int] = (16, 32),
-    kernel: int = 5,
+    kernel: int | Sequence[int] = 5,
     out: int = 128,
     *,
-    padding: int = 0,
+    padding: int | Sequence[int] = 0,
     activation: str = "relu",
     final_activation: bool = True,
 ) -> StageFactory:
-    """Convolutions, each followed by an activation and 2x2 max-pooling, then one linear layer to ``out``."""
+    """Convolutions, each followed by an activation and 2x2 max-pooling, then one linear layer to ``out``.
+
+    ``kernel`` and ``padding`` are for all convolutions, or one number each. FedPAC's networks (Xu et al. 2023, appendix
+    B; sizes from the authors' program) are ``cnn((16, 32), 5, 128, padding=(0, 1), activation="leaky-relu")`` for 28x28
+    and ``cnn((16, 32, 64), (5, 5, 3), 128, padding=(0, 1, 1), activation="leaky-relu")`` for 32x32x3.
+    """
+    kernels, paddings = _one_each("kernel", kernel, channels), _one_each("padding", padding, channels)
 
     def build(shape: Shape) -> nn.Module:
         if len(shape) != 3:
             raise PerfedError(f"a cnn needs images (channels, height, width), got inputs of shape {shape}")
         layers: list[nn.Module] = []
         depth = shape[0]
-        for width in channels:
+        for width, size, pad in zip(channels, kernels, paddings, strict=True):
             layers += [
-                nn.Conv2d(depth, width, kernel, padding=padding),
+                nn.Conv2d(depth, width, size, padding=pad),
                 _activation(activation),
                 nn.MaxPool2d(2),
             ]
@@ -201,6 +207,13 @@ def cnn(
         return nn.Sequential(*layers)
 
     return build
+
+
+def _one_each(name: str, value: int | Sequence[int], channels: Sequence[int]) -> list[int]:
+    values = [value] * len(channels) if isinstance(value, int) else list(value)
+    if len(values) != len(channels):
+        raise PerfedError(f"cnn: {name} has {len(values)} numbers for {len(channels)} convolutions; give one, or one each")
+    return values
 
 
 def digits_cnn(out: int = 64, *, dropout: float = 0.5) -> StageFactory:

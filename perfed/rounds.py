@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ class RoundRecord:
         train_loss: mean over participants of their mean training loss; NaN where nothing was trained.
         bytes_up, bytes_down: of all replies and payloads.
         after: metrics right after local training, by client id; empty if they were not asked for.
+        arrays: what the method showed of this round, by name; see :meth:`perfed.method.Clients.show`.
+        counts: what the method counted in this round, by name.
     """
 
     participants: list[str]
@@ -34,6 +36,8 @@ class RoundRecord:
     bytes_up: int
     bytes_down: int
     after: Metrics
+    arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
 
 
 class _Clients:
@@ -50,10 +54,20 @@ class _Clients:
         self.bytes_down = 0
         self.after: Metrics = {}
         self.losses: list[torch.Tensor] = []
+        self.arrays: dict[str, dict[str, Any]] = {}
+        self.counts: dict[str, int] = {}
 
     def key(self, purpose: str) -> torch.Tensor:
         """See :class:`perfed.method.Clients`."""
         return rng.key(self._engine.setup.seed, "server", purpose, self.round)
+
+    def show(self, name: str, **arrays: Any) -> None:
+        """See :class:`perfed.method.Clients`."""
+        self.arrays[name] = arrays
+
+    def count(self, name: str, number: int) -> None:
+        """See :class:`perfed.method.Clients`."""
+        self.counts[name] = self.counts.get(name, 0) + number
 
     def run(self, program: Callable[..., Reply | None], **payload: Any) -> Replies:
         """One exchange; see :class:`perfed.method.Clients`."""
@@ -152,7 +166,15 @@ class Server:
         self.engine.commit(clients.ids)
         losses = [float(loss[torch.isfinite(loss)].mean()) for loss in clients.losses if torch.isfinite(loss).any()]
         mean = sum(losses) / len(losses) if losses else float("nan")
-        return RoundRecord(clients.ids, mean, clients.bytes_up, clients.bytes_down, clients.after)
+        return RoundRecord(
+            clients.ids,
+            mean,
+            clients.bytes_up,
+            clients.bytes_down,
+            clients.after,
+            clients.arrays,
+            clients.counts,
+        )
 
     def evaluate(self, split: str, ids: list[str] | None = None, round_: int = 0) -> Metrics:
         """Metrics of each client's own model, made by the method's ``personalise``, on ``split``."""

@@ -155,11 +155,11 @@ class RunDirectory:
             raise PerfedError(f"{self.path / 'summary.json'}: cannot be read: {error}") from None
         return content
 
-    def write_snapshot(self, round_: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Write ``snapshots/round-NNNN.npz``."""
-        folder = self.path / "snapshots"
+    def write_arrays(self, name: str, round_: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Write ``NAME/round-NNNN.npz``."""
+        folder = self.path / name
         folder.mkdir(exist_ok=True)
-        temporary = folder / ".snapshot.npz"
+        temporary = folder / ".arrays.npz"
         np.savez_compressed(temporary, allow_pickle=False, **dict(arrays))
         os.replace(temporary, folder / f"round-{round_:04d}.npz")
 

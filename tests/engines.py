@@ -87,8 +87,9 @@ def quick(kind: type[Method] | type[Term], **settings: Any) -> Any:
 def make(name: str, *, more_terms: tuple[Term, ...] = (), **settings: Any) -> Method:
     """The registered method ``name`` with the terms it always has."""
     found = entry(name)
-    terms = (*(quick(term) for term in found.terms), *more_terms)
-    return quick(found.method, **{**(found.defaults or {}), "terms": terms, **settings})
+    defaults = dict(found.defaults or {})
+    own = [quick(term, **{k: defaults.pop(k) for k in list(defaults) if k in term.model_fields}) for term in found.terms]
+    return quick(found.method, **{**defaults, "terms": (*own, *more_terms), **settings})
 
 
 def serve(

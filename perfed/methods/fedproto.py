@@ -1,0 +1,68 @@
+"""FedProto: clients with models of their own that share class means only."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from perfed.cohort import Cohort
+from perfed.method import Reply, ServerState, register
+from perfed.methods.local import Local
+from perfed.terms import Prototypes
+
+_FAR = -1e9
+
+
+@register(
+    "fedproto-l",
+    terms=(Prototypes,),
+    defaults={"predict_with": "classifier", "source": "own"},
+    summary="FedProto with each client's own class means and no communication (Xu et al. 2023, appendix C)",
+)
+@register(
+    "fedproto-g",
+    terms=(Prototypes,),
+    defaults={"predict_with": "classifier"},
+    summary="FedProto predicting with the local classifier (Xu et al. 2023, appendix C)",
+)
+@register("fedproto", terms=(Prototypes,))
+class FedProto(Local):
+    """Local models aligned to the clients' common class means; nearest mean predicts (Tan et al. 2022, Algorithm 1).
+
+    What is shared is the prototypes term. Before the first class means exist, and for a class without one, the
+    local classifier has nothing to compete with: all clients then predict with it.
+    """
+
+    predict_with: Literal["prototypes", "classifier"] = Field(
+        "prototypes", description="nearest class mean, or the local classifier"
+    )
+
+    def download(self, server: ServerState) -> dict[str, Any]:
+        """The terms' payload, with the class means."""
+        return {"terms": self.term_payload(server)}
+
+    def train(self, cohort: Cohort, terms: dict[str, Any]) -> Reply:
+        """Local training with the alignment to the received class means."""
+        self._show(cohort, terms)
+        return super().train(cohort, terms)
+
+    def personalise(self, cohort: Cohort, **payload: Any) -> None:
+        """Every client has its own model; what is sent are the class means."""
+        self._show(cohort, payload["terms"])
+
+    def _show(self, cohort: Cohort, terms: dict[str, Any]) -> None:
+        """Keep the class means for :meth:`predict`."""
+        sent = terms.get("prototypes", {})
+        cohort.scratch["means"] = sent.get("centroids") or cohort.state.get("centroids")
+
+    def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
+        """Minus the squared distance to each class mean as logits, or those of the classifier."""
+        means = cohort.scratch["means"]
+        if self.predict_with == "classifier" or means is None or not means["known"].any():
+            return cohort.forward(x)
+        features = cohort.forward(x, stages=cohort.chain.before("head")).flatten(2)
+        distances = torch.cdist(features, means["mean"]).square()
+        return torch.where(means["known"][:, None], -distances, _FAR)
