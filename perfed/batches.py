@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -38,12 +37,14 @@ class Samples:
         y: ``(total, ...)``.
         counts: samples of each client, in order.
         weight: ``(total,)``, factor of each sample in every loss; ``None`` for 1.
+        domain: ``(total,)`` int64 domain ids; ``None`` where domains are unknown.
     """
 
     x: Tensor
     y: Tensor
     counts: IntArray
     weight: Tensor | None = None
+    domain: Tensor | None = None
 
     @property
     def starts(self) -> IntArray:
@@ -53,7 +54,8 @@ class Samples:
     def take(self, rows: Tensor | slice, counts: IntArray) -> Samples:
         """The samples at ``rows``, which belong to clients with ``counts`` samples each."""
         weight = None if self.weight is None else self.weight[rows]
-        return Samples(self.x[rows], self.y[rows], counts, weight)
+        domain = None if self.domain is None else self.domain[rows]
+        return Samples(self.x[rows], self.y[rows], counts, weight, domain)
 
     @classmethod
     def pack(cls, splits: Sequence[Split], width: int | None = None, device: torch.device | None = None) -> Samples:
@@ -61,8 +63,10 @@ class Samples:
         xs = [s.x if width is None else F.pad(s.x, (0, width - s.x.shape[1])) for s in splits]
         x = xs[0] if len(xs) == 1 else torch.cat(xs)
         y = splits[0].y if len(splits) == 1 else torch.cat([s.y for s in splits])
+        ids = [s.domain for s in splits if s.domain is not None]
+        domain = torch.cat(ids).to(device) if len(ids) == len(splits) else None
         counts = np.array([len(s) for s in splits], dtype=np.int64)
-        return cls(x.to(device), y.to(device), counts)
+        return cls(x.to(device), y.to(device), counts, domain=domain)
 
 
 @dataclass(frozen=True)
@@ -208,40 +212,24 @@ class ClassMembers:
     """The samples of each (client, class) pair of a mini-batch, gathered to the front.
 
     Attributes:
-        rows: ``(pairs, longest)`` positions in the flattened mini-batch ``clients * width``; padded with 0.
-        counts: samples of each pair, in decreasing order, all at least 1.
+        rows: ``(pairs, longest of the block)`` positions in the flattened mini-batch; padded with 0.
+        counts: ``(pairs,)`` samples of each pair, in decreasing order, all at least 1 (numpy, on the host).
         client: ``(pairs,)`` position of the active client.
         label: ``(pairs,)`` class.
-        first, stop: the pairs' place among all pairs of the block.
-        sets: the same pairs as :func:`perfed.divergence.gaussian_w2_sets` wants them.
+        entry: ``(pairs,)`` place of the pair in a flattened table ``clients * classes``.
+        sets: the same pairs as :func:`perfed.fast_w2.gaussian_w2_sets` wants them.
     """
 
     rows: Tensor
-    counts: tuple[int, ...]
+    counts: IntArray
     client: Tensor
     label: Tensor
-    first: int
-    stop: int
+    entry: Tensor
     sets: Sets
 
 
-@dataclass(frozen=True)
-class BlockMembers:
-    """:class:`ClassMembers` of every step of a block, made together.
-
-    Attributes:
-        client, label: of all pairs of the block, ``(all pairs,)``.
-        step: step (within the block) of each pair.
-    """
-
-    steps: list[ClassMembers]
-    client: Tensor
-    label: Tensor
-    step: Tensor
-
-
-def class_members(block: Block, num_classes: int) -> BlockMembers:
-    """Group each mini-batch of ``block`` by client and class; ``block.y`` holds class labels."""
+def class_members(block: Block, num_classes: int) -> list[ClassMembers]:
+    """Group each mini-batch of ``block``, step by step, by client and class; ``block.y`` holds class labels."""
     labels = np.where(block.valid, block.y.cpu().numpy(), num_classes)
     steps, clients, _ = labels.shape
     order = np.argsort(labels, axis=2, kind="stable")
@@ -251,33 +239,27 @@ def class_members(block: Block, num_classes: int) -> BlockMembers:
     starts = np.cumsum(counts, axis=2) - counts
     step, client, label = np.nonzero(counts[:, :, :num_classes])
     size = counts[step, client, label]
-    ranked = np.lexsort((label, client, -size, step))
+    ranked = np.argsort(step * labels.shape[2] - size, kind="stable")  # larger first within a step
     step, client, label, size = step[ranked], client[ranked], label[ranked], size[ranked]
     position = np.arange(int(size.max(initial=1)))
     inside = position < size[:, None]
     slot = np.where(inside, starts[step, client, label][:, None] + position, starts[step, client, label][:, None])
     widths = np.array(block.widths())
     rows = np.where(inside, client[:, None] * widths[step][:, None] + order[step[:, None], client[:, None], slot], 0)
-    return _split_members(block, step, client, label, size, rows, widths)
+    number = np.bincount(step, minlength=steps)
 
+    def per_step(array: IntArray) -> tuple[Tensor, ...]:
+        return torch.from_numpy(array).to(block.x.device).split_with_sizes(number.tolist())
 
-def _split_members(
-    block: Block, step: IntArray, client: IntArray, label: IntArray, size: IntArray, rows: IntArray, widths: IntArray
-) -> BlockMembers:
-    device = block.x.device
-    rows_t, client_t = torch.from_numpy(rows).to(device), torch.from_numpy(client).to(device)
-    label_t = torch.from_numpy(label).to(device)
-    bounds = np.searchsorted(step, np.arange(block.x.shape[0] + 1))
-    steps = []
-    for at, (first, stop) in enumerate(pairwise(bounds.tolist())):
-        counts = tuple(size[first:stop].tolist())
-        sets = Sets.of(rows[first:stop], size[first:stop], block.valid[at, :, : int(widths[at])], block.weight)
-        steps.append(
-            ClassMembers(
-                rows_t[first:stop, : counts[0]], counts, client_t[first:stop], label_t[first:stop], first, stop, sets
-            )
-        )
-    return BlockMembers(steps, client_t, label_t, torch.from_numpy(step).to(device))
+    entry = client * num_classes + label
+    pairs = zip(
+        per_step(rows),
+        np.split(size, np.cumsum(number)[:-1]),
+        *(per_step(array) for array in (client, label, entry)),
+        Sets.of(step, rows, size, clients * widths, block.weight),
+        strict=True,
+    )
+    return [ClassMembers(*of_step) for of_step in pairs]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The command line: ``perfed run | compare | resume | tune | list | report``."""
+"""The command line: ``perfed run | compare | resume | tune | partition | list | report``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.table import Table
 from perfed import compare as comparing
 from perfed.building import setting_names
 from perfed.config import Experiment, experiment_names, find_experiment, validate
-from perfed.datasets import dataset_names, describe
+from perfed.datasets import dataset_names, describe, load
 from perfed.errors import PerfedError
 from perfed.experiment import Run, resume, start
 from perfed.method import entry, method_names
@@ -27,6 +27,7 @@ from perfed.overrides import override, parse_value
 from perfed.plan import ENGINES
 from perfed.report import ComparisonRow, write_report
 from perfed.report.comparison import table_cells, table_header
+from perfed.report.partition import ClassTable, terminal_tables, write_partition_page
 from perfed.store import RunDirectory
 
 app = typer.Typer(
@@ -265,6 +266,28 @@ def tune_command(
         shown.add_row(method, " ".join(assignment) or "(defaults)", f"{value:.4f}")
     console.print(shown)
     console.print(f"chosen settings: {out / 'chosen.toml'}\nwhole grid: {out / 'grid.json'}", highlight=False)
+
+
+@app.command("partition")
+def partition_command(
+    experiment: ExperimentName,
+    settings: Settings = None,
+    show: Annotated[bool, typer.Option("--show", help="print the table client x class")] = False,
+    seed: Annotated[int | None, typer.Option("--seed", help="in place of the experiment's")] = None,
+    data_dir: DataOption = None,
+    out: Annotated[Path | None, typer.Option("--out", help="HTML file for a picture of the table")] = None,
+) -> None:
+    """Say who holds how many samples of which class."""
+    table = find_experiment(experiment)
+    given = [*(settings or []), *([] if seed is None else [f"seed={seed}"])]
+    checked = validate(override(table, given, [_chosen_method(table, given)]))
+    held = ClassTable.of(load(checked.data["name"], checked.data_options, seed=checked.seed, data_dir=data_dir))
+    console.print(held.summary(), soft_wrap=True, markup=False, highlight=False)
+    if show:
+        for shown in terminal_tables(held, console.width):
+            console.print(shown, markup=False, highlight=False)
+    if out is not None:
+        console.print(f"picture: {write_partition_page(held, out)}", soft_wrap=True, markup=False, highlight=False)
 
 
 @app.command("list")

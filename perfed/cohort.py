@@ -20,7 +20,7 @@ from perfed.federation import Client
 from perfed.fit import Correction, Task, Update
 from perfed.model import Chain, Parameters, stage_of
 from perfed.optim import optimizer_for
-from perfed.placement import Placement
+from perfed.placement import SENT, Placement
 from perfed.plan import Plan, use_threads
 from perfed.step import Loss, Step, cross_entropy, squared_error
 from perfed.view import View
@@ -64,14 +64,22 @@ class Cohort(View):
         plan: Plan,
         where: Where,
         num_classes: int | None,
+        num_domains: int = 0,
         label: str = "",
         unstackable: str | None = None,
         augment: CropFlip | None = None,
     ) -> None:
         super().__init__(
-            clients, chain, model, plan=plan, num_classes=num_classes, label=label, unstackable=unstackable
+            clients,
+            chain,
+            model,
+            places,
+            plan=plan,
+            num_classes=num_classes,
+            num_domains=num_domains,
+            label=label,
+            unstackable=unstackable,
         )
-        self.places = places
         self.state = state
         self.method = method
         self.where = where
@@ -103,8 +111,8 @@ class Cohort(View):
                 self.model[name] = tensor.clone(memory_format=torch.contiguous_format)
 
     def shared(self) -> Parameters:
-        """The working values of the shared parameters, for a reply."""
-        return {name: tensor.detach() for name, tensor in self.model.items() if self.places[name] == "shared"}
+        """The working values of the shared parameters (those per domain among them), for a reply."""
+        return {name: tensor.detach() for name, tensor in self.model.items() if self.places[name] in SENT}
 
     def personal(self) -> Parameters:
         """The working values of the personal parameters."""
@@ -117,8 +125,8 @@ class Cohort(View):
 
     @property
     def shared_parameters(self) -> tuple[str, ...]:
-        """Names of the trainable shared parameters."""
-        return tuple(name for name in self.trainable(self.chain.stages) if self.places[name] == "shared")
+        """Names of the trainable shared parameters, those per domain among them."""
+        return tuple(name for name in self.trainable(self.chain.stages) if self.places[name] in SENT)
 
     def trainable(self, train: str | Sequence[str]) -> tuple[str, ...]:
         """Full names of the parameters (not buffers) in ``train``, stages or full names, that are not frozen.
@@ -257,9 +265,10 @@ class Cohort(View):
             return value
 
         settings = self.method
+        ranks = {name: t.ndim for name, t in self.chain.named_parameters()}
         optimizer = optimizer_for(
             trained,
-            {name: target[name].ndim - 1 for name in trained},
+            {name: ranks[name.rpartition("/")[2]] for name in trained},
             kind=settings.optimizer,
             momentum=settings.momentum,
             lr=settings.lr_of,
@@ -276,6 +285,7 @@ class Cohort(View):
             loss=total,
             batch_size=batch_size or settings.batch_size,
             augment=self.augment,
+            per_domain=self.per_domain,
             start=start,
             raw=raw,
             rows=np.arange(self.n),

@@ -200,7 +200,38 @@ def experiment_names() -> list[str]:
 
 
 def find_experiment(name: str) -> dict[str, Any]:
-    """The TOML table of a shipped experiment, or of the file ``name``."""
+    """The TOML table of a shipped experiment, or of the file ``name``.
+
+    ``extends = "OTHER"`` takes everything the file does not say from another experiment: tables are merged key by key,
+    except ``data``, which counts as a whole.
+
+    Raises:
+        PerfedError: no such experiment, not TOML, or experiments that extend one another in a circle.
+    """
+    return _extended(name, ())
+
+
+def _extended(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
+    if name in seen:
+        raise PerfedError(f"{name}: extends itself ({' -> '.join((*seen, name))})")
+    table = _table(name)
+    base = table.pop("extends", None)
+    if base is None:
+        return table
+    if not isinstance(base, str):
+        raise PerfedError(f"{name}: extends must be the name of an experiment (given: {base!r})")
+    return _merged(_extended(base, (*seen, name)), table)
+
+
+def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict) and key != "data"
+        result[key] = _merged(base[key], value) if both else value
+    return result
+
+
+def _table(name: str) -> dict[str, Any]:
     path = Path(name)
     if name in experiment_names():
         text = (resources.files("perfed.experiments") / f"{name}.toml").read_text()

@@ -3,112 +3,162 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from perfed.divergence import CUT, inverse_root
+from perfed.divergence import CUT
 
-# Microseconds that one more batched decomposition costs, however few matrices it has.
-_BUCKET_COST = 400.0
+# Microseconds that one more pass over a bucket costs, however few sets it has.
+_BUCKET_COST = 1000.0
 
 IntArray = NDArray[np.int64]
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Sets of similar sizes, padded to equally many slots, so that one pass does them all.
+
+    Attributes:
+        rows: ``(sets * slots,)`` row in each slot, any row where padded.
+        weight: ``(sets * slots,)`` 1 / n for a set of n rows, 0 for padding.
+        offsets: ``(sets,)`` first slot of each set.
+        spread: ``(sets, slots, 1)`` 1 / sqrt(n - 1), 0 for padding and for a set of one row.
+        pull: ``(sets, 1)`` 2 / n.
+        scale: ``(sets, 1)`` 2 / sqrt(n - 1), 0 for a set of one row.
+        inside: ``(sets, slots)`` 1 for the 2nd to the nth slot, 0 for the first and for padding.
+        padding: ``(sets, slots)`` 1 for padding, else 0; ``None`` if there is none.
+    """
+
+    rows: Tensor
+    weight: Tensor
+    offsets: Tensor
+    spread: Tensor
+    pull: Tensor
+    scale: Tensor
+    inside: Tensor
+    padding: Tensor | None
 
 
 @dataclass(frozen=True)
 class Sets:
     """Which rows of one tensor form which set, prepared for :func:`gaussian_w2_sets`; sets by decreasing size.
 
-    Every set has slots for its rows, one behind the other. Sets of similar sizes form a bucket and have equally many
-    slots, where one batched decomposition of padded matrices costs less than several without padding.
-
     Attributes:
-        members, offsets: rows of all sets, one set behind the other, and where each set begins.
-        slots: ``(slots,)`` row in each slot; any row where padded.
-        owner: ``(slots,)`` set of each slot.
-        place: ``(rows,)`` slot of each row; 0 for rows of no set.
-        present: ``(rows, 1)`` 0 for rows of no set, else 1; ``None`` if there are none.
-        mask: ``(slots, 1)`` 0 for padding, else 1; ``None`` if there is none.
-        size, rest: ``(sets,)`` rows n of each set, and n - 1 (1 for n = 1).
-        buckets: first set, number of sets, slots per set, first slot; and each set's rows if they are not all alike.
+        buckets: consecutive sets.
+        numbers: sets in each bucket.
+        place: ``(rows,)`` slot of each row, all buckets' slots one behind the other; 0 for rows of no set.
+        owner: ``(rows,)`` set of each row; 0 for rows of no set.
+        present: ``(rows,)`` 0 for rows of no set, else 1; ``None`` if there are none.
     """
 
-    members: Tensor
-    offsets: Tensor
-    slots: Tensor
-    owner: Tensor
+    buckets: tuple[Bucket, ...]
+    numbers: list[int]
     place: Tensor
+    owner: Tensor
     present: Tensor | None
-    mask: Tensor | None
-    size: Tensor
-    rest: Tensor
-    buckets: tuple[tuple[int, int, int, int, Tensor | None], ...]
 
     @classmethod
-    def of(cls, rows: IntArray, counts: IntArray, used: NDArray[np.bool_], like: Tensor) -> Sets:
-        """Prepare.
+    def of(cls, step: IntArray, rows: IntArray, counts: IntArray, numbers: IntArray, like: Tensor) -> list[Sets]:
+        """Prepare the sets of many tensors, those of one mini-batch step each.
 
         Args:
+            step: ``(sets,)`` which tensor, not decreasing.
             rows: ``(sets, longest)``; entries beyond ``counts`` are ignored.
-            counts: rows of each set, at least 1, in decreasing order.
-            used: any shape, one entry per row of the tensor: whether it is in a set.
+            counts: rows of each set, at least 1, in decreasing order within a step.
+            numbers: ``(steps,)`` rows of each tensor.
             like: dtype and device.
         """
-        runs = _buckets(counts)
-        padded = np.repeat([size for _, _, size in runs], [number for _, number, _ in runs])
+        bounds = np.searchsorted(step, np.arange(len(numbers) + 1))
+        runs = [_buckets(counts[first:stop]) for first, stop in pairwise(bounds)]
+        shapes = np.array([shape for of_step in runs for shape in of_step], dtype=np.int64).reshape(-1, 2)
+        padded = np.repeat(shapes[:, 1], shapes[:, 0])
         begin = np.cumsum(padded) - padded
         owner = np.repeat(np.arange(len(counts)), padded)
         within = np.arange(len(owner)) - begin[owner]
-        real = within < counts[owner]
         slots = rows[owner, within]
-        place = np.zeros(used.size, dtype=np.int64)
-        place[slots[real]] = np.nonzero(real)[0]
+        buckets = _prepare(shapes, slots, counts, owner, within, like)
+        # Where each row went, among the slots and sets of its own step.
+        real = within < counts[owner]
+        where = ((np.cumsum(numbers) - numbers)[step[owner]] + slots)[real]
+        place, mine, present = (np.zeros(int(numbers.sum()), dtype=np.int64) for _ in range(3))
+        place[where] = (np.arange(len(owner)) - np.append(begin, len(owner))[bounds][step[owner]])[real]
+        mine[where] = (owner - bounds[step[owner]])[real]
+        present[where] = 1
+        cuts = np.cumsum([0, *(len(of_step) for of_step in runs)]).tolist()
+        return [
+            cls(tuple(buckets[first:stop]), shapes[first:stop, 0].tolist(), went, of, None if whole else weight)
+            for (first, stop), whole, weight, went, of in zip(
+                pairwise(cuts),
+                np.add.reduceat(present, np.cumsum(numbers) - numbers) == numbers,
+                _split(present, numbers, like),
+                _split(place, numbers, like, torch.int64),
+                _split(mine, numbers, like, torch.int64),
+                strict=True,
+            )
+        ]
 
-        def tensor(array: NDArray[Any], to: torch.dtype = torch.int64) -> Tensor:
-            return torch.from_numpy(array).to(device=like.device, dtype=to)
 
-        buckets = []
-        for first, number, size in runs:
-            mine = counts[first : first + number]
-            buckets.append((first, number, size, int(begin[first]), None if mine[-1] == size else tensor(mine)))
-        return cls(
-            members=tensor(slots[real]),
-            offsets=tensor(np.cumsum(counts) - counts),
-            slots=tensor(slots),
-            owner=tensor(owner),
-            place=tensor(place),
-            present=None if used.all() else tensor(used.reshape(-1, 1), like.dtype),
-            mask=None if real.all() else tensor(real[:, None], like.dtype),
-            size=tensor(counts, like.dtype),
-            rest=tensor(np.maximum(counts - 1, 1), like.dtype),
-            buckets=tuple(buckets),
+def _prepare(
+    shapes: IntArray, slots: IntArray, counts: IntArray, owner: IntArray, within: IntArray, like: Tensor
+) -> list[Bucket]:
+    """The buckets of all steps; ``shapes`` are their sets and slots per set, the rest as in :meth:`Sets.of`."""
+    real = within < counts[owner]
+    spread = np.where(counts > 1, 1 / np.sqrt(np.maximum(counts - 1, 1)), 0.0)
+    lengths = shapes.prod(1)
+    pieces = zip(
+        _split(slots, lengths, like, torch.int64),
+        _split(real / counts[owner], lengths, like),
+        _split(real * spread[owner], lengths, like),
+        _split(2 / counts, shapes[:, 0], like),
+        _split(2 * spread, shapes[:, 0], like),
+        _split(real & (within > 0), lengths, like),
+        _split(~real, lengths, like),
+        strict=True,
+    )
+    full = np.logical_and.reduceat(real, np.cumsum(lengths) - lengths).tolist()
+    return [
+        Bucket(
+            rows=rows,
+            weight=weight,
+            offsets=torch.arange(0, sets * size, size, device=like.device),
+            spread=each.view(sets, size, 1),
+            pull=pull.unsqueeze(1),
+            scale=scale.unsqueeze(1),
+            inside=inside.view(sets, size),
+            padding=None if whole else padding.view(sets, size),
         )
+        for (sets, size), whole, (rows, weight, each, pull, scale, inside, padding) in zip(
+            shapes.tolist(), full, pieces, strict=True
+        )
+    ]
 
 
-def _buckets(counts: IntArray) -> list[tuple[int, int, int]]:
-    """Runs of sets treated together: first set, number of sets, slots per set.
+def _split(array: Array, lengths: IntArray, like: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, ...]:
+    return torch.from_numpy(array).to(device=like.device, dtype=dtype or like.dtype).split_with_sizes(lengths.tolist())
 
-    Sets of 1, 2 and 3 rows are not padded, because they need no decomposition.
-    """
+
+def _buckets(counts: IntArray) -> list[tuple[int, int]]:
+    """Runs of sets treated together: number of sets, slots per set."""
     sizes, numbers = (a[::-1].tolist() for a in np.unique(counts, return_counts=True))
-    runs: list[tuple[int, int, int]] = []
-    first, extra = 0, 0.0
+    runs: list[tuple[int, int]] = []
+    extra = 0.0
     for size, number in zip(sizes, numbers, strict=True):
-        extra += 0.0 if not runs else number * (_eigh_cost(runs[-1][2]) - _eigh_cost(size))
-        if runs and size > 3 and extra < _BUCKET_COST:
-            runs[-1] = (runs[-1][0], runs[-1][1] + number, runs[-1][2])
+        extra += number * (_cost(runs[-1][1]) - _cost(size)) if runs else 0.0
+        if runs and extra < _BUCKET_COST:
+            runs[-1] = (runs[-1][0] + number, runs[-1][1])
         else:
-            runs.append((first, number, size))
+            runs.append((number, size))
             extra = 0.0
-        first += number
     return runs
 
 
-def _eigh_cost(size: int) -> float:
+def _cost(size: int) -> float:
     """Microseconds per matrix, with the products around the decomposition."""
     return 0.5 + 0.06 * size * size
 
@@ -128,7 +178,8 @@ def gaussian_w2_sets(z: Tensor, sets: Sets, mean: Tensor, std: float = 1.0) -> T
         ``(sets,)``.
 
     Example:
-        >>> sets = Sets.of(np.array([[0, 1]]), np.array([2]), np.ones(2, dtype=bool), torch.zeros(1))
+        >>> one, two = np.array([0]), np.array([2])
+        >>> (sets,) = Sets.of(one, np.array([[0, 1]]), two, two, torch.zeros(1))
         >>> round(float(gaussian_w2_sets(torch.tensor([[0.0], [2.0]]), sets, torch.tensor([[1.0]]))), 4)
         0.1716
     """
@@ -139,76 +190,53 @@ def gaussian_w2_sets(z: Tensor, sets: Sets, mean: Tensor, std: float = 1.0) -> T
 class _SetsW2(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, sets: Sets, mean: Tensor, std: float) -> Tensor:
-        centre = F.embedding_bag(sets.members, z, sets.offsets, mode="sum").div_(sets.size[:, None])
-        x = z.index_select(0, sets.slots).sub_(centre.index_select(0, sets.owner))
-        if sets.mask is not None:
-            x.mul_(sets.mask)
-        scatter = x.new_zeros(len(sets.size)).index_add_(0, sets.owner, x.square().sum(1))
-        # Of rows that are all alike only rounding is left, which has no direction.
-        alike = scatter <= centre.square().sum(1) * sets.size * (4 * torch.finfo(x.dtype).eps) ** 2
-        scatter.masked_fill_(alike, 0)
-        x.masked_fill_(alike.index_select(0, sets.owner)[:, None], 0)
-        norm, polar = _polar_of_sets(x, scatter, sets)
-        off = centre.sub_(mean)
-        root = sets.rest.sqrt()
-        value = (
-            off.square().sum(1).add_(scatter / sets.rest).add_(norm / root, alpha=-2 * std).add_(std * std * z.shape[1])
-        )
-        # d/dx: 2 off / n + 2 x / (n - 1) - 2 std polar / sqrt(n - 1), and padded slots are never read.
-        factors = torch.stack([2 / sets.rest, -2 * std / root], dim=1).index_select(0, sets.owner)
-        grad = off.mul_((2 / sets.size)[:, None]).index_select(0, sets.owner)
-        ctx.grad = grad.addcmul_(x, factors[:, :1]).addcmul_(polar, factors[:, 1:])
-        ctx.sets = sets
+        done = [_w2(z, b, m, std) for b, m in zip(sets.buckets, mean.split_with_sizes(sets.numbers), strict=True)]
+        value, grad = done[0] if len(done) == 1 else (torch.cat(parts) for parts in zip(*done, strict=True))
+        ctx.grad, ctx.sets = grad.index_select(0, sets.place), sets
         return value
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        sets: Sets = ctx.sets
-        slots = ctx.grad * grads[0].index_select(0, sets.owner)[:, None]
-        grad: Tensor = slots.index_select(0, sets.place)
-        return (grad if sets.present is None else grad.mul_(sets.present)), None, None, None
+        upstream = grads[0].index_select(0, ctx.sets.owner)
+        if ctx.sets.present is not None:
+            upstream.mul_(ctx.sets.present)
+        return ctx.grad * upstream.unsqueeze(1), None, None, None
 
 
-def _polar_of_sets(x: Tensor, scatter: Tensor, sets: Sets) -> tuple[Tensor, Tensor]:
-    """Nuclear norm ``(sets,)`` of each set's centred rows ``x (slots, k)``, and the polar factors in the same slots."""
-    norm, polar = torch.zeros_like(scatter), torch.empty_like(x)
-    k = x.shape[1]
-    for first, number, size, slot, counts in sets.buckets:
-        part = x[slot : slot + number * size].view(number, size, k)
-        out = polar[slot : slot + number * size].view(number, size, k)
-        if size == 1:
-            out.zero_()
-        elif size == 2:
-            root = scatter[first : first + number].sqrt()
-            norm[first : first + number] = root
-            torch.div(part, root.clamp_min(torch.finfo(x.dtype).tiny)[:, None, None], out=out)
-        elif size > k:
-            value, inverse = inverse_root(part.transpose(1, 2) @ part, None)
-            norm[first : first + number] = value
-            torch.bmm(part, inverse, out=out)
-        else:
-            gram = torch.bmm(part, part.transpose(1, 2))
-            value, inverse = _inverse_root_3(gram) if size == 3 else inverse_root(gram, counts, centred=True)
-            norm[first : first + number] = value
-            torch.bmm(inverse, part, out=out)
-    return norm, polar
+def _w2(z: Tensor, bucket: Bucket, mean: Tensor, std: float) -> tuple[Tensor, Tensor]:
+    """The distances of one bucket ``(sets,)``, and their gradients with respect to the row in each slot ``(.., k)``.
 
-
-def _inverse_root_3(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """As :func:`~perfed.divergence.inverse_root` for Gram matrices of three centred rows, whose rank is at most 2.
-
-    With a, b the two singular values, t = a^2 + b^2 and d = a b: G^(1/2) = (G + d P) / (a + b) and
-    G^(-1/2) = ((a + b) P - G^(1/2)) / d on the complement P of (1, 1, 1), where the centred rows are.
+    With X the centred rows over sqrt(n - 1), S = X^T X, the distance is |centre - mean|^2 + tr S - 2 std tr S^(1/2)
+    + k std^2, and X - std X S^(-1/2) times 2 / sqrt(n - 1) the part of the gradient that is not the centre's.
     """
-    t = gram.diagonal(dim1=1, dim2=2).sum(1)
-    d = ((t * t - gram.square().sum((1, 2))) / 2).clamp_min(0).sqrt()
-    # b / a <= cut: as if of rank one
-    flat = d <= CUT * t
-    total = torch.where(flat, t, t + 2 * d).sqrt()
-    tiny = torch.finfo(gram.dtype).tiny
-    safe = total.clamp_min(tiny)
-    scale = torch.where(flat, 0.0, -1 / (safe * d.clamp_min(tiny)))
-    diagonal = torch.where(flat, 1 / safe, safe / d.clamp_min(tiny) - 1 / safe)
-    inverse = gram * scale[:, None, None]
-    inverse.diagonal(dim1=1, dim2=2).add_(diagonal[:, None])
-    return total, inverse
+    sets, slots = bucket.inside.shape
+    k, eps = z.shape[1], torch.finfo(z.dtype).eps
+    centre = torch.embedding_bag(z, bucket.rows, bucket.offsets, False, 0, False, bucket.weight)[0]
+    x = z.index_select(0, bucket.rows).view(sets, slots, k)
+    x.sub_(centre.unsqueeze(1)).mul_(bucket.spread)
+    turned = x.transpose(1, 2).contiguous()  # costs less than a product that reads a transposed matrix
+    small = slots <= k
+    gram = torch.bmm(x, turned) if small else torch.bmm(turned, x)
+    diagonal = gram.diagonal(dim1=1, dim2=2)
+    trace = diagonal.sum(1, keepdim=True)
+    # Of rows that are all alike only rounding is left, which has no direction (and no decomposition that converges).
+    noise = centre.square().sum(1, keepdim=True).mul_(((4 + slots / 8) * eps) ** 2)
+    gram.masked_fill_((trace <= noise).unsqueeze(2), 0)
+    if small and bucket.padding is not None:
+        # Above all eigenvalues, which decouples the padding.
+        diagonal.addcmul_(bucket.padding, trace.add_(torch.finfo(z.dtype).tiny), value=2)
+    values, vectors = torch.linalg.eigh(gram)
+    if small:
+        values.mul_(bucket.inside)
+    top = values.amax(1, keepdim=True)
+    # Zero but for rounding: the square root would make it large.
+    values.masked_fill_(values <= top * (4 * eps), 0)
+    inverse = values.rsqrt().masked_fill_(values <= top * CUT**2, 0)
+    factor = torch.addcmul(bucket.scale, bucket.scale, inverse, value=-std)
+    matrix = torch.bmm(vectors * factor.unsqueeze(1), vectors.transpose(1, 2))
+    off = centre.sub_(mean)
+    # tr S - 2 std tr S^(1/2) + k std^2 is the sum of (root - std)^2 over all k roots, most of them zero.
+    value = values.sqrt_().sub_(std).square_().sum(1).add_(off.square().sum(1)).add_(std * std * (k - values.shape[1]))
+    pull = off.mul_(bucket.pull).unsqueeze(1)
+    grad = torch.baddbmm(pull, matrix, x) if small else torch.baddbmm(pull, x, matrix)
+    return value, grad.view(-1, k)

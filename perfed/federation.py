@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from perfed.augment import CropFlip
 from perfed.errors import PerfedError
 
 SPLITS = ("train", "validation", "test")
@@ -77,6 +78,7 @@ class Federation:
         name: what the data set is called in reports.
         class_names: C names, if known.
         notes: facts about the data worth printing, e.g. the accuracy of the Bayes rule under ``"oracle_accuracy"``.
+        augment: random changes to the inputs of every training mini-batch, for images.
 
     Raises:
         PerfedError: no clients, duplicate ids, a client without training data, labels outside the
@@ -88,6 +90,7 @@ class Federation:
     name: str = "data"
     class_names: tuple[str, ...] | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
+    augment: CropFlip | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(sorted(self.clients, key=lambda c: c.id)))
@@ -99,6 +102,11 @@ class Federation:
                 raise PerfedError(f"client id '{first}' occurs twice; ids must be unique")
         for client in self.clients:
             _check_client(client, self.num_classes)
+            if self.augment is not None and len(client.input_shape) != 3:
+                raise PerfedError(
+                    f"client '{client.id}' has inputs of shape {client.input_shape}; augmentation needs images "
+                    "(channels, height, width)"
+                )
 
     @classmethod
     def from_arrays(
@@ -141,6 +149,14 @@ class Federation:
             num_classes = max(largest) + 1 if largest else None
         names = None if class_names is None else tuple(class_names)
         return cls(tuple(built), num_classes, name=name, class_names=names)
+
+    @property
+    def num_domains(self) -> int:
+        """Number of domains M: the largest domain id + 1; 0 unless every training sample has its domain."""
+        if any(c.train.domain is None for c in self.clients):
+            return 0
+        splits = [s for c in self.clients for name in SPLITS if (s := c.split(name)) is not None]
+        return 1 + max(int(s.domain.max()) for s in splits if s.domain is not None)
 
     def __len__(self) -> int:
         return len(self.clients)

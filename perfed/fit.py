@@ -49,8 +49,9 @@ class Task:
         correct: edits gradients, given and returning ``{name: (clients, ...)}``.
         update: makes the new values itself, in place of optimiser and ``correct``.
         streams: independent mini-batches that each ``update`` gets.
-        near: parameters ``(clients, ...)`` by name; after each update ``w <- (w + lr pull near) / (1 + lr pull)``,
-            the implicit step on ``pull / 2 |w - near|^2``, which is stable for any strength.
+        near: parameters ``(clients, ...)`` by name; after each update the implicit step on ``pull / 2 |w - near|^2``,
+            which is stable for any strength (:meth:`perfed.optim.OptimizerState.pull`).
+        per_domain: stages whose parameters have a domain axis.
         epochs, steps: length of the fit, epochs per client or steps for all; the other is ``None``.
         rows: position of each client in its cohort.
     """
@@ -71,6 +72,7 @@ class Task:
     near: Parameters = field(default_factory=dict)
     pull: float = 0.0
     augment: CropFlip | None = None
+    per_domain: frozenset[str] = frozenset()
     start: int = 0
     raw: Tensor | None = None
     rows: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -155,7 +157,20 @@ def _run(task: Task, plans: list[Schedule], limit: int | None) -> Tensor:
             params = {name: t[:active] for name, t in params.items()} | state.params
         for at, width in enumerate(block.widths()):
             batches = [
-                Step(task.chain, b, at, width, params, trained, rows, task.start, task.raw, task.augment)
+                Step(
+                    chain=task.chain,
+                    block=b,
+                    at=at,
+                    width=width,
+                    params=params,
+                    trained=trained,
+                    rows=rows,
+                    start=task.start,
+                    raw=task.raw,
+                    augment=task.augment,
+                    domains=task.samples.domain,
+                    per_domain=task.per_domain,
+                )
                 for b in together
             ]
             losses = _descend(task, state, batches[0]) if task.update is None else _replace(task, state, batches)

@@ -75,6 +75,28 @@ def apply_module(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor
     return _stacked(module, prefix, x, run)
 
 
+def apply_per_domain(module: nn.Module, prefix: str, x: Tensor, run: Pass, domain: Tensor) -> Tensor:
+    """Apply ``module`` with parameters ``(n, domains, ...)``: each sample passes those of its own domain.
+
+    Args:
+        module, prefix, run: as in :func:`apply_module`.
+        x: ``(n, batch, ...)``.
+        domain: ``(n, batch)`` int64, in ``[0, domains)``.
+    """
+    own = {name: t for name, t in run.params.items() if name.startswith(f"{prefix}.")}
+    clients, domains = next(iter(own.values())).shape[:2]
+    keys = None if run.keys is None else run.keys.repeat_interleave(domains)
+    folded = Pass({name: t.flatten(0, 1) for name, t in own.items()}, keys, run.training)
+    everywhere = x.unsqueeze(1).expand(clients, domains, *x.shape[1:]).flatten(0, 1)
+    out = apply_module(module, prefix, everywhere, folded)
+    out = out.view(clients, domains, *out.shape[1:])
+    rows, columns = torch.meshgrid(
+        torch.arange(clients, device=x.device), torch.arange(x.shape[1], device=x.device), indexing="ij"
+    )
+    chosen: Tensor = out[rows, domain, columns]
+    return chosen
+
+
 def _is_known_sequential(module: nn.Module) -> bool:
     return type(module) is nn.Sequential
 

@@ -34,6 +34,7 @@ class FederationInfo:
     Attributes:
         ids: client ids in sorted order.
         num_classes: ``None`` for regression.
+        num_domains: M; 0 where domains are unknown.
         latent_shape: output shape of the embedding (of the first stage, if there is no embedding).
         representation: numbers that the head gets, all axes together.
         shared: shape of every shared parameter and buffer by name.
@@ -43,6 +44,7 @@ class FederationInfo:
 
     ids: tuple[str, ...]
     num_classes: int | None
+    num_domains: int
     latent_shape: tuple[int, ...]
     representation: int
     shared: Mapping[str, tuple[int, ...]]
@@ -181,7 +183,8 @@ class Method(BaseModel):
     local_epochs: int = Field(10, ge=0, description="local epochs per round")
     placement: dict[str, Placement] = Field(
         default_factory=dict,
-        description="where parameters live: stage, pattern on names or module type -> personal, shared or frozen",
+        description="where parameters live: stage, pattern on names or module type -> personal, shared, per-domain "
+        "(whole stages) or frozen",
     )
     terms: tuple[Any, ...] = Field((), description="terms added to local training (perfed.terms)")
 

@@ -212,7 +212,7 @@ def cnn(
 def _one_each(name: str, value: int | Sequence[int], channels: Sequence[int]) -> list[int]:
     values = [value] * len(channels) if isinstance(value, int) else list(value)
     if len(values) != len(channels):
-        raise PerfedError(f"cnn: {name} has {len(values)} numbers for {len(channels)} convolutions; give one, or one each")
+        raise PerfedError(f"cnn: {name} has {len(values)} numbers for {len(channels)} convolutions; one, or one each")
     return values
 
 

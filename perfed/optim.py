@@ -76,9 +76,14 @@ class OptimizerState:
 
     @torch.no_grad()
     def pull(self, near: Parameters, strength: float) -> None:
-        """``w <- (w + lr s near) / (1 + lr s)`` for parameters in ``near``: the implicit step on ``s/2 |w-near|^2``."""
+        """The implicit step on ``s/2 |w - near|^2``: ``w <- (w + r s near) / (1 + r s)``, for parameters in ``near``.
+
+        The rate r is the length of a step for a constant gradient: lr, and with momentum m lr / (1 - m), so that the
+        resting point is that of the loss with this penalty.
+        """
+        momentum = self.spec.momentum if self.spec.kind == "sgd" else 0.0
         for group in self.spec.groups:
-            rate = group.lr * strength
+            rate = group.lr * strength / (1 - momentum)
             for name in group.names:
                 if name in near:
                     self.params[name].add_(near[name], alpha=rate).div_(1 + rate)

@@ -165,3 +165,42 @@ def subsample(indices: Sequence[Indices], *, low: float, high: float, seed: int)
         size = max(1, round(float(rng.uniform(low, high)) * len(index)))
         kept.append(index[np.sort(rng.choice(len(index), size=size, replace=False))].astype(np.int64))
     return kept
+
+
+def deal(labels: NDArray[np.integer], counts: NDArray[np.integer], *, seed: int, share: bool = False) -> list[Indices]:
+    """Give every client the asked number of samples of each class, drawn at random.
+
+    Args:
+        labels: ``(samples,)`` class of every sample, 0..C-1.
+        counts: ``(num_clients, C)`` samples of each class that each client gets, e.g. from
+            :mod:`perfed.label_skew`.
+        seed: the draw is a function of it and of the arguments.
+        share: if a class has fewer samples than asked for in all, clients share them: all are used equally often, up
+            to one, and no client holds a sample twice. Otherwise clients are disjoint.
+
+    Returns:
+        One sorted int64 array of positions in ``labels`` per client.
+
+    Raises:
+        PerfedError: a class with fewer samples than asked for in all, or with ``share`` by one client.
+
+    Example:
+        >>> [len(part) for part in deal(np.array([0, 0, 0, 1]), np.array([[2, 0], [1, 1]]), seed=0)]
+        [2, 2]
+    """
+    labels, counts = np.asarray(labels), np.asarray(counts)
+    rng = generator(seed, "deal")
+    parts: list[list[Indices]] = [[] for _ in counts]
+    for label in range(counts.shape[1]):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        needs = counts[:, label]
+        most = int(needs.max()) if share else int(needs.sum())
+        if most > len(members):
+            who = f"client {int(needs.argmax())} needs {most}" if share else f"the clients need {most} in all"
+            raise PerfedError(f"class {label} has {len(members)} samples, but {who}")
+        starts = np.cumsum(needs) - needs
+        for client in np.flatnonzero(needs):
+            own = np.arange(starts[client], starts[client] + needs[client]) % len(members)
+            parts[client].append(members[own])
+    empty = np.zeros(0, dtype=np.int64)
+    return [np.sort(np.concatenate([empty, *part])).astype(np.int64) for part in parts]

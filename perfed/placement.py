@@ -1,4 +1,4 @@
-"""Where parameters live: personal to a client, shared by all, or frozen."""
+"""Where parameters live: personal to a client, shared by all (also one set per domain), or frozen."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Literal
 from perfed.errors import PerfedError
 from perfed.model import STAGES, Chain, stage_of
 
-Placement = Literal["personal", "shared", "frozen"]
+Placement = Literal["personal", "shared", "per-domain", "frozen"]
 PERSONAL: Placement = "personal"
 SHARED: Placement = "shared"
+PER_DOMAIN: Placement = "per-domain"
 FROZEN: Placement = "frozen"
+SENT = (SHARED, PER_DOMAIN)
 
 
 def place(chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, Placement]) -> dict[str, Placement]:
@@ -40,6 +42,10 @@ def place(chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, P
             raise PerfedError(f"placement.{rule} matches no parameter; parameters are: {', '.join(result)}")
         for name in hit:
             result[name] = rules[rule]
+    for stage in STAGES:
+        places = {place for name, place in result.items() if stage_of(name) == stage}
+        if PER_DOMAIN in places and len(places) > 1:
+            raise PerfedError(f"placement: '{PER_DOMAIN}' is for whole stages; parts of '{stage}' are placed otherwise")
     return result
 
 

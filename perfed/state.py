@@ -19,7 +19,7 @@ from perfed.federation import Client, Federation
 from perfed.layers import why_not_stackable
 from perfed.method import FederationInfo, Method, ParameterSet, ServerState
 from perfed.model import Chain, Model, Parameters, Shape, stage_of
-from perfed.placement import Placement
+from perfed.placement import PER_DOMAIN, SENT, Placement
 from perfed.tree import map_leaves
 
 
@@ -83,7 +83,7 @@ class Setup:
         places = self.places(client.input_shape)
         own: Parameters = {}
         for stage in self.chain(client.input_shape).stages:
-            if all(place == "shared" for name, place in places.items() if stage_of(name) == stage):
+            if all(place in SENT for name, place in places.items() if stage_of(name) == stage):
                 continue
             cache_key = (stage, client.input_shape)
             if stage == "embedding":
@@ -92,7 +92,7 @@ class Setup:
             if cache_key not in self._values:
                 self._values[cache_key] = self.initial(client.input_shape, [stage])
             own.update(self._values[cache_key])
-        return {name: tensor for name, tensor in own.items() if places[name] != "shared"}
+        return {name: tensor for name, tensor in own.items() if places[name] not in SENT}
 
     def client_state(self, client: Client, info: FederationInfo) -> dict[str, Any]:
         """What a client holds before its first exchange: ``{"model": personal parameters, set: ...}``."""
@@ -116,7 +116,10 @@ class Setup:
         shape = federation.clients[0].input_shape
         places = self.places(shape)
         everything = self.initial(shape, self.chain(shape).stages)
-        sets: dict[str, Any] = {"shared": {name: t for name, t in everything.items() if places[name] == "shared"}}
+        if PER_DOMAIN in places.values() and info.num_domains == 0:
+            raise PerfedError("this method has parameters per domain; the data do not say every sample's domain")
+        everything = self._per_domain(everything, places, info)
+        sets: dict[str, Any] = {"shared": {name: t for name, t in everything.items() if places[name] in SENT}}
         for name, declared in self.sets.items():
             key = rng.key(self.seed, "set", name)
             if declared.home == "server":
@@ -137,9 +140,10 @@ class Setup:
         return FederationInfo(
             ids=tuple(federation.ids),
             num_classes=federation.num_classes,
+            num_domains=federation.num_domains,
             latent_shape=latent,
             representation=prod(chain.output_shapes[before[-1]] if before else shape),
-            shared={name: tuple(t.shape) for name, t in chain.tensors().items() if places[name] == "shared"},
+            shared={name: tuple(t.shape) for name, t in chain.tensors().items() if places[name] in SENT},
             seed=self.seed,
             dtype=self.dtype,
         )
@@ -147,18 +151,25 @@ class Setup:
     def _set(self, declared: ParameterSet, shape: Shape, info: FederationInfo, key: Tensor) -> dict[str, Any]:
         if callable(declared.init):
             return map_leaves(declared.init(info, key), lambda _, t: t.to(self.device))
-        entries = [self._like(declared, shape, entry) for entry in range(declared.bank or 1)]
+        entries = [self._like(declared, shape, info, entry) for entry in range(declared.bank or 1)]
         if declared.bank is None:
             return entries[0]
         return {name: torch.stack([entry[name] for entry in entries]) for name in entries[0]}
 
-    def _like(self, declared: ParameterSet, shape: Shape, entry: int) -> Parameters:
+    def _like(self, declared: ParameterSet, shape: Shape, info: FederationInfo, entry: int) -> Parameters:
         chain, places = self.chain(shape), self.places(shape)
         stages = chain.stages if declared.like in ("model", "shared") else (declared.like,)
-        values = self.initial(shape, stages, entry=entry)
+        values = self._per_domain(self.initial(shape, stages, entry=entry), places, info)
         if declared.like == "shared":
-            values = {name: t for name, t in values.items() if places[name] == "shared"}
+            values = {name: t for name, t in values.items() if places[name] in SENT}
         return {name: torch.zeros_like(t) for name, t in values.items()} if declared.init == "zeros" else values
+
+    def _per_domain(self, values: Parameters, places: Mapping[str, Placement], info: FederationInfo) -> Parameters:
+        """Parameters per domain get a domain axis; every domain starts from the same values."""
+        return {
+            name: t.expand(info.num_domains, *t.shape).clone() if places[name] == PER_DOMAIN else t
+            for name, t in values.items()
+        }
 
     def _check_shared(self, federation: Federation) -> None:
         first = federation.clients[0]
@@ -166,7 +177,7 @@ class Setup:
         places = self.places(first.input_shape)
         for client in federation:
             for name, tensor in self.chain(client.input_shape).tensors().items():
-                if places.get(name) == "shared" and tensor.shape != expected[name].shape:
+                if places.get(name) in SENT and tensor.shape != expected[name].shape:
                     raise PerfedError(
                         f"this method shares '{name}', but its shape differs between clients: "
                         f"{tuple(expected[name].shape)} at '{first.id}' (inputs {first.input_shape}), "

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from perfed.augment import CropFlip
 from perfed.batches import Block, IntArray
-from perfed.layers import Pass, apply_module
+from perfed.layers import Pass, apply_module, apply_per_domain
 from perfed.model import Chain, Parameters
 
 Loss = Callable[["Step"], Tensor]
@@ -32,6 +32,8 @@ class Step:
         start: number of stages already applied to the block's inputs (their features were computed once).
         raw: the inputs ``(total, ...)`` that the stages before ``start`` saw.
         augment: random changes to the inputs.
+        domains: domain ids of all samples ``(total,)``.
+        per_domain: stages with parameters for each domain, ``(clients, domains, ...)``.
     """
 
     chain: Chain
@@ -44,6 +46,8 @@ class Step:
     start: int = 0
     raw: Tensor | None = None
     augment: CropFlip | None = None
+    domains: Tensor | None = None
+    per_domain: frozenset[str] = frozenset()
     _outputs: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -56,6 +60,13 @@ class Step:
     def y(self) -> Tensor:
         """Targets ``(clients, batch, ...)``; padded entries repeat a sample of the client."""
         return self.block.y[self.at, :, : self.width]
+
+    @cached_property
+    def domain(self) -> Tensor | None:
+        """Domain ids ``(clients, batch)``, or ``None`` where domains are unknown."""
+        if self.domains is None:
+            return None
+        return self.domains[self.block.index[self.at, :, : self.width]]
 
     @cached_property
     def weight(self) -> Tensor:
@@ -112,7 +123,11 @@ class Step:
         """Apply one stage to ``x`` ``(clients, any batch, ...)``; ``params`` replace working parameters."""
         values = self.params if params is None else {**self.params, **params}
         run = Pass(values, self.keys, training=stage in self.trained)
-        return apply_module(self.chain.get_submodule(stage), stage, x, run)
+        module = self.chain.get_submodule(stage)
+        if stage not in self.per_domain:
+            return apply_module(module, stage, x, run)
+        assert self.domain is not None
+        return apply_per_domain(module, stage, x, run, self.domain)
 
     def after(self, stage: str, x: Tensor) -> Tensor:
         """Apply all stages behind ``stage`` to ``x``."""

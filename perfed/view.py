@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 import numpy as np
@@ -12,8 +12,9 @@ from torch import Tensor
 from perfed.batches import Samples
 from perfed.errors import PerfedError
 from perfed.federation import Client, Split
-from perfed.layers import Pass, apply_module
+from perfed.layers import Pass, apply_module, apply_per_domain
 from perfed.model import Chain, Parameters, stage_of
+from perfed.placement import PER_DOMAIN, Placement
 from perfed.plan import Plan, use_threads
 from perfed.step import sample_losses
 
@@ -27,7 +28,10 @@ class View:
         ids: client ids, in the view's order.
         chain: the modules; their own parameter values are not used.
         model: parameters and buffers by full name ``(n, ...)``.
+        places: where each of them lives.
         num_classes: ``None`` for regression.
+        num_domains: M; 0 where domains are unknown.
+        domain: ``(n, batch)`` domain ids of the inputs that :meth:`forward` is applied to; :meth:`windows` sets it.
     """
 
     def __init__(
@@ -35,20 +39,25 @@ class View:
         clients: Sequence[Client],
         chain: Chain,
         model: Parameters,
+        places: Mapping[str, Placement],
         *,
         plan: Plan,
         num_classes: int | None,
+        num_domains: int = 0,
         label: str = "",
         unstackable: str | None = None,
     ) -> None:
         self.clients = list(clients)
         self.chain = chain
         self.model = model
+        self.places = places
         self.plan = plan
         self.num_classes = num_classes
+        self.num_domains = num_domains
         self.label = label
         self.unstackable = unstackable
         self.ids = [c.id for c in self.clients]
+        self.domain: Tensor | None = None
         self._packed: dict[str, Samples] = {}
 
     @property
@@ -93,6 +102,20 @@ class View:
 
     # Forward -----------------------------------------------------------------------------------------------
 
+    @property
+    def per_domain(self) -> frozenset[str]:
+        """Stages that have parameters for each domain, ``(n, domains, ...)``."""
+        return frozenset(stage_of(name) for name, place in self.places.items() if place == PER_DOMAIN)
+
+    @property
+    def domain_counts(self) -> Tensor:
+        """Training samples per client and domain, ``(n, M)``."""
+        domain = self.samples().domain
+        if domain is None:
+            raise PerfedError("this method needs the domain of every sample; the data do not say it")
+        cells = self.client_of(self.samples()) * self.num_domains + domain
+        return torch.bincount(cells, minlength=self.n * self.num_domains).view(self.n, -1).to(self.dtype)
+
     def forward(self, x: Tensor, *, stages: Sequence[str] | None = None, params: Parameters | None = None) -> Tensor:
         """Apply ``stages`` (default: all) in evaluation mode to ``x`` ``(n, batch, ...)``, without gradients."""
         stages = self.chain.stages if stages is None else tuple(stages)
@@ -100,10 +123,17 @@ class View:
         if not stages:
             return x
 
+        domain, per_domain = self.domain, self.per_domain
+
         def apply(first: int, stop: int, inputs: Tensor) -> Tensor:
             run = Pass({name: t[first:stop] for name, t in params.items() if stage_of(name) in stages})
             for stage in stages:
-                inputs = apply_module(self.chain.get_submodule(stage), stage, inputs, run)
+                module = self.chain.get_submodule(stage)
+                if stage in per_domain:
+                    assert domain is not None
+                    inputs = apply_per_domain(module, stage, inputs, run, domain[first:stop])
+                else:
+                    inputs = apply_module(module, stage, inputs, run)
             return inputs
 
         def trial(chunk: int) -> None:
@@ -129,6 +159,7 @@ class View:
             flat = np.where(valid, samples.starts[:, None] + position, 0)
             index = torch.from_numpy(flat).to(samples.x.device)
             x = samples.x.index_select(0, index.flatten()).view(*index.shape, *samples.x.shape[1:])
+            self.domain = None if samples.domain is None else samples.domain[index]
             yield x, index, torch.from_numpy(valid).to(samples.x.device)
 
     def features(self, stage: str, split: str = "train", params: Parameters | None = None) -> Tensor:
@@ -202,4 +233,5 @@ class View:
 
     def _has_bank(self, params: Parameters) -> bool:
         name = next(iter(params))
-        return params[name].ndim == self.chain.tensors()[name].ndim + 2
+        axes = 2 if self.places[name] == PER_DOMAIN else 1
+        return params[name].ndim == self.chain.tensors()[name].ndim + axes + 1

@@ -88,7 +88,9 @@ def make(name: str, *, more_terms: tuple[Term, ...] = (), **settings: Any) -> Me
     """The registered method ``name`` with the terms it always has."""
     found = entry(name)
     defaults = dict(found.defaults or {})
-    own = [quick(term, **{k: defaults.pop(k) for k in list(defaults) if k in term.model_fields}) for term in found.terms]
+    own = []
+    for term in found.terms:
+        own.append(quick(term, **{k: defaults.pop(k) for k in list(defaults) if k in term.model_fields}))
     return quick(found.method, **{**defaults, "terms": (*own, *more_terms), **settings})
 
 

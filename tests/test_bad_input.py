@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import EXPERIMENT, TINY, Outcome, contents, perfed, run_tiny
+from test_pooled import write_images
 
 from perfed.building import build_method
 from perfed.config import Evaluation
@@ -42,7 +43,7 @@ TUNE = ("tune", EXPERIMENT, "--methods", "local,hetfedrep")
 CASES: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("run", "flic-digit-views"), ("unknown experiment 'flic-digit-views'", "did you mean 'flic-digits-views'?")),
     (("run", "nowhere.toml"), ("unknown experiment 'nowhere.toml'", "one of: ")),
-    (("run", EXPERIMENT, "--method", "flick"), ("unknown method 'flick'", "allowed: fedavg")),
+    (("run", EXPERIMENT, "--method", "flick"), ("unknown method 'flick'", "allowed: apfl, ")),
     (("run", EXPERIMENT, "lamda1=0"), ("unknown key 'lamda1'", "did you mean: lambda1")),
     (("run", EXPERIMENT, "methods.flic-hl.lamda1=0"), ("unknown key 'methods.flic-hl.lamda1'", "allowed: ")),
     (("run", EXPERIMENT, "rounds"), ("'rounds' is not of the form key=value",)),
@@ -83,7 +84,7 @@ CASES: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     ((*COMPARE, "lambda1=0"), ("unknown key 'lambda1'",)),
     ((*COMPARE, "--device", "abacus"), ("--device abacus",)),
     (("compare", EXPERIMENT), ("--methods: at least one is needed",)),
-    (("compare", EXPERIMENT, "--methods", "local,flick"), ("--methods: unknown method 'flick'", "allowed: fedavg")),
+    (("compare", EXPERIMENT, "--methods", "local,flick"), ("--methods: unknown method 'flick'", "allowed: apfl, ")),
     (("compare", EXPERIMENT, "--methods", "local,local"), ("named twice",)),
     (("compare", EXPERIMENT, "--methods", "local,fedavg"), ("fedavg: ", "shares 'embedding.")),
     (TUNE, ("--grid: at least one key=v1,v2,... is needed",)),
@@ -187,6 +188,42 @@ def test_a_corrupt_data_file(here, damage):
     damage(here / "bci_flic_common.npz")
     before = contents(here)
     refused(perfed("run", "flic-bci-common", "--data-dir", ".", "--out", "out"), "bci_flic_common.npz")
+    assert contents(here) == before
+
+
+# Partitions --------------------------------------------------------------------------------------------------
+
+PARTITION = """
+rounds = 1
+data = { name = "mnist", partition = "dominant", clients = 10, samples = 20 }
+model = { head = "linear" }
+"""
+
+
+@pytest.mark.parametrize("command", ["run", "partition"])
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["partition=shards"], ("data.partition = 'shards'", "one of 'iid', 'dominant', 'pathological', 'dirichlet'")),
+        (["uniform=-1"], ("data.uniform = -1", "number >= 0 and <= 100")),
+        (["uniform=100.1"], ("data.uniform = 100.1", "number >= 0 and <= 100")),
+        (["concentration=1"], ("data.concentration is not an option of partition 'dominant'", "uniform")),
+        (["data.partition=inner-dirichlet", "concentration=0"], ("data.concentration = 0", "number > 0")),
+        (["data.partition=pathological", "classes_per_client=11"], ("classes_per_client = 11", "10 classes")),
+        (["data.partition=pathological", "classes_per_client=[1,1]", "clients=2"], ("class ", "is held by no client")),
+        (["clients=12"], ("clients = 12 cannot be cut into 5 equal groups", "a multiple of 5")),
+        (["clients=20"], ("20 clients ask for 400 training samples, but there are 300", "data.samples")),
+        (["uniform=0", "samples=30"], ("class ", "has 30 samples, but the clients need", "data.overlap = 'all'")),
+        (["test_samples=50"], ("class ", "has 6 samples", "data.test_samples", "data.overlap = 'test'")),
+        (["rotations=[0,90]"], ("data.rotations holds 2 angles for 5 groups",)),
+    ],
+    ids=str,
+)
+def test_bad_partitions(here, command, settings, says):
+    (here / "x.toml").write_text(PARTITION)
+    write_images(here, "mnist.npz")
+    before = contents(here)
+    refused(perfed(command, "x.toml", *settings, "--data-dir", ".", "--out", "out"), *says)
     assert contents(here) == before
 
 

@@ -205,7 +205,7 @@ def test_a_function_that_returns_no_module_says_so():
         ("methods.flic-hl.lamda1=1", r"unknown key 'methods\.flic-hl\.lamda1'; allowed: .*lambda1"),
         ("methods.flic-class=3", r"methods\.flic-class: .*dictionary"),
         ("methods.flic-class.terms=proximal", "terms: must be a list of names"),
-        ('terms=["nope"]', "unknown term 'nope'; allowed: anchors, proximal"),
+        ('terms=["nope"]', "unknown term 'nope'; allowed: anchors, prototypes, proximal"),
         ("rate=0", "participation.rate: .*greater than 0"),
         ("rate=1.5", "participation.rate: .*less than or equal to 1"),
         ("participation.share=1", r"unknown key 'participation\.share'; allowed: rate, last_round"),
@@ -257,3 +257,25 @@ def test_an_experiment_that_is_not_there(tmp_path):
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(PerfedError, match=r"x\.toml: cannot be read"):
         find_experiment(str(binary))
+
+
+def test_an_experiment_may_extend_another(tmp_path):
+    base = tmp_path / "base.toml"
+    base.write_text('rounds = 3\n[data]\nname = "a"\nx = 1\n[training]\nlr = 0.1\n[training.deep]\na = 1\nb = 2\n')
+    own = tmp_path / "own.toml"
+    own.write_text(f'extends = "{base}"\nseed = 4\n[data]\nname = "b"\n[training.deep]\nb = 3\n')
+    assert find_experiment(str(own)) == {
+        "rounds": 3,
+        "seed": 4,
+        "data": {"name": "b"},  # as a whole
+        "training": {"lr": 0.1, "deep": {"a": 1, "b": 3}},
+    }
+    base.write_text(f'extends = "{own}"\n')
+    with pytest.raises(PerfedError, match="extends itself"):
+        find_experiment(str(own))
+    own.write_text("extends = 3\n")
+    with pytest.raises(PerfedError, match="extends must be the name of an experiment"):
+        find_experiment(str(own))
+    own.write_text('extends = "nothing-like-this"\n')
+    with pytest.raises(PerfedError, match="unknown experiment 'nothing-like-this'"):
+        find_experiment(str(own))

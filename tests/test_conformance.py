@@ -89,7 +89,8 @@ def test_evaluation_changes_no_state(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_training_is_better_than_guessing(name):
     federation = blobs((30, 30), labels=[[0, 1], [1, 2]], test=20)
-    server = train(serve(METHODS[name](lr=0.02), federation, seed=1), 12)
+    lr = 0.1 if name.startswith("scaffold") else 0.02  # plain SGD needs longer steps than Adam
+    server = train(serve(METHODS[name](lr=lr), federation, seed=1), 12)
     accuracy = [values["accuracy"] for values in server.evaluate("train").values()]
     assert sum(accuracy) / len(accuracy) > 0.75
 

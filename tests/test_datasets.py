@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from data_files import require_file
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from perfed.datasets import catalogue, dataset, dataset_names, describe, digits, load
 from perfed.datasets.files import find_file, load_npz
@@ -42,7 +44,14 @@ def no_folders(monkeypatch, tmp_path):
 
 def test_all_data_sets_are_described():
     names = dataset_names()
-    assert names == sorted(names) and {*NO_FILES, "mnist-usps", "femnist-digits", "bci-common"} <= set(names)
+    assert names == sorted(names) and {
+        *NO_FILES,
+        "mnist-usps",
+        "femnist-digits",
+        "bci-common",
+        "cifar10",
+        "femnist62",
+    } <= set(names)
     for name in names:
         found = describe(name)
         assert found.name == name and found.task == "classification" and found.summary.endswith(".")
@@ -88,7 +97,7 @@ def test_bad_options_are_refused_in_one_line(options, message):
 
 
 def test_unknown_data_sets_are_refused_with_the_names():
-    with pytest.raises(PerfedError, match="there is no data set 'mnits'; available: bci-common, digits"):
+    with pytest.raises(PerfedError, match="there is no data set 'mnits'; available: bci-common, cifar10, digits"):
         load("mnits", {}, seed=0)
     with pytest.raises(PerfedError, match="there is no data set"):
         describe("mnits")
@@ -113,6 +122,52 @@ def test_a_user_can_add_a_data_set(monkeypatch):
 
     with pytest.raises(PerfedError, match="option 'rows' needs a type and a default"):
         dataset("bare")(bare)
+
+
+def test_data_sets_can_share_options_that_check_each_other(monkeypatch):
+    monkeypatch.setattr(catalogue, "_entries", dict(catalogue._entries))
+
+    class Shape(BaseModel):
+        model_config = ConfigDict(extra="forbid", strict=True)
+        low: int = 1
+        high: int | list[int] = 5
+
+        @model_validator(mode="after")
+        def _in_order(self) -> Shape:
+            if isinstance(self.high, int) and self.low > self.high:
+                raise PerfedError("data.low is above data.high")
+            return self
+
+    @dataset("shaped", shared=Shape)
+    def shaped(seed: int, data_dir: Path | None, *, rows: int = 20, **shape: Any) -> Federation:
+        """With shared options."""
+        y = np.arange(rows) % 2
+        return Federation.from_arrays([{"x_train": np.full((rows, 1), shape["low"]), "y_train": y}])
+
+    assert load("shaped", {"rows": 4, "low": 3}, seed=0).clients[0].train.x.tolist() == [[3.0]] * 4
+    described = [(o.name, o.allowed, o.default) for o in describe("shaped").options]
+    assert described == [
+        ("rows", "integer", 20),
+        ("low", "integer", 1),
+        ("high", "integer, or list of integer", 5),
+        ("validation_fraction", "number >= 0 and < 1", 0.0),
+    ]
+    for options, says in (
+        ({"low": 9}, "data.low is above data.high"),
+        ({"low": "9"}, "data.low = '9' is not allowed; it must be: integer"),
+        ({"high": ["x"]}, r"data.high = \['x'\] is not allowed; it must be: integer, or list of integer"),
+        ({"width": 9}, "data.width is not an option of 'shaped'; its options: rows, low, high, validation_fraction"),
+    ):
+        with pytest.raises(PerfedError, match=says):
+            load("shaped", options, seed=0)
+
+
+def test_loading_leaves_the_number_of_threads_alone():
+    before = torch.get_num_threads()
+    load("digits-views", {"clients": 2}, seed=0)
+    with pytest.raises(PerfedError):
+        load("digits-views", {"classes_per_client": 11}, seed=0)
+    assert torch.get_num_threads() == before
 
 
 @pytest.mark.parametrize("name", NO_FILES)

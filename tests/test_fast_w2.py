@@ -8,17 +8,23 @@ from perfed.divergence import gaussian_w2
 from perfed.fast_w2 import Sets, gaussian_w2_sets
 
 
+def sets_of(counts, z):
+    """Consecutive rows of ``z`` as sets; the last rows belong to none."""
+    counts = np.array(counts)
+    begin = np.cumsum(counts) - counts
+    rows = np.where(np.arange(counts.max()) < counts[:, None], begin[:, None] + np.arange(counts.max()), 0)
+    return Sets.of(np.zeros_like(counts), rows, counts, np.array([len(z)]), z)[0]
+
+
 def both(z, counts, mean, std):
     """(values, gradients) of the fast form and of the plain one, the sets being consecutive rows of ``z``."""
     counts = np.array(counts)
     begin = np.cumsum(counts) - counts
-    rows = np.where(np.arange(counts.max()) < counts[:, None], begin[:, None] + np.arange(counts.max()), 0)
-    used = np.arange(len(z)) < counts.sum()
     found = []
     for fast in (True, False):
         x = z.clone().requires_grad_(True)
         if fast:
-            value = gaussian_w2_sets(x, Sets.of(rows, counts, used, z), mean, std)
+            value = gaussian_w2_sets(x, sets_of(counts, z), mean, std)
         else:
             value = torch.cat(
                 [
@@ -53,3 +59,59 @@ def test_sets_of_equal_rows_have_no_spread_and_a_finite_gradient():
     assert value.tolist() == pytest.approx([10.0, 10.0])  # |m|^2 + tr I
     assert torch.isfinite(grad).all()
     assert torch.allclose(grad[:4], torch.full((4, 5), 2 / 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [2, 33, 100, 500])
+def test_rounding_of_the_centre_of_many_equal_rows_is_no_spread(count, dtype):
+    torch.manual_seed(0)
+    z = (10 * torch.randn(64, dtype=dtype)).repeat(count, 1).requires_grad_(True)
+    mean = torch.zeros(1, 64, dtype=dtype)
+    (grad,) = torch.autograd.grad(gaussian_w2_sets(z, sets_of([count], z), mean).sum(), z)
+    assert torch.allclose(grad, 2 / count * z.detach(), rtol=1e-4)
+
+
+def test_sets_with_values_below_the_cut_of_the_gradient():
+    torch.manual_seed(0)
+    scale = torch.logspace(0, -6, 12, dtype=torch.float64)
+    z = torch.cat([torch.randn(n, 12, dtype=torch.float64) * scale for n in (20, 9, 8, 4)])
+    (fast, fast_grad), (plain, plain_grad) = both(z, [20, 9, 8, 4], torch.zeros(4, 12).double(), 1.0)
+    assert torch.allclose(fast, plain, rtol=1e-8)
+    assert torch.allclose(fast_grad, plain_grad, rtol=1e-6, atol=1e-9)
+
+
+def test_the_sets_of_several_steps_are_those_of_each_alone():
+    torch.manual_seed(0)
+    z = [torch.randn(n, 5, dtype=torch.float64, requires_grad=True) for n in (9, 30, 2)]
+    counts = [[4, 2, 1], [12, 12, 3, 1, 1], [1]]
+    mean = [torch.randn(len(c), 5, dtype=torch.float64) for c in counts]
+    begin = [np.cumsum(c) - c for c in counts]
+    rows = np.concatenate([np.minimum(b[:, None] + np.arange(12), len(x) - 1) for b, x in zip(begin, z, strict=True)])
+    step = np.repeat(np.arange(3), [len(c) for c in counts])
+    together = Sets.of(step, rows, np.concatenate(counts), np.array([len(x) for x in z]), z[0])
+    for x, c, m, sets in zip(z, counts, mean, together, strict=True):
+        found, alone = (gaussian_w2_sets(x, s, m) for s in (sets, sets_of(c, x)))
+        assert torch.equal(found, alone)
+        assert torch.equal(*(torch.autograd.grad(v.sum(), x)[0] for v in (found, alone)))
+
+
+@pytest.mark.parametrize("k", [16, 64])
+def test_padded_sets_of_equal_rows_decompose(k):
+    """Gram matrices of nothing but rounding do not converge in float32; found with these sizes."""
+    torch.manual_seed(0)
+    for longest in (40, 54, 101, 198):
+        counts = list(range(longest, 0, -5))
+        z = (100 * torch.randn(1, k)).repeat(sum(counts), 1).requires_grad_(True)
+        value = gaussian_w2_sets(z, sets_of(counts, z), torch.zeros(len(counts), k))
+        (grad,) = torch.autograd.grad(value.sum(), z)
+        assert torch.isfinite(value).all() and torch.isfinite(grad).all()
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e15])
+def test_very_small_and_very_large_samples_have_finite_gradients(scale):
+    torch.manual_seed(0)
+    counts = [20, 9, 5, 2, 1]
+    z = (scale * torch.randn(sum(counts), 16)).requires_grad_(True)
+    value = gaussian_w2_sets(z, sets_of(counts, z), torch.zeros(len(counts), 16))
+    (grad,) = torch.autograd.grad(value.sum(), z)
+    assert torch.isfinite(value).all() and torch.isfinite(grad).all()

@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from perfed.augment import CropFlip
 from perfed.cohort import Cohort
+from perfed.errors import PerfedError
 from perfed.methods.local import Local
 from perfed.model import STAGES, Model, linear, mlp
 from perfed.step import cross_entropy
@@ -204,8 +205,30 @@ def test_augmented_data_reach_a_head_behind_a_frozen_body():
     federation = replace(federation, clients=tuple(replace(c, test=None) for c in clients))
     heads = []
     for augment in (None, CropFlip(padding=1)):
-        group = cohort(quick(Local), federation, model=model)
-        group.augment = augment
+        group = cohort(quick(Local), replace(federation, augment=augment), model=model)
         group.fit("head", epochs=2)
         heads.append(group.model["head.weight"])
     assert not torch.allclose(*heads)
+
+
+def test_only_images_can_be_augmented():
+    with pytest.raises(PerfedError, match=r"client 'c0' has inputs of shape \(4,\); augmentation needs images"):
+        replace(blobs(), augment=CropFlip())
+
+
+def test_the_resting_point_of_a_pulled_fit_does_not_depend_on_momentum():
+    """It minimises the loss plus pull / 2 |w - near|^2: there the gradient is pull (near - w)."""
+    federation = blobs((12,))
+    ends = []
+    for momentum in (0.0, 0.8):
+        settings = {"optimizer": "sgd", "lr": 0.05, "momentum": momentum, "batch_size": 100}
+        group = cohort(quick(Local, **settings), federation, model=Model(head=linear(3)))
+        near = {name: torch.ones_like(t) for name, t in group.model.items()}
+        group.fit(STAGES, steps=3000, near=near, pull=0.5)
+        ends.append(group.model["head.weight"].clone())
+    data = federation.clients[0].train
+    leaf = ends[0][0].clone().requires_grad_()
+    loss = F.cross_entropy(data.x @ leaf.T + group.model["head.bias"][0], data.y)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    torch.testing.assert_close(gradient, 0.5 * (1 - ends[0][0]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-5)

@@ -21,6 +21,12 @@ PRESETS = {
     "mlp with dropout": (mlp((8,), 4, dropout=0.5, activation="leaky-relu"), (3,), (4,), 32 + 36),
     "mlp on images": (mlp((8,), 4), (1, 2, 3), (4,), 6 * 8 + 8 + 36),
     "cnn": (cnn((16, 32), 5, 128), (1, 28, 28), (128,), (16 * 25 + 16) + (32 * 16 * 25 + 32) + (512 * 128 + 128)),
+    "cnn of FedPAC": (
+        cnn((16, 32, 64), (5, 5, 3), 128, padding=(0, 1, 1), activation="leaky-relu"),
+        (3, 32, 32),
+        (128,),
+        (16 * 75 + 16) + (32 * 16 * 25 + 32) + (64 * 32 * 9 + 64) + (576 * 128 + 128),
+    ),
     "cnn padded": (cnn((4,), 3, 2, padding=1), (3, 8, 8), (2,), (4 * 27 + 4) + (4 * 16 * 2 + 2)),
     "digits mnist": (digits_cnn(64), (1, 28, 28), (64,), (32 * 25 + 32) + (20 * 32 * 25 + 20) + (320 * 64 + 64)),
     "digits usps": (digits_cnn(64), (1, 16, 16), (64,), (32 * 25 + 32) + (20 * 32 * 25 + 20) + (20 * 64 + 64)),
@@ -83,6 +89,7 @@ def test_buffers_count_as_tensors():
     [
         (lambda: Model(), "at least one stage"),
         (lambda: Model(embedding=cnn(), head=linear(2)).build((5,)), r"a cnn needs images .*\(5,\)"),
+        (lambda: cnn((4, 8), (5, 3, 3)), "kernel has 3 numbers for 2 convolutions"),
         (lambda: Model(embedding=digits_cnn()).build((5,)), r"digits-cnn needs images .*\(5,\)"),
         (lambda: Model(embedding=cnn()).build((1, 6, 6)), r"model.embedding does not accept .*\(1, 6, 6\)"),
         (lambda: Model(head=lambda s: nn.Linear(9, 2)).build((5,)), r"model.head does not accept .*\(5,\)"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from perfed.errors import PerfedError
-from perfed.partition import draw_classes, generator, pathological, subsample, subseed
+from perfed.partition import deal, draw_classes, generator, pathological, subsample, subseed
 
 AWKWARD = [
     (20, 100, 3),
@@ -167,3 +167,46 @@ def test_subsample_refuses_impossible_fractions(low, high):
         subsample([np.arange(3)], low=low, high=high, seed=0)
     with pytest.raises(PerfedError, match="client 1 has no samples"):
         subsample([np.arange(3), np.arange(0)], low=0.5, high=1, seed=0)
+
+
+# deal --------------------------------------------------------------------------------------------------------
+
+
+def drawn_counts(num_clients: int = 12, num_classes: int = 5):
+    return generator(3, "counts").integers(0, 9, (num_clients, num_classes))
+
+
+def test_dealing_gives_what_the_table_says_and_no_sample_twice():
+    counts = drawn_counts()
+    labels = generator(1, "labels").integers(5, size=800)
+    parts = deal(labels, counts, seed=0)
+    for part, row in zip(parts, counts, strict=True):
+        assert part.dtype == np.int64 and (np.diff(part) > 0).all()
+        assert np.bincount(labels[part], minlength=5).tolist() == row.tolist()
+    together = np.concatenate(parts)
+    assert len(together) == len(np.unique(together)) == counts.sum()
+    assert all(np.array_equal(a, b) for a, b in zip(parts, deal(labels, counts, seed=0), strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(parts, deal(labels, counts, seed=1), strict=True))
+
+
+def test_shared_samples_are_used_equally_often_and_never_twice_by_a_client():
+    counts = drawn_counts()
+    labels = np.repeat(np.arange(5), 10)
+    parts = deal(labels, counts, seed=0, share=True)
+    for part, row in zip(parts, counts, strict=True):
+        assert len(np.unique(part)) == len(part)
+        assert np.bincount(labels[part], minlength=5).tolist() == row.tolist()
+    used = np.bincount(np.concatenate(parts), minlength=50).reshape(5, 10)
+    assert ((used.max(axis=1) - used.min(axis=1)) <= 1).all() and used.max() > 1
+    plenty = generator(1, "labels").integers(5, size=800)
+    apart = zip(deal(plenty, counts, seed=0), deal(plenty, counts, seed=0, share=True), strict=True)
+    assert all(np.array_equal(a, b) for a, b in apart)  # nothing is shared without need
+
+
+def test_a_class_that_does_not_suffice_is_named():
+    labels = np.array([0] * 5 + [1] * 3)
+    with pytest.raises(PerfedError, match="class 1 has 3 samples, but the clients need 4 in all"):
+        deal(labels, np.array([[1, 2], [0, 2]]), seed=0)
+    with pytest.raises(PerfedError, match="class 1 has 3 samples, but client 1 needs 4"):
+        deal(labels, np.array([[1, 2], [0, 4]]), seed=0, share=True)
+    assert [len(p) for p in deal(labels, np.array([[0, 0], [5, 3]]), seed=0)] == [0, 8]

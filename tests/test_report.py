@@ -14,8 +14,8 @@ import pytest
 
 from perfed.errors import PerfedError
 from perfed.report import compare_table, comparison_rows, write_report
-from perfed.report.figures import embedded_samples
-from perfed.report.runs import Snapshot, load_runs
+from perfed.report.figures import combination_heat_maps, embedded_samples
+from perfed.report.runs import Snapshot, load_combination, load_runs
 
 MEANS = {("fedavg", 0): 0.60, ("fedavg", 1): 0.64, ("flic", 0): 0.80, ("flic", 1): 0.82}
 PLOTS = ["plot-rounds", "plot-clients", "plot-sorted", "plot-embedding"]
@@ -80,6 +80,14 @@ def write_snapshots(folder: Path, rng: np.random.Generator) -> None:
         z = number * anchors[y] + rng.normal(size=(60, 5))
         client = np.array(["a", "b"])[rng.integers(0, 2, 60)]
         np.savez(folder / f"round-{number:04d}.npz", z=z, y=y, client=client, anchors=anchors)
+
+
+def write_combination(folder: Path, clients: int = 4) -> None:
+    folder.mkdir()
+    names = np.array([f"c{i}" for i in range(clients)])
+    for number in (1, 2, 3):
+        weights = np.eye(clients) * number / 3 + (1 - number / 3) / clients
+        np.savez(folder / f"round-{number:04d}.npz", weights=weights, clients=names)
 
 
 @pytest.fixture
@@ -295,3 +303,17 @@ def test_the_embedding_shown_is_of_a_run_with_anchors(run_dirs, tmp_path):
     ordered = [without, *(d for d in run_dirs if d != without)]
     page = write_report(ordered, tmp_path / "report.html", title="toy").read_text()
     assert "and anchors of flic with seed" in page
+
+
+def test_combination_weights_are_drawn_as_heat_maps(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", "local", 0)
+    assert "combination" not in Page(write_report([run], tmp_path / "plain.html", title="t").read_text()).sections
+    write_combination(run / "combination")
+    page = Page(write_report([run], tmp_path / "report.html", title="t").read_text())
+    assert "combination" in page.sections and "plot-combination" in page.plots
+    figure = combination_heat_maps([load_combination(file) for file in load_runs([run])[0].combination_files])
+    assert [annotation.text for annotation in figure.layout.annotations] == ["Round 1", "Round 2", "Round 3"]
+    np.testing.assert_allclose(figure.data[2].z, np.eye(4))
+    np.savez(run / "combination" / "round-0002.npz", weights=np.zeros((3, 4)), clients=np.array(["a"]))
+    with pytest.raises(PerfedError, match=r"round-0002.npz: needs weights"):
+        write_report([run], tmp_path / "report.html", title="t")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -52,6 +54,10 @@ class _Entry:
     model: type[BaseModel]
 
 
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
 _entries: dict[str, _Entry] = {}
 
 
@@ -60,12 +66,14 @@ def dataset(
     *,
     task: Literal["classification", "regression"] = "classification",
     files: tuple[str, ...] = (),
+    shared: type[BaseModel] = _Options,
 ) -> Callable[[Builder], Builder]:
     """Register a function as the data set ``name``.
 
     The function is called as ``build(seed, data_dir, **options)`` and returns a :class:`Federation`. Its
     keyword-only parameters are the options: each needs a type (with pydantic's ``Field`` for limits) and a
-    default. Every data set also has ``validation_fraction``, which :func:`load` handles.
+    default. The fields of ``shared`` are further options, for data sets that have many in common; its validators
+    check how options fit together. Every data set also has ``validation_fraction``, which :func:`load` handles.
 
     Raises:
         PerfedError: the name is taken, or a parameter has no type or no default.
@@ -82,10 +90,11 @@ def dataset(
             if parameter.name not in hints or parameter.default is inspect.Parameter.empty:
                 raise PerfedError(f"data set '{name}': option '{parameter.name}' needs a type and a default")
             fields[parameter.name] = (hints[parameter.name], parameter.default)
-        fields["validation_fraction"] = (ValidationFraction, 0.0)
-        config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-        model: type[BaseModel] = create_model(f"Options of {name}", __config__=config, **fields)
-        options = tuple(Option(key, _in_words(hint), default) for key, (hint, default) in fields.items())
+        common = get_type_hints(shared, include_extras=True)
+        described = fields | {key: (common[key], field.default) for key, field in shared.model_fields.items()}
+        last: dict[str, Any] = {"validation_fraction": (ValidationFraction, 0.0)}
+        model = create_model(f"Options of {name}", __base__=shared, **fields, **last)
+        options = tuple(Option(key, _in_words(hint), default) for key, (hint, default) in (described | last).items())
         summary = (inspect.getdoc(build) or "").partition("\n")[0]
         _entries[name] = _Entry(Description(name, summary, task, files, options), build, model)
         return build
@@ -102,6 +111,10 @@ def _in_words(hint: Any) -> str:
         return f"{_in_words(base)} {' and '.join(found)}".strip()
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(repr(value) for value in get_args(hint))
+    if get_origin(hint) in (Union, UnionType):
+        return ", or ".join(_in_words(member) for member in get_args(hint))
+    if get_origin(hint) is list:
+        return f"list of {_in_words(get_args(hint)[0])}"
     return {int: "integer", float: "number", bool: "true or false", str: "text"}.get(hint, str(hint))
 
 
@@ -148,12 +161,24 @@ def load(
     entry = _find(name)
     checked = _check_options(entry, dict(options or {}))
     fraction = checked.pop("validation_fraction")
-    federation = replace(entry.build(seed, data_dir, **checked), name=name)
-    if fraction == 0:
-        return federation
-    stratify = federation.num_classes is not None
-    clients = tuple(_with_validation(client, fraction, stratify, seed) for client in federation)
-    return replace(federation, clients=clients)
+    with _one_thread():
+        federation = replace(entry.build(seed, data_dir, **checked), name=name)
+        if fraction == 0:
+            return federation
+        stratify = federation.num_classes is not None
+        clients = tuple(_with_validation(client, fraction, stratify, seed) for client in federation)
+        return replace(federation, clients=clients)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread for torch: a client's data are small, and waiting for a busy second core costs many times the work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def check_options(name: str, options: Mapping[str, object]) -> None:
@@ -174,7 +199,10 @@ def _check_options(entry: _Entry, given: dict[str, object]) -> dict[str, Any]:
     try:
         model = entry.model.model_validate(given)
     except ValidationError as error:
-        key = str(error.errors()[0]["loc"][0])
+        problem = error.errors()[0]
+        if not problem["loc"]:  # options that do not fit together
+            raise PerfedError(str(problem["ctx"]["error"])) from None
+        key = str(problem["loc"][0])
         raise PerfedError(f"data.{key} = {given[key]!r} is not allowed; it must be: {allowed[key]}") from None
     return {key: getattr(model, key) for key in allowed}
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed.datasets.catalogue import NonNegative, Positive, PositiveReal, check_range, client_ids, dataset
-from perfed.datasets.files import load_npz, require
+from perfed.datasets.files import load_images, load_npz, require
 from perfed.errors import PerfedError
 from perfed.federation import Federation
 from perfed.partition import Indices, draw_classes, generator, pathological, subseed
@@ -113,23 +113,6 @@ def _arrays(x_train: Any, y_train: Any, x_test: Any, y_test: Any) -> dict[str, A
     return {"x_train": real(x_train), "y_train": y_train, "x_test": real(x_test), "y_test": y_test}
 
 
-def _images(file: str, data_dir: Path | None, size: int, extra: tuple[str, ...] = ()) -> dict[str, NDArray[Any]]:
-    """``x_*`` (uint8), ``y_*`` (int64, 0..9) and further arrays of a file of digits, checked."""
-    keys = [f"{part}_{split}" for split in ("train", "test") for part in ("x", "y", *extra)]
-    data = load_npz(file, data_dir, keys)
-    for split in ("train", "test"):
-        x, y = data[f"x_{split}"], data[f"y_{split}"]
-        good = x.dtype == np.uint8 and x.shape[1:] == (size, size)
-        require(file, good, f"'x_{split}' is {x.dtype} {x.shape}, not uint8 (samples, {size}, {size})")
-        for part in ("y", *extra):
-            column = data[f"{part}_{split}"]
-            good = column.shape == (len(x),) and np.issubdtype(column.dtype, np.integer)
-            require(file, good, f"'{part}_{split}' is {column.dtype} {column.shape}, not one integer per image")
-        require(file, len(y) > 0 and y.min() >= 0 and y.max() <= 9, f"'y_{split}' must hold labels in 0..9")
-        data[f"y_{split}"] = y.astype(np.int64)
-    return data
-
-
 @dataset("mnist-usps", files=("mnist.npz", "usps.npz"))
 def mnist_usps(
     seed: int,
@@ -158,7 +141,7 @@ def mnist_usps(
     ids = np.array(client_ids(clients))
     arrays: dict[str, Any] = {}
     for host, size, owners in (("mnist", 28, ids[~is_usps]), ("usps", 16, ids[is_usps])):
-        data = _images(f"{host}.npz", data_dir, size)
+        data = load_images(f"{host}.npz", data_dir, size)
         own_seed = subseed(seed, host)
         num_parts = clients if shared_shards else len(owners)
         classes = draw_classes(10, num_parts, classes_per_client, seed=own_seed)
@@ -206,7 +189,7 @@ def femnist_digits(
     Source: Rakotomamonjy et al. 2024 (TMLR), section S3.9; Caldas et al. 2018 (LEAF).
     """
     file = "femnist_digits.npz"
-    data = _images(file, data_dir, 28, ("writer",))
+    data = load_images(file, data_dir, 28, ("writer",))
     names = load_npz(file, data_dir, ["writer_name"])["writer_name"].tolist()
     last = max(int(data["writer_train"].max()), int(data["writer_test"].max()))
     require(file, last < len(names), f"writer {last} has no name in 'writer_name'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import zipfile
 import zlib
@@ -18,6 +19,12 @@ HOW_TO_GET = {
     "mnist.npz": "Keras publishes MNIST under this name and in this layout.",
     "usps.npz": "Convert the USPS digits (LIBSVM's page and OpenML have them) to the layout in docs/data.md.",
     "femnist_digits.npz": "Prepare FEMNIST with LEAF and convert its digits to the layout in docs/data.md.",
+    "fashion_mnist.npz": "Convert Fashion-MNIST (published in MNIST's format) to the layout in docs/data.md.",
+    "femnist62.npz": "Prepare FEMNIST with LEAF and convert it to the layout in docs/data.md.",
+    "cifar10_jpeg.npz": (
+        "Convert CIFAR-10 to the layout in docs/data.md, or use the data set 'huggingface' with "
+        "path = 'uoft-cs/cifar10'."
+    ),
     "bci_flic_common.npz": (
         "Convert bci_users40_5c_common.npz of the FLIC authors' repository (arakotom/flic) to the layout in "
         "docs/data.md."
@@ -74,3 +81,42 @@ def require(name: str, holds: bool, problem: str) -> None:
     """Raise a :class:`PerfedError` that names the file and the problem unless ``holds``."""
     if not holds:
         raise PerfedError(f"file '{name}': {problem} (see docs/data.md for the layout)")
+
+
+def load_images(
+    file: str, data_dir: Path | None, size: int, extra: tuple[str, ...] = (), *, num_classes: int = 10
+) -> dict[str, NDArray[Any]]:
+    """``x_*`` (uint8), ``y_*`` (int64) and further integer columns of a file of square grey images, checked.
+
+    Raises:
+        PerfedError: as :func:`load_npz`, or arrays of another type, shape or range.
+    """
+    keys = [f"{part}_{split}" for split in ("train", "test") for part in ("x", "y", *extra)]
+    data = load_npz(file, data_dir, keys)
+    for split in ("train", "test"):
+        x, y = data[f"x_{split}"], data[f"y_{split}"]
+        good = x.dtype == np.uint8 and x.shape[1:] == (size, size)
+        require(file, good, f"'x_{split}' is {x.dtype} {x.shape}, not uint8 (samples, {size}, {size})")
+        for part in ("y", *extra):
+            column = data[f"{part}_{split}"]
+            good = column.shape == (len(x),) and np.issubdtype(column.dtype, np.integer)
+            require(file, good, f"'{part}_{split}' is {column.dtype} {column.shape}, not one integer per image")
+        good = len(y) > 0 and y.min() >= 0 and y.max() < num_classes
+        require(file, good, f"'y_{split}' must hold labels in 0..{num_classes - 1}")
+        data[f"y_{split}"] = y.astype(np.int64)
+    return data
+
+
+def optional_package(module: str, needed_for: str) -> Any:
+    """A module of the extra ``perfed[datasets]``.
+
+    Raises:
+        PerfedError: it is not installed; says how to install it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise PerfedError(
+            f"{needed_for} needs the package '{package}', which is not installed: pip install \"perfed[datasets]\""
+        ) from None

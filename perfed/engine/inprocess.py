@@ -13,13 +13,17 @@ from perfed import tree
 from perfed.cohort import Cohort, Where
 from perfed.errors import PerfedError
 from perfed.evaluate import score
-from perfed.federation import Client, Federation
+from perfed.federation import SPLITS, Client, Federation
 from perfed.method import Each, Replies, Reply
 from perfed.plan import Plan
 from perfed.state import Setup, group_key, stack_parameters, stackable_reason, unstack_parameters
 from perfed.tree import Tree
 
 Metrics = dict[str, dict[str, float]]
+
+_COHORT_BYTES = 512 << 20
+# Working values, received values, gradients and a moment: what a client's model takes while it trains.
+_COPIES = 4
 
 
 @dataclass(frozen=True)
@@ -158,9 +162,17 @@ class InProcessEngine:
         chunks = []
         for (_, _), members in groups.items():
             members.sort(key=lambda client: (-len(client.train), client.id))
-            size = {"sequential": 1, "stacked": self.plan.chunk, "auto": 0}[self.plan.engine] or len(members)
+            size = {"sequential": 1, "stacked": self.plan.chunk, "auto": 0}[self.plan.engine] or self._fitting(members)
             chunks += [members[i : i + size] for i in range(0, len(members), size)]
         return chunks
+
+    def _fitting(self, members: Sequence[Client]) -> int:
+        """How many clients a cohort may have, by the memory of their samples and models; at least 1."""
+        chain = self.setup.chain(members[0].input_shape).tensors()
+        model = _COPIES * sum(t.numel() * t.element_size() for t in chain.values())
+        splits = [s for c in members for name in SPLITS if (s := c.split(name)) is not None]
+        data = sum(s.x.numel() * s.x.element_size() for s in splits) // len(members)
+        return max(1, _COHORT_BYTES // max(1, model + data))
 
     def _cohort(self, clients: list[Client], exchange: Exchange) -> Cohort:
         frozen = "frozen" in self.setup.places(clients[0].input_shape).values()
@@ -180,8 +192,10 @@ class InProcessEngine:
             plan=self.plan,
             where=Where(self.setup.seed, exchange.round, exchange.index),
             num_classes=self.federation.num_classes,
+            num_domains=self.federation.num_domains,
             label=label,
             unstackable=reason,
+            augment=self.federation.augment,
         )
 
     def _current(self, client: Client) -> Any:

@@ -1,5 +1,47 @@
 """Every method, one file per paper or family; importing this package registers them all."""
 
-from perfed.methods import fedavg, fedproto, fedrep, flic, local
+from perfed.methods import (
+    apfl,
+    ditto,
+    fedamp,
+    fedavg,
+    fedbabu,
+    fedem,
+    fedfomo,
+    fedpac,
+    fedper,
+    fedproto,
+    fedrep,
+    fedrod,
+    flic,
+    hypcluster,
+    knnper,
+    l2gd,
+    local,
+    pfedhn,
+    pfedme,
+    scaffold,
+)
 
-__all__ = ["fedavg", "fedproto", "fedrep", "flic", "local"]
+__all__ = [
+    "apfl",
+    "ditto",
+    "fedamp",
+    "fedavg",
+    "fedbabu",
+    "fedem",
+    "fedfomo",
+    "fedpac",
+    "fedper",
+    "fedproto",
+    "fedrep",
+    "fedrod",
+    "flic",
+    "hypcluster",
+    "knnper",
+    "l2gd",
+    "local",
+    "pfedhn",
+    "pfedme",
+    "scaffold",
+]

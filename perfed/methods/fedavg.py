@@ -1,4 +1,4 @@
-"""Federated averaging, and with fine-tuning before evaluation."""
+"""Federated averaging, with a proximal term (FedProx), and both with fine-tuning before evaluation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from perfed.aggregate import weighted_mean
 from perfed.cohort import Cohort
 from perfed.method import Clients, Method, Reply, ServerState, register
 from perfed.model import STAGES
+from perfed.terms import Proximal
 
 
+@register(
+    "fedprox",
+    terms=(Proximal,),
+    summary="FedAvg with a proximal term to the received model in local training (Li et al. 2020, Algorithm 2)",
+)
 @register("fedavg")
 class FedAvg(Method):
     """Federated averaging: mean of the clients' models weighted by n_i (McMahan et al. 2017, Algorithm 1)."""
@@ -29,6 +35,11 @@ class FedAvg(Method):
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
 
 
+@register(
+    "fedprox-ft",
+    terms=(Proximal,),
+    summary="FedProx; each client evaluates a copy fine-tuned on its own data, without the proximal term",
+)
 @register("fedavg-ft")
 class FedAvgFT(FedAvg):
     """FedAvg; each client evaluates a copy fine-tuned on its own data (Collins et al. 2021, section 5)."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from perfed import rng
 from perfed.aggregate import masked_mean
-from perfed.batches import BlockMembers, ClassMembers, class_members, class_slots
+from perfed.batches import ClassMembers, class_members, class_slots
 from perfed.cohort import Cohort
 from perfed.divergence import sample_w2
 from perfed.errors import PerfedError
@@ -149,12 +149,12 @@ class Anchors(Term):
         align = self.alignment(cohort, means)
 
         def value(step: Step) -> Tensor:
-            total = step.weight.new_zeros(step.weight.shape[0])
+            parts = []
             if self.lambda1 and EMBEDDING in step.trained:
-                total = total + self.lambda1 * align(step)
+                parts.append(self.lambda1 * align(step))
             if self.lambda2 and step.trained - {EMBEDDING}:
-                total = total + self.lambda2 * self._calibration(step, means, cohort.num_classes or 0)
-            return total
+                parts.append(self.lambda2 * self._calibration(step, means, cohort.num_classes or 0))
+            return sum(parts[1:], parts[0]) if parts else step.weight.new_zeros(step.weight.shape[0])
 
         return value
 
@@ -163,16 +163,15 @@ class Anchors(Term):
         std = self.anchor_scale**0.5
 
         def value(step: Step) -> Tensor:
-            members = _members(step, cohort.num_classes or 0).steps[step.at]
+            members = _members(step, cohort.num_classes or 0)
             z = step.output(EMBEDDING).flatten(0, 1)
-            anchors = step.of(means)
-            target = anchors.flatten(0, 1).index_select(0, members.client * anchors.shape[1] + members.label)
+            target = step.of(means).flatten(0, 1).index_select(0, members.entry)
             if self.w2 == "closed-form":
                 distance = gaussian_w2_sets(z, members.sets, target, std)
             else:
-                rows = z[members.rows]
+                rows = z[members.rows[:, : members.counts[0]]]
                 noise = _noise(step, members, "two-sample", rows.shape[1], z)
-                distance = sample_w2(rows, target[:, None] + std * noise, members.counts)
+                distance = sample_w2(rows, target[:, None] + std * noise, members.counts.tolist())
             return z.new_zeros(len(step.rows)).index_add(0, members.client, distance)
 
         return value
@@ -182,7 +181,7 @@ class Anchors(Term):
         draws: _Draws = step.block.cached("draws", lambda: _Draws(step, step.of(means), num_classes, self))
         z, labels, weight = draws.at(step)
         logits = step.after(EMBEDDING, z)
-        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+        losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels, reduction="none")
         return (losses.view(weight.shape) * weight).sum(1)
 
     def after(self, cohort: Cohort, payload: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,9 +228,9 @@ def _check_embedding(cohort: Cohort) -> None:
         )
 
 
-def _members(step: Step, num_classes: int) -> BlockMembers:
-    found: BlockMembers = step.block.cached("classes", lambda: class_members(step.block, num_classes))
-    return found
+def _members(step: Step, num_classes: int) -> ClassMembers:
+    found: list[ClassMembers] = step.block.cached("classes", lambda: class_members(step.block, num_classes))
+    return found[step.at]
 
 
 def _noise(step: Step, members: ClassMembers, purpose: str, samples: int, like: Tensor) -> Tensor:
@@ -252,7 +251,7 @@ class _Draws:
         self.first = self.stop = 0
 
     def at(self, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-        """Samples ``(clients, slots * J, k)``, their classes and their weights, both ``(clients, slots * J)``."""
+        """Samples ``(clients, slots * J, k)``, their classes, flattened, and their weights ``(clients, slots * J)``."""
         if not self.first <= step.at < self.stop:
             self._make(step, step.at, min(step.at + self.room, len(self.slots.label)))
         at = step.at - self.first
@@ -265,7 +264,7 @@ class _Draws:
         client = torch.arange(label.shape[1], device=label.device)[:, None]
         centre = self.means.flatten(0, 1)[client * self.means.shape[1] + label]
         self.z = noise.mul_(self.term.anchor_scale**0.5).add_(centre[:, :, :, None]).flatten(2, 3)
-        self.labels = label.repeat_interleave(samples, dim=2)
+        self.labels = label.repeat_interleave(samples, dim=2).flatten(1)
         held = self.slots.held[first:stop].to(self.means.dtype)
         self.weight = held.repeat_interleave(samples, dim=2) / samples
         self.first, self.stop = first, stop

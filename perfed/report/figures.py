@@ -15,7 +15,7 @@ from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
 from perfed.report.comparison import axis_title
-from perfed.report.runs import Run, Snapshot, methods_of
+from perfed.report.runs import Combination, Run, Snapshot, methods_of
 
 LIGHT = ("#AEC7E8", "#FFBB78", "#98DF8A", "#FF9896", "#C5B0D5", "#C49C94", "#F7B6D2", "#C7C7C7", "#DBDB8D")
 COLOURS = (*qualitative.D3, *LIGHT)
@@ -132,6 +132,23 @@ def embedded_samples(snapshots: Sequence[Snapshot]) -> go.Figure:
     legend = {"orientation": "h", "y": 0, "yanchor": "top", "itemsizing": "constant"}
     margin = {"l": 10, "r": 10, "t": 60, "b": 70}
     return figure.update_layout(LAYOUT | {"legend": legend, "margin": margin, "height": 130 + 350 * rows})
+
+
+def combination_heat_maps(rounds: Sequence[Combination]) -> go.Figure:
+    """The weights of each round as a square: row = client, column = whose head, one panel per round, one scale."""
+    columns = min(len(rounds), PANELS_PER_ROW)
+    rows = -(-len(rounds) // columns)
+    titles = [f"Round {one.round}" for one in rounds]
+    figure = make_subplots(rows, columns, subplot_titles=titles, horizontal_spacing=0.08)
+    for panel, one in enumerate(rounds):
+        names = [escape(name) for name in one.clients]
+        picture = go.Heatmap(z=one.weights, x=names, y=names, coloraxis="coloraxis")
+        figure.add_trace(picture, panel // columns + 1, panel % columns + 1)
+    figure.update_xaxes(type="category", constrain="domain")
+    figure.update_yaxes(type="category", autorange="reversed", scaleanchor="x", constrain="domain")
+    scale = {"colorscale": "Blues", "cmin": 0, "colorbar": {"title": "weight"}}
+    margin = {"l": 40, "r": 20, "t": 60, "b": 40}
+    return figure.update_layout(LAYOUT | {"coloraxis": scale, "margin": margin, "height": 80 + 330 * rows})
 
 
 def _legend(snapshots: Sequence[Snapshot], symbols: Mapping[str, str]) -> list[go.Scatter]:

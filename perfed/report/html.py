@@ -17,12 +17,13 @@ from plotly.offline import get_plotlyjs
 from perfed.report.comparison import compare_table, rows_of, table_cells, table_header
 from perfed.report.figures import (
     MAX_SAMPLES,
+    combination_heat_maps,
     embedded_samples,
     metric_over_rounds,
     metric_per_client,
     sorted_clients,
 )
-from perfed.report.runs import Run, load_runs, load_snapshot, main_metric, methods_of
+from perfed.report.runs import Run, load_combination, load_runs, load_snapshot, main_metric, methods_of
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -68,7 +69,14 @@ def write_report(run_dirs: Sequence[Path], out: Path, *, title: str) -> Path:
             given twice, or finished runs of different data sets.
     """
     runs = load_runs(run_dirs)
-    sections = [_table(runs), _over_rounds(runs), _per_client(runs), _embedding(runs), _settings(runs)]
+    sections = [
+        _table(runs),
+        _over_rounds(runs),
+        _per_client(runs),
+        _embedding(runs),
+        *_combination(runs),
+        _settings(runs),
+    ]
     page = PAGE.format(title=escape(title), facts=_facts(runs), plotlyjs=get_plotlyjs(), sections="\n".join(sections))
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -173,6 +181,21 @@ def _embedding(runs: Sequence[Run]) -> str:
         "each panel on its own: neighbours mean something, positions and distances between panels do not."
     )
     return _section("embedding", heading, _plot("plot-embedding", figure), note)
+
+
+def _combination(runs: Sequence[Run]) -> list[str]:
+    """Heat maps of the first run that combined heads: its first, middle and last evaluated round."""
+    run = next((run for run in runs if run.combination_files), None)
+    if run is None:
+        return []
+    files = run.combination_files
+    chosen = [load_combination(files[i]) for i in sorted({0, len(files) // 2, len(files) - 1})]
+    note = _note(
+        f"Weights of {run.method} with seed {run.seed}: row i shows whose heads client i's head was made of. "
+        "Blocks are groups of clients whose data are alike."
+    )
+    figure = combination_heat_maps(chosen)
+    return [_section("combination", "Combination of the heads", _plot("plot-combination", figure), note)]
 
 
 def _settings(runs: Sequence[Run]) -> str:

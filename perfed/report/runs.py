@@ -100,6 +100,15 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
+class Combination:
+    """How one round combined the heads: row i of ``weights`` ``(m, m)`` holds those of client ``clients[i]``."""
+
+    round: int
+    weights: NDArray[np.float64]
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Run:
     """One run directory; ``clients`` and ``summary`` are None while the run is unfinished."""
 
@@ -115,6 +124,11 @@ class Run:
     def snapshot_files(self) -> list[Path]:
         """The snapshots' files, earliest round first."""
         return sorted((self.directory / "snapshots").glob("round-*.npz"))
+
+    @property
+    def combination_files(self) -> list[Path]:
+        """The files with weights of combined heads, earliest round first."""
+        return sorted((self.directory / "combination").glob("round-*.npz"))
 
 
 def load_runs(run_dirs: Sequence[Path]) -> list[Run]:
@@ -252,3 +266,20 @@ def load_snapshot(file: Path) -> Snapshot:
         raise PerfedError(f"{file}: y must hold integer classes, got {y.dtype}")
     keep = np.isfinite(z).all(axis=1)
     return Snapshot(number, z[keep], y[keep].astype(np.int64), client[keep], anchors)
+
+
+def load_combination(file: Path) -> Combination:
+    """Read ``round-<number>.npz`` with the weights of a round.
+
+    Raises:
+        PerfedError: an unreadable file, or arrays whose shapes do not belong together.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            weights, clients = arrays["weights"].astype(float), tuple(arrays["clients"].astype(str).tolist())
+        number = int(file.stem.removeprefix("round-"))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise PerfedError(f"{file}: not the combination weights of a round: {error}") from error
+    if weights.shape != (len(clients), len(clients)):
+        raise PerfedError(f"{file}: needs weights (clients, clients), got {weights.shape} for {len(clients)} clients")
+    return Combination(number, weights, clients)

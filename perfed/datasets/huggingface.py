@@ -1,0 +1,183 @@
+"""Data sets of the Hugging Face hub, or of a local folder in its format, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from perfed.datasets.files import optional_package
+from perfed.datasets.pooled import Pool, pooled
+from perfed.errors import PerfedError
+from perfed.partition import Indices, generator
+
+TestFraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+class _Table(NamedTuple):
+    """Columns of one split, and the names of the classes where the data set declares them."""
+
+    x: NDArray[Any]
+    labels: list[Any]
+    owners: list[str]
+    class_names: tuple[str, ...]
+
+
+@pooled("huggingface")
+def huggingface(
+    seed: int,
+    data_dir: Path | None,
+    *,
+    path: str = "",
+    config: str = "",
+    train_split: str = "train",
+    test_split: str = "test",
+    test_fraction: TestFraction = 0.2,
+    inputs: str | list[str] = "image",
+    label: str = "label",
+    client: str = "",
+) -> Pool:
+    """A data set of the Hugging Face hub by name, given to clients by a partition (needs perfed[datasets]).
+
+    ``path`` and ``config`` are those of ``datasets.load_dataset`` (the hub's name or a local folder, and the
+    configuration). ``inputs`` names the column of images, or of vectors, or a list of columns of numbers; ``label``
+    that of the classes (integers or text); ``client`` that of the writer, user or site, for
+    ``partition = "natural"``. Without a ``test_split`` (empty text) the part ``test_fraction`` of each client's, or
+    else of each class's, training samples is put aside for testing.
+
+    Images become ``(channels, height, width)`` in [-1, 1]: pixels in [0, 1] minus 0.5 divided by 0.5. Numbers are taken
+    as they are. Further options are those of :class:`perfed.datasets.options.PartitionOptions`.
+
+    Raises:
+        PerfedError: the package ``datasets`` is not installed, the data set cannot be loaded, a column is missing or
+            not of its kind.
+    """
+    if not path:
+        raise PerfedError("data.path is missing: the data set's name on the Hugging Face hub, or a local folder")
+    if inputs == []:
+        raise PerfedError("data.inputs = [] is not allowed; it must name at least one column")
+    train = _read(path, config, train_split, inputs, label, client)
+    if test_split:
+        test = _read(path, config, test_split, inputs, label, client)
+    else:
+        train, test = _put_aside(train, test_fraction, by_owner=bool(client), seed=seed)
+    if train.x.shape[1:] != test.x.shape[1:]:
+        raise PerfedError(f"'{path}': training inputs are {train.x.shape[1:]}, test inputs {test.x.shape[1:]}")
+    where = f"'{path}', column '{label}'"
+    class_names = train.class_names or _occurring(train.labels)
+    if not class_names:
+        raise PerfedError(f"{where} holds no classes: integers or text are needed")
+    owners = sorted({*train.owners, *test.owners})
+    channels = train.x.shape[1] if train.x.dtype == np.uint8 else 1
+    return Pool(
+        train.x,
+        _classes(train.labels, class_names, where),
+        test.x,
+        _classes(test.labels, class_names, where),
+        num_classes=len(class_names),
+        mean=(0.5,) * channels,
+        std=(0.5,) * channels,
+        class_names=class_names,
+        owner_train=np.searchsorted(owners, train.owners) if client else None,
+        owner_test=np.searchsorted(owners, test.owners) if client else None,
+        owners=tuple(owners),
+    )
+
+
+def _open(path: str, config: str, split: str) -> Any:
+    datasets = optional_package("datasets", "data set 'huggingface'")
+    try:
+        return datasets.load_dataset(path, name=config or None, split=split)
+    except Exception as error:  # the package raises many kinds: of its own, of the network, of the file system
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise PerfedError(f"data set '{path}', split '{split}' cannot be loaded: {reason}") from None
+
+
+def _read(path: str, config: str, split: str, inputs: str | list[str], label: str, client: str) -> _Table:
+    table = _open(path, config, split)
+    columns = [inputs] if isinstance(inputs, str) else inputs
+    for key, column in [*(("inputs", name) for name in columns), ("label", label), ("client", client)]:
+        if column and column not in table.column_names:
+            held = ", ".join(table.column_names)
+            raise PerfedError(f"data.{key} = '{column}': '{path}' has no such column; it has {held}")
+    if len(table) == 0:
+        raise PerfedError(f"data set '{path}', split '{split}' has no rows")
+    where = f"'{path}', split '{split}'"
+    x = _column(table, columns[0], where) if len(columns) == 1 else _side_by_side(table, columns, where)
+    owners = [str(value) for value in table[client]] if client else []
+    declared = getattr(table.features.get(label), "names", None) or ()
+    return _Table(x, list(table[label]), owners, tuple(declared))
+
+
+def _side_by_side(table: Any, columns: Sequence[str], where: str) -> NDArray[np.float32]:
+    return np.concatenate([_column(table, name, where).reshape(len(table), -1) for name in columns], axis=1)
+
+
+def _column(table: Any, name: str, where: str) -> NDArray[Any]:
+    """Images as ``(n, channels, height, width)`` uint8, numbers as ``(n, ...)`` float32."""
+    found: NDArray[Any] | None = None
+    for row, value in enumerate(table[name]):
+        pixels = _pixels(value)
+        array = np.asarray(value) if pixels is None else pixels
+        if pixels is None and array.dtype.kind not in "fiub":
+            raise PerfedError(f"{where}: column '{name}', row {row}: neither an image nor numbers ({array.dtype})")
+        if found is None:
+            found = np.empty((len(table), *(array.shape or (1,))), dtype=np.float32 if pixels is None else np.uint8)
+        if (pixels is None) != (found.dtype == np.float32) or (array.shape or (1,)) != found.shape[1:]:
+            raise PerfedError(
+                f"{where}: column '{name}', row {row} has shape {array.shape}, the rows before {found.shape[1:]}; all "
+                "must be alike"
+            )
+        found[row] = array
+    assert found is not None  # a split without rows has been refused
+    return found
+
+
+def _pixels(value: Any) -> NDArray[np.uint8] | None:
+    """``(channels, height, width)`` of an image; ``None`` for anything else."""
+    if not hasattr(value, "convert"):  # Pillow's images
+        return None
+    if value.mode not in ("L", "RGB"):
+        value = value.convert("L" if value.mode == "1" else "RGB")
+    pixels: NDArray[np.uint8] = np.asarray(value)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _occurring(labels: list[Any]) -> tuple[str, ...]:
+    """Names of the classes where the data set declares none: 0 to the largest, or the texts that occur, sorted."""
+    numbers = [value for value in labels if isinstance(value, int)]
+    if numbers:
+        return tuple(str(number) for number in range(max(numbers) + 1))
+    return tuple(sorted({value for value in labels if isinstance(value, str)}))
+
+
+def _classes(labels: list[Any], names: Sequence[str], where: str) -> Indices:
+    """Integers as they are, texts by their position among the names."""
+    place = {name: number for number, name in enumerate(names)}
+    found = [value if isinstance(value, int) else place.get(value, -1) for value in labels]
+    for row, (value, number) in enumerate(zip(labels, found, strict=True)):
+        if not 0 <= number < len(names):
+            raise PerfedError(
+                f"{where}, row {row}: {value!r} is not one of the {len(names)} classes of the training data"
+            )
+    return np.array(found, dtype=np.int64)
+
+
+def _put_aside(table: _Table, fraction: float, *, by_owner: bool, seed: int) -> tuple[_Table, _Table]:
+    """Split off test samples, of every owner or else of every class; each keeps a training sample."""
+    key = np.array([str(value) for value in (table.owners if by_owner else table.labels)])
+    rng = generator(seed, "put aside for testing")
+    aside = np.zeros(len(key), dtype=np.bool_)
+    for value in np.unique(key):
+        members = rng.permutation(np.flatnonzero(key == value))
+        aside[members[: min(round(fraction * len(members)), len(members) - 1)]] = True
+
+    def part(index: Indices) -> _Table:
+        owners = [table.owners[i] for i in index] if table.owners else []
+        return _Table(table.x[index], [table.labels[i] for i in index], owners, table.class_names)
+
+    return part(np.flatnonzero(~aside)), part(np.flatnonzero(aside))

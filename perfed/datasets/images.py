@@ -1,0 +1,117 @@
+"""Image data sets that FedPAC and its baselines are compared on, with every partition."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from perfed.augment import CropFlip
+from perfed.datasets.cifar import cifar10_images
+from perfed.datasets.files import load_images, load_npz, require
+from perfed.datasets.pooled import Pool, pooled
+
+MNIST_MEAN, MNIST_STD = (0.1307,), (0.3081,)
+CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+BLACK = -sum(mean / std for mean, std in zip(CIFAR_MEAN, CIFAR_STD, strict=True)) / 3
+FASHION = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+CHARACTER_GROUPS = (tuple(range(10)), tuple(range(10, 36)), tuple(range(36, 62)))
+
+
+def _grey_digits(file: str, data_dir: Path | None, class_names: tuple[str, ...]) -> Pool:
+    data = load_images(file, data_dir, 28)
+    return Pool(
+        data["x_train"][:, None],
+        data["y_train"],
+        data["x_test"][:, None],
+        data["y_test"],
+        num_classes=10,
+        mean=MNIST_MEAN,
+        std=MNIST_STD,
+        class_names=class_names,
+    )
+
+
+@pooled("mnist", files=("mnist.npz",))
+def mnist(seed: int, data_dir: Path | None) -> Pool:
+    """MNIST digits (28x28, 60,000 and 10,000), given to clients by a partition.
+
+    Inputs are ``(1, 28, 28)``, bright ink on black, pixels in [0, 1] minus 0.1307 divided by 0.3081. The options are
+    those of :class:`perfed.datasets.options.PartitionOptions`.
+
+    Source: LeCun et al. 1998.
+    """
+    return _grey_digits("mnist.npz", data_dir, tuple(CHARACTERS[:10]))
+
+
+@pooled("fashion-mnist", files=("fashion_mnist.npz",))
+def fashion_mnist(seed: int, data_dir: Path | None) -> Pool:
+    """Fashion-MNIST clothes (28x28, 60,000 and 10,000), given to clients by a partition.
+
+    Inputs are ``(1, 28, 28)``, bright on black, pixels in [0, 1] minus 0.1307 divided by 0.3081 (MNIST's numbers, as
+    in FedPAC's program). The options are those of :class:`perfed.datasets.options.PartitionOptions`.
+
+    Source: Xiao et al. 2017.
+    """
+    return _grey_digits("fashion_mnist.npz", data_dir, FASHION)
+
+
+@pooled("cifar10", files=("cifar10_jpeg.npz",))
+def cifar10(seed: int, data_dir: Path | None, *, augment: bool = False) -> Pool:
+    """CIFAR-10 photos (32x32 in colour, 50,000 and 10,000), given to clients by a partition.
+
+    The images come from JPEG files (lossy) that are decoded once and kept in ``~/.cache/perfed``. Inputs are
+    ``(3, 32, 32)``, pixels in [0, 1] normalised per channel: mean 0.4914, 0.4822, 0.4465, standard deviation 0.2023,
+    0.1994, 0.2010. ``augment``: training images are cropped at random after 4 black pixels were added on every side
+    (-2.36 after normalisation, the mean over the channels), and flipped with probability 1/2. Further options are those
+    of :class:`perfed.datasets.options.PartitionOptions`.
+
+    Source: Krizhevsky 2009.
+    """
+    data = cifar10_images(data_dir)
+    return Pool(
+        data["x_train"],
+        data["y_train"],
+        data["x_test"],
+        data["y_test"],
+        num_classes=10,
+        mean=CIFAR_MEAN,
+        std=CIFAR_STD,
+        class_names=tuple(data["class_names"].tolist()),
+        augment=CropFlip(fill=BLACK) if augment else None,
+    )
+
+
+@pooled("femnist62", files=("femnist62.npz",))
+def femnist62(seed: int, data_dir: Path | None) -> Pool:
+    """FEMNIST characters (28x28, 62 classes, 110 writers), pooled and given to clients by a partition.
+
+    Classes are 0-9, A-Z, a-z; in the dominant partition the three groups are digits, upper and lower case.
+    ``partition = "natural"`` makes every writer a client. Inputs are ``(1, 28, 28)``, inverted to bright ink on black,
+    pixels in [0, 1] minus 0.1307 divided by 0.3081. The options are those of
+    :class:`perfed.datasets.options.PartitionOptions`.
+
+    Source: Caldas et al. 2018 (LEAF); a small stand-in for EMNIST (Cohen et al. 2017).
+    """
+    file = "femnist62.npz"
+    data = load_images(file, data_dir, 28, ("writer",), num_classes=62)
+    names = tuple(load_npz(file, data_dir, ["writer_name"])["writer_name"].tolist())
+    owners = {split: data[f"writer_{split}"].astype(np.int64) for split in ("train", "test")}
+    for split, column in owners.items():
+        good = len(column) > 0 and column.min() >= 0 and column.max() < len(names)
+        require(file, good, f"'writer_{split}' must hold positions in 'writer_name', 0..{len(names) - 1}")
+    return Pool(
+        255 - data["x_train"][:, None],
+        data["y_train"],
+        255 - data["x_test"][:, None],
+        data["y_test"],
+        num_classes=62,
+        mean=MNIST_MEAN,
+        std=MNIST_STD,
+        class_names=tuple(CHARACTERS),
+        owner_train=owners["train"],
+        owner_test=owners["test"],
+        owners=names,
+        dominant_classes=CHARACTER_GROUPS,
+    )

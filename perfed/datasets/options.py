@@ -1,0 +1,88 @@
+"""Options of every data set whose samples are given to clients by a partition."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from perfed.datasets.catalogue import NonNegative, Positive, PositiveReal
+from perfed.errors import PerfedError
+from perfed.label_skew import GroupOrder
+
+Percentage = Annotated[float, Field(ge=0, le=100)]
+
+# Options of every partition by label; what each has besides them.
+_COMMON = {"partition", "clients", "test_samples", "overlap", "group_order", "permute_labels", "rotations"}
+_APPLICABLE = {
+    "iid": {*_COMMON, "samples", "groups"},
+    "dominant": {*_COMMON, "samples", "uniform", "dominant_classes"},
+    "pathological": {*_COMMON, "samples", "classes_per_client", "class_assignment"},
+    "dirichlet": {*_COMMON, "concentration", "min_samples", "groups"},
+    "inner-dirichlet": {*_COMMON, "samples", "concentration", "groups"},
+    "natural": {"partition", "clients"},
+}
+
+
+class PartitionOptions(BaseModel):
+    """Who gets which samples of a pooled data set.
+
+    Attributes:
+        partition: ``iid``: at random; ``dominant``: ``uniform`` % of a client's samples uniformly over all classes, the
+            rest from the dominant classes of its group; ``pathological``: a few classes each; ``dirichlet``: Dirichlet
+            shares of every class, all samples used; ``inner-dirichlet``: Dirichlet class distribution of every client;
+            ``natural``: one owner (writer, user, site), one client.
+        clients: how many; ``natural`` takes the first ones that have training samples, all if not given.
+        samples: training samples of every client, or a list from which each client's number is drawn uniformly;
+            0 (``iid``, ``pathological``): all there are, shared equally.
+        test_samples: test samples of every client, in proportion to its training classes; 0: the same part of the
+            test data as of the training data, class by class.
+        overlap: whether clients may share samples where a class does not suffice: ``none``, only those of the
+            ``test`` data, or ``all``. No client holds a sample twice, and no test sample is trained on.
+        uniform: percentage, 0 to 100.
+        dominant_classes: the dominant classes of each group; none given: the data set's own (three consecutive
+            classes from every second one on; digits, upper and lower case for 62 classes).
+        classes_per_client: a number, or a list with one number per group of clients.
+        class_assignment: ``random``: every client draws its own classes; ``clustered``: the clients of a group share
+            the same consecutive classes.
+        concentration: of the Dirichlet distribution.
+        min_samples: every client has at least so many training samples; the draw is repeated until it is so.
+        groups: number of groups for ``permute_labels`` and ``rotations``; 1: as many as ``rotations``.
+        group_order: ``contiguous`` blocks of clients, or ``interleaved`` (client i in group i mod groups).
+        permute_labels: concept shift, each group has its own permutation of the labels.
+        rotations: feature skew, the angle in degrees (counter-clockwise) by which each group's images are turned.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    partition: Literal["iid", "dominant", "pathological", "dirichlet", "inner-dirichlet", "natural"] = "iid"
+    clients: Positive = 20
+    samples: NonNegative | list[Positive] = 600
+    test_samples: NonNegative = 0
+    overlap: Literal["none", "test", "all"] = "none"
+    uniform: Percentage = 20.0
+    dominant_classes: list[list[NonNegative]] = []
+    classes_per_client: Positive | list[Positive] = 2
+    class_assignment: Literal["random", "clustered"] = "random"
+    concentration: PositiveReal = 1.0
+    min_samples: NonNegative = 10
+    groups: Positive = 1
+    group_order: GroupOrder = "contiguous"
+    permute_labels: bool = False
+    rotations: list[float] = []
+
+    @model_validator(mode="after")
+    def _fits_the_partition(self) -> PartitionOptions:
+        applicable = _APPLICABLE[self.partition]
+        for key in PartitionOptions.model_fields:
+            if key in self.model_fields_set and key not in applicable:
+                own = ", ".join(name for name in PartitionOptions.model_fields if name in applicable)
+                raise PerfedError(f"data.{key} is not an option of partition '{self.partition}'; its options: {own}")
+        for key in ("samples", "classes_per_client"):
+            if getattr(self, key) == []:
+                raise PerfedError(f"data.{key} = [] is not allowed; the list needs at least one number")
+        if self.samples == 0 and self.partition not in ("iid", "pathological"):
+            raise PerfedError("data.samples = 0 (all there are) is for the partitions 'iid' and 'pathological'")
+        if self.partition == "natural" and "clients" not in self.model_fields_set:
+            self.clients = 0  # all owners
+        return self

@@ -1,0 +1,265 @@
+"""Data sets whose samples are first pooled and then given to clients by one of the partitions.
+
+A reader marked with :func:`pooled` returns a :class:`Pool`; all of them have the options
+:class:`perfed.datasets.options.PartitionOptions`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from perfed import dirichlet, label_skew
+from perfed.augment import CropFlip
+from perfed.datasets.catalogue import Builder, client_ids, dataset
+from perfed.datasets.options import PartitionOptions
+from perfed.datasets.shift import label_permutations, rotate
+from perfed.errors import PerfedError
+from perfed.federation import Client, Federation, Split
+from perfed.partition import Indices, deal, subseed
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Samples of a data set before they are given to clients; a field per split where two are named.
+
+    Attributes:
+        x_train, x_test: ``(samples, channels, height, width)`` uint8 images, or ``(samples, ...)`` float32 features.
+        y_train, y_test: ``(samples,)`` int64 classes.
+        num_classes: C.
+        mean, std: per channel, of pixels in [0, 1]; not used for features.
+        class_names: C names, if known.
+        owner_train, owner_test: ``(samples,)`` position in ``owners``; ``None`` if there are no owners.
+        owners: their names, in the order that clients have in the natural partition.
+        dominant_classes: of each group, by default; empty for consecutive groups.
+        augment: random changes to the images of every training mini-batch.
+    """
+
+    x_train: NDArray[Any]
+    y_train: Indices
+    x_test: NDArray[Any]
+    y_test: Indices
+    num_classes: int
+    mean: tuple[float, ...] = (0.5,)
+    std: tuple[float, ...] = (0.5,)
+    class_names: tuple[str, ...] | None = None
+    owner_train: Indices | None = None
+    owner_test: Indices | None = None
+    owners: tuple[str, ...] = ()
+    dominant_classes: tuple[tuple[int, ...], ...] = ()
+    augment: CropFlip | None = None
+
+    def inputs(self, split: str, index: Indices, degrees: float = 0.0) -> Tensor:
+        """Float32 inputs of some samples: images turned and normalised, features as they are."""
+        chosen = torch.from_numpy(getattr(self, f"x_{split}")[index])
+        if chosen.dtype != torch.uint8:
+            return chosen if degrees == 0 else rotate(chosen, degrees)
+        images = chosen.float().div_(255)
+        if degrees:
+            images = rotate(images, degrees)
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return images.sub_(mean).div_(std)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Positions of each client's samples, and its group (all 0 where there are no groups)."""
+
+    train: list[Indices]
+    test: list[Indices]
+    group: Indices
+
+
+def pooled(name: str, *, files: tuple[str, ...] = ()) -> Callable[[Callable[..., Pool]], Callable[..., Pool]]:
+    """Register a reader ``read(seed, data_dir, **own_options) -> Pool`` as the data set ``name``.
+
+    Its options are the reader's keyword-only parameters and those of :class:`PartitionOptions`.
+    """
+
+    def register(read: Callable[..., Pool]) -> Callable[..., Pool]:
+        parameters = inspect.signature(read).parameters.values()
+        own = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+        @functools.wraps(read)
+        def build(seed: int, data_dir: Any, **options: Any) -> Federation:
+            pool = read(seed, data_dir, **{key: options.pop(key) for key in own})
+            return partitioned(pool, PartitionOptions.model_construct(**options), seed)
+
+        builder: Builder = build
+        dataset(name, files=files, shared=PartitionOptions)(builder)
+        return read
+
+    return register
+
+
+def partitioned(pool: Pool, options: PartitionOptions, seed: int) -> Federation:
+    """Give the pool's samples to clients.
+
+    Returns:
+        A federation with ids "000", "001", ... Its notes hold ``"group"`` (client id -> group) where there are groups,
+        ``"label_permutation"`` and ``"rotation"`` (per group), ``"owner"`` (client id -> name; natural partition) and
+        ``"classes_nobody_holds"`` (natural partition).
+
+    Raises:
+        PerfedError: too few samples, a class that no client holds, groups that do not divide the clients, or a value
+            that does not fit the data; one line.
+    """
+    if options.partition == "natural":
+        parts, notes = _natural(pool, options.clients)
+    else:
+        parts, notes = _by_label(pool, options, seed)
+    num_groups = int(parts.group.max()) + 1
+    angles = dict(enumerate(options.rotations))
+    labels = np.tile(np.arange(pool.num_classes), (num_groups, 1))
+    if options.permute_labels:
+        labels = label_permutations(pool.num_classes, num_groups, seed=seed)
+        notes["label_permutation"] = dict(enumerate(labels.tolist()))
+    if angles:
+        notes["rotation"] = angles
+
+    def split(name: str, index: Indices, group: int) -> Split:
+        y = labels[group][getattr(pool, f"y_{name}")[index]]
+        return Split(pool.inputs(name, index, angles.get(group, 0.0)), torch.from_numpy(y))
+
+    clients = tuple(
+        Client(id_, split("train", train, int(group)), split("test", test, int(group)))
+        for id_, train, test, group in zip(
+            client_ids(len(parts.train)), parts.train, parts.test, parts.group, strict=True
+        )
+    )
+    # With permuted labels a number means another class in every group: names would mislead.
+    class_names = None if options.permute_labels else pool.class_names
+    return Federation(clients, pool.num_classes, class_names=class_names, notes=notes, augment=pool.augment)
+
+
+def _natural(pool: Pool, num_clients: int) -> tuple[_Parts, dict[str, Any]]:
+    if pool.owner_train is None or pool.owner_test is None:
+        raise PerfedError("data.partition = 'natural' needs to know whose the samples are, which these data do not say")
+    has_train = np.bincount(pool.owner_train, minlength=len(pool.owners)) > 0
+    owners = np.flatnonzero(has_train)
+    if num_clients > len(owners):
+        raise PerfedError(
+            f"data.clients = {num_clients} is more than the {len(owners)} there are in the natural partition"
+        )
+    owners = owners[: num_clients or None]
+    train, test = (
+        [np.flatnonzero(column == owner) for owner in owners] for column in (pool.owner_train, pool.owner_test)
+    )
+    names = {id_: pool.owners[owner] for id_, owner in zip(client_ids(len(owners)), owners, strict=True)}
+    notes: dict[str, Any] = {"owner": names}
+    held = np.bincount(pool.y_train[np.concatenate(train)], minlength=pool.num_classes) > 0
+    if not held.all():
+        notes["classes_nobody_holds"] = np.flatnonzero(~held).tolist()
+    return _Parts(train, test, np.zeros(len(owners), dtype=np.int64)), notes
+
+
+def _by_label(pool: Pool, options: PartitionOptions, seed: int) -> tuple[_Parts, dict[str, Any]]:
+    there = {s: np.bincount(getattr(pool, f"y_{s}"), minlength=pool.num_classes) for s in ("train", "test")}
+    num_groups = _num_groups(pool, options)
+    share = {"train": options.overlap == "all", "test": options.overlap != "none"}
+    try:
+        group = label_skew.assign_groups(options.clients, num_groups, options.group_order)
+        train = _train_counts(pool, options, group, there["train"], share["train"], seed)
+    except PerfedError as error:
+        raise PerfedError(f"data: partition '{options.partition}': {error}") from None
+    unheld = np.flatnonzero((train.sum(axis=0) == 0) & (there["train"] > 0))
+    if len(unheld):
+        raise PerfedError(
+            f"data: partition '{options.partition}': class {unheld[0]} is held by no client; use more clients, more "
+            "classes or samples per client, or another seed"
+        )
+    if options.test_samples:
+        sizes = np.full(options.clients, options.test_samples)
+        test = label_skew.apportion(train.astype(np.float64), sizes, seed=seed)
+    else:
+        test = label_skew.scaled_counts(train, there["train"], there["test"], share=share["test"], seed=seed)
+    dealt = []
+    advice = {"train": "fewer clients or a smaller data.samples", "test": "a smaller data.test_samples"}
+    sharing = {
+        "train": ", or data.overlap = 'all' (clients then share samples)",
+        "test": ", or data.overlap = 'test' (clients then share test samples)",
+    }
+    for split, counts in (("train", train), ("test", test)):
+        y = getattr(pool, f"y_{split}")
+        try:
+            dealt.append(deal(y, counts, seed=subseed(seed, f"deal {split}"), share=share[split]))
+        except PerfedError as error:
+            way = advice[split] + ("" if share[split] else sharing[split])
+            raise PerfedError(f"data: not enough {split} samples: {error}; use {way}") from None
+    ids = client_ids(options.clients)
+    notes = {"group": dict(zip(ids, group.tolist(), strict=True))} if num_groups > 1 else {}
+    return _Parts(dealt[0], dealt[1], group), notes
+
+
+def _num_groups(pool: Pool, options: PartitionOptions) -> int:
+    """How many groups of clients there are; every option with one value per group must have as many."""
+    if options.partition == "dominant":
+        number = len(_dominant_classes(pool, options))
+    elif options.partition == "pathological":
+        each = options.classes_per_client
+        number = len(each) if isinstance(each, list) else max(1, len(options.rotations))
+    else:
+        number = options.groups if options.groups > 1 else max(1, len(options.rotations))
+    if options.rotations and len(options.rotations) != number:
+        raise PerfedError(
+            f"data.rotations holds {len(options.rotations)} angles for {number} groups; one each is needed"
+        )
+    if options.permute_labels and number == 1:
+        way = "a list in data.classes_per_client" if options.partition == "pathological" else "data.groups"
+        raise PerfedError(f"data.permute_labels has no effect on a single group of clients; make groups with {way}")
+    return number
+
+
+def _dominant_classes(pool: Pool, options: PartitionOptions) -> list[list[int]]:
+    given = options.dominant_classes or [list(classes) for classes in pool.dominant_classes]
+    return given or label_skew.consecutive_groups(pool.num_classes)
+
+
+def _train_counts(
+    pool: Pool, options: PartitionOptions, group: Indices, there: Indices, share: bool, seed: int
+) -> Indices:
+    """The table of counts of the training data."""
+    if options.partition == "dirichlet":
+        least = options.min_samples
+        return dirichlet.dirichlet(there, options.clients, options.concentration, min_samples=least, seed=seed)
+    sizes = _sizes(options, int(there.sum()), share, seed)
+    if options.partition == "iid":
+        return label_skew.iid(there, sizes, seed=seed)
+    if options.partition == "inner-dirichlet":
+        return dirichlet.inner_dirichlet(there, sizes, options.concentration, share=share, seed=seed)
+    if options.partition == "dominant":
+        dominant = _dominant_classes(pool, options)
+        weights = label_skew.dominant_weights(pool.num_classes, group, dominant, options.uniform)
+        return label_skew.apportion(weights, sizes, seed=seed)
+    each = options.classes_per_client
+    per_group = each if isinstance(each, list) else [each] * (int(group.max()) + 1)
+    clustered = options.class_assignment == "clustered"
+    held = label_skew.draw_held_classes(pool.num_classes, group, per_group, clustered=clustered, seed=seed)
+    if options.samples == 0:
+        return label_skew.pathological(there, held, seed=seed)
+    return label_skew.apportion(held.astype(np.float64), sizes, seed=seed)
+
+
+def _sizes(options: PartitionOptions, there: int, share: bool, seed: int) -> Indices:
+    """Training samples of every client; refuses more than there are."""
+    if options.samples == 0:
+        return there // options.clients + (np.arange(options.clients) < there % options.clients)
+    choices = options.samples if isinstance(options.samples, list) else [options.samples]
+    sizes = label_skew.draw_sizes(choices, options.clients, seed=seed)
+    needed = int(sizes.max() if share else sizes.sum())
+    if needed > there:
+        who = "a client asks" if share else f"{options.clients} clients ask"
+        way = "" if share else ", or data.overlap = 'all' (clients then share samples)"
+        raise PerfedError(
+            f"{who} for {needed} training samples, but there are {there}; use fewer clients or a smaller "
+            f"data.samples{way}"
+        )
+    return sizes

@@ -1,0 +1,42 @@
+"""Domains that every sample is known to belong to: how much each counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from perfed.batches import Samples
+from perfed.errors import PerfedError
+
+
+def domain_weights(counts: Tensor) -> Tensor:
+    """Weight ``u_m = L / (L_m M)`` of a sample of domain m, so that every domain counts the same.
+
+    Args:
+        counts: ``(clients, domains)``, training samples L_im.
+
+    Returns:
+        ``(domains,)``; 0 for a domain without samples, which M does not count. The weights of all samples sum to L.
+
+    Source: Zhong et al. 2023 (FedDAR), section 4.1.
+    """
+    totals = counts.sum(0)
+    held = totals > 0
+    return totals.sum() / (totals.clamp_min(1) * held.sum()) * held
+
+
+def reweighted(samples: Samples, weights: Tensor, clients: Tensor) -> Samples:
+    """The samples, each with the weight of its domain.
+
+    Args:
+        samples: of some clients, with domains.
+        weights: ``(n, domains)``, the same for all clients or each its own.
+        clients: ``(total,)``, position of each sample's client.
+
+    Raises:
+        PerfedError: the domains are not known.
+    """
+    if samples.domain is None:
+        raise PerfedError("this method needs the domain of every sample; the data do not say it")
+    return replace(samples, weight=weights[clients, samples.domain])

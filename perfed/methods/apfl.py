@@ -1,0 +1,70 @@
+"""APFL: every client evaluates a mixture of the global model and one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from perfed.aggregate import weighted_mean
+from perfed.cohort import Cohort
+from perfed.method import Clients, Method, ParameterSet, Reply, ServerState, register
+from perfed.model import STAGES, Parameters
+from perfed.step import Step, cross_entropy, squared_error
+
+
+@register("apfl")
+class APFL(Method):
+    """Mixture ``alpha v + (1 - alpha) w`` of a local and the global model (Deng et al. 2020, Algorithm 1).
+
+    On every mini-batch w takes a step on its own loss, and v one by the gradient at the mixture (which carries the
+    factor alpha; Adam undoes a constant factor). Both losses have the terms' penalties, and the reported training
+    loss is their sum. Parameters that are placed personal are not mixed; they are trained on both losses.
+    Departures: alpha is fixed, not learnt; w is averaged after every round of local epochs.
+    """
+
+    alpha: float = Field(0.25, ge=0, le=1, description="share of the local model in the mixture")
+
+    def sets(self) -> dict[str, ParameterSet]:
+        """``local``: each client's v."""
+        return {"local": ParameterSet("client", like="shared")}
+
+    def round(self, server: ServerState, clients: Clients) -> None:
+        """One exchange; w is the plain mean over the round's clients."""
+        reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server))
+        server.shared = weighted_mean(reply.shared, torch.ones(len(reply.ids)))
+        self.absorb_terms(server, reply)
+
+    def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
+        """w and v together, each mini-batch for both."""
+        cohort.load(shared)
+        local = {name: cohort.state["local"][name] for name in cohort.shared_parameters}
+        penalties = self.penalties(cohort, terms)
+
+        def objective(step: Step) -> Tensor:
+            value = squared_error(step) if cohort.num_classes is None else cross_entropy(step)
+            for penalty in penalties:
+                value = value + penalty(step)
+            return value
+
+        def both(step: Step) -> Tensor:
+            fixed = {name: tensor.detach() for name, tensor in step.params.items()}
+            return objective(step) + objective(step.with_params(self.mixture(local, step.of_set("local"), fixed)))
+
+        cohort.fit(STAGES, epochs=self.local_epochs, also={"local": local}, loss=both)
+        cohort.state["local"] = {**cohort.state["local"], **local}
+        reply = Reply(shared=cohort.shared(), terms=self.after_terms(cohort, terms))
+        cohort.load(self.mixture(local, local, cohort.model))
+        return reply
+
+    def mixture(self, names: Sequence[str] | Parameters, local: Parameters, other: Parameters) -> Parameters:
+        """``alpha v + (1 - alpha) w`` of the parameters in ``names``."""
+        return {name: self.alpha * local[name] + (1 - self.alpha) * other[name] for name in names}
+
+    def personalise(self, cohort: Cohort, **payload: Any) -> None:
+        """The mixture with the newest global model."""
+        w = payload["shared"]
+        cohort.load(w, self.mixture(cohort.shared_parameters, cohort.state["local"], w))

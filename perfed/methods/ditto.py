@@ -1,0 +1,59 @@
+"""Ditto: FedAvg, and for every client a model of its own that stays near the global one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from perfed.aggregate import weighted_mean
+from perfed.cohort import Cohort
+from perfed.method import Clients, Method, ParameterSet, Reply, ServerState, register
+from perfed.model import STAGES
+
+
+@register("ditto")
+class Ditto(Method):
+    """FedAvg, and local models v on ``f(v) + (lam / 2) |v - w|^2``, w as received (Li et al. 2021, Algorithm 1).
+
+    Both models take ``local_epochs``. Parameters that are placed personal are trained with w and held fixed for v.
+    Departure: the step on the quadratic term is implicit, ``v <- (v + lr lam w) / (1 + lr lam)`` after the step on f:
+    the same to first order, and stable where an explicit one diverges (lr lam > 2).
+    """
+
+    lam: float = Field(1.0, ge=0, description="lambda: how strongly v is pulled to the global model")
+
+    def sets(self) -> dict[str, ParameterSet]:
+        """``local``: each client's v."""
+        return {"local": ParameterSet("client", like="shared")}
+
+    def round(self, server: ServerState, clients: Clients) -> None:
+        """One exchange, then the mean of w as in FedAvg."""
+        reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server))
+        server.shared = weighted_mean(reply.shared, reply.num_samples)
+        self.absorb_terms(server, reply)
+
+    def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
+        """w on the local loss, then v on the local loss near the w that was received."""
+        cohort.load(shared)
+        penalties = self.penalties(cohort, terms)
+        cohort.fit(STAGES, epochs=self.local_epochs, penalties=penalties)
+        reply = Reply(shared=cohort.shared(), num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
+        cohort.fit(
+            cohort.shared_parameters,
+            epochs=self.local_epochs,
+            params=cohort.state["local"],
+            penalties=penalties,
+            near=shared,
+            pull=self.lam,
+        )
+        cohort.load(cohort.state["local"])
+        return reply
+
+    def download(self, server: ServerState) -> dict[str, Any]:
+        """Nothing: a client has its own model."""
+        return {}
+
+    def personalise(self, cohort: Cohort, **payload: Any) -> None:
+        """v."""
+        cohort.load(cohort.state["local"])

@@ -1,0 +1,91 @@
+"""FedAMP: the server mixes for every client the models that are like its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from perfed import tree
+from perfed.aggregate import weighted_mean
+from perfed.cohort import Cohort
+from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState, each, register
+from perfed.model import STAGES, Parameters
+
+
+@register("fedamp")
+class FedAMP(Method):
+    """Federated attentive message passing (Huang et al. 2021, Algorithm 1).
+
+    Minimises ``sum_i f_i(w_i) + lam sum_{i<j} A(|w_i - w_j|^2)``, ``A(x) = 1 - exp(-x / sigma)``, by turns: the server
+    makes ``u_i = sum_j xi_ij w_j`` with ``xi_ij = alpha A'(|w_i - w_j|^2)`` and ``xi_ii = 1 - sum_{j != i} xi_ij``;
+    client i then minimises ``f_i(w) + lam / (2 alpha) |w - u_i|^2``, starting at u_i, its proximal step implicit.
+    Departures: where the paper's condition xi_ii >= 0 fails (alpha not small enough), the weights of the others are
+    divided by their sum, so that u_i stays a convex combination; ``alpha`` is constant. The models of clients that have
+    not taken part yet are sent to nobody. Parameters that are placed personal are trained along and not mixed.
+    ``sigma`` is in units of squared distances of models; clients much farther apart than that do not meet.
+    """
+
+    alpha: float = Field(1.0, gt=0, description="alpha_k: step of the message passing")
+    sigma: float = Field(1.0, gt=0, description="squared distance of two models at which attention falls to 1/e")
+    lam: float = Field(1.0, ge=0, description="lambda: weight of the attraction between models")
+
+    def sets(self) -> dict[str, ParameterSet]:
+        """``models``: w_i of every client on the server; ``sent``: whether the client has ever sent it."""
+        return {"models": ParameterSet("table", like="shared"), "sent": ParameterSet("table", init=_never)}
+
+    def round(self, server: ServerState, clients: Clients) -> None:
+        """Messages, one exchange, and the clients' new models."""
+        ids = sorted({*clients.ids, *(i for i, row in server.sent.items() if row["sent"])})
+        models: Any = tree.stack([server.models[i] for i in ids])
+        weights = self.attention(models, torch.stack([server.sent[i]["sent"] for i in ids]))
+        cloud = {i: weighted_mean(models, weights[ids.index(i)]) for i in clients.ids}
+        chosen = [ids.index(i) for i in clients.ids]
+        clients.show("combination", weights=weights[chosen][:, chosen].cpu(), clients=clients.ids)
+        reply = clients.run(self.train, cloud=each(cloud), terms=self.term_payload(server))
+        new = {i: {name: t[row].clone() for name, t in reply.shared.items()} for row, i in enumerate(reply.ids)}
+        server.models = {**server.models, **new}
+        server.sent = {**server.sent, **{i: {"sent": torch.ones_like(server.sent[i]["sent"])} for i in reply.ids}}
+        self.absorb_terms(server, reply)
+
+    def attention(self, models: Parameters, sent: Tensor) -> Tensor:
+        """The weights xi ``(m, m)``, float64, of ``models`` ``(m, ...)``; rows sum to one.
+
+        Args:
+            models: each client's model.
+            sent: ``(m,)`` boolean, whose models others may get.
+        """
+        gram = torch.zeros(len(sent), len(sent), dtype=torch.float64, device=sent.device)
+        for name in sorted(models):  # sums in the same order in every engine: the same bits
+            if not models[name].is_floating_point():
+                continue  # counters of batch-norm
+            flat = models[name].flatten(1).double()
+            flat = flat - flat.mean(0)  # distances do not change, and differences of large numbers do not matter
+            gram += flat @ flat.T
+        squares = gram.diagonal()
+        distances = (squares[:, None] + squares - 2 * gram).clamp_min(0)
+        others = self.alpha / self.sigma * torch.exp(-distances / self.sigma) * sent
+        others.fill_diagonal_(0)
+        others = others / others.sum(1, keepdim=True).clamp_min(1)
+        return others + torch.diag((1 - others.sum(1)).clamp_min(0))
+
+    def train(self, cohort: Cohort, cloud: dict[str, Any], terms: dict[str, Any]) -> Reply:
+        """The proximal problem, from and around the cloud's model u_i."""
+        cohort.load(cloud)
+        penalties = self.penalties(cohort, terms)
+        cohort.fit(STAGES, epochs=self.local_epochs, penalties=penalties, near=cloud, pull=self.lam / self.alpha)
+        return Reply(shared=cohort.shared(), terms=self.after_terms(cohort, terms))
+
+    def download(self, server: ServerState) -> dict[str, Any]:
+        """Each client's own model."""
+        return {"model": each(server.models)}
+
+    def personalise(self, cohort: Cohort, **payload: Any) -> None:
+        """w_i."""
+        cohort.load(payload["model"])
+
+
+def _never(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+    return {"sent": torch.tensor(False)}

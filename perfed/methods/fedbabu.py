@@ -1,0 +1,33 @@
+"""FedBABU: a body trained under a common random head; heads are made when a client evaluates."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from perfed.cohort import Cohort
+from perfed.method import register
+from perfed.methods.fedavg import FedAvg
+from perfed.model import STAGES, stage_of
+from perfed.placement import FROZEN, PERSONAL, SHARED, Placement
+
+
+@register("fedbabu")
+class FedBABU(FedAvg):
+    """Averages bodies under one random head that nobody trains; clients fine-tune a copy (Oh et al. 2022, Algorithm 1).
+
+    The head comes from the run's seed: it is the same at all clients, stays as it is, and is never sent.
+    """
+
+    default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": FROZEN}
+
+    finetune: Literal["model", "head"] = Field("model", description="what is fine-tuned before evaluation")
+    finetune_epochs: int = Field(5, ge=0, description="local epochs of fine-tuning before evaluation")
+
+    def personalise(self, cohort: Cohort, **payload: Any) -> None:
+        """Fine-tune a copy of the model, whose head is the client's own, on the local loss alone (without terms)."""
+        cohort.load(payload["shared"])
+        thawed = {name: PERSONAL for name in cohort.places if stage_of(name) == "head"}
+        cohort.places = {**cohort.places, **thawed}
+        cohort.fit(STAGES if self.finetune == "model" else "head", epochs=self.finetune_epochs)

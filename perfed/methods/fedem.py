@@ -1,0 +1,140 @@
+"""FedEM: every client's data is a mixture of a few distributions that all clients share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from perfed.aggregate import weighted_mean
+from perfed.cohort import Cohort
+from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState, register
+from perfed.model import STAGES, Parameters
+
+
+@register("fedem")
+class FedEM(Method):
+    """EM over M shared components, each client with mixture weights of its own (Marfoq et al. 2021, Algorithm 1).
+
+    The likelihood of a sample under a component is ``exp(-loss)``: the softmax's probability of its class, or, for
+    regression, a Gaussian of variance 1/2. A client does one E-step with the received components and one M-step in
+    which component m is trained on the loss weighted by ``q_m``. Mixture weights start uniform and never leave the
+    client. Predicts with the mixture (eq. 5).
+
+    Beyond the paper: before evaluation every client (also one that never took part) does the E-step and the M-step of
+    its mixture weights with the received components. Terms' penalties act on each component, not weighted by ``q_m``.
+    Personal parameters, if the placement has any, are one set per client that all components use: each component's
+    training starts from the same values, and the mean of the results weighted by the mixture weights is kept.
+    """
+
+    components: int = Field(3, ge=1, description="number M of shared components")
+
+    def sets(self) -> dict[str, ParameterSet]:
+        """``components``: a bank of M on the server; ``mixture``: each client's weights ``(M,)``."""
+        return {
+            "components": ParameterSet("server", like="shared", bank=self.components),
+            "mixture": ParameterSet("client", init=self._uniform),
+        }
+
+    def _uniform(self, info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+        return {"weights": torch.full((self.components,), 1 / self.components, dtype=info.dtype)}
+
+    # Server ------------------------------------------------------------------------------------------------
+
+    def round(self, server: ServerState, clients: Clients) -> None:
+        """One exchange, then the mean of each component."""
+        reply = clients.run(self.train, components=server.components, terms=self.term_payload(server))
+        server.components = weighted_mean(reply.components, reply.num_samples)
+        self.absorb_terms(server, reply)
+
+    def download(self, server: ServerState) -> dict[str, Any]:
+        """The components."""
+        return {"components": server.components}
+
+    # Clients -----------------------------------------------------------------------------------------------
+
+    def train(self, cohort: Cohort, components: Parameters, terms: dict[str, Any]) -> Reply:
+        """E-step, M-step of the mixture weights, M-step of the components."""
+        responsibilities = self.expect(cohort, components)
+        trained = self.maximise(cohort, components, responsibilities, self.local_epochs, terms)
+        self._show(cohort, components, trained)
+        return Reply(components=trained, num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
+
+    def expect(self, cohort: Cohort, components: Parameters) -> Tensor:
+        """``q_sm`` proportional to ``pi_m exp(-loss_m(s))``, ``(total, M)``; then ``pi_m <- mean_s q_sm``."""
+        owner = cohort.client_of(cohort.samples())
+        entries = [cohort.sample_losses(_component(components, m)) for m in range(self.components)]
+        prior = cohort.state["mixture"]["weights"].log()
+        q = torch.softmax(prior[owner] - torch.stack(entries, 1), 1)
+        sums = q.new_zeros(cohort.n, self.components).index_add_(0, owner, q)
+        cohort.state["mixture"] = {"weights": sums / cohort.num_samples[:, None]}
+        return q
+
+    def maximise(
+        self, cohort: Cohort, components: Parameters, q: Tensor, epochs: int, terms: dict[str, Any] | None = None
+    ) -> Parameters:
+        """Train component m on ``sum_s q_sm loss_m(s)``; returns the trained ones, ``(n, M, ...)``."""
+        start = {name: tensor.clone() for name, tensor in cohort.personal().items()}
+        trained, personal = [], []
+        for m in range(self.components):
+            cohort.load(_component(components, m))
+            cohort.model.update({name: tensor.clone() for name, tensor in start.items()})
+            penalties = [] if terms is None else self.penalties(cohort, terms)
+            samples = replace(cohort.samples(), weight=q[:, m])
+            cohort.fit(STAGES, epochs=epochs, samples=samples, penalties=penalties)
+            trained.append(cohort.shared())
+            personal.append(cohort.personal())
+        weights = cohort.state["mixture"]["weights"]
+        for name, tensor in start.items():
+            if tensor.is_floating_point():
+                cohort.model[name] = torch.einsum(
+                    "nm,nm...->n...", weights, torch.stack([p[name] for p in personal], 1)
+                )
+        return {name: torch.stack([entry[name] for entry in trained], 1) for name in components}
+
+    def personalise(self, cohort: Cohort, **payload: Any) -> None:
+        """Mixture weights for the received components."""
+        self.expect(cohort, payload["components"])
+        self._show(cohort, payload["components"], payload["components"])
+
+    def _show(self, cohort: Cohort, received: Parameters, components: Parameters) -> None:
+        """Keep ``components`` for :meth:`predict`; the working model is each client's component of largest weight."""
+        largest = cohort.state["mixture"]["weights"].argmax(1)
+        rows = torch.arange(cohort.n)
+        cohort.load({name: bank[rows, largest] for name, bank in received.items()})
+        cohort.model.update({name: bank[rows, largest] for name, bank in components.items()})
+        cohort.scratch["components"] = components
+
+    def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
+        """Log-probabilities ``log sum_m pi_m softmax_m(x)``; for regression ``sum_m pi_m h_m(x)``."""
+        components: Parameters = cohort.scratch["components"]
+        outputs = torch.stack([cohort.forward(x, params=_component(components, m)) for m in range(self.components)])
+        weights: Tensor = cohort.state["mixture"]["weights"].T.view(*outputs.shape[:2], *([1] * (outputs.ndim - 2)))
+        if cohort.num_classes is None:
+            return (weights * outputs).sum(0)
+        return torch.logsumexp(weights.log() + F.log_softmax(outputs, -1), 0)
+
+
+@register("fedem-ft")
+class FedEMFT(FedEM):
+    """FedEM; each client evaluates copies of the components fine-tuned on its own data (Xu et al. 2023, Table 1).
+
+    Fine-tuning is the M-step of the components, on the local loss alone (without terms).
+    """
+
+    finetune_epochs: int = Field(10, ge=0, description="local epochs of fine-tuning before evaluation")
+
+    def personalise(self, cohort: Cohort, **payload: Any) -> None:
+        """Mixture weights for the received components, then their M-step."""
+        received = payload["components"]
+        trained = self.maximise(cohort, received, self.expect(cohort, received), self.finetune_epochs)
+        self._show(cohort, received, trained)
+
+
+def _component(components: Parameters, m: int) -> Parameters:
+    """Component m of every client, ``(n, ...)``."""
+    return {name: bank[:, m] for name, bank in components.items()}

@@ -1,0 +1,26 @@
+"""Federated averaging of a part of the model: FedPer keeps the head at home, LG-FedAvg the layers below it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from perfed.method import register
+from perfed.methods.fedavg import FedAvg
+from perfed.placement import PERSONAL, SHARED, Placement
+
+
+@register("fedper")
+class FedPer(FedAvg):
+    """Shared body, personal head, trained together (Arivazhagan et al. 2019, Algorithm 1)."""
+
+    default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": PERSONAL}
+
+
+@register("lg-fedavg")
+class LGFedAvg(FedAvg):
+    """Personal body, shared last layers, trained together (Liang et al. 2020, Algorithm 1, supervised case).
+
+    Which layers are shared is the model's choice: all of its head.
+    """
+
+    default_placement: ClassVar[dict[str, Placement]] = {"embedding": PERSONAL, "body": PERSONAL, "head": SHARED}

@@ -1,0 +1,73 @@
+"""Fed-RoD: one body with two heads, a generic one for everybody and a personal one for each client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+from torch import Tensor
+
+from perfed.cohort import Cohort
+from perfed.errors import PerfedError
+from perfed.method import ParameterSet, Reply, register
+from perfed.methods.fedavg import FedAvg
+from perfed.model import STAGES, Model, Parameters
+from perfed.step import Loss, Step, sample_losses
+
+
+@register("fedrod")
+class FedRoD(FedAvg):
+    """Generic model by balanced softmax, personal head on its logits (Chen & Chao 2022, Algorithm 1).
+
+    With generic logits g and personal ones p, from two heads on the same features, a client minimises
+    ``CE(g + log n_ic) + CE(g + p)``; the gradient of the second term reaches the personal head alone. Its own model
+    is ``g + p``. The server averages bodies and generic heads as FedAvg does. The reported training loss is the sum of
+    both terms.
+
+    Both heads start from the same values. The variant whose personal heads come from a hypernetwork is not here.
+    """
+
+    absent_count: float = Field(
+        1.0, gt=0, le=1, description="n_ic of a class that the client does not hold: its log must be finite"
+    )
+
+    def adapt(self, model: Model) -> Model:
+        """The model as it is; it must have a head."""
+        if "head" not in model.factories:
+            raise PerfedError("fedrod gives every client a second head, and this model has no stage 'head'")
+        return super().adapt(model)
+
+    def sets(self) -> dict[str, ParameterSet]:
+        """The personal head, which never leaves the client."""
+        return {"personal_head": ParameterSet("client", like="head")}
+
+    def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
+        """Generic model and personal head, each on its own term, with the same mini-batches."""
+        cohort.load(shared)
+        learnt = {name for name, _ in cohort.chain.named_parameters()}
+        personal = {name: t for name, t in cohort.state["personal_head"].items() if name in learnt}
+        buffers = {name: t for name, t in cohort.state["personal_head"].items() if name not in learnt}
+        loss, penalties = self.loss(cohort, buffers), self.penalties(cohort, terms)
+        cohort.fit(STAGES, epochs=self.local_epochs, also={"personal": personal}, loss=loss, penalties=penalties)
+        cohort.state["personal_head"] = {**personal, **buffers}
+        return Reply(shared=cohort.shared(), num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
+
+    def loss(self, cohort: Cohort, buffers: Parameters) -> Loss:
+        """``CE(g + log n_ic) + CE(stop(g) + p(stop(features)))``; ``buffers`` are those of the personal head."""
+        log_counts = cohort.class_counts.clamp_min(self.absent_count).log()
+
+        def value(step: Step) -> Tensor:
+            g = step.output()
+            head = step.of_set("personal") | {name: step.of(t) for name, t in buffers.items()}
+            p = step.apply("head", step.representation().detach(), params=head)
+            balanced = sample_losses(g + step.of(log_counts)[:, None], step.y, g.shape[-1])
+            personal = sample_losses(g.detach() + p, step.y, g.shape[-1])
+            return ((balanced + personal) * step.weight).sum(1)
+
+        return value
+
+    def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
+        """``g + p``."""
+        features = cohort.forward(x, stages=cohort.chain.before("head"))
+        g = cohort.forward(features, stages=("head",))
+        return g + cohort.forward(features, stages=("head",), params=cohort.state["personal_head"])

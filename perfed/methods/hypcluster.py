@@ -1,0 +1,73 @@
+"""HypCluster / IFCA: several shared models, of which each client trains the one that fits its data best."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from perfed.aggregate import weighted_mean
+from perfed.cohort import Cohort
+from perfed.method import Clients, Method, ParameterSet, Reply, ServerState, register
+from perfed.model import STAGES, Parameters
+
+
+@register("hypcluster")
+class HypCluster(Method):
+    """k shared models, each client trains the best of them (Mansour et al. 2020, Algorithm 1; IFCA, Ghosh et al. 2020).
+
+    "Best" is the smallest loss on all of the client's training data. The k models start from different random values;
+    one that no client of a round chose stays as it is. Clients weigh n_i in the mean of their cluster (IFCA: 1).
+    Personal parameters, if the placement has any, stay one per client and are used with whichever model is chosen.
+    """
+
+    clusters: int = Field(3, ge=1, description="number k of shared models")
+
+    def sets(self) -> dict[str, ParameterSet]:
+        """``models``: a bank of k on the server."""
+        return {"models": ParameterSet("server", like="shared", bank=self.clusters)}
+
+    def round(self, server: ServerState, clients: Clients) -> None:
+        """One exchange, then the mean per cluster."""
+        reply = clients.run(self.train, models=server.models, terms=self.term_payload(server))
+        weights = F.one_hot(reply.choice, self.clusters) * reply.num_samples[:, None]
+        entries = [
+            weighted_mean(reply.model, weights[:, j]) if weights[:, j].any() else entry_of(server.models, j)
+            for j in range(self.clusters)
+        ]
+        server.models = {name: torch.stack([entry[name] for entry in entries]) for name in server.models}
+        self.absorb_terms(server, reply)
+
+    def choose(self, cohort: Cohort, models: Parameters) -> Tensor:
+        """Load each client's best model; returns which, ``(n,)``."""
+        losses = cohort.losses(models).view(cohort.n, -1)  # without shared parameters there is nothing to choose
+        choice = losses.argmin(1)
+        cohort.load({name: bank[torch.arange(cohort.n), choice] for name, bank in models.items()})
+        return choice
+
+    def train(self, cohort: Cohort, models: Parameters, terms: dict[str, Any]) -> Reply:
+        """The best model, all stages together."""
+        choice = self.choose(cohort, models)
+        cohort.fit(STAGES, epochs=self.local_epochs, penalties=self.penalties(cohort, terms))
+        return Reply(
+            model=cohort.shared(),
+            choice=choice,
+            num_samples=cohort.num_samples,
+            terms=self.after_terms(cohort, terms),
+        )
+
+    def download(self, server: ServerState) -> dict[str, Any]:
+        """All k models."""
+        return {"models": server.models}
+
+    def personalise(self, cohort: Cohort, **payload: Any) -> None:
+        """The best model, as received."""
+        self.choose(cohort, payload["models"])
+
+
+def entry_of(bank: Parameters, entry: int) -> Parameters:
+    """One entry of a bank at home on the server."""
+    return {name: tensor[entry] for name, tensor in bank.items()}

@@ -1,0 +1,96 @@
+"""L2GD: local models that are pulled to their mean, with a random number of local iterations between exchanges."""
+
+from __future__ import annotations
+
+from math import floor, log1p
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from perfed import rng
+from perfed.aggregate import weighted_mean
+from perfed.cohort import Cohort
+from perfed.method import Clients, Method, ParameterSet, Reply, ServerState, register
+from perfed.model import STAGES, stage_of
+
+
+@register("l2gd")
+class L2GD(Method):
+    """Loopless local gradient descent on a mixture of global and local models (Hanzely & Richtarik 2020, Algorithm 1).
+
+    Minimises ``(1/n) sum_i f_i(x_i) + (lam / 2n) sum_i |x_i - mean|^2``. An iteration is, with probability 1 - p,
+    local, ``x_i <- x_i - eta / (n (1 - p)) grad f_i``, and otherwise averages,
+    ``x_i <- x_i - eta lam / (n p) (x_i - mean)``. The mean does not change while iterations average, so a round is one
+    run of local iterations and the run of averaging ones behind it, both of geometric length (at least 1).
+
+    Scaling with n: ``lr`` is the *effective* local step ``eta / (n (1 - p))``, that is ``eta = lr n (1 - p)``; one
+    averaging iteration then has the strength ``a = lam lr (1 - p) / p``, whatever n is. (The paper's step sizes grow
+    with n too: eta = n / (2 max(L / (1 - p), lam / p)), local steps near 1 / (2 L).)
+
+    Departures: a local iteration is an epoch of s mini-batch steps of the run's optimiser (then ``a`` has the factor
+    s, and 1 / (1 - momentum) for SGD, as far as such steps go); averaging is implicit, ``x_i - mean`` shrinks by
+    ``1 / (1 + a)`` and not ``1 - a``, so that no ``lam`` diverges; the mean is over the round's clients. Parameters
+    that are placed personal are trained along and not averaged.
+    """
+
+    lam: float = Field(1.0, ge=0, description="lambda: how strongly the local models are pulled to their mean")
+    p: float | None = Field(
+        None, gt=0, lt=1, description="probability of an averaging iteration; default 1 / local_epochs, at most 1/2"
+    )
+    local_epochs: int = Field(
+        10, ge=1, description="mean number of local epochs per round (at least 2), unless p is set"
+    )
+
+    @property
+    def probability(self) -> float:
+        """p, or what gives ``local_epochs`` local iterations per round on average."""
+        return 1 / max(2, self.local_epochs) if self.p is None else self.p
+
+    def sets(self) -> dict[str, ParameterSet]:
+        """``local``: each client's x_i."""
+        return {"local": ParameterSet("client", like="shared")}
+
+    def round(self, server: ServerState, clients: Clients) -> None:
+        """Local iterations; then averaging ones, in a second exchange."""
+        count = _geometric(clients.key("local iterations"), self.probability)
+        repeats = _geometric(clients.key("averaging iterations"), 1 - self.probability)
+        reply = clients.run(self.train, epochs=torch.tensor(count), terms=self.term_payload(server))
+        server.shared = weighted_mean(reply.local, torch.ones(len(reply.ids)))
+        clients.run(self.average, mean=server.shared, repeats=torch.tensor(repeats))
+        self.absorb_terms(server, reply)
+
+    def train(self, cohort: Cohort, epochs: Tensor, terms: dict[str, Any]) -> Reply:
+        """The round's local iterations."""
+        cohort.load(cohort.state["local"])
+        cohort.fit(STAGES, epochs=int(epochs[0]), penalties=self.penalties(cohort, terms))
+        cohort.state["local"] = cohort.shared()
+        return Reply(local=cohort.shared(), terms=self.after_terms(cohort, terms))
+
+    def average(self, cohort: Cohort, mean: dict[str, Any], repeats: Tensor) -> Reply:
+        """``x_i <- mean + (x_i - mean) / (1 + a)``, as often as iterations average."""
+        steps = (cohort.num_samples / self.batch_size).ceil()
+        if self.optimizer == "sgd":
+            steps = steps / (1 - self.momentum)
+        moved = {}
+        for name, own in cohort.state["local"].items():
+            strength = self.lam * self.lr_of(stage_of(name)) * (1 - self.probability) / self.probability * steps
+            keep = (1 + strength).pow(-repeats.to(strength)).view(-1, *([1] * (own.ndim - 1)))
+            moved[name] = mean[name] + keep * (own - mean[name]) if own.is_floating_point() else own
+        cohort.state["local"] = moved
+        cohort.load(moved)
+        return Reply()
+
+    def download(self, server: ServerState) -> dict[str, Any]:
+        """Nothing: a client has its own model."""
+        return {}
+
+    def personalise(self, cohort: Cohort, **payload: Any) -> None:
+        """x_i."""
+        cohort.load(cohort.state["local"])
+
+
+def _geometric(key: Tensor, stop: float) -> int:
+    """Number of iterations of a run that ends after each with probability ``stop``."""
+    return 1 + floor(log1p(-float(rng.uniform(key, 1, torch.float64))) / log1p(-stop))

@@ -1,0 +1,106 @@
+"""pFedMe: personal models are proximal points of a global model that descends on the clients' Moreau envelopes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pydantic import Field, ValidationInfo, field_validator
+
+from perfed.aggregate import weighted_mean
+from perfed.cohort import Cohort
+from perfed.fit import Gradient
+from perfed.method import Clients, Method, ParameterSet, Reply, ServerState, register
+from perfed.model import STAGES, Parameters, stage_of
+from perfed.optim import OptimizerState, optimizer_for
+from perfed.step import Step
+
+
+@register("pfedme")
+class PFedMe(Method):
+    """Personalised federated learning with Moreau envelopes (Dinh et al. 2020, Algorithm 1).
+
+    On every mini-batch ``inner_steps`` steps from w on ``f(theta) + (lam / 2) |theta - w|^2`` give theta, which is
+    evaluated; then ``w <- w - eta lam (w - theta)``. The server's step is ``w <- (1 - beta) w + beta mean_i w_i``.
+    Inner steps are those of the run's optimiser, new for every mini-batch. Parameters that are placed personal take
+    the inner steps without the quadratic term.
+    Departure: inner steps are implicit in the quadratic term, so that any ``lam`` is stable with any learning rate;
+    their fixed point is the same.
+    """
+
+    lam: float = Field(10.0, gt=0, description="lambda: strength of the quadratic term")
+    inner_steps: int = Field(5, ge=1, description="K: steps on theta per mini-batch")
+    eta: float | None = Field(
+        None, gt=0, validate_default=True, description="learning rate of w; default: lr, which is that of theta"
+    )
+    beta: float = Field(1.0, gt=0, description="step of the server")
+
+    @field_validator("eta")
+    @classmethod
+    def _no_overshoot(cls, eta: float | None, info: ValidationInfo) -> float | None:
+        lr = info.data.get("lr", 0.0)
+        largest = eta or (max(lr.get(stage, 1e-3) for stage in STAGES) if isinstance(lr, dict) else lr)
+        if largest * info.data.get("lam", 0.0) > 1 + 1e-9:
+            raise ValueError(
+                f"eta * lam = {largest * info.data['lam']:g} would carry w beyond theta; at most 1 allowed"
+            )
+        return eta
+
+    def sets(self) -> dict[str, ParameterSet]:
+        """``theta``: each client's personal model."""
+        return {"theta": ParameterSet("client", like="shared")}
+
+    def round(self, server: ServerState, clients: Clients) -> None:
+        """One exchange, then the server's step to the plain mean over the round's clients."""
+        reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server))
+        mean = weighted_mean(reply.shared, torch.ones(len(reply.ids)))
+        old = server.shared
+        server.shared = {
+            name: (1 - self.beta) * old[name] + self.beta * t if t.is_floating_point() else t
+            for name, t in mean.items()
+        }
+        self.absorb_terms(server, reply)
+
+    def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
+        """theta and w, mini-batch by mini-batch."""
+        cohort.load(shared)
+        own = cohort.trainable(STAGES)
+        settings = optimizer_for(
+            own,
+            {name: cohort.model[name].ndim - 1 for name in own},
+            kind=self.optimizer,
+            momentum=self.momentum,
+            lr=self.lr_of,
+            weight_decay=self.weight_decay_of,
+            decay_all=self.decay == "all",
+        )
+        theta = {name: cohort.model[name].clone() for name in cohort.shared_parameters}
+
+        def step(params: Parameters, gradient: Gradient, batches: Sequence[Step]) -> Parameters:
+            w = {name: params[name] for name in theta}
+            inner = OptimizerState(settings, {name: params[name].clone() for name in own})
+            for _ in range(self.inner_steps):
+                inner.step(gradient(inner.params, batches[0]))
+                inner.pull(w, self.lam)
+            moved = {name: t.lerp(inner.params[name], self._rate(name)) for name, t in w.items()}
+            return {**inner.params, **moved, **{f"theta/{name}": inner.params[name] for name in theta}}
+
+        penalties = self.penalties(cohort, terms)
+        cohort.fit(STAGES, epochs=self.local_epochs, also={"theta": theta}, penalties=penalties, step=step)
+        reply = Reply(shared=cohort.shared(), terms=self.after_terms(cohort, terms))
+        cohort.state["theta"] = {**cohort.shared(), **theta}
+        cohort.load(theta)
+        return reply
+
+    def _rate(self, name: str) -> float:
+        """``eta lam``."""
+        return self.lam * (self.eta or self.lr_of(stage_of(name)))
+
+    def download(self, server: ServerState) -> dict[str, Any]:
+        """Nothing: a client has its own model."""
+        return {}
+
+    def personalise(self, cohort: Cohort, **payload: Any) -> None:
+        """theta."""
+        cohort.load(cohort.state["theta"])

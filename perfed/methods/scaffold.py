@@ -1,0 +1,86 @@
+"""SCAFFOLD: control variates take the clients' drift out of federated averaging."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from perfed.aggregate import weighted_mean
+from perfed.cohort import Cohort
+from perfed.errors import PerfedError
+from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState, register
+from perfed.model import STAGES, Parameters, stage_of
+from perfed.step import Step
+
+
+@register("scaffold")
+class Scaffold(Method):
+    """Stochastic controlled averaging, option II (Karimireddy et al. 2020, Algorithm 1).
+
+    ``y <- y - lr (g - c_i + c)``; ``c_i+ = c_i - c + (x - y) / (K lr)``; the server's steps are
+    ``x <- x + server_lr mean_S (y - x)`` and ``c <- c + (1/N) sum_S (c_i+ - c_i)``. The global model is evaluated.
+    K lr turns the way x - y into a mean of the corrected gradients. With momentum m, which the paper does not have but
+    the other methods of an experiment may, gradient k of K moves y by ``(1 - m^(K-k+1)) / (1 - m)`` steps, and K is
+    replaced by the sum of these factors, so that c_i+ is still a (weighted) mean of the client's own gradients. Weight
+    decay counts as part of the client's loss. Adam's steps are no such mean: an error.
+    Parameters that are placed personal are trained without correction.
+    """
+
+    optimizer: Literal["adam", "sgd"] = Field("sgd", description="local optimiser; only sgd is possible")
+    lr: float | dict[str, float] = Field(1e-2, description="learning rate, or one per stage (missing stages: 1e-3)")
+    server_lr: float = Field(1.0, gt=0, description="eta_g: step of the server")
+
+    def sets(self) -> dict[str, ParameterSet]:
+        """``control``: c on the server; ``own_control``: c_i on the clients; ``size``: N."""
+        if self.optimizer != "sgd":
+            raise PerfedError(
+                f"scaffold needs plain gradient steps, not optimizer = '{self.optimizer}': give it optimizer = \"sgd\" "
+                "and a learning rate of its own under methods.scaffold"
+            )
+        return {
+            "control": ParameterSet("server", like="shared", init="zeros"),
+            "own_control": ParameterSet("client", like="shared", init="zeros"),
+            "size": ParameterSet("server", init=_size),
+        }
+
+    def round(self, server: ServerState, clients: Clients) -> None:
+        """One exchange, then the steps on x and c."""
+        reply = clients.run(self.train, shared=server.shared, control=server.control, terms=self.term_payload(server))
+        x, mean = server.shared, weighted_mean(reply.shared, torch.ones(len(reply.ids)))
+        server.shared = {
+            name: x[name] + self.server_lr * (y - x[name]) if y.is_floating_point() else y for name, y in mean.items()
+        }
+        change = {name: t.sum(0) / server.size["clients"] for name, t in reply.change.items()}
+        server.control = {name: c + change[name] if name in change else c for name, c in server.control.items()}
+        self.absorb_terms(server, reply)
+
+    def train(self, cohort: Cohort, shared: dict[str, Any], control: dict[str, Any], terms: dict[str, Any]) -> Reply:
+        """Corrected local steps, and the client's new control."""
+        cohort.load(shared)
+        own = cohort.state["own_control"]
+        drift = {name: control[name] - own[name] for name in cohort.shared_parameters}
+
+        def correct(step: Step, grads: Parameters) -> Parameters:
+            return {name: g + step.of(drift[name]) if name in drift else g for name, g in grads.items()}
+
+        cohort.fit(STAGES, epochs=self.local_epochs, penalties=self.penalties(cohort, terms), correct=correct)
+        count = self._total_weight(cohort.steps_done)
+        change = {}
+        for name in drift:
+            rate = (count * self.lr_of(stage_of(name))).to(control[name]).view(-1, *([1] * (control[name].ndim - 1)))
+            mean = (shared[name] - cohort.model[name]) / rate
+            change[name] = torch.where(rate > 0, mean - control[name], 0.0)
+        cohort.state["own_control"] = {**own, **{name: own[name] + t for name, t in change.items()}}
+        return Reply(shared=cohort.shared(), change=change, terms=self.after_terms(cohort, terms))
+
+    def _total_weight(self, steps: Tensor) -> Tensor:
+        """``sum_k (1 - m^(K-k+1)) / (1 - m)``, how far K equal gradients move y, in steps; K without momentum."""
+        m = self.momentum
+        return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+
+
+def _size(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+    return {"clients": torch.tensor(len(info.ids))}

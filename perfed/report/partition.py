@@ -1,0 +1,152 @@
+"""Who holds how many samples of which class: a summary line, a table for the terminal, a self-contained HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from numpy.typing import NDArray
+from plotly.offline import get_plotlyjs
+from rich.table import Table
+
+from perfed.errors import PerfedError
+from perfed.federation import Client, Federation
+from perfed.report.figures import COLOURS, LAYOUT
+from perfed.report.html import PAGE
+from perfed.store import write_atomic
+
+SPLITS = ("train", "test")
+NONE = "·"
+
+
+@dataclass(frozen=True)
+class ClassTable:
+    """Samples of every client in training and test data.
+
+    Attributes:
+        ids: of the clients.
+        groups: of each client's group, as text; empty where there are no groups.
+        classes: names of the classes; empty for regression.
+        sizes: split -> ``(clients,)`` samples.
+        counts: split -> ``(clients, classes)`` samples of each class.
+    """
+
+    name: str
+    ids: list[str]
+    groups: list[str]
+    classes: list[str]
+    sizes: dict[str, NDArray[np.int64]]
+    counts: dict[str, NDArray[np.int64]]
+
+    @classmethod
+    def of(cls, federation: Federation) -> ClassTable:
+        """Count a federation; validation samples count as training samples."""
+        num_classes = federation.num_classes or 0
+        names = federation.class_names or [str(label) for label in range(num_classes)]
+        group = federation.notes.get("group", {})
+        counts = {s: np.zeros((len(federation), num_classes), dtype=np.int64) for s in SPLITS}
+        sizes = {s: np.zeros(len(federation), dtype=np.int64) for s in SPLITS}
+        for row, client in enumerate(federation):
+            for split, y in _targets(client):
+                sizes[split][row] += len(y)
+                if num_classes:
+                    counts[split][row] += np.bincount(y, minlength=num_classes)
+        groups = [str(group[id_]) for id_ in federation.ids] if group else []
+        return cls(federation.name, federation.ids, groups, list(names) if num_classes else [], sizes, counts)
+
+    def summary(self) -> str:
+        """One line: clients, classes, samples."""
+        parts = [f"{self.name}: {len(self.ids)} clients"]
+        if self.groups:
+            parts[0] += f" in {len(set(self.groups))} groups"
+        if self.classes:
+            held = (self.counts["train"] > 0).sum(axis=1)
+            parts.append(f"{len(self.classes)} classes, {_span(held)} per client")
+        parts += [f"{split} {_span(size)} each, {size.sum()} in all" for split, size in self.sizes.items()]
+        return "; ".join(parts)
+
+
+def _targets(client: Client) -> Iterator[tuple[str, NDArray[Any]]]:
+    for name in ("train", "validation", "test"):
+        split = client.split(name)
+        if split is not None:
+            yield ("test" if name == "test" else "train"), split.y.numpy()
+
+
+def _span(numbers: NDArray[np.int64]) -> str:
+    low, high = int(numbers.min()), int(numbers.max())
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def terminal_tables(table: ClassTable, width: int) -> Iterator[Table]:
+    """One row per client and a column ``train/test`` per class; as many tables as the width of the terminal needs."""
+    rows = [_cells(train, test) for train, test in zip(table.counts["train"], table.counts["test"], strict=True)]
+    heads = ["client", *(["group"] if table.groups else []), "train", "test"]
+    fixed = [
+        [id_, *([table.groups[i]] if table.groups else []), *(str(table.sizes[split][i]) for split in SPLITS)]
+        for i, id_ in enumerate(table.ids)
+    ]
+    taken = sum(max(len(head), *(len(row[i]) for row in fixed)) + 2 for i, head in enumerate(heads))
+    longest = max((len(text) for row in [table.classes, *rows] for text in row), default=0) + 2
+    per_table = max(1, (width - taken) // longest)
+    for first in range(0, max(1, len(table.classes)), per_table):
+        last = first + per_table
+        shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for i, head in enumerate([*heads, *table.classes[first:last]]):
+            shown.add_column(head, justify="left" if i == 0 else "right", no_wrap=True)
+        for left, right in zip(fixed, rows, strict=True):
+            shown.add_row(*left, *right[first:last])
+        yield shown
+
+
+def _cells(train: NDArray[np.int64], test: NDArray[np.int64]) -> list[str]:
+    return [f"{a}/{b}" if a or b else NONE for a, b in zip(train.tolist(), test.tolist(), strict=True)]
+
+
+def write_partition_page(table: ClassTable, out: Path) -> Path:
+    """Write the picture of the table to ``out``, a self-contained HTML file, and return the path.
+
+    Raises:
+        PerfedError: ``out`` is a folder.
+    """
+    if out.is_dir():
+        raise PerfedError(f"--out {out}: is a folder; give the name of an .html file")
+    sections = "\n".join(
+        f"<h2>{escape(split)}</h2>\n" + figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"plot-{split}")
+        for split, figure in ((split, _figure(table, split)) for split in SPLITS)
+    )
+    title = escape(f"Partition of {table.name}")
+    page = PAGE.format(title=title, facts=escape(table.summary()), plotlyjs=get_plotlyjs(), sections=sections)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(out, page)
+    return out
+
+
+def _figure(table: ClassTable, split: str) -> go.Figure:
+    """A heat map client x class, or bars of sizes where there are no classes."""
+    labels = [
+        f"{escape(id_)} (group {escape(table.groups[i])})" if table.groups else escape(id_)
+        for i, id_ in enumerate(table.ids)
+    ]
+    height = 160 + min(1400, max(300, 16 * len(labels)))
+    figure = go.Figure(layout=LAYOUT)
+    if table.classes:
+        figure.add_heatmap(
+            z=table.counts[split],
+            x=[escape(name) for name in table.classes],
+            y=labels,
+            colorscale="Blues",
+            colorbar_title="samples",
+            hovertemplate="client %{y}<br>class %{x}<br>%{z} samples<extra></extra>",
+        )
+        figure.update_xaxes(title="class", type="category")
+    else:
+        figure.add_bar(x=table.sizes[split], y=labels, orientation="h", marker_color=COLOURS[0])
+        figure.update_xaxes(title="samples")
+    figure.update_yaxes(title="client", type="category", autorange="reversed")
+    return figure.update_layout(height=height, showlegend=False)

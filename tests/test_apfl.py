@@ -1,0 +1,115 @@
+"""APFL between its two ends: local training (alpha = 1) and federated averaging (alpha = 0)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engines import ENGINES, blobs, cohort, make, network, serve, train
+from torch import nn
+from torch.func import functional_call
+
+from perfed.errors import PerfedError
+from perfed.federation import Federation
+from perfed.methods.apfl import APFL
+from perfed.methods.flic import Anchors
+from perfed.model import Model, hidden_layer, linear
+
+PLAIN = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.5}
+NO_EMBEDDING = Model(body=hidden_layer(5), head=linear(3))
+
+
+def accuracies(server):
+    return {client: values["loss"] for client, values in server.evaluate("test").items()}
+
+
+def test_alpha_one_is_local_training():
+    own = train(serve(make("apfl", alpha=1.0, **PLAIN), blobs(), model=NO_EMBEDDING), 3)
+    local = train(serve(make("local", **PLAIN), blobs(), model=NO_EMBEDDING), 3)
+    for client, state in local.engine.states.items():
+        for name, tensor in state["model"].items():
+            torch.testing.assert_close(own.engine.states[client]["local"][name], tensor, rtol=1e-10, atol=1e-12)
+    assert accuracies(own) == pytest.approx(accuracies(local), rel=1e-10)
+
+
+def test_alpha_zero_is_federated_averaging():
+    own = train(serve(make("apfl", alpha=0.0, **PLAIN), blobs((8, 8, 8)), model=NO_EMBEDDING), 3)
+    averaged = train(serve(make("fedavg", **PLAIN), blobs((8, 8, 8)), model=NO_EMBEDDING), 3)
+    for name, tensor in averaged.state.shared.items():
+        torch.testing.assert_close(own.state.shared[name], tensor, rtol=1e-10, atol=1e-12)
+    assert accuracies(own) == pytest.approx(accuracies(averaged), rel=1e-10)
+
+
+def test_the_global_model_does_not_depend_on_alpha():
+    runs = [train(serve(make("apfl", alpha=alpha, **PLAIN), blobs()), 2) for alpha in (0.1, 0.9)]
+    for name, tensor in runs[0].state.shared.items():
+        torch.testing.assert_close(runs[1].state.shared[name], tensor, rtol=1e-12, atol=1e-13)
+
+
+def test_one_step_of_both_models_is_the_papers():
+    """``v - lr alpha grad f(alpha v + (1 - alpha) w)`` with the w from before its own step, on the same batch."""
+    alpha, lr = 0.25, 0.1
+    method = make("apfl", alpha=alpha, optimizer="sgd", lr=lr, batch_size=100, local_epochs=1)
+    server = serve(method, blobs((12,)))
+    client = server.engine.federation.clients[0]
+    chain = server.setup.chain((4,))
+    w = {name: t.clone() for name, t in server.state.shared.items()}
+    v = {name: 0.5 * t for name, t in w.items()}
+    group = cohort(method, blobs((12,)))
+    group.state["local"] = {name: t[None].clone() for name, t in v.items()}
+    reply = method.train(group, {name: t[None] for name, t in w.items()}, {})
+
+    def gradient(values):
+        leaves = {name: t.clone().requires_grad_() for name, t in values.items()}
+        loss = nn.functional.cross_entropy(functional_call(chain, leaves, (client.train.x,)), client.train.y)
+        return dict(zip(leaves, torch.autograd.grad(loss, leaves.values()), strict=True))
+
+    at_w, at_mixture = gradient(w), gradient({name: alpha * v[name] + (1 - alpha) * w[name] for name in w})
+    for name in w:
+        new_w, new_v = w[name] - lr * at_w[name], v[name] - lr * alpha * at_mixture[name]
+        torch.testing.assert_close(reply["shared"][name][0], new_w)
+        torch.testing.assert_close(group.state["local"][name][0], new_v)
+        torch.testing.assert_close(group.model[name][0], alpha * new_v + (1 - alpha) * new_w)
+
+
+def opposite_labels() -> Federation:
+    generator = torch.Generator().manual_seed(0)
+    arrays = {}
+    for i in range(4):
+        x = torch.randn(40, 2, generator=generator)
+        y = ((x[:, 0] > 0) ^ bool(i % 2)).long()
+        arrays[f"c{i}"] = {"x_train": x[:24], "y_train": y[:24], "x_test": x[24:], "y_test": y[24:]}
+    return Federation.from_arrays(arrays, num_classes=2)
+
+
+def test_the_mixture_serves_clients_that_no_single_model_can_serve():
+    scores = {}
+    for alpha in (0.0, 0.5):
+        method = make("apfl", alpha=alpha, lr=0.03)
+        server = train(serve(method, opposite_labels(), model=Model(body=hidden_layer(8), head=linear(2))), 10)
+        metrics = server.evaluate("test")
+        scores[alpha] = sum(values["accuracy"] for values in metrics.values()) / len(metrics)
+    assert scores[0.0] < 0.7 and scores[0.5] > 0.85
+
+
+def normed(shape):
+    return nn.Sequential(nn.Linear(shape[0], 5), nn.BatchNorm1d(5), nn.ReLU())
+
+
+@pytest.mark.parametrize("model", [Model(head=linear(3)), Model(body=normed, head=linear(3))], ids=["head", "norm"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_other_models(model, engine):
+    server = train(serve(make("apfl"), blobs((8, 7)), model=model, **ENGINES[engine]), 2)
+    assert all(0 <= values["accuracy"] <= 1 for values in server.evaluate("test").values())
+
+
+def test_with_personal_embeddings_and_anchors_and_for_regression():
+    anchors = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
+    method = make("apfl", placement={"embedding": "personal"}, more_terms=(anchors,))
+    server = train(serve(method, blobs((8, 6, 1), dims=(3, 5))), 2)
+    assert set(server.state.shared) == {n for n in network().build((3,)).tensors() if not n.startswith("embedding")}
+    assert len(train(serve(make("apfl"), blobs((8, 6), regression=True)), 2).evaluate("test")) == 2
+
+
+def test_alpha_is_a_share():
+    with pytest.raises((ValueError, PerfedError), match="less than or equal to 1"):
+        APFL(alpha=1.5)

@@ -1,0 +1,119 @@
+"""FedAvg and what differs from it by a term or by where parameters live: FedProx, FedPer, LG-FedAvg."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engines import blobs, difference, make, serve, train
+
+from perfed.building import build_method
+from perfed.methods.flic import Anchors
+from perfed.model import Model, linear
+from perfed.terms import Prototypes
+
+QUICK = {"batch_size": 4, "local_epochs": 2, "lr": 0.01}
+
+
+def bytes_of(tensors) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def personal_models(server, **payload):
+    """Every client's own model as it is evaluated: id -> parameters."""
+    payload = payload or server.setup.method.download(server.state)
+    found = {}
+    for group in server.engine.cohorts(server.engine.federation.ids, payload):
+        for row, client in enumerate(group.ids):
+            found[client] = {name: tensor[row].clone() for name, tensor in group.model.items()}
+    return found
+
+
+def test_fedprox_without_pull_is_fedavg():
+    plain = train(serve(build_method("fedavg", QUICK), blobs()), 3)
+    proximal = train(serve(build_method("fedprox", {**QUICK, "mu": 0.0}), blobs()), 3)
+    assert difference(proximal, plain) == 0
+
+
+def test_fedprox_stays_near_the_received_model_and_the_nearer_the_larger_mu():
+    moved = []
+    for mu in (0.0, 2.0, 20.0):
+        method = build_method("fedprox", {"mu": mu, "optimizer": "sgd", "lr": 0.02, "batch_size": 4})
+        server = serve(method, blobs())
+        start = server.state.shared
+        train(server, 1)
+        moved.append(sum(float((t - start[name]).square().sum()) for name, t in server.state.shared.items()) ** 0.5)
+    assert moved[0] > 1.2 * moved[1] > 1.2 * moved[2] and moved[2] < 0.3 * moved[0]
+
+
+def test_fedprox_ft_fine_tunes_without_the_proximal_term():
+    tuned = [
+        personal_models(serve(build_method(name, {**QUICK, **settings}), blobs()))
+        for name, settings in (("fedprox-ft", {"mu": 50.0}), ("fedavg-ft", {}))
+    ]
+    for client, model in tuned[0].items():
+        assert all(torch.equal(t, tuned[1][client][name]) for name, t in model.items())
+
+
+@pytest.mark.parametrize("name", ["fedper", "lg-fedavg"])
+def test_with_everything_shared_both_are_fedavg(name):
+    everything = {"placement": {"embedding": "shared", "body": "shared", "head": "shared"}}
+    one, other = (train(serve(make(n, **everything), blobs(), rate=0.7), 3) for n in (name, "fedavg"))
+    assert difference(one, other) == 0
+
+
+@pytest.mark.parametrize("name", ["fedper", "lg-fedavg"])
+def test_a_single_client_trains_all_stages_together_as_in_fedavg(name):
+    own = personal_models(train(serve(make(name, placement={"embedding": "shared"}), blobs((9,))), 3))["c0"]
+    whole = personal_models(train(serve(make("fedavg"), blobs((9,))), 3))["c0"]
+    for parameter, tensor in whole.items():
+        torch.testing.assert_close(own[parameter], tensor, rtol=1e-12, atol=1e-12)
+
+
+SPLITS = {"fedper": (("embedding", "body"), "head"), "lg-fedavg": (("head",), "body")}
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_what_is_personal_differs_between_clients_and_never_travels(name):
+    shared, personal = SPLITS[name]
+    server = serve(make(name), blobs())
+    start = server.state.shared
+    assert {parameter.split(".")[0] for parameter in start} == set(shared)
+    server.prepare()
+    record = server.round(1)
+    size = bytes_of(start.values())
+    assert record.bytes_down == 3 * size and record.bytes_up == 3 * (size + 8)  # and the numbers of samples
+    assert all(not torch.equal(t, start[parameter]) for parameter, t in server.state.shared.items())
+    models = personal_models(server)
+    for parameter in models["c0"]:
+        same = torch.equal(models["c0"][parameter], models["c1"][parameter])
+        assert same == parameter.startswith(shared), parameter
+        if parameter.startswith(personal):
+            assert torch.equal(server.engine.states["c0"]["model"][parameter], models["c0"][parameter])
+
+
+def test_lg_fedavg_takes_clients_whose_inputs_differ():
+    server = train(serve(make("lg-fedavg"), blobs((9, 7, 5), dims=(3, 6))), 2)
+    assert set(server.evaluate("test")) == {"c0", "c1", "c2"}
+
+
+@pytest.mark.parametrize("name", ["fedprox", "fedper", "lg-fedavg"])
+def test_a_model_of_a_head_alone(name):
+    server = train(serve(make(name), blobs(), model=Model(head=linear(3))), 2)
+    assert set(server.evaluate("test")) == {"c0", "c1", "c2"}
+    assert bool(server.state.shared) == (name != "fedper")
+
+
+FAMILY = ["fedprox", "fedprox-ft", "fedper", "lg-fedavg", "fedbabu", "fedrod", "knnper"]
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_terms_join_in_behind_personal_embeddings(name):
+    terms = (Anchors(pretrain_epochs=1, pretrain_batch_size=4), Prototypes())
+    method = make(name, more_terms=terms, placement={"embedding": "personal"})
+    server = serve(method, blobs((9, 6, 1), dims=(3, 7)), rate=0.7)
+    server.prepare()
+    anchors = server.state.anchors["mean"].clone()
+    for number in (1, 2):
+        server.round(number, measure="test")
+    assert not torch.equal(server.state.anchors["mean"], anchors) and bool(server.state.centroids["known"].all())
+    assert all(0 <= values["accuracy"] <= 1 for values in server.evaluate("test").values())

@@ -1,0 +1,189 @@
+"""FedPAC: what is trained when, what the server combines, and what each switch changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engines import blobs, cohort, difference, make, network, serve, train
+
+from perfed import combination
+from perfed.combination import combination_weights
+from perfed.errors import PerfedError
+from perfed.federation import Federation
+from perfed.method import Method
+from perfed.terms import Prototypes
+
+GROUPS = {"labels": [[0, 1], [0, 1], [2, 3], [2, 3]], "num_classes": 4}
+
+
+def fedpac(alignment: float = 1.0, **settings) -> Method:
+    return make("fedpac", **settings).model_copy(update={"terms": (Prototypes(alignment=alignment),)})
+
+
+def heads(server):
+    """The head that each client's own model has, as evaluated."""
+    (group,) = server.engine.cohorts(server.engine.federation.ids, server.setup.method.download(server.state))
+    return dict(zip(group.ids, group.model["head.weight"], strict=True)), group
+
+
+def test_one_round_is_the_algorithm_box():
+    """Statistics with the received body, head then body, and phi_i = sum_j alpha_ij phi_j."""
+    settings = {"optimizer": "sgd", "lr": 0.05, "head_lr": 0.2, "local_epochs": 2}
+    federation = blobs((12, 8, 5), test=2)
+    server = serve(fedpac(**settings), federation)
+    before = dict(server.state.shared)
+    method = server.setup.method
+    group = cohort(method, federation)
+    group.load({name: t.expand(3, *t.shape).clone() for name, t in before.items()})
+    features = group.representation().split([12, 8, 5])
+    h = torch.zeros(3, 3, 5, dtype=torch.float64)
+    v = torch.zeros(3, dtype=torch.float64)
+    for i, (f, client) in enumerate(zip(features, group.clients, strict=True)):
+        y, n = client.train.y, len(client.train)
+        for c in y.unique().tolist():
+            share = (y == c).sum() / n
+            h[i, c] = share * f[y == c].mean(0)
+            v[i] += share * f[y == c].square().sum(1).mean() - h[i, c].square().sum()
+    alpha, _ = combination_weights(h, v, torch.tensor([12.0, 8.0, 5.0]))
+    # the same local work, by hand
+    group.fit("head", epochs=1)
+    assert all(torch.equal(group.model[name], group.received[name]) for name in before)
+    trained = group.model["head.weight"].clone()
+    group.fit(("embedding", "body"), epochs=2)
+    assert torch.equal(group.model["head.weight"], trained)
+    expected = torch.einsum("ij,jkl->ikl", alpha, trained)
+    server.prepare()
+    server.round(1)
+    found, _ = heads(server)
+    for row, client in enumerate(group.ids):
+        torch.testing.assert_close(found[client], expected[row])
+    shares = torch.tensor([12.0, 8.0, 5.0], dtype=torch.float64) / 25
+    for name in before:
+        mean = torch.tensordot(shares, group.model[name], 1)
+        torch.testing.assert_close(server.state.shared[name], mean)
+    centroid = torch.stack([group.class_means()[i, 0] * group.class_counts[i, 0] for i in range(3)]).sum(0)
+    torch.testing.assert_close(server.state.centroids["mean"][0], centroid / group.class_counts[:, 0].sum())
+
+
+def test_the_head_has_its_own_learning_rate():
+    moved = []
+    for head_lr in (0.0, 0.5):
+        server = serve(fedpac(optimizer="sgd", head_lr=head_lr, collaboration=False), blobs())
+        start = cohort(server.setup.method, blobs()).model["head.weight"].clone()
+        train(server, 1)
+        _, group = heads(server)
+        moved.append(float((group.model["head.weight"] - start).norm()))
+    assert moved[0] == 0 and moved[1] > 0.1
+
+
+def test_alignment_starts_in_the_second_round_and_pulls_features_to_the_common_means():
+    first = [train(serve(fedpac(alignment), blobs()), 1) for alignment in (0.0, 5.0)]
+    assert difference(*first) == 0
+    gaps = []
+    for alignment in (0.0, 20.0):
+        server = train(serve(fedpac(alignment, lr=0.02), blobs((20, 20, 20))), 10)
+        _, group = heads(server)
+        features, y = group.representation(), group.samples().y
+        means = server.state.centroids["mean"]
+        gaps.append(float((features - means[y]).square().sum() / means[y].square().sum()))
+    assert gaps[1] < 0.5 * gaps[0]
+
+
+def test_the_switches_give_the_four_variants():
+    """None is FedRep with one head epoch first; each switch alone changes the result."""
+    data = blobs((12, 9, 7), labels=[[0, 1], [1, 2], [0, 2]])
+    none = train(serve(fedpac(0.0, collaboration=False, head_lr=1e-2), data), 3)
+    fedrep = train(serve(make("fedrep", local_epochs=1, body_epochs=2), data), 3)
+    for name, tensor in fedrep.state.shared.items():
+        torch.testing.assert_close(none.state.shared[name], tensor)
+    others = [
+        train(serve(fedpac(a, collaboration=c, head_lr=1e-2), data), 3) for a, c in ((1, False), (0, True), (1, True))
+    ]
+    found = [heads(server)[1].model["head.weight"] for server in (none, *others)]
+    for i in range(4):
+        for j in range(i):
+            assert not torch.allclose(found[i], found[j], atol=1e-6)
+
+
+def test_clients_of_disjoint_label_groups_do_not_share_heads():
+    server = serve(fedpac(), blobs((40, 40, 40, 40), **GROUPS), model=network(4))
+    server.prepare()
+    weights = server.round(1).arrays["combination"]["weights"]
+    assert weights[:2, :2].sum() > 1.9 and weights[2:, 2:].sum() > 1.9
+    assert weights[0, 1] > 0.2 and weights[3, 2] > 0.2  # and within a group they do
+
+
+def test_without_cooperation_a_clients_head_never_travels():
+    size = lambda server: sum(t.numel() for t in server.state.shared.values()) * 8  # noqa: E731
+    server = serve(fedpac(collaboration=False), blobs())
+    server.prepare()
+    record = server.round(1)
+    centroids = 3 * 5 * 8
+    assert record.bytes_down == 3 * (size(server) + centroids + 3)
+    assert record.bytes_up == 3 * (size(server) + 8 + centroids + 3 * 8)
+    assert "heads" not in server.state.tree()
+
+
+def test_clients_that_were_not_chosen_keep_their_head_and_take_the_newest_body():
+    server = train(serve(fedpac(), blobs((8, 7, 6, 5)), rate=0.5), 2)
+    before, _ = heads(server)
+    record = server.round(3)
+    after, group = heads(server)
+    assert len(record.participants) == 2
+    for client in group.ids:
+        assert torch.equal(before[client], after[client]) == (client not in record.participants)
+    body = server.state.shared["body.0.weight"]
+    assert all(torch.equal(row, body) for row in group.model["body.0.weight"])
+
+
+def test_the_order_of_the_clients_changes_nothing():
+    arrays = {c.id: c for c in blobs((9, 7, 5))}
+    renamed = {"c0": "z", "c1": "a", "c2": "m"}
+    runs = []
+    for names in ({c: c for c in arrays}, renamed):
+        federation = Federation.from_arrays(
+            {
+                names[c]: {
+                    "x_train": client.train.x,
+                    "y_train": client.train.y,
+                    "x_test": client.test.x,
+                    "y_test": client.test.y,
+                }
+                for c, client in arrays.items()
+            },
+            num_classes=3,
+        )
+        method = fedpac(0.0, batch_size=100, optimizer="sgd")  # full batches: no shuffles keyed by the name
+        runs.append(heads(train(serve(method, federation), 2))[0])
+    for client, name in renamed.items():
+        torch.testing.assert_close(runs[0][client], runs[1][name], rtol=1e-9, atol=1e-11)
+
+
+def test_with_equal_features_covariances_do_not_matter_and_otherwise_they_do():
+    plain = train(serve(fedpac(), blobs((30, 20, 10))), 1)
+    general = train(serve(fedpac(inner_product="covariance"), blobs((30, 20, 10))), 1)
+    first, second = heads(plain)[0], heads(general)[0]
+    assert any(not torch.allclose(first[c], second[c], atol=1e-8) for c in first)
+
+
+def test_a_problem_that_does_not_solve_leaves_the_client_its_own_head_and_is_counted(monkeypatch):
+    real, calls = combination.simplex_qp, []
+
+    def broken(matrix, linear=None):
+        calls.append(1)
+        if len(calls) == 2:
+            raise combination.QPFailed("no")
+        return real(matrix, linear)
+
+    monkeypatch.setattr(combination, "simplex_qp", broken)
+    server = serve(fedpac(), blobs((9, 8, 7)))
+    server.prepare()
+    record = server.round(1)
+    assert record.counts == {"unsolved_combinations": 1}
+    own = server.engine.states["c1"]["model"]["head.weight"]
+    torch.testing.assert_close(heads(server)[0]["c1"], own)
+
+
+def test_regression_is_refused():
+    with pytest.raises(PerfedError, match="needs class labels"):
+        serve(make("fedpac"), blobs((5, 4), regression=True))

@@ -1,0 +1,144 @@
+"""pFedMe on quadratics, where proximal points have a closed form."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engines import ENGINES, blobs, cohort, make, serve, train
+from torch import nn
+
+from perfed.building import build_method
+from perfed.errors import PerfedError
+from perfed.federation import Federation
+from perfed.methods.flic import Anchors
+from perfed.methods.pfedme import PFedMe
+from perfed.model import Model, linear
+
+LINEAR = Model(head=linear(1))
+FULL = {"optimizer": "sgd", "batch_size": 100}
+
+
+def planes(clients=3, samples=12, dim=3) -> Federation:
+    """Regression on a plane of its own for every client."""
+    generator = torch.Generator().manual_seed(1)
+    arrays = {}
+    for i in range(clients):
+        x = torch.randn(samples, dim, generator=generator) * (1 + i)
+        y = x @ torch.randn(dim, generator=generator) + torch.randn(1, generator=generator)
+        arrays[f"c{i}"] = {"x_train": x.double(), "y_train": y.double(), "x_test": x.double(), "y_test": y.double()}
+    return Federation.from_arrays(arrays, num_classes=None)
+
+
+def quadratic(client):
+    """H and b of ``f(w) = mean (x w - y)^2``: grad f(w) = H w - b, w with the bias as last entry."""
+    x = torch.cat([client.train.x, torch.ones(len(client.train), 1, dtype=torch.float64)], 1)
+    return 2 * x.T @ x / len(x), 2 * x.T @ client.train.y / len(x)
+
+
+def flat(params):
+    return torch.cat([params["head.weight"].flatten(), params["head.bias"].flatten()])
+
+
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.3, "decay": "all"}], ids=["plain", "decay"])
+def test_the_inner_problem_reaches_its_proximal_point(settings):
+    lam, lr, federation = 10.0, 0.05, planes()
+    method = make("pfedme", lam=lam, inner_steps=400, local_epochs=1, lr=lr, **FULL, **settings)
+    server = serve(method, federation, model=LINEAR)
+    w = flat(server.state.shared)
+    train(server, 1)
+    moved = []
+    for client in federation:
+        h, b = quadratic(client)
+        eye = torch.eye(len(b), dtype=torch.float64)
+        theta = torch.linalg.solve(h + (lam + settings.get("weight_decay", 0.0)) * eye, b + lam * w)
+        torch.testing.assert_close(flat(server.engine.states[client.id]["theta"]), theta, rtol=1e-8, atol=1e-8)
+        moved.append(w - lr * lam * (w - theta))
+    torch.testing.assert_close(flat(server.state.shared), torch.stack(moved).mean(0), rtol=1e-8, atol=1e-8)
+
+
+def test_a_strong_pull_and_a_large_learning_rate_do_not_diverge():
+    """lr * lambda = 500 in the inner steps; theta stays at w."""
+    method = make("pfedme", lam=5e3, lr=0.1, eta=1e-4, **FULL)
+    server = train(serve(method, planes(), model=LINEAR), 3)
+    for state in server.engine.states.values():
+        gap = flat(state["theta"]) - flat(server.state.shared)
+        assert float(gap.abs().max()) < 0.05
+
+
+def test_the_global_model_descends_to_the_minimiser_of_the_mean_moreau_envelope():
+    """Sum of lambda (w - prox(w)) over clients is zero there; FedAvg's fixed point is another one."""
+    lam, federation = 2.0, planes()
+    method = make("pfedme", lam=lam, inner_steps=60, lr=0.05, eta=0.5, local_epochs=1, **FULL)
+    server = train(serve(method, federation, model=LINEAR), 60)
+    total, weights = torch.zeros(4, dtype=torch.float64), torch.zeros(4, 4, dtype=torch.float64)
+    for client in federation:
+        h, b = quadratic(client)
+        inverse = torch.linalg.inv(h + lam * torch.eye(4, dtype=torch.float64))
+        weights += torch.eye(4, dtype=torch.float64) - lam * inverse
+        total += inverse @ b
+    target = torch.linalg.solve(weights, total)
+    torch.testing.assert_close(flat(server.state.shared), target, rtol=1e-3, atol=1e-3)
+    averaged = train(serve(make("fedavg", lr=0.05, local_epochs=1, **FULL), federation, model=LINEAR), 60)
+    assert float((flat(averaged.state.shared) - target).abs().max()) > 0.1
+
+
+def test_beta_moves_the_server_part_of_the_way():
+    runs = {beta: serve(make("pfedme", beta=beta), blobs((6, 5)), seed=3) for beta in (0.5, 1.0)}
+    start = {name: t.clone() for name, t in runs[1.0].state.shared.items()}
+    for server in runs.values():
+        train(server, 1)
+    for name, tensor in runs[1.0].state.shared.items():
+        torch.testing.assert_close(runs[0.5].state.shared[name], (start[name] + tensor) / 2)
+
+
+def test_what_is_evaluated_is_the_personal_model():
+    server = train(serve(make("pfedme"), blobs((6, 5))), 1)
+    record = server.round(2, measure="test")
+    assert record.after == server.evaluate("test")
+    (group,) = server.engine.cohorts(["c0"], {})
+    for name, tensor in server.engine.states["c0"]["theta"].items():
+        assert torch.equal(group.model[name][0], tensor)
+        assert not torch.equal(server.state.shared[name], tensor)
+
+
+def test_one_step_per_mini_batch_from_w():
+    """K = 1: theta = (w - lr g + lr lam w) / (1 + lr lam)."""
+    lam, lr = 10.0, 0.05
+    method = make("pfedme", lam=lam, lr=lr, inner_steps=1, local_epochs=1, **FULL)
+    group = cohort(method, planes(), model=LINEAR)
+    w = {name: t.expand(3, *t.shape) for name, t in serve(method, planes(), model=LINEAR).state.shared.items()}
+    method.train(group, w, {})
+    for row, client in enumerate(group.clients):
+        h, b = quadratic(client)
+        start = flat({name: t[row] for name, t in w.items()})
+        expected = start - lr * (h @ start - b) / (1 + lr * lam)
+        torch.testing.assert_close(flat({n: t[row] for n, t in group.state["theta"].items()}), expected)
+
+
+@pytest.mark.parametrize("settings", [{"lr": 0.2}, {"lr": {"head": 0.3}}, {"lr": 0.01, "eta": 0.2}])
+def test_an_overshooting_step_of_w_is_an_error(settings):
+    with pytest.raises(PerfedError, match=r"pfedme.eta: eta \* lam = [23] would carry w beyond theta"):
+        build_method("pfedme", settings)
+    assert PFedMe(lr=0.2, lam=5.0).lam == 5.0 and PFedMe(lr=0.5, eta=0.1).eta == 0.1
+
+
+def normed(shape):
+    return nn.Sequential(nn.Linear(shape[0], 5), nn.BatchNorm1d(5), nn.ReLU())
+
+
+@pytest.mark.parametrize("model", [Model(head=linear(3)), Model(body=normed, head=linear(3))], ids=["head", "norm"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_other_models(model, engine):
+    server = train(serve(make("pfedme"), blobs((8, 7)), model=model, **ENGINES[engine]), 2)
+    assert all(0 <= values["accuracy"] <= 1 for values in server.evaluate("test").values())
+
+
+def test_with_personal_embeddings_and_anchors():
+    anchors = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
+    method = make("pfedme", placement={"embedding": "personal"}, more_terms=(anchors,))
+    server = serve(method, blobs((8, 6, 1), dims=(3, 5)))
+    server.prepare()
+    before = server.engine.states["c0"]["model"]["embedding.0.weight"].clone()
+    server.round(1)
+    assert not torch.equal(server.engine.states["c0"]["model"]["embedding.0.weight"], before)
+    assert len(server.evaluate("test")) == 3
