@@ -14,7 +14,7 @@ from torch import Tensor
 from perfed.augment import CropFlip
 from perfed.batches import Block, IntArray
 from perfed.layers import Pass, apply_module, apply_per_domain
-from perfed.model import Chain, Parameters
+from perfed.model import Chain, Parameters, stage_of
 
 Loss = Callable[["Step"], Tensor]
 
@@ -119,20 +119,25 @@ class Step:
         before = self.chain.before("head")
         return self.output(before[-1]) if before else self.x
 
-    def apply(self, stage: str, x: Tensor, params: Parameters | None = None) -> Tensor:
-        """Apply one stage to ``x`` ``(clients, any batch, ...)``; ``params`` replace working parameters."""
+    def apply(self, stage: str, x: Tensor, params: Parameters | None = None, domain: Tensor | None = None) -> Tensor:
+        """Apply one stage to ``x`` ``(clients, any batch, ...)``; ``params`` replace working parameters.
+
+        ``domain`` ``(clients, any batch)``: default, that of the mini-batch.
+        """
         values = self.params if params is None else {**self.params, **params}
         run = Pass(values, self.keys, training=stage in self.trained)
         module = self.chain.get_submodule(stage)
         if stage not in self.per_domain:
             return apply_module(module, stage, x, run)
-        assert self.domain is not None
-        return apply_per_domain(module, stage, x, run, self.domain)
+        domain = self.domain if domain is None else domain
+        assert domain is not None
+        return apply_per_domain(module, stage, x, run, domain)
 
     def after(self, stage: str, x: Tensor) -> Tensor:
-        """Apply all stages behind ``stage`` to ``x``."""
+        """Apply all stages behind ``stage`` to ``x``; parameters per domain are taken by turns."""
+        domain = by_turns(x, self.params, self.per_domain)
         for name in self.chain.stages[self.chain.stages.index(stage) + 1 :]:
-            x = self.apply(name, x)
+            x = self.apply(name, x, domain=domain)
         return x
 
     def of_set(self, name: str) -> Parameters:
@@ -143,6 +148,14 @@ class Step:
     def with_params(self, params: Parameters) -> Step:
         """The same mini-batch (and dropout masks) with other parameters."""
         return replace(self, params={**self.params, **params}, _outputs={})
+
+
+def by_turns(x: Tensor, params: Parameters, per_domain: frozenset[str]) -> Tensor | None:
+    """Domains for inputs ``(clients, batch, ...)`` of no domain: 0, 1, ..., M - 1, 0, ...; ``None`` without domains."""
+    if not per_domain:
+        return None
+    domains = next(t.shape[1] for name, t in params.items() if stage_of(name) in per_domain)
+    return (torch.arange(x.shape[1], device=x.device) % domains).expand(x.shape[:2])
 
 
 def cross_entropy(step: Step) -> Tensor:

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from perfed.batches import Samples
 from perfed.errors import PerfedError
-from perfed.federation import Client, Split
+from perfed.federation import Client
 from perfed.layers import Pass, apply_module, apply_per_domain
 from perfed.model import Chain, Parameters, stage_of
 from perfed.placement import PER_DOMAIN, Placement
 from perfed.plan import Plan, use_threads
-from perfed.step import sample_losses
+from perfed.step import by_turns, sample_losses
 
 _WINDOW_BYTES = 64 << 20
 
@@ -95,8 +95,9 @@ class View:
         if split not in self._packed:
             shapes = {c.input_shape for c in self.clients}
             width = max(s[0] for s in shapes) if len(shapes) > 1 else None
-            empty = [Split(c.train.x[:0], c.train.y[:0]) for c in self.clients]
-            parts = [c.split(split) or none for c, none in zip(self.clients, empty, strict=True)]
+            none = torch.arange(0, device=self.device)
+            empty = [c.train.take(none) for c in self.clients]
+            parts = [c.split(split) or nothing for c, nothing in zip(self.clients, empty, strict=True)]
             self._packed[split] = Samples.pack(parts, width)
         return self._packed[split]
 
@@ -123,17 +124,12 @@ class View:
         if not stages:
             return x
 
-        domain, per_domain = self.domain, self.per_domain
+        domain = self.domain
 
         def apply(first: int, stop: int, inputs: Tensor) -> Tensor:
             run = Pass({name: t[first:stop] for name, t in params.items() if stage_of(name) in stages})
             for stage in stages:
-                module = self.chain.get_submodule(stage)
-                if stage in per_domain:
-                    assert domain is not None
-                    inputs = apply_per_domain(module, stage, inputs, run, domain[first:stop])
-                else:
-                    inputs = apply_module(module, stage, inputs, run)
+                inputs = self._apply(stage, inputs, run, None if domain is None else domain[first:stop])
             return inputs
 
         def trial(chunk: int) -> None:
@@ -146,6 +142,13 @@ class View:
                 size = path.size(self.n)
                 parts = [apply(i, min(i + size, self.n), x[i : i + size]) for i in range(0, self.n, size)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _apply(self, stage: str, x: Tensor, run: Pass, domain: Tensor | None) -> Tensor:
+        module = self.chain.get_submodule(stage)
+        if stage not in self.per_domain:
+            return apply_module(module, stage, x, run)
+        assert domain is not None
+        return apply_per_domain(module, stage, x, run, domain)
 
     def windows(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Samples as ``x (n, width, ...)``, flat index ``(n, width)`` and validity ``(n, width)``, a part at a time."""
@@ -199,10 +202,14 @@ class View:
         return sums.view(self.n, classes, -1) / self.class_counts.clamp_min(1)[:, :, None]
 
     def after(self, stage: str, z: Tensor, params: Parameters | None = None) -> Tensor:
-        """Apply the stages behind ``stage`` in evaluation mode to ``z`` ``(n, batch, ...)``, with gradients."""
+        """Apply the stages behind ``stage`` in evaluation mode to ``z`` ``(n, batch, ...)``, with gradients.
+
+        Parameters per domain are taken by turns.
+        """
         run = Pass({**self.model, **(params or {})})
+        domain = by_turns(z, run.params, self.per_domain)
         for name in self.chain.stages[self.chain.stages.index(stage) + 1 :]:
-            z = apply_module(self.chain.get_submodule(name), name, z, run)
+            z = self._apply(name, z, run, domain)
         return z
 
     def losses(self, params: Parameters | None = None, split: str = "train") -> Tensor:

@@ -47,7 +47,10 @@ ENGINES: dict[str, dict[str, Any]] = {
 def blobs(
     sizes=(12, 7, 5), *, dims=(4,), num_classes=3, labels=None, test=6, validation=0, seed=0, regression=False
 ) -> Federation:
-    """Gaussian blobs; client i has ``sizes[i]`` samples of dimension ``dims[i]`` (cyclic) and classes ``labels[i]``."""
+    """Gaussian blobs; client i has ``sizes[i]`` samples of dimension ``dims[i]`` (cyclic) and classes ``labels[i]``.
+
+    The domain of a sample is the sign of its first coordinate.
+    """
     generator = np.random.default_rng(seed)
     clients: dict[str, dict[str, Any]] = {}
     for i, size in enumerate(sizes):
@@ -61,6 +64,7 @@ def blobs(
             y = generator.permutation(np.resize(held, count)).astype(np.int64)
             x = centres[y] + generator.normal(size=(count, dim))
             arrays |= {f"x_{split}": x, f"y_{split}": x.sum(1) if regression else y}
+            arrays[f"domain_{split}"] = (x[:, 0] > 0).astype(np.int64)
         clients[f"c{i}"] = arrays
     return Federation.from_arrays(clients, num_classes=None if regression else num_classes)
 
