@@ -113,6 +113,10 @@ def _print_summary(summary: dict[str, Any]) -> None:
         scale, unit = (100, " %") if name.startswith("accuracy") else (1, "")
         cells = ", ".join(f"{key} {scale * value:.4g}" for key, value in values.items())
         console.print(f"{summary['method']}: {name}{unit}: {cells}", markup=False, highlight=False)
+    for name, values in summary.get("domains", {}).items():
+        scale, unit = (100, " %") if name == "accuracy" else (1, "")
+        of_each = ", ".join(f"{domain} {scale * value:.4g}" for domain, value in values.items())
+        console.print(f"{summary['method']}: {name}{unit} by domain: {of_each}", markup=False, highlight=False)
     if "oracle_accuracy" in summary:
         console.print(f"Bayes oracle (known centres): {100 * summary['oracle_accuracy']:.1f} %", highlight=False)
 

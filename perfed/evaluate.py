@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
 
 from perfed.cohort import Cohort
+from perfed.federation import Federation
 from perfed.method import Method
 from perfed.step import sample_losses
 
@@ -42,6 +47,118 @@ def score(method: Method, cohort: Cohort, split: str) -> Metrics:
         else:
             found[client] = {"accuracy": float(correct[row]) / count, "loss": value}
     return found
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the clients' own models say of every sample of a split; all arrays have one row per sample.
+
+    Attributes:
+        client: client ids.
+        domain: domain ids.
+        y: targets.
+        outputs: logits ``(samples, C)``, or values.
+    """
+
+    client: NDArray[np.str_]
+    domain: NDArray[np.int64]
+    y: NDArray[Any]
+    outputs: NDArray[np.float64]
+
+    def by_domain(self, num_classes: int | None) -> dict[str, dict[int, float]]:
+        """Each metric of each domain, over the samples of all clients: metric -> domain -> value."""
+        found: dict[str, dict[int, float]] = {}
+        for domain in np.unique(self.domain).tolist():
+            rows = self.domain == domain
+            for name, value in _metrics(self.y[rows], self.outputs[rows], num_classes).items():
+                found.setdefault(name, {})[domain] = value
+        return found
+
+    def by_client_and_domain(self, num_classes: int | None) -> dict[str, dict[int, dict[str, float]]]:
+        """Metrics of each client in each domain that it holds: client id -> domain -> metric -> value."""
+        found: dict[str, dict[int, dict[str, float]]] = {}
+        for client in np.unique(self.client).tolist():
+            for domain in np.unique(self.domain[self.client == client]).tolist():
+                rows = (self.client == client) & (self.domain == domain)
+                found.setdefault(client, {})[domain] = _metrics(self.y[rows], self.outputs[rows], num_classes)
+        return found
+
+
+def _metrics(y: NDArray[Any], outputs: NDArray[np.float64], num_classes: int | None) -> dict[str, float]:
+    """``accuracy``, and ``auc`` for two classes that both occur; ``mse`` for regression."""
+    if num_classes is None:
+        return {"mse": float(np.square(outputs.reshape(len(y), -1) - y.reshape(len(y), -1)).mean())}
+    found = {"accuracy": float((outputs.argmax(1) == y).mean())}
+    if num_classes == 2 and len(np.unique(y)) == 2:
+        found["auc"] = float(roc_auc_score(y, outputs[:, 1] - outputs[:, 0]))
+    return found
+
+
+@torch.no_grad()
+def outputs_of(method: Method, cohort: Cohort, split: str) -> Outputs:
+    """What each client's own model says of its samples of ``split``; the data must say the domains."""
+    samples = cohort.samples(split)
+    assert samples.domain is not None
+    found: Tensor | None = None
+    for x, index, valid in cohort.windows(samples):
+        predicted = method.predict(cohort, x)
+        found = predicted.new_empty((len(samples.y), *predicted.shape[2:])) if found is None else found
+        found[index[valid]] = predicted[valid]
+    rows = samples.y.new_zeros(0) if found is None else found
+    owners = np.repeat(np.array(cohort.ids), samples.counts)
+    return Outputs(owners, samples.domain.cpu().numpy(), samples.y.cpu().numpy(), rows.double().cpu().numpy())
+
+
+def by_domain(
+    outputs: Outputs, federation: Federation
+) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+    """Metrics of each domain over the samples of all clients, and of each client in each domain that it holds.
+
+    Returns:
+        metric -> domain's name -> value, with ``mean``, ``min`` and ``max`` over domains; and
+        client id -> ``METRIC_DOMAIN`` -> value.
+    """
+    names = federation.domain_names or [str(m) for m in range(federation.num_domains)]
+    domains: dict[str, dict[str, float]] = {}
+    for metric, values in outputs.by_domain(federation.num_classes).items():
+        array = np.array(list(values.values()))
+        each = {names[m]: value for m, value in values.items()}
+        domains[metric] = {**each, "mean": float(array.mean()), "min": float(array.min()), "max": float(array.max())}
+    clients = {
+        client: {f"{metric}_{names[m]}": v for m, values in held.items() for metric, v in values.items()}
+        for client, held in outputs.by_client_and_domain(federation.num_classes).items()
+    }
+    return domains, clients
+
+
+def client_table(
+    federation: Federation,
+    split: str,
+    before: Metrics,
+    after: Metrics,
+    rounds: Mapping[str, int],
+    domains: Mapping[str, Mapping[str, float]],
+) -> tuple[list[str], list[list[Any]]]:
+    """Columns and rows of ``clients.csv``; ``None`` where a client was not measured.
+
+    Args:
+        federation: the clients.
+        split: on which they were evaluated.
+        before, after: metrics before and after local training.
+        rounds: how often each client took part.
+        domains: per-domain metrics of each client, as from :func:`by_domain`.
+    """
+    names = sorted({name for table in (before, after) for values in table.values() for name in values})
+    of_domains = sorted({name for values in domains.values() for name in values})
+    columns = ["id", "n_train", "n_test", *(f"{n}_{w}" for n in names for w in ("before", "after")), "rounds"]
+    rows = []
+    for client in federation:
+        data = client.split(split)
+        values = [table.get(client.id, {}).get(n) for n in names for table in (before, after)]
+        own = [domains.get(client.id, {}).get(name) for name in of_domains]
+        sizes = [len(client.train), 0 if data is None else len(data)]
+        rows.append([client.id, *sizes, *values, rounds[client.id], *own])
+    return [*columns, *of_domains], rows
 
 
 def spread(values: Iterable[float], weights: Iterable[float] | None = None) -> dict[str, float]:

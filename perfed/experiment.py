@@ -17,7 +17,7 @@ import torch
 from perfed.config import Evaluation, Experiment, Snapshots, read
 from perfed.datasets import load
 from perfed.errors import PerfedError
-from perfed.evaluate import Metrics, summarise
+from perfed.evaluate import Metrics, by_domain, client_table, summarise
 from perfed.federation import Federation
 from perfed.method import Method
 from perfed.model import Chain, Model, Parameters
@@ -87,6 +87,8 @@ class Run:
         self._recent: list[Metrics] = []
         self._after: Metrics = {}
         self._counts: dict[str, int] = {}
+        self._domains: dict[str, dict[str, float]] = {}
+        self._client_domains: dict[str, dict[str, float]] = {}
         self._wall = 0.0
         if self.evaluation.split != "train" and all(c.split(self.evaluation.split) is None for c in federation):
             raise PerfedError(f"evaluation.split = '{self.evaluation.split}': no client has such data")
@@ -164,9 +166,14 @@ class Run:
         chosen = before if settings.when == "before" else done.after
         self._recent = [*self._recent, chosen][-settings.last :]
         metrics = summarise(chosen, self._weights())
+        domains = {}
+        if self.federation.num_domains:
+            outputs = self.server.outputs(settings.split, ids, number)
+            self._domains, self._client_domains = by_domain(outputs, self.federation)
+            domains = {"domains": self._domains}
         if settings.when == "before" and done.after:
             metrics.update({f"{name}_after": value for name, value in summarise(done.after, self._weights()).items()})
-        return {"metrics": metrics, **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {})}
+        return {"metrics": metrics, **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}), **domains}
 
     def _weights(self) -> dict[str, float] | None:
         if self.evaluation.weights == "uniform":
@@ -187,6 +194,7 @@ class Run:
             "rounds": self.rounds,
             "metrics": metrics,
             **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}),
+            **({"domains": self._domains} if self._domains else {}),
             "evaluation": self.evaluation.model_dump(),
             "wall_seconds": self._wall,
             "virtual_time": float(self.rounds),
@@ -203,33 +211,11 @@ class Run:
         if "oracle_accuracy" in self.federation.notes:
             self.summary["oracle_accuracy"] = float(self.federation.notes["oracle_accuracy"])
         if self.directory is not None:
-            self.directory.write_clients(*self._client_table(mean))
+            before = mean if self.evaluation.when == "before" else {}
+            split, taken_part = self.evaluation.split, self._taken_part
+            table = client_table(self.federation, split, before, self._after, taken_part, self._client_domains)
+            self.directory.write_clients(*table)
             self.directory.write_summary(self.summary)
-
-    def _client_table(self, reported: Metrics) -> tuple[list[str], list[list[Any]]]:
-        names = sorted({name for metrics in (*self._recent, self._after) for name in metrics for name in metrics[name]})
-        before = reported if self.evaluation.when == "before" else {}
-        columns = [
-            "id",
-            "n_train",
-            "n_test",
-            *(f"{n}_{w}" for n in names for w in ("before", "after")),
-            "rounds",
-        ]
-        rows = []
-        for client in self.federation:
-            test = client.split(self.evaluation.split)
-            values = [table.get(client.id, {}).get(n) for n in names for table in (before, self._after)]
-            rows.append(
-                [
-                    client.id,
-                    len(client.train),
-                    0 if test is None else len(test),
-                    *values,
-                    self._taken_part[client.id],
-                ]
-            )
-        return columns, rows
 
     def model(self, client: str) -> tuple[Chain, Parameters]:
         """One client's own model: the modules with its parameters loaded, and those parameters by name."""
@@ -257,6 +243,8 @@ class Run:
         progress = {
             "taken_part": self._taken_part,
             "counts": self._counts,
+            "domains": self._domains,
+            "client_domains": self._client_domains,
             "recent": self._recent,
             "after": self._after,
             "wall_seconds": self._wall,
@@ -281,6 +269,8 @@ class Run:
         self._done = found.round
         self._taken_part = found.progress["taken_part"]
         self._counts = found.progress["counts"]
+        self._domains = found.progress["domains"]
+        self._client_domains = found.progress["client_domains"]
         self._recent = found.progress["recent"]
         self._after = found.progress["after"]
         self._wall = found.progress["wall_seconds"]

@@ -78,6 +78,7 @@ class Federation:
         name: what the data set is called in reports.
         class_names: C names, if known.
         notes: facts about the data worth printing, e.g. the accuracy of the Bayes rule under ``"oracle_accuracy"``.
+        domain_names: M names of the domains, if known; in reports domains have their numbers otherwise.
         augment: random changes to the inputs of every training mini-batch, for images.
 
     Raises:
@@ -90,6 +91,7 @@ class Federation:
     name: str = "data"
     class_names: tuple[str, ...] | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
+    domain_names: tuple[str, ...] | None = None
     augment: CropFlip | None = None
 
     def __post_init__(self) -> None:

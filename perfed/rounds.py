@@ -11,6 +11,7 @@ import torch
 from perfed import rng
 from perfed.engine.inprocess import Exchange, InProcessEngine, Metrics
 from perfed.errors import PerfedError
+from perfed.evaluate import Outputs
 from perfed.federation import Federation
 from perfed.method import Each, Replies, Reply, ServerState
 from perfed.participation import Participation
@@ -175,6 +176,11 @@ class Server:
             clients.arrays,
             clients.counts,
         )
+
+    def outputs(self, split: str, ids: list[str] | None = None, round_: int = 0) -> Outputs:
+        """What each client's own model says of its samples of ``split``."""
+        payload = self.setup.method.download(self.state)
+        return self.engine.outputs(payload, self.engine.federation.ids if ids is None else ids, split, round_)
 
     def evaluate(self, split: str, ids: list[str] | None = None, round_: int = 0) -> Metrics:
         """Metrics of each client's own model, made by the method's ``personalise``, on ``split``."""

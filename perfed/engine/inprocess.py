@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from perfed import tree
 from perfed.cohort import Cohort, Where
 from perfed.errors import PerfedError
-from perfed.evaluate import score
+from perfed.evaluate import Outputs, outputs_of, score
 from perfed.federation import SPLITS, Client, Federation
 from perfed.method import Each, Replies, Reply
 from perfed.plan import Plan
@@ -118,6 +119,12 @@ class InProcessEngine:
         for cohort in self.cohorts(ids, payload, round_):
             metrics.update(score(self.setup.method, cohort, split))
         return metrics
+
+    def outputs(self, payload: Mapping[str, Any], ids: Sequence[str], split: str, round_: int) -> Outputs:
+        """What each client's own model says of its samples of ``split``; changes no state."""
+        ids = [i for i in ids if self.clients[i].split(split) is not None]
+        parts = [outputs_of(self.setup.method, cohort, split) for cohort in self.cohorts(ids, payload, round_)]
+        return Outputs(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Outputs)))
 
     def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:
         """Cohorts of the clients' own models, made by ``personalise`` on copies, one at a time."""

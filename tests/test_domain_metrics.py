@@ -1,0 +1,73 @@
+"""Metrics per domain: over the samples of all clients, per client, and where a run leaves them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from engines import blobs, make, network
+from sklearn.metrics import roc_auc_score
+
+from perfed.evaluate import Outputs, by_domain
+from perfed.experiment import Run
+from perfed.federation import Federation
+from perfed.store import RunDirectory
+
+CLIENT = np.array(["a", "a", "a", "b", "b", "b", "b"])
+DOMAIN = np.array([0, 1, 1, 0, 0, 1, 1])
+SCORE = np.array([0.3, -1.0, 2.0, -0.2, 1.0, 0.5, -0.5])
+Y = np.array([1, 0, 1, 1, 0, 0, 1])
+
+
+def federation(num_classes: int | None, names: tuple[str, ...] | None) -> Federation:
+    found = blobs((4, 4), num_classes=2, regression=num_classes is None)
+    return replace(found, domain_names=names)
+
+
+def test_accuracy_and_auc_of_a_domain_pool_the_samples_of_all_clients():
+    outputs = Outputs(CLIENT, DOMAIN, Y, np.stack([-SCORE, SCORE], 1))
+    domains, clients = by_domain(outputs, federation(2, ("left", "right")))
+    for m, name in enumerate(("left", "right")):
+        rows = m == DOMAIN
+        assert domains["accuracy"][name] == pytest.approx(((SCORE[rows] > 0) == Y[rows]).mean())
+        assert domains["auc"][name] == pytest.approx(roc_auc_score(Y[rows], SCORE[rows]))
+    both = [domains["auc"][name] for name in ("left", "right")]
+    assert domains["auc"]["mean"] == pytest.approx(np.mean(both))
+    assert domains["auc"]["min"] == min(both) and domains["auc"]["max"] == max(both)
+    assert clients["a"]["accuracy_right"] == 1.0 and "auc_left" not in clients["a"]  # one sample, one class
+    assert clients["b"]["accuracy_left"] == 0.0
+
+
+def test_regression_has_mean_squared_errors():
+    outputs = Outputs(CLIENT, DOMAIN, Y.astype(float), SCORE[:, None])
+    domains, _ = by_domain(outputs, federation(None, None))
+    assert domains["mse"]["1"] == pytest.approx(np.square(SCORE - Y)[DOMAIN == 1].mean())
+
+
+@pytest.mark.parametrize("name", ["fedavg", "feddar-sa"])
+def test_a_run_writes_them_and_they_add_up_to_the_clients_accuracy(tmp_path, name):
+    data = replace(blobs((9, 8, 7), test=(5, 6, 7)), domain_names=("minus", "plus"))
+    directory = RunDirectory.create(tmp_path / "run")
+    run = Run(data, make(name), network(), rounds=2, dtype=torch.float64, directory=directory)
+    summary = run.execute()
+    assert set(summary["domains"]["accuracy"]) == {"minus", "plus", "mean", "min", "max"}
+    counts = torch.bincount(torch.cat([c.test.domain for c in data])).double().numpy()
+    pooled = np.array([summary["domains"]["accuracy"][m] for m in ("minus", "plus")])
+    with (tmp_path / "run" / "clients.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    right = sum(float(row["accuracy_before"]) * int(row["n_test"]) for row in rows)
+    assert (pooled * counts).sum() == pytest.approx(right)
+    assert {"accuracy_minus", "accuracy_plus"} <= set(rows[0])
+    last = json.loads((tmp_path / "run" / "rounds.jsonl").read_text().splitlines()[-1])
+    assert last["domains"] == summary["domains"]
+
+
+def test_without_domains_there_are_none():
+    plain = tuple(replace(c, train=replace(c.train, domain=None), test=None) for c in blobs())
+    with_test = tuple(replace(c, test=c.train) for c in plain)
+    run = Run(Federation(with_test, 3), make("fedavg"), network(), rounds=1)
+    assert "domains" not in run.execute()
