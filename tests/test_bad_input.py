@@ -13,6 +13,7 @@ from test_pooled import write_images
 from perfed.building import build_method
 from perfed.config import Evaluation
 from perfed.errors import PerfedError
+from perfed.evaluate import client_table
 from perfed.experiment import Run
 from perfed.federation import Federation
 from perfed.model import Model, linear, mlp
@@ -288,7 +289,7 @@ def test_clients_with_one_sample_one_class_or_no_test_data_work(method):
     }
     run = trained(Federation.from_arrays(clients, num_classes=3), method)
     assert np.isfinite(run.summary["accuracy"]["mean"])
-    columns, rows = run._client_table({})
+    columns, rows = client_table(run.federation, "test", {}, {}, dict.fromkeys(clients, 1), {})
     assert columns[:3] == ["id", "n_train", "n_test"]
     assert {row[0]: row[1:3] for row in rows} == {
         "alone": [1, 5],

@@ -201,7 +201,7 @@ def test_a_function_that_returns_no_module_says_so():
         ("lambda1=-1", r"methods\.flic-class\.lambda1: .*\(given: -1\)"),
         ("optimizer=lion", "optimizer: .*'adam' or 'sgd'"),
         ("training.optimiser=sgd", r"unknown key 'training\.optimiser'; allowed: .*optimizer"),
-        ("methods.nope.lr=1", "unknown method 'nope'; allowed: fedavg"),
+        ("methods.nope.lr=1", "unknown method 'nope'; allowed: apfl"),
         ("methods.flic-hl.lamda1=1", r"unknown key 'methods\.flic-hl\.lamda1'; allowed: .*lambda1"),
         ("methods.flic-class=3", r"methods\.flic-class: .*dictionary"),
         ("methods.flic-class.terms=proximal", "terms: must be a list of names"),
@@ -241,7 +241,7 @@ def test_every_mistake_names_the_key_and_what_is_allowed(assignment, says):
         (SMALL.replace("rounds = 2", ""), "x.toml: rounds: field required"),
         (SMALL.replace("rounds", "roundz"), "x.toml: rounds: field required|unknown key 'roundz'"),
         (SMALL.replace('name = "toy-noisy-features"', ""), "x.toml: data: needs 'name', one of: bci-common"),
-        (SMALL.replace("flic-class", "flic"), "x.toml: unknown method 'flic'; allowed: fedavg"),
+        (SMALL.replace("flic-class", "flic"), "x.toml: unknown method 'flic'; allowed: apfl"),
         (SMALL + "[extra]\n", r"x.toml: unknown key 'extra'; allowed: name"),
     ],
 )

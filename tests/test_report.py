@@ -306,7 +306,7 @@ def test_the_embedding_shown_is_of_a_run_with_anchors(run_dirs, tmp_path):
 
 
 def test_combination_weights_are_drawn_as_heat_maps(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", "local", 0)
+    run = write_run(tmp_path / "run", "fedavg", 0)
     assert "combination" not in Page(write_report([run], tmp_path / "plain.html", title="t").read_text()).sections
     write_combination(run / "combination")
     page = Page(write_report([run], tmp_path / "report.html", title="t").read_text())
