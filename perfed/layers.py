@@ -241,11 +241,6 @@ def _dropout(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
     return x * keep * (1.0 / (1.0 - p))
 
 
-def has_batch_norm(module: nn.Module) -> bool:
-    """Whether training ``module`` would update batch-norm statistics."""
-    return any(isinstance(m, _BATCH_NORM) and m.track_running_stats for m in module.modules())
-
-
 def why_not_stackable(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
     """The reason why ``module`` must run one client at a time, or ``None`` if it can be stacked."""
     if any(isinstance(m, _BATCH_NORM) for m in module.modules()):

@@ -69,6 +69,17 @@ def blobs(
     return Federation.from_arrays(clients, num_classes=None if regression else num_classes)
 
 
+def opposite_labels(clients=6, samples=24) -> Federation:
+    """Even and odd clients have the same inputs with opposite labels: no single model can serve both."""
+    generator = torch.Generator().manual_seed(0)
+    arrays = {}
+    for i in range(clients):
+        x = torch.randn(samples, 2, generator=generator)
+        y = ((x[:, 0] > 0) ^ bool(i % 2)).long()
+        arrays[f"c{i}"] = {"x_train": x[:16], "y_train": y[:16], "x_test": x[16:], "y_test": y[16:]}
+    return Federation.from_arrays(arrays, num_classes=2)
+
+
 def network(num_classes: int = 3, *, dropout: float = 0.0) -> Model:
     """Embedding to 3 numbers, body to 5, linear head."""
     return Model(embedding=mlp((6,), 3, dropout=dropout), body=hidden_layer(5), head=linear(num_classes))
@@ -165,3 +176,8 @@ def difference(one: Server, other: Server) -> float:
             gap, size = (x.double() - y.double()).norm(), y.double().norm()
             worst = max(worst, float(gap / size.clamp_min(1e-30)))
     return worst
+
+
+def mean_accuracy(server: Server) -> float:
+    metrics = server.evaluate("test")
+    return sum(values["accuracy"] for values in metrics.values()) / len(metrics)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engines import ENGINES, blobs, make, quick, serve, train
+from engines import ENGINES, blobs, make, mean_accuracy, opposite_labels, quick, serve, train
 
 from perfed.engine import Exchange
 from perfed.federation import Federation
@@ -12,22 +12,6 @@ from perfed.methods.fedavg import FedAvg
 from perfed.methods.hypcluster import HypCluster
 from perfed.model import Model, linear, mlp
 from perfed.terms import Proximal
-
-
-def opposite_labels(clients=6, samples=24) -> Federation:
-    """Even and odd clients have the same kind of inputs with opposite labels."""
-    generator = torch.Generator().manual_seed(0)
-    arrays = {}
-    for i in range(clients):
-        x = torch.randn(samples, 2, generator=generator)
-        y = ((x[:, 0] > 0) ^ bool(i % 2)).long()
-        arrays[f"c{i}"] = {"x_train": x[:16], "y_train": y[:16], "x_test": x[16:], "y_test": y[16:]}
-    return Federation.from_arrays(arrays, num_classes=2)
-
-
-def mean_accuracy(server) -> float:
-    metrics = server.evaluate("test")
-    return sum(values["accuracy"] for values in metrics.values()) / len(metrics)
 
 
 def choices(server) -> dict[str, int]:

@@ -4,29 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engines import ENGINES, blobs, make, quick, serve, train
+from engines import ENGINES, blobs, make, mean_accuracy, opposite_labels, quick, serve, train
 
 from perfed.errors import PerfedError
-from perfed.federation import Federation
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.pfedhn import PFedHN
 from perfed.model import Model, linear, mlp
-
-
-def opposite_labels(clients=6, samples=24) -> Federation:
-    """Even and odd clients have the same kind of inputs with opposite labels."""
-    generator = torch.Generator().manual_seed(0)
-    arrays = {}
-    for i in range(clients):
-        x = torch.randn(samples, 2, generator=generator)
-        y = ((x[:, 0] > 0) ^ bool(i % 2)).long()
-        arrays[f"c{i}"] = {"x_train": x[:16], "y_train": y[:16], "x_test": x[16:], "y_test": y[16:]}
-    return Federation.from_arrays(arrays, num_classes=2)
-
-
-def mean_accuracy(server) -> float:
-    metrics = server.evaluate("test")
-    return sum(values["accuracy"] for values in metrics.values()) / len(metrics)
 
 
 def generated(server, ids) -> dict[str, torch.Tensor]:

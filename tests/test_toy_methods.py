@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engines import ENGINES, blobs, difference, quick, serve, train
+from engines import ENGINES, blobs, difference, mean_accuracy, opposite_labels, quick, serve, train
 
 from perfed.aggregate import weighted_mean
-from perfed.federation import Federation
 from perfed.method import Method, ParameterSet, Reply
 from perfed.methods.fedavg import FedAvg
 from perfed.model import STAGES, Model, linear, mlp
@@ -110,22 +109,6 @@ def test_dittos_local_models_are_trained_on_their_own_loss():
             torch.testing.assert_close(alone.engine.states[client]["local"][name], tensor, rtol=1e-9, atol=1e-9)
     first, second = (free.engine.states[c]["local"]["head.weight"] for c in ("c0", "c1"))
     assert not torch.equal(first, second)
-
-
-def opposite_labels(clients=6, samples=24) -> Federation:
-    """Even and odd clients have the same inputs with opposite labels: no single model can serve both."""
-    generator = torch.Generator().manual_seed(0)
-    arrays = {}
-    for i in range(clients):
-        x = torch.randn(samples, 2, generator=generator)
-        y = ((x[:, 0] > 0) ^ bool(i % 2)).long()
-        arrays[f"c{i}"] = {"x_train": x[:16], "y_train": y[:16], "x_test": x[16:], "y_test": y[16:]}
-    return Federation.from_arrays(arrays, num_classes=2)
-
-
-def mean_accuracy(server) -> float:
-    metrics = server.evaluate("test")
-    return sum(values["accuracy"] for values in metrics.values()) / len(metrics)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

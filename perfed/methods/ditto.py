@@ -6,14 +6,14 @@ from typing import Any
 
 from pydantic import Field
 
-from perfed.aggregate import weighted_mean
 from perfed.cohort import Cohort
-from perfed.method import Clients, Method, ParameterSet, Reply, ServerState, register
+from perfed.method import ParameterSet, Reply, ServerState, register
+from perfed.methods.fedavg import FedAvg
 from perfed.model import STAGES
 
 
 @register("ditto")
-class Ditto(Method):
+class Ditto(FedAvg):
     """FedAvg, and local models v on ``f(v) + (lam / 2) |v - w|^2``, w as received (Li et al. 2021, Algorithm 1).
 
     Both models take ``local_epochs``. Parameters that are placed personal are trained with w and held fixed for v.
@@ -26,12 +26,6 @@ class Ditto(Method):
     def sets(self) -> dict[str, ParameterSet]:
         """``local``: each client's v."""
         return {"local": ParameterSet("client", like="shared")}
-
-    def round(self, server: ServerState, clients: Clients) -> None:
-        """One exchange, then the mean of w as in FedAvg."""
-        reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server))
-        server.shared = weighted_mean(reply.shared, reply.num_samples)
-        self.absorb_terms(server, reply)
 
     def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
         """w on the local loss, then v on the local loss near the w that was received."""
