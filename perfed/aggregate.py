@@ -43,6 +43,22 @@ def masked_mean(x: Tensor, held: Tensor, fallback: Tensor) -> Tensor:
     return torch.where(total > 0, value, fallback.double()).to(x.dtype)
 
 
+def per_domain_mean(old: Tensor, stacked: Tensor, counts: Tensor) -> Tensor:
+    """``w_m = sum_i (L_im / L_m) w_im``; the old value for domains without samples.
+
+    Args:
+        old: ``(domains, ...)``.
+        stacked: ``(clients, domains, ...)``.
+        counts: ``(clients, domains)``, samples L_im.
+
+    Source: Zhong et al. 2023 (FedDAR), eq. 6.
+    """
+    total = counts.double().sum(0)
+    shares = counts.double() / total.clamp_min(1)
+    mean = torch.einsum("im,im...->m...", shares, stacked.double()).to(old.dtype)
+    return torch.where((total > 0).view(-1, *([1] * (old.ndim - 1))), mean, old)
+
+
 def second_order_mean(old: Tensor, local: Tensor, hessians: Tensor, counts: Tensor, *, damping: float = 0.0) -> Tensor:
     """Minimiser of the clients' quadratic models, in its correction form: what nobody saw keeps its old value.
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from perfed.batches import Samples
 from perfed.errors import PerfedError
+from perfed.method import FederationInfo
 
 
 def domain_weights(counts: Tensor) -> Tensor:
@@ -40,3 +42,8 @@ def reweighted(samples: Samples, weights: Tensor, clients: Tensor) -> Samples:
     if samples.domain is None:
         raise PerfedError("this method needs the domain of every sample; the data do not say it")
     return replace(samples, weight=weights[clients, samples.domain])
+
+
+def unit_weights(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+    """Weight 1 for a sample of any domain: the initial value of a set of weights."""
+    return {"u": torch.ones(info.num_domains, dtype=info.dtype)}

@@ -49,7 +49,7 @@ def blobs(
 ) -> Federation:
     """Gaussian blobs; client i has ``sizes[i]`` samples of dimension ``dims[i]`` (cyclic) and classes ``labels[i]``.
 
-    The domain of a sample is the sign of its first coordinate.
+    Samples belong to one of two domains at random.
     """
     generator = np.random.default_rng(seed)
     clients: dict[str, dict[str, Any]] = {}
@@ -64,7 +64,7 @@ def blobs(
             y = generator.permutation(np.resize(held, count)).astype(np.int64)
             x = centres[y] + generator.normal(size=(count, dim))
             arrays |= {f"x_{split}": x, f"y_{split}": x.sum(1) if regression else y}
-            arrays[f"domain_{split}"] = (x[:, 0] > 0).astype(np.int64)
+            arrays[f"domain_{split}"] = np.random.default_rng([seed, i, len(split)]).integers(0, 2, count)
         clients[f"c{i}"] = arrays
     return Federation.from_arrays(clients, num_classes=None if regression else num_classes)
 

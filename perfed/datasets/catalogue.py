@@ -21,6 +21,7 @@ from perfed.partition import generator
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 PositiveReal = Annotated[float, Field(gt=0)]
+NonNegativeReal = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 ValidationFraction = Annotated[float, Field(ge=0, lt=1)]
 

@@ -3,6 +3,7 @@
 from perfed.methods import (
     apfl,
     ditto,
+    domain_fedavg,
     fedamp,
     fedavg,
     fedbabu,
@@ -27,6 +28,7 @@ from perfed.methods import (
 __all__ = [
     "apfl",
     "ditto",
+    "domain_fedavg",
     "fedamp",
     "fedavg",
     "fedbabu",

@@ -9,12 +9,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perfed.aggregate import second_order_mean, weighted_mean
+from perfed.aggregate import per_domain_mean, second_order_mean, weighted_mean
 from perfed.cohort import Cohort
-from perfed.domains import domain_weights, reweighted
+from perfed.domains import domain_weights, reweighted, unit_weights
 from perfed.errors import PerfedError
 from perfed.hessian import softmax_hessian, squared_error_hessian, with_ones
-from perfed.method import Clients, FederationInfo, Method, ParameterSet, Replies, Reply, ServerState, register
+from perfed.method import Clients, Method, ParameterSet, Replies, Reply, ServerState, register
 from perfed.model import STAGES, stage_of
 from perfed.placement import PER_DOMAIN, SHARED, Placement
 
@@ -52,7 +52,7 @@ class FedDAR(Method):
 
     def sets(self) -> dict[str, ParameterSet]:
         """The weight of a sample of each domain."""
-        return {"domain_weights": ParameterSet("server", init=_ones)}
+        return {"domain_weights": ParameterSet("server", init=unit_weights)}
 
     def prepare(self, server: ServerState, clients: Clients) -> None:
         """Collect how many samples of each domain there are."""
@@ -82,7 +82,7 @@ class FedDAR(Method):
         """The aggregated heads by name, ``(M, ...)``."""
         counts = reply.domain_counts
         if self.aggregation == "weighted" or not self.alternate:
-            return {name: _per_domain_mean(old[name], x, counts) for name, x in reply.heads.items()}
+            return {name: per_domain_mean(old[name], x, counts) for name, x in reply.heads.items()}
         joint = reply.hessians.shape[-1] != old[WEIGHT].shape[-1] + 1
         before, local = _joined(old, joint), _joined(reply.heads, joint)
         new = [
@@ -143,22 +143,10 @@ class FedDAR(Method):
         return {"hessians": found.view(cohort.n, cohort.num_domains, *found.shape[1:])}
 
 
-def _ones(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
-    return {"u": torch.ones(info.num_domains, dtype=info.dtype)}
-
-
 def _mean_per_domain(cohort: Cohort) -> Tensor:
     """``(n, M)``: with it, a client's loss over its samples is the sum over its domains of their mean losses."""
     counts = cohort.domain_counts
     return cohort.num_samples[:, None] / counts.clamp_min(1)
-
-
-def _per_domain_mean(old: Tensor, stacked: Tensor, counts: Tensor) -> Tensor:
-    """``w_m = sum_i (L_im / L_m) w_im`` for ``(clients, M, ...)``; the old value for domains without samples."""
-    total = counts.double().sum(0)
-    shares = counts.double() / total.clamp_min(1)
-    mean = torch.einsum("im,im...->m...", shares, stacked.double()).to(old.dtype)
-    return torch.where((total > 0).view(-1, *([1] * (old.ndim - 1))), mean, old)
 
 
 def _joined(heads: Mapping[str, Tensor], joint: bool) -> Tensor:
