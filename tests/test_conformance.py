@@ -11,6 +11,7 @@ from engines import ENGINES, blobs, every_tensor, make, network, serve, train
 from perfed.errors import PerfedError
 from perfed.method import method_names
 from perfed.methods.flic import Anchors
+from perfed.placement import SENT
 from perfed.terms import Proximal
 
 ANCHORS = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
@@ -47,7 +48,7 @@ FEDERATIONS = {
 
 def shares_embedding(server_method, federation) -> bool:
     chain = server_method.adapt(network(federation.num_classes)).build((3,))
-    return any(n.startswith("embedding") and p == "shared" for n, p in server_method.places(chain).items())
+    return any(n.startswith("embedding") and p in SENT for n, p in server_method.places(chain).items())
 
 
 @pytest.mark.parametrize("case", FEDERATIONS)
