@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -110,14 +110,19 @@ def outputs_of(method: Method, cohort: Cohort, split: str) -> Outputs:
 
 
 def by_domain(
-    outputs: Outputs, federation: Federation
+    parts: Sequence[Outputs], federation: Federation
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
     """Metrics of each domain over the samples of all clients, and of each client in each domain that it holds.
+
+    Args:
+        parts: outputs of different clients.
+        federation: the clients.
 
     Returns:
         metric -> domain's name -> value, with ``mean``, ``min`` and ``max`` over domains; and
         client id -> ``METRIC_DOMAIN`` -> value.
     """
+    outputs = Outputs(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Outputs)))
     names = federation.domain_names or [str(m) for m in range(federation.num_domains)]
     domains: dict[str, dict[str, float]] = {}
     for metric, values in outputs.by_domain(federation.num_classes).items():

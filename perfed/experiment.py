@@ -17,7 +17,7 @@ import torch
 from perfed.config import Evaluation, Experiment, Snapshots, read
 from perfed.datasets import load
 from perfed.errors import PerfedError
-from perfed.evaluate import Metrics, by_domain, client_table, summarise
+from perfed.evaluate import Metrics, Outputs, by_domain, client_table, summarise
 from perfed.federation import Federation
 from perfed.method import Method
 from perfed.model import Chain, Model, Parameters
@@ -161,14 +161,14 @@ class Run:
     def _evaluate(self, number: int, done: RoundRecord) -> dict[str, Any]:
         settings = self.evaluation
         ids = done.participants if settings.who == "participants" else None
-        before = self.server.evaluate(settings.split, ids, number)
+        outputs: list[Outputs] | None = [] if self.federation.num_domains else None
+        before = self.server.evaluate(settings.split, ids, number, outputs)
         self._after = done.after
         chosen = before if settings.when == "before" else done.after
         self._recent = [*self._recent, chosen][-settings.last :]
         metrics = summarise(chosen, self._weights())
         domains = {}
-        if self.federation.num_domains:
-            outputs = self.server.outputs(settings.split, ids, number)
+        if outputs is not None:
             self._domains, self._client_domains = by_domain(outputs, self.federation)
             domains = {"domains": self._domains}
         if settings.when == "before" and done.after:

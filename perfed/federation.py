@@ -154,11 +154,10 @@ class Federation:
 
     @property
     def num_domains(self) -> int:
-        """Number of domains M: the largest domain id + 1; 0 unless every training sample has its domain."""
-        if any(c.train.domain is None for c in self.clients):
-            return 0
+        """Number of domains M: the largest domain id + 1; 0 unless every sample has its domain."""
         splits = [s for c in self.clients for name in SPLITS if (s := c.split(name)) is not None]
-        return 1 + max(int(s.domain.max()) for s in splits if s.domain is not None)
+        domains = [s.domain for s in splits if s.domain is not None]
+        return 1 + max(int(d.max()) for d in domains) if len(domains) == len(splits) else 0
 
     def __len__(self) -> int:
         return len(self.clients)

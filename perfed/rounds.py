@@ -177,13 +177,13 @@ class Server:
             clients.counts,
         )
 
-    def outputs(self, split: str, ids: list[str] | None = None, round_: int = 0) -> Outputs:
-        """What each client's own model says of its samples of ``split``."""
-        payload = self.setup.method.download(self.state)
-        return self.engine.outputs(payload, self.engine.federation.ids if ids is None else ids, split, round_)
+    def evaluate(
+        self, split: str, ids: list[str] | None = None, round_: int = 0, outputs: list[Outputs] | None = None
+    ) -> Metrics:
+        """Metrics of each client's own model, made by the method's ``personalise``, on ``split``.
 
-    def evaluate(self, split: str, ids: list[str] | None = None, round_: int = 0) -> Metrics:
-        """Metrics of each client's own model, made by the method's ``personalise``, on ``split``."""
+        What the models say of every sample is appended to ``outputs``, if given.
+        """
         payload = self.setup.method.download(self.state)
         chosen = self.engine.federation.ids if ids is None else ids
-        return self.engine.evaluate(payload, chosen, split, round_)
+        return self.engine.evaluate(payload, chosen, split, round_, outputs)

@@ -30,7 +30,7 @@ def federation(num_classes: int | None, names: tuple[str, ...] | None) -> Federa
 
 def test_accuracy_and_auc_of_a_domain_pool_the_samples_of_all_clients():
     outputs = Outputs(CLIENT, DOMAIN, Y, np.stack([-SCORE, SCORE], 1))
-    domains, clients = by_domain(outputs, federation(2, ("left", "right")))
+    domains, clients = by_domain([outputs], federation(2, ("left", "right")))
     for m, name in enumerate(("left", "right")):
         rows = m == DOMAIN
         assert domains["accuracy"][name] == pytest.approx(((SCORE[rows] > 0) == Y[rows]).mean())
@@ -44,7 +44,7 @@ def test_accuracy_and_auc_of_a_domain_pool_the_samples_of_all_clients():
 
 def test_regression_has_mean_squared_errors():
     outputs = Outputs(CLIENT, DOMAIN, Y.astype(float), SCORE[:, None])
-    domains, _ = by_domain(outputs, federation(None, None))
+    domains, _ = by_domain([outputs], federation(None, None))
     assert domains["mse"]["1"] == pytest.approx(np.square(SCORE - Y)[DOMAIN == 1].mean())
 
 
@@ -71,3 +71,10 @@ def test_without_domains_there_are_none():
     with_test = tuple(replace(c, test=c.train) for c in plain)
     run = Run(Federation(with_test, 3), make("fedavg"), network(), rounds=1)
     assert "domains" not in run.execute()
+
+
+def test_domain_ids_missing_in_one_split_mean_that_domains_are_unknown():
+    clients = [replace(c, test=replace(c.test, domain=None)) for c in blobs()]
+    federation = Federation(tuple(clients), 3)
+    assert federation.num_domains == 0
+    assert "domains" not in Run(federation, make("fedavg"), network(), rounds=1).execute()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -112,19 +111,25 @@ class InProcessEngine:
         stacked = tree.stack([rows[i] for i in order]) if order else {}
         return Replies(order, stacked, torch.stack([losses[i] for i in order])), metrics
 
-    def evaluate(self, payload: Mapping[str, Any], ids: Sequence[str], split: str, round_: int) -> Metrics:
-        """Score each client's own model (``personalise``, then ``predict``) on ``split``; changes no state."""
+    def evaluate(
+        self,
+        payload: Mapping[str, Any],
+        ids: Sequence[str],
+        split: str,
+        round_: int,
+        outputs: list[Outputs] | None = None,
+    ) -> Metrics:
+        """Score each client's own model (``personalise``, then ``predict``) on ``split``; changes no state.
+
+        What the models say of every sample is appended to ``outputs``, if given.
+        """
         ids = [i for i in ids if self.clients[i].split(split) is not None]
         metrics: Metrics = {}
         for cohort in self.cohorts(ids, payload, round_):
             metrics.update(score(self.setup.method, cohort, split))
+            if outputs is not None:
+                outputs.append(outputs_of(self.setup.method, cohort, split))
         return metrics
-
-    def outputs(self, payload: Mapping[str, Any], ids: Sequence[str], split: str, round_: int) -> Outputs:
-        """What each client's own model says of its samples of ``split``; changes no state."""
-        ids = [i for i in ids if self.clients[i].split(split) is not None]
-        parts = [outputs_of(self.setup.method, cohort, split) for cohort in self.cohorts(ids, payload, round_)]
-        return Outputs(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Outputs)))
 
     def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:
         """Cohorts of the clients' own models, made by ``personalise`` on copies, one at a time."""
@@ -199,7 +204,7 @@ class InProcessEngine:
             plan=self.plan,
             where=Where(self.setup.seed, exchange.round, exchange.index),
             num_classes=self.federation.num_classes,
-            num_domains=self.federation.num_domains,
+            num_domains=self.info.num_domains,
             label=label,
             unstackable=reason,
             augment=self.federation.augment,
