@@ -19,7 +19,7 @@ from perfed.errors import PerfedError
 from perfed.federation import Client
 from perfed.fit import Correction, Task, Update
 from perfed.model import Chain, Parameters, stage_of
-from perfed.optim import optimizer_for
+from perfed.optim import Optimizer, optimizer_for
 from perfed.placement import SENT, Placement
 from perfed.plan import Plan, use_threads
 from perfed.step import Loss, Step, cross_entropy, squared_error
@@ -243,6 +243,20 @@ class Cohort(View):
         finally:
             self._fits, self._loss_sum, self._loss_steps = before
 
+    def optimizer(self, names: Sequence[str]) -> Optimizer:
+        """The method's local optimiser for the parameters ``names``, also those of other sets (``set/name``)."""
+        settings = self.method
+        ranks = {name: t.ndim for name, t in self.chain.named_parameters()}
+        return optimizer_for(
+            names,
+            {name: ranks[name.rpartition("/")[2]] for name in names},
+            kind=settings.optimizer,
+            momentum=settings.momentum,
+            lr=settings.lr_of,
+            weight_decay=settings.weight_decay_of,
+            decay_all=settings.decay == "all",
+        )
+
     def _task(
         self,
         trained: tuple[str, ...],
@@ -264,26 +278,15 @@ class Cohort(View):
                 value = value + penalty(step)
             return value
 
-        settings = self.method
-        ranks = {name: t.ndim for name, t in self.chain.named_parameters()}
-        optimizer = optimizer_for(
-            trained,
-            {name: ranks[name.rpartition("/")[2]] for name in trained},
-            kind=settings.optimizer,
-            momentum=settings.momentum,
-            lr=settings.lr_of,
-            weight_decay=settings.weight_decay_of,
-            decay_all=settings.decay == "all",
-        )
         return Task(
             chain=self.chain,
             params={**self.model, **target},
             trained=trained,
             samples=samples,
             keys=self.key("fit", self._fits),
-            optimizer=optimizer,
+            optimizer=self.optimizer(trained),
             loss=total,
-            batch_size=batch_size or settings.batch_size,
+            batch_size=batch_size or self.method.batch_size,
             augment=self.augment,
             per_domain=self.per_domain,
             start=start,

@@ -13,7 +13,7 @@ from perfed.cohort import Cohort
 from perfed.fit import Gradient
 from perfed.method import Clients, Method, ParameterSet, Reply, ServerState, register
 from perfed.model import STAGES, Parameters, stage_of
-from perfed.optim import OptimizerState, optimizer_for
+from perfed.optim import OptimizerState
 from perfed.step import Step
 
 
@@ -66,15 +66,7 @@ class PFedMe(Method):
         """theta and w, mini-batch by mini-batch."""
         cohort.load(shared)
         own = cohort.trainable(STAGES)
-        settings = optimizer_for(
-            own,
-            {name: cohort.model[name].ndim - 1 for name in own},
-            kind=self.optimizer,
-            momentum=self.momentum,
-            lr=self.lr_of,
-            weight_decay=self.weight_decay_of,
-            decay_all=self.decay == "all",
-        )
+        settings = cohort.optimizer(own)
         theta = {name: cohort.model[name].clone() for name in cohort.shared_parameters}
 
         def step(params: Parameters, gradient: Gradient, batches: Sequence[Step]) -> Parameters:
