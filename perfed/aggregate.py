@@ -29,34 +29,18 @@ def weighted_mean(stacked: Tree, weights: Tensor) -> dict[str, Any]:
     return map_leaves(stacked, mean)
 
 
-def masked_mean(x: Tensor, held: Tensor, fallback: Tensor) -> Tensor:
-    """Mean over the clients that hold an entry, e.g. of each class's centroid.
+def masked_mean(x: Tensor, weights: Tensor, fallback: Tensor) -> Tensor:
+    """``sum_i w_ik x_ik / sum_i w_ik`` for every entry k: each class's centroid, each domain's head (FedDAR, eq. 6).
 
     Args:
         x: ``(clients, entries, ...)``.
-        held: ``(clients, entries)`` boolean.
+        weights: ``(clients, entries)``, numbers of samples, or boolean: who holds an entry.
         fallback: ``(entries, ...)``, kept for entries that no client holds.
     """
-    weight = held.double().view(*held.shape, *([1] * (x.ndim - 2)))
+    weight = weights.double().view(*weights.shape, *([1] * (x.ndim - 2)))
     total = weight.sum(0)
     value = (x.double() * weight).sum(0) / total.clamp_min(1)
     return torch.where(total > 0, value, fallback.double()).to(x.dtype)
-
-
-def per_domain_mean(old: Tensor, stacked: Tensor, counts: Tensor) -> Tensor:
-    """``w_m = sum_i (L_im / L_m) w_im``; the old value for domains without samples.
-
-    Args:
-        old: ``(domains, ...)``.
-        stacked: ``(clients, domains, ...)``.
-        counts: ``(clients, domains)``, samples L_im.
-
-    Source: Zhong et al. 2023 (FedDAR), eq. 6.
-    """
-    total = counts.double().sum(0)
-    shares = counts.double() / total.clamp_min(1)
-    mean = torch.einsum("im,im...->m...", shares, stacked.double()).to(old.dtype)
-    return torch.where((total > 0).view(-1, *([1] * (old.ndim - 1))), mean, old)
 
 
 def second_order_mean(old: Tensor, local: Tensor, hessians: Tensor, counts: Tensor, *, damping: float = 0.0) -> Tensor:

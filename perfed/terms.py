@@ -14,6 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from perfed.aggregate import masked_mean
 from perfed.errors import PerfedError
 from perfed.method import FederationInfo, ParameterSet
 from perfed.step import Step
@@ -161,12 +162,9 @@ class Prototypes(Term):
         """``c_k = sum_i n_ik c_ik / sum_i n_ik``."""
         if self.source == "own":
             return
-        counts = content["counts"].double()
-        total = counts.sum(0)
-        mean = torch.einsum("ic,icd->cd", counts, content["means"].double()) / total.clamp_min(1)[:, None]
-        old = server.centroids
-        new = torch.where((total > 0)[:, None], mean.to(old["mean"].dtype), old["mean"])
-        server.centroids = {"mean": new, "known": old["known"] | (total > 0)}
+        means, counts, old = content["means"], content["counts"], server.centroids
+        known = old["known"] | (counts.sum(0) > 0)
+        server.centroids = {"mean": masked_mean(means, counts, old["mean"]), "known": known}
 
 
 def _no_centroids(info: FederationInfo, key: Tensor) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from engines import blobs, difference, make, serve, train
 
-from perfed.aggregate import per_domain_mean
+from perfed.aggregate import masked_mean
 from perfed.datasets import load
 
 
@@ -51,7 +51,7 @@ def test_the_model_of_a_domain_is_fedavg_on_its_samples_alone():
 def test_heads_are_averaged_by_the_samples_of_their_domain():
     old, stacked = torch.zeros(3, 2), torch.arange(12.0).view(2, 3, 2)
     counts = torch.tensor([[1.0, 0.0, 4.0], [3.0, 0.0, 0.0]])
-    found = per_domain_mean(old, stacked, counts)
+    found = masked_mean(stacked, counts, old)
     torch.testing.assert_close(found[0], (stacked[0, 0] + 3 * stacked[1, 0]) / 4)
     torch.testing.assert_close(found[2], stacked[0, 2])
     assert torch.equal(found[1], old[1])

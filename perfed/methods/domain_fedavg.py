@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from perfed.aggregate import per_domain_mean, weighted_mean
+from perfed.aggregate import masked_mean, weighted_mean
 from perfed.cohort import Cohort
 from perfed.domains import domain_weights, reweighted, unit_weights
 from perfed.method import Clients, Method, ParameterSet, Reply, ServerState, register
@@ -47,7 +47,7 @@ class DomainFedAvg(Method):
         places = {**self.default_placement, **self.placement}
         one_each = {n: t for n, t in reply.shared.items() if places.get(stage_of(n)) == PER_DOMAIN}
         common = {n: t for n, t in reply.shared.items() if n not in one_each}
-        means = {n: per_domain_mean(server.shared[n], t, reply.domain_counts) for n, t in one_each.items()}
+        means = {n: masked_mean(t, reply.domain_counts, server.shared[n]) for n, t in one_each.items()}
         server.shared = {**weighted_mean(common, reply.num_samples), **means}
         self.absorb_terms(server, reply)
 

@@ -9,13 +9,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perfed.aggregate import per_domain_mean, second_order_mean, weighted_mean
+from perfed.aggregate import masked_mean, second_order_mean, weighted_mean
 from perfed.cohort import Cohort
-from perfed.domains import domain_weights, reweighted, unit_weights
+from perfed.domains import reweighted
 from perfed.errors import PerfedError
 from perfed.hessian import softmax_hessian, squared_error_hessian, with_ones
-from perfed.method import Clients, Method, ParameterSet, Replies, Reply, ServerState, register
-from perfed.model import STAGES, stage_of
+from perfed.method import Clients, Replies, Reply, ServerState, register
+from perfed.methods.domain_fedavg import DomainFedAvg
+from perfed.model import stage_of
 from perfed.placement import PER_DOMAIN, SHARED, Placement
 
 WEIGHT, BIAS = "head.weight", "head.bias"
@@ -29,12 +30,13 @@ WEIGHT, BIAS = "head.weight", "head.bias"
 @register(
     "feddar-sa", summary="FedDAR with second-order aggregation of the heads (Zhong et al. 2023, Algorithm 1, eq. 8)"
 )
-class FedDAR(Method):
+class FedDAR(DomainFedAvg):
     """Shared body, one linear head per domain, two exchanges a round (Zhong et al. 2023, Algorithm 1).
 
     First the heads are trained on the mean loss of each domain's samples (no re-weighting) and aggregated per domain,
     then the body on the re-weighted loss with the new heads. ``local_epochs`` are the epochs of the body. Domains that
-    a client does not hold contribute nothing; a domain that nobody of the round holds keeps its head.
+    a client does not hold contribute nothing; a domain that nobody of the round holds keeps its head. Without
+    ``alternate`` it is :class:`~perfed.methods.domain_fedavg.MultiHeadFedAvg`.
 
     ``damping`` is added to the diagonal of the summed Hessian in the correction form of eq. 8
     (:func:`~perfed.aggregate.second_order_mean`): heads move less in directions with little curvature, and stay where
@@ -47,42 +49,25 @@ class FedDAR(Method):
     aggregation: Literal["second-order", "weighted"] = Field("second-order", description="of the heads: SA or WA")
     damping: float = Field(1e-2, ge=0, description="of the second-order aggregation; 0 takes the pseudo-inverse")
     hessian_at: Literal["trained", "received"] = Field("trained", description="heads at which Hessians are taken")
-    reweight: bool = Field(True, description="every domain counts the same in the body's loss")
     alternate: bool = Field(True, description="heads first, then the body; false: both together, in one exchange")
-
-    def sets(self) -> dict[str, ParameterSet]:
-        """The weight of a sample of each domain."""
-        return {"domain_weights": ParameterSet("server", init=unit_weights)}
-
-    def prepare(self, server: ServerState, clients: Clients) -> None:
-        """Collect how many samples of each domain there are."""
-        super().prepare(server, clients)
-        if self.reweight:
-            server.domain_weights = {"u": domain_weights(clients.run(self.count).domain_counts)}
-
-    def count(self, cohort: Cohort) -> Reply:
-        """Training samples of each domain."""
-        return Reply(domain_counts=cohort.domain_counts)
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """Heads to the server and back, then bodies; or both together."""
+        if not self.alternate:
+            super().round(server, clients)
+            return
         sent = {"weights": server.domain_weights["u"], "terms": self.term_payload(server)}
-        if self.alternate:
-            reply = clients.run(self.train_heads, shared=server.shared, **sent)
-            server.shared = {**server.shared, **self._heads(server.shared, reply)}
-            reply = clients.run(self.train_body, shared=server.shared, **sent)
-            body = weighted_mean(reply.shared, reply.num_samples)
-        else:
-            reply = clients.run(self.train_together, shared=server.shared, **sent)
-            body = weighted_mean(reply.shared, reply.num_samples) | self._heads(server.shared, reply)
-        server.shared = {**server.shared, **body}
+        reply = clients.run(self.train_heads, shared=server.shared, **sent)
+        server.shared = {**server.shared, **self._heads(server.shared, reply)}
+        reply = clients.run(self.train_body, shared=server.shared, **sent)
+        server.shared = {**server.shared, **weighted_mean(reply.shared, reply.num_samples)}
         self.absorb_terms(server, reply)
 
     def _heads(self, old: Mapping[str, Tensor], reply: Replies) -> dict[str, Tensor]:
         """The aggregated heads by name, ``(M, ...)``."""
         counts = reply.domain_counts
-        if self.aggregation == "weighted" or not self.alternate:
-            return {name: per_domain_mean(old[name], x, counts) for name, x in reply.heads.items()}
+        if self.aggregation == "weighted":
+            return {name: masked_mean(x, counts, old[name]) for name, x in reply.heads.items()}
         joint = reply.hessians.shape[-1] != old[WEIGHT].shape[-1] + 1
         before, local = _joined(old, joint), _joined(reply.heads, joint)
         new = [
@@ -110,20 +95,6 @@ class FedDAR(Method):
         cohort.fit(body, epochs=self.local_epochs, samples=samples, penalties=self.penalties(cohort, terms))
         shared = {name: t for name, t in cohort.shared().items() if stage_of(name) != "head"}
         return Reply(shared=shared, num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
-
-    def train_together(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor, terms: dict[str, Any]) -> Reply:
-        """Body and heads on the re-weighted loss in one go."""
-        cohort.load(shared)
-        samples = reweighted(cohort.samples(), weights, cohort.client_of(cohort.samples()))
-        cohort.fit(STAGES, epochs=self.local_epochs, samples=samples, penalties=self.penalties(cohort, terms))
-        sent = cohort.shared()
-        return Reply(
-            shared={name: t for name, t in sent.items() if stage_of(name) != "head"},
-            heads={name: t for name, t in sent.items() if stage_of(name) == "head"},
-            domain_counts=cohort.domain_counts,
-            num_samples=cohort.num_samples,
-            terms=self.after_terms(cohort, terms),
-        )
 
     def _hessians(self, cohort: Cohort) -> dict[str, Tensor]:
         """``(n, M, D, D)`` of each domain's mean loss in its head, at the working heads."""

@@ -32,8 +32,8 @@ _FAR = -1e9
 class FedProto(Local):
     """Local models aligned to the clients' common class means; nearest mean predicts (Tan et al. 2022, Algorithm 1).
 
-    What is shared is the prototypes term. Before the first class means exist, and for a class without one, the
-    local classifier has nothing to compete with: all clients then predict with it.
+    What is shared is the prototypes term. Before the first class means exist, clients predict with the local
+    classifier; a class without a mean is never predicted after that.
     """
 
     predict_with: Literal["prototypes", "classifier"] = Field(
