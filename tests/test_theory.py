@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.linalg import subspace_angles
 
-from perfed import rng, theory
+from perfed import rng, stages, theory
 from perfed.errors import PerfedError
 
 F64 = torch.float64
@@ -277,51 +277,51 @@ def test_participants_as_numbers_mask_or_policy():
 
 
 def test_order_statistic():
-    assert theory.order_statistic(1, 4) == pytest.approx(1 / 4)
-    assert theory.order_statistic(4, 4, 2.0) == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 2)
+    assert stages.order_statistic(1, 4) == pytest.approx(1 / 4)
+    assert stages.order_statistic(4, 4, 2.0) == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 2)
     times = np.sort(np.random.default_rng(0).exponential(1 / 2.5, (40_000, 16)), axis=1)
     for n in (1, 2, 8, 15, 16):
         harmonic = sum(1 / j for j in range(1, 17)) - sum(1 / j for j in range(1, 17 - n))
-        assert theory.order_statistic(n, 16, 2.5) == pytest.approx(harmonic / 2.5)
+        assert stages.order_statistic(n, 16, 2.5) == pytest.approx(harmonic / 2.5)
         error = times[:, n - 1].std() / 200
-        assert abs(times[:, n - 1].mean() - theory.order_statistic(n, 16, 2.5)) < 4 * error
+        assert abs(times[:, n - 1].mean() - stages.order_statistic(n, 16, 2.5)) < 4 * error
 
 
 def test_stages_of_the_theory():
-    sizes = theory.stage_sizes(64, 4)
+    sizes = stages.stage_sizes(64, 4)
     assert sizes == [4, 8, 16, 32, 64]
-    times = [theory.order_statistic(n, 64) for n in sizes]
+    times = [stages.order_statistic(n, 64) for n in sizes]
     # the check values of spec/srpfl.md
-    assert theory.middle_stage_rounds(times, 0.25) == pytest.approx([8.0, 9.1, 18.5], abs=0.05)
-    lengths = theory.stage_lengths(64, 4, 0.25, excess=1.1)
+    assert stages.middle_stage_rounds(times, 0.25) == pytest.approx([8.0, 9.1, 18.5], abs=0.05)
+    lengths = stages.stage_lengths(64, 4, 0.25, excess=1.1)
     assert lengths[1:4] == [9, 10, 19] or lengths[1:4] == [8, 10, 19]
     assert lengths[0] == 1 and lengths[4] == math.ceil(2 * math.log(10) / math.log(4 / 3))
-    assert theory.expected_time(sizes, lengths, 64, cost=10.0) == pytest.approx(
+    assert stages.expected_time(sizes, lengths, 64, cost=10.0) == pytest.approx(
         sum(tau * (time + 10) for tau, time in zip(lengths, times, strict=True))
     )
-    assert theory.stage_sizes(10, 4) == [4, 8, 10] and theory.stage_sizes(5, 5) == [5]
-    assert len(theory.stage_lengths(5, 5, 0.25, excess=1.1)) == 1
+    assert stages.stage_sizes(10, 4) == [4, 8, 10] and stages.stage_sizes(5, 5) == [5]
+    assert len(stages.stage_lengths(5, 5, 0.25, excess=1.1)) == 1
 
 
 def test_at_a_doubling_point_both_numbers_make_the_same_progress_per_time():
     a, cost = 0.2, 3.0
-    points = theory.doubling_points(100, 6, a, cost=cost)
-    sizes = theory.stage_sizes(100, 6)
+    points = stages.doubling_points(100, 6, a, cost=cost)
+    sizes = stages.stage_sizes(100, 6)
     assert len(points) == len(sizes) - 1
     for point, pair in zip(points, pairwise(sizes), strict=True):
         now, later = (
             (point - theory.contraction_bound(torch.tensor(point, dtype=F64), a, n / 6))
-            / (theory.order_statistic(n, 100) + cost)
+            / (stages.order_statistic(n, 100) + cost)
             for n in pair
         )
         assert float(now) == pytest.approx(float(later))
     # the bound rests at its floor, and the rounds to a target are those of the recursion
-    floor = theory.error_floor(a, 4)
+    floor = stages.error_floor(a, 4)
     assert float(theory.contraction_bound(torch.tensor(floor, dtype=F64), a, 4)) == pytest.approx(floor)
     distance, rounds = torch.tensor(5.0, dtype=F64), 0
     while distance > 1.3 * floor:
         distance, rounds = theory.contraction_bound(distance, a, 4), rounds + 1
-    assert theory.rounds_to_reach(1.3 * floor, floor, a, 5.0) == rounds
+    assert stages.rounds_to_reach(1.3 * floor, floor, a, 5.0) == rounds
 
 
 FIRST, STEP, EXCESS = 8, 1 / 8, 1.1
@@ -387,11 +387,11 @@ def comparison(floors):
             problem = noisy(clients, seed)
             start = theory.moment_start(problem.sample(torch.arange(FIRST), 0), 2)
             distance = float(theory.principal_angle_distance(start, problem.basis))
-            sizes, floor, target = theory.stage_sizes(clients, FIRST), unit / FIRST**0.5, EXCESS * unit / clients**0.5
-            opening = theory.doubling_points(clients, FIRST, a)[0] / theory.error_floor(a, 1) * floor
-            lengths = theory.stage_lengths(clients, FIRST, a, excess=EXCESS)
-            lengths[0] = theory.rounds_to_reach(opening, floor, a, distance)
-            full = theory.rounds_to_reach(target, unit / clients**0.5, a, distance)
+            sizes, floor, target = stages.stage_sizes(clients, FIRST), unit / FIRST**0.5, EXCESS * unit / clients**0.5
+            opening = stages.doubling_points(clients, FIRST, a)[0] / stages.error_floor(a, 1) * floor
+            lengths = stages.stage_lengths(clients, FIRST, a, excess=EXCESS)
+            lengths[0] = stages.rounds_to_reach(opening, floor, a, distance)
+            full = stages.rounds_to_reach(target, unit / clients**0.5, a, distance)
             srpfl = simulate(problem, start, sizes, lengths, seed)
             fedrep = simulate(problem, start, [clients], [full], seed + 1000)
             table.append((clients, problem, target, srpfl, fedrep))
@@ -404,7 +404,7 @@ def test_srpfl_contracts_as_theorem_4_7(doubling):
     problem = theory.client_problem(clients, 6, 2, samples=40, noise=1.0, seed=1)
     start = theory.moment_start(problem.sample(torch.arange(first), 0), 2)
     order = rng.order(rng.key(0, "speed", torch.arange(clients)))
-    sizes = theory.stage_sizes(clients, first) if doubling else [clients]
+    sizes = stages.stage_sizes(clients, first) if doubling else [clients]
     counts = [sizes[t * len(sizes) // rounds] for t in range(rounds)]
     # the theorem's extremes are over all sets of at least n_0 clients; here over the sets that take part
     extremes = [spectrum(problem.heads[order[:n]]) for n in sizes]
@@ -418,7 +418,7 @@ def test_srpfl_contracts_as_theorem_4_7(doubling):
     # not by default: a basis that stays where it started breaks the bound once many take part
     if not doubling:
         assert distances[0] > theory.contraction_bound(distances[0], a, clients / first)
-        assert distances[-1] < theory.error_floor(a, clients / first) < distances[0]
+        assert distances[-1] < stages.error_floor(a, clients / first) < distances[0]
 
 
 def test_both_reach_the_target_and_need_their_rounds(comparison):
@@ -435,7 +435,7 @@ def test_time_taken_is_the_expected_time(comparison):
         shares = []
         for row in comparison:
             times = row[method][1]
-            expected = theory.expected_time([n for n, _ in times], [1] * len(times), row[0])
+            expected = stages.expected_time([n for n, _ in times], [1] * len(times), row[0])
             shares.append(sum(t for _, t in times) / expected)
         assert sum(shares) / len(shares) == pytest.approx(1, abs=0.06)
 
@@ -461,14 +461,14 @@ def test_the_speed_up_grows_like_log_n(comparison, cost):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: theory.stage_sizes(10, 11), "n0 is 11, but must be from 1 to the number of clients, 10"),
-        (lambda: theory.stage_sizes(10, 0), "n0 is 0"),
-        (lambda: theory.order_statistic(5, 4), "n is 5, but must be from 1 to the number of clients, 4"),
-        (lambda: theory.order_statistic(1, 4, 0.0), "rate is 0.0, but must be above 0"),
-        (lambda: theory.error_floor(1.0, 2), "a is 1.0, but must be strictly between 0 and 1"),
-        (lambda: theory.stage_lengths(8, 2, 0.2, excess=1.5), "excess is 1.5"),
-        (lambda: theory.rounds_to_reach(0.1, 0.2, 0.2), "the target distance is 0.1, but must be above the floor, 0.2"),
-        (lambda: theory.middle_stage_rounds([1.0, 1.0, 1.0], 0.2), "growth of the stages' times is 0.0"),
+        (lambda: stages.stage_sizes(10, 11), "n0 is 11, but must be from 1 to the number of clients, 10"),
+        (lambda: stages.stage_sizes(10, 0), "n0 is 0"),
+        (lambda: stages.order_statistic(5, 4), "n is 5, but must be from 1 to the number of clients, 4"),
+        (lambda: stages.order_statistic(1, 4, 0.0), "rate is 0.0, but must be above 0"),
+        (lambda: stages.error_floor(1.0, 2), "a is 1.0, but must be strictly between 0 and 1"),
+        (lambda: stages.stage_lengths(8, 2, 0.2, excess=1.5), "excess is 1.5"),
+        (lambda: stages.rounds_to_reach(0.1, 0.2, 0.2), "the target distance is 0.1, but must be above the floor, 0.2"),
+        (lambda: stages.middle_stage_rounds([1.0, 1.0, 1.0], 0.2), "growth of the stages' times is 0.0"),
         (lambda: theory.domain_problem(4, 2, 6, 3, seed=0), "2 rows cannot hold 3 orthonormal columns"),
     ],
 )
