@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from perfed.tree import Tree, map_leaves
+
+Average = Annotated[
+    Literal["samples", "uniform"], Field(description="weights of the mean: n_i ('samples') or 1 ('uniform')")
+]
+"""A method's choice of weights, for :func:`client_mean`."""
+
+
+def client_mean(stacked: Tree, num_samples: Tensor, average: Average) -> dict[str, Any]:
+    """Mean over clients of every tensor, with the weights ``num_samples`` ``(clients,)``, or all the same."""
+    return weighted_mean(stacked, num_samples if average == "samples" else torch.ones_like(num_samples))
 
 
 def weighted_mean(stacked: Tree, weights: Tensor) -> dict[str, Any]:
@@ -41,33 +52,3 @@ def masked_mean(x: Tensor, weights: Tensor, fallback: Tensor) -> Tensor:
     total = weight.sum(0)
     value = (x.double() * weight).sum(0) / total.clamp_min(1)
     return torch.where(total > 0, value, fallback.double()).to(x.dtype)
-
-
-def second_order_mean(old: Tensor, local: Tensor, hessians: Tensor, counts: Tensor, *, damping: float = 0.0) -> Tensor:
-    """Minimiser of the clients' quadratic models, in its correction form: what nobody saw keeps its old value.
-
-    ``w = w_old + (H + delta I)^-1 sum_i a_i H_i (w_i - w_old)`` with ``H = sum_i a_i H_i`` and ``a_i`` in proportion to
-    ``counts``. It equals ``H^-1 sum_i a_i H_i w_i`` where H is invertible. With ``delta = 0`` the pseudo-inverse is
-    taken (eigenvalues below 1e-12 of the largest count as zero). Everything is done in float64.
-
-    Args:
-        old: ``(D, r)``, the values that were sent out; r right-hand sides have the same Hessians.
-        local: ``(clients, D, r)``.
-        hessians: ``(clients, D, D)``, symmetric positive semi-definite.
-        counts: ``(clients,)``; clients with 0 do not count. All zero: ``old`` is returned.
-        damping: delta, at least 0. Equal local values stay as they are only for 0, or if they equal ``old``.
-
-    Source: Zhong et al. 2023 (FedDAR), eq. 8.
-    """
-    total = counts.double().sum()
-    if total == 0:
-        return old
-    shares = counts.double() / total
-    change = torch.einsum("i,ide,ier->dr", shares, hessians.double(), (local - old).double())
-    matrix = torch.tensordot(shares, hessians.double(), 1)
-    if damping:
-        matrix = matrix + damping * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-        step: Tensor = torch.linalg.solve(matrix, change)
-    else:
-        step = torch.linalg.pinv(matrix, hermitian=True, rtol=1e-12) @ change
-    return (old + step).to(old.dtype)

@@ -115,7 +115,7 @@ def schedule(
     counts = samples.counts
     per_epoch = -(-counts // batch_size)
     total = steps_of(counts, batch_size, epochs, steps)
-    passes = -(-total // per_epoch)
+    passes = -(-total // per_epoch.clip(1))
     sizes = counts * passes
     base = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
     client = np.repeat(np.arange(len(counts)), sizes)

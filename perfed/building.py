@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from pydantic import ValidationError
 
-import perfed.methods  # noqa: F401 - registers the methods
+import perfed.presets  # noqa: F401 - registers methods and presets
 from perfed import model as models
 from perfed.errors import PerfedError, first_problem
+from perfed.lstm import lstm
 from perfed.method import Method, entry
 from perfed.model import Shape, StageFactory
 from perfed.terms import Term, term_class
@@ -74,15 +75,17 @@ _PRESETS: dict[str, Callable[..., StageFactory]] = {
     "cnn": models.cnn,
     "digits-cnn": models.digits_cnn,
     "hidden-layer": models.hidden_layer,
+    "lstm": lstm,
     "linear": models.linear,
 }
 
 
-def build_stage(where: str, spec: Any, num_outputs: int) -> StageFactory | None:
+def build_stage(where: str, spec: Any, num_outputs: int, words: Sequence[str] = ()) -> StageFactory | None:
     """A stage from its settings: ``"none"``, a preset's name, or a table with ``kind`` and the preset's parameters.
 
     ``kind = "package.module:function"`` calls a user's function with the input shape and the table's other values; it
-    returns any ``torch.nn.Module``. For a head, ``out`` defaults to the number of outputs.
+    returns any ``torch.nn.Module``. For a head, ``out`` defaults to the number of outputs. ``words``: what token ids
+    stand for, for the presets that want to know.
     """
     if spec is None or spec == "none":
         return None
@@ -100,7 +103,8 @@ def build_stage(where: str, spec: Any, num_outputs: int) -> StageFactory | None:
     preset = _PRESETS[kind]
     if where.endswith(".head"):
         table.setdefault("out", num_outputs)
-    parameters = inspect.signature(preset).parameters
+    parameters = dict(inspect.signature(preset).parameters)
+    known = {"words": words} if parameters.pop("words", None) else {}
     for key, value in table.items():
         if key not in parameters:
             raise PerfedError(f"unknown key '{where}.{key}'; allowed: kind, {', '.join(parameters)}")
@@ -108,7 +112,7 @@ def build_stage(where: str, spec: Any, num_outputs: int) -> StageFactory | None:
         several = isinstance(value, list) and value and type(default) is int and "Sequence" in str(parameters[key])
         for one in value if several else [value]:
             _check_type(f"{where}.{key}", one, default)
-    return preset(**table)
+    return preset(**table, **known)
 
 
 def _check_type(where: str, value: Any, default: Any) -> None:

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from perfed import compare as comparing
 from perfed.building import setting_names
@@ -22,13 +23,13 @@ from perfed.config import Experiment, experiment_names, find_experiment, validat
 from perfed.datasets import dataset_names, describe, load
 from perfed.errors import PerfedError
 from perfed.experiment import Run, resume, start
-from perfed.method import entry, method_names
+from perfed.method import entry, method_names, preset_names
 from perfed.overrides import override, parse_value
 from perfed.plan import ENGINES
-from perfed.report import ComparisonRow, write_report
-from perfed.report.comparison import table_cells, table_header
+from perfed.report import TextTable, write_report
 from perfed.report.partition import ClassTable, terminal_tables, write_partition_page
 from perfed.store import RunDirectory
+from perfed.targets import described
 
 app = typer.Typer(
     add_completion=False,
@@ -117,6 +118,8 @@ def _print_summary(summary: dict[str, Any]) -> None:
         scale, unit = (100, " %") if name == "accuracy" else (1, "")
         of_each = ", ".join(f"{domain} {scale * value:.4g}" for domain, value in values.items())
         console.print(f"{summary['method']}: {name}{unit} by domain: {of_each}", markup=False, highlight=False)
+    for line in described(summary.get("targets", [])):
+        console.print(f"{summary['method']}: {line}", markup=False, highlight=False)
     if "oracle_accuracy" in summary:
         console.print(f"Bayes oracle (known centres): {100 * summary['oracle_accuracy']:.1f} %", highlight=False)
 
@@ -204,7 +207,7 @@ def compare_command(
     out: OutOption = None,
 ) -> None:
     """Train several methods over several seeds: one table, one report, comparison.json."""
-    names = comparing.parse_names(methods, method_names())
+    names = comparing.parse_names(methods, [*method_names(), *preset_names()])
     numbers = comparing.parse_seeds(seeds)
     table = override(find_experiment(experiment), _shared_settings(engine, settings), names)
     out = out or _default_out(str(table.get("name", "comparison")))
@@ -223,24 +226,21 @@ def _compare(planned: comparing.Comparison, data_dir: Path | None, device: torch
         accuracy = summary.get("accuracy")
         text = f"{100 * accuracy['mean']:.1f} %" if accuracy else ""
         console.print(f"{method} seed {seed}: {text} in {summary['wall_seconds']:.1f} s", highlight=False)
-    rows, oracle, report = planned.conclude()
-    for table in _tables(rows):
-        console.print(table)
+    tables, oracle, report = planned.conclude()
+    for table in tables:
+        console.print(_shown(table))
     if oracle is not None:
         console.print(f"Bayes oracle (known centres), mean over seeds: {100 * oracle:.1f} %", highlight=False)
     console.print(f"report: {report}", soft_wrap=True, highlight=False)
 
 
-def _tables(rows: list[ComparisonRow]) -> Iterator[Table]:
-    metrics = list(dict.fromkeys(row.metric for row in rows))
-    for metric in metrics:
-        group = [row for row in rows if row.metric == metric]
-        table = Table(title=metric)
-        for index, title in enumerate(table_header(metric, group[0].method)):
-            table.add_column(title, justify="left" if index == 0 else "right")
-        for row in group:
-            table.add_row(*table_cells(row))
-        yield table
+def _shown(table: TextTable) -> Table:
+    shown = Table(title=Text(table.title))
+    for index, title in enumerate(table.header):
+        shown.add_column(Text(title), justify="left" if index == 0 else "right")
+    for row in table.rows:
+        shown.add_row(*map(Text, row))
+    return shown
 
 
 @app.command("tune")
@@ -256,7 +256,7 @@ def tune_command(
     out: OutOption = None,
 ) -> None:
     """Choose settings on validation data only, with the same budget for every method."""
-    names = comparing.parse_names(methods, method_names())
+    names = comparing.parse_names(methods, [*method_names(), *preset_names()])
     table = override(find_experiment(experiment), _shared_settings(engine, settings), names)
     out = out or _default_out(f"tune-{table.get('name', 'experiment')}")
     numbers, where = comparing.parse_seeds(seeds), _device(device)
@@ -276,12 +276,12 @@ def tune_command(
 def partition_command(
     experiment: ExperimentName,
     settings: Settings = None,
-    show: Annotated[bool, typer.Option("--show", help="print the table client x class")] = False,
+    show: Annotated[bool, typer.Option("--show", help="print the tables client x class and client x domain")] = False,
     seed: Annotated[int | None, typer.Option("--seed", help="in place of the experiment's")] = None,
     data_dir: DataOption = None,
     out: Annotated[Path | None, typer.Option("--out", help="HTML file for a picture of the table")] = None,
 ) -> None:
-    """Say who holds how many samples of which class."""
+    """Say who holds how many samples of which class and domain."""
     table = find_experiment(experiment)
     given = [*(settings or []), *([] if seed is None else [f"seed={seed}"])]
     checked = validate(override(table, given, [_chosen_method(table, given)]))
@@ -315,7 +315,7 @@ def list_command(
 
 def _list_methods() -> list[dict[str, Any]]:
     found = []
-    for name in method_names():
+    for name in [*method_names(), *preset_names()]:
         item = entry(name)
         fields = {**item.method.model_fields}
         for term in item.terms:
@@ -325,7 +325,8 @@ def _list_methods() -> list[dict[str, Any]]:
             for key, field in fields.items()
             if key in setting_names(name)
         }
-        found.append({"name": name, "summary": item.summary, "settings": described})
+        made_of = {"base": item.base, "policy": item.policy} if item.base else {}
+        found.append({"name": name, "summary": item.summary, **made_of, "settings": described})
     return found
 
 

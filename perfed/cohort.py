@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -158,9 +158,10 @@ class Cohort(View):
         pull: float = 0.0,
         correct: Correction | None = None,
         step: Update | None = None,
+        direction: Update | None = None,
         streams: int = 1,
         samples: Samples | None = None,
-        batch_size: int | None = None,
+        batch_size: int | Literal["all"] | None = None,
     ) -> None:
         """Train some stages of each client's model on its own data, as if each client were alone.
 
@@ -184,9 +185,10 @@ class Cohort(View):
             correct: edits the gradients before each update.
             step: makes the new values of the trained parameters itself, in place of the optimiser:
                 ``step(params, grad_fn, batches)``; ``grad_fn(params, batch)`` is the gradient of loss and penalties.
-            streams: number of independent mini-batches that ``step`` gets.
+            direction: called in the same way, makes what the optimiser takes for the gradient.
+            streams: number of independent mini-batches that ``step`` or ``direction`` gets.
             samples: data in place of the training split.
-            batch_size: in place of the method's.
+            batch_size: in place of the method's; ``"all"``: a client's samples are one mini-batch.
 
         Raises:
             PerfedError: a client's loss becomes NaN or infinite; names the round and the client.
@@ -214,6 +216,7 @@ class Cohort(View):
             steps=steps,
             correct=correct,
             update=step,
+            direction=direction,
             streams=streams,
             near=close,
             pull=pull,
@@ -264,13 +267,15 @@ class Cohort(View):
         loss: Loss | None,
         penalties: Sequence[Penalty],
         samples: Samples,
-        batch_size: int | None,
+        batch_size: int | Literal["all"] | None,
     ) -> Task:
         start = min(self.chain.stages.index(stage_of(name)) for name in trained) if self.augment is None else 0
         raw = samples.x
         if start > 0:
             samples = replace(samples, x=self._features(samples, start, target))
         base = loss or (squared_error if self.num_classes is None else cross_entropy)
+        if batch_size == "all":
+            batch_size = int(samples.counts.max())
 
         def total(step: Step) -> Tensor:
             value = base(step)

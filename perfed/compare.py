@@ -19,7 +19,7 @@ from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.experiment import Run, resume, start
 from perfed.overrides import override, resolve
-from perfed.report import ComparisonRow, compare_table, comparison_rows, write_report
+from perfed.report import TextTable, all_tables, load_runs, rows_of, write_report
 from perfed.store import RunDirectory, write_atomic
 
 
@@ -135,22 +135,22 @@ class Comparison:
                     experiment = validate(_method_table(self.table, method, seed))
                     yield method, seed, start(experiment, data_dir=data_dir, out=where, device=device)
 
-    def conclude(self) -> tuple[list[ComparisonRow], float | None, Path]:
+    def conclude(self) -> tuple[list[TextTable], float | None, Path]:
         """Write ``comparison.json`` and ``report.html`` of the runs that have started.
 
         Returns:
-            The table, the mean accuracy of the Bayes oracle where the data has one, and the report's path.
+            The tables, the mean accuracy of the Bayes oracle where the data has one, and the report's path.
         """
         places = [self.directory(m, s) for m in self.methods for s in self.seeds]
         started = [place for place in places if (place / "config.toml").exists()]
         if not started:
             raise PerfedError(f"{self.path}: no run has started yet")
-        rows = comparison_rows(started)
-        write_atomic(self.path / "comparison.json", json.dumps(rows, indent=2) + "\n")
+        runs = load_runs(started)
+        write_atomic(self.path / "comparison.json", json.dumps(rows_of(runs), indent=2) + "\n")
         report = write_report(started, self.path / "report.html", title=str(self.table.get("name", "comparison")))
         oracles = [_oracle(place) for place in started]
         known = [value for value in oracles if value is not None]
-        return compare_table(rows), float(np.mean(known)) if known else None, report
+        return all_tables(runs), float(np.mean(known)) if known else None, report
 
 
 def _oracle(place: Path) -> float | None:

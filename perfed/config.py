@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tomli_w
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from perfed.building import build_method, build_stage
+from perfed.clock import Clock
 from perfed.datasets import check_options, dataset_names
 from perfed.errors import PerfedError, first_problem
-from perfed.method import Method
+from perfed.method import Method, entry
 from perfed.model import STAGES, Model
 from perfed.participation import Participation
 from perfed.plan import EngineName, Plan
@@ -35,6 +36,7 @@ class Evaluation(BaseModel):
             own personal ones, after ``personalise``); ``"after"``: as local training left it, before aggregation.
         last: the summary is the mean over this many last rounds (all of them are evaluated); 1: the last round.
         weights: ``"uniform"`` mean over clients, or weighted by their number of ``"samples"`` in the split.
+        targets: mean accuracies (fractions); the summary says when each was first reached in an evaluated round.
     """
 
     model_config = _STRICT
@@ -45,6 +47,19 @@ class Evaluation(BaseModel):
     when: Literal["before", "after"] = "before"
     last: int = Field(1, ge=1)
     weights: Literal["uniform", "samples"] = "uniform"
+    targets: tuple[Annotated[float, Field(gt=0, le=1)], ...] = ()
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _as_tuple(cls, value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("targets")
+    @classmethod
+    def _each_once(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if len(set(value)) < len(value):
+            raise ValueError("must name each accuracy once")
+        return value
 
 
 class Snapshots(BaseModel):
@@ -95,6 +110,7 @@ class Experiment(BaseModel):
     model: dict[str, Any]
     training: dict[str, Any] = Field(default_factory=dict)
     participation: Participation = Participation()
+    clock: Clock = Clock()
     evaluation: Evaluation = Evaluation()
     snapshots: Snapshots = Snapshots()
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -119,7 +135,7 @@ class Experiment(BaseModel):
 
     def to_toml(self) -> str:
         """The complete experiment as TOML; :func:`read` of it gives the same experiment."""
-        return tomli_w.dumps(self.model_dump(mode="json"))
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
     def build_method(self) -> Method:
         """The experiment's method with its settings.
@@ -127,16 +143,29 @@ class Experiment(BaseModel):
         Raises:
             PerfedError: unknown method or setting, or a value that is not allowed; names the key.
         """
-        settings = {k: v for k, v in self.methods.get(self.method, {}).items() if k != "model"}
+        settings = {k: v for k, v in self._own.items() if k != "model"}
         return build_method(self.method, settings, self.training)
 
-    def build_model(self, num_outputs: int) -> Model:
-        """The experiment's model, with the method's own ``model`` table on top; the head gets ``num_outputs``."""
-        table = {**self.model, **self.methods.get(self.method, {}).get("model", {})}
+    def build_participation(self) -> Participation:
+        """The participation; a preset brings its policy."""
+        policy = entry(self.method).policy
+        return self.participation.model_copy(update={"policy": policy}) if policy else self.participation
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        """The method's table; a preset has that of its method, and its own on top."""
+        return {**self.methods.get(entry(self.method).base, {}), **self.methods.get(self.method, {})}
+
+    def build_model(self, num_outputs: int, words: Sequence[str] = ()) -> Model:
+        """The experiment's model, with the method's own ``model`` table on top; the head gets ``num_outputs``.
+
+        ``words``: what the token ids of the inputs stand for.
+        """
+        table = {**self.model, **self._own.get("model", {})}
         for stage in table:
             if stage not in STAGES:
                 raise PerfedError(f"unknown key 'model.{stage}'; allowed: {', '.join(STAGES)}")
-        made = {stage: build_stage(f"model.{stage}", table.get(stage), num_outputs) for stage in STAGES}
+        made = {stage: build_stage(f"model.{stage}", table.get(stage), num_outputs, words) for stage in STAGES}
         return Model(**made)
 
     def build_plan(self) -> Plan:
@@ -203,7 +232,7 @@ def find_experiment(name: str) -> dict[str, Any]:
     """The TOML table of a shipped experiment, or of the file ``name``.
 
     ``extends = "OTHER"`` takes everything the file does not say from another experiment: tables are merged key by key,
-    except ``data``, which counts as a whole.
+    except ``data`` and stages that name their ``kind``, which count as a whole.
 
     Raises:
         PerfedError: no such experiment, not TOML, or experiments that extend one another in a circle.
@@ -226,7 +255,8 @@ def _extended(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
 def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(base.get(key), dict) and key != "data"
+        whole = key == "data" or (isinstance(value, dict) and "kind" in value)
+        both = isinstance(value, dict) and isinstance(base.get(key), dict) and not whole
         result[key] = _merged(base[key], value) if both else value
     return result
 

@@ -60,17 +60,18 @@ def dirichlet(
 
 
 def inner_dirichlet(
-    class_counts: Indices, sizes: Indices, concentration: float, *, share: bool = False, seed: int
+    class_counts: Indices, sizes: Indices, concentration: float | Weights, *, share: bool = False, seed: int
 ) -> Indices:
     """Each client's class distribution drawn from Dir(concentration, ...) over the classes; sizes are given.
 
     Clients take their samples one after the other; what a client cannot have of a class that is used up it takes from
-    its other classes in proportion. Flower Datasets' InnerDirichletPartitioner.
+    its other classes in proportion. Flower Datasets' InnerDirichletPartitioner. With domains as the classes and
+    ``alpha p`` as the concentration it is FedDAR's mixture of domains.
 
     Args:
         class_counts: ``(classes,)`` samples of each class.
         sizes: ``(clients,)`` samples of each client.
-        concentration: small values give clients few classes.
+        concentration: small values give clients few classes; or ``(classes,)``, 0 for classes not to be drawn.
         share: clients may share samples; otherwise every sample has one holder.
         seed: of the draw.
 
@@ -78,15 +79,20 @@ def inner_dirichlet(
         ``(clients, classes)`` int64; row i sums to ``sizes[i]``.
 
     Raises:
-        PerfedError: ``concentration`` not above 0, or more samples asked for than there are.
+        PerfedError: ``concentration`` not above 0 (an array: negative or all 0), or more samples asked for than there
+            are.
 
-    Source: Acar et al. 2021 (ICLR), "Federated Learning Based on Dynamic Regularization".
+    Source: Acar et al. 2021 (ICLR), "Federated Learning Based on Dynamic Regularization"; Zhong et al. 2023 (FedDAR),
+    section 5 (domains).
     """
-    _check_concentration(concentration)
+    parameters = np.broadcast_to(np.asarray(concentration, dtype=np.float64), class_counts.shape)
+    _check_concentration(parameters.min() if np.ndim(concentration) == 0 else parameters.max())
+    drawn = parameters > 0
     needed, there = int(sizes.max() if share else sizes.sum()), int(class_counts.sum())
     if needed > there:
         raise PerfedError(f"{needed} samples are asked for, but there are {there}")
-    weights = generator(seed, "inner dirichlet").dirichlet(np.full(len(class_counts), concentration), size=len(sizes))
+    weights = np.zeros((len(sizes), len(class_counts)))
+    weights[:, drawn] = generator(seed, "inner dirichlet").dirichlet(parameters[drawn], size=len(sizes))
     left = class_counts.copy()
     counts = np.zeros(weights.shape, dtype=np.int64)
     for client, size in enumerate(sizes):

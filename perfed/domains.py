@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +43,15 @@ def reweighted(samples: Samples, weights: Tensor, clients: Tensor) -> Samples:
     if samples.domain is None:
         raise PerfedError("this method needs the domain of every sample; the data do not say it")
     return replace(samples, weight=weights[clients, samples.domain])
+
+
+def of_domain(samples: Samples, domain: int) -> Samples:
+    """The samples of one domain, in their order; clients without any have none."""
+    assert samples.domain is not None
+    mine = samples.domain == domain
+    owner = np.repeat(np.arange(len(samples.counts)), samples.counts)
+    counts = np.bincount(owner[mine.cpu().numpy()], minlength=len(samples.counts))
+    return samples.take(torch.nonzero(mine).flatten(), counts)
 
 
 def unit_weights(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from perfed.cohort import Cohort
+from perfed.errors import PerfedError
 from perfed.federation import Federation
 from perfed.method import Method
 from perfed.step import sample_losses
@@ -96,9 +97,15 @@ def _metrics(y: NDArray[Any], outputs: NDArray[np.float64], num_classes: int | N
 
 @torch.no_grad()
 def outputs_of(method: Method, cohort: Cohort, split: str) -> Outputs:
-    """What each client's own model says of its samples of ``split``; the data must say the domains."""
+    """What each client's own model says of its samples of ``split``.
+
+    Raises:
+        PerfedError: the data do not say the domains.
+    """
     samples = cohort.samples(split)
-    assert samples.domain is not None
+    if samples.domain is None:
+        where = f"client '{cohort.ids[0]}': {split} samples without domain ids"
+        raise PerfedError(f"metrics per domain need domains; {where}")
     found: Tensor | None = None
     for x, index, valid in cohort.windows(samples):
         predicted = method.predict(cohort, x)
@@ -142,6 +149,7 @@ def client_table(
     before: Metrics,
     after: Metrics,
     rounds: Mapping[str, int],
+    seconds: Mapping[str, float],
     domains: Mapping[str, Mapping[str, float]],
 ) -> tuple[list[str], list[list[Any]]]:
     """Columns and rows of ``clients.csv``; ``None`` where a client was not measured.
@@ -151,18 +159,21 @@ def client_table(
         split: on which they were evaluated.
         before, after: metrics before and after local training.
         rounds: how often each client took part.
+        seconds: mean virtual time of each client's replies; empty without a clock.
         domains: per-domain metrics of each client, as from :func:`by_domain`.
     """
     names = sorted({name for table in (before, after) for values in table.values() for name in values})
     of_domains = sorted({name for values in domains.values() for name in values})
     columns = ["id", "n_train", "n_test", *(f"{n}_{w}" for n in names for w in ("before", "after")), "rounds"]
+    columns += ["seconds"] if seconds else []
     rows = []
     for client in federation:
         data = client.split(split)
         values = [table.get(client.id, {}).get(n) for n in names for table in (before, after)]
         own = [domains.get(client.id, {}).get(name) for name in of_domains]
         sizes = [len(client.train), 0 if data is None else len(data)]
-        rows.append([client.id, *sizes, *values, rounds[client.id], *own])
+        time = [seconds.get(client.id)] if seconds else []
+        rows.append([client.id, *sizes, *values, rounds.get(client.id, 0), *time, *own])
     return [*columns, *of_domains], rows
 
 

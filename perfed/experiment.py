@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import resource
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from perfed.clock import Clock
 from perfed.config import Evaluation, Experiment, Snapshots, read
 from perfed.datasets import load
 from perfed.errors import PerfedError
-from perfed.evaluate import Metrics, Outputs, by_domain, client_table, summarise
+from perfed.evaluate import Outputs, by_domain, client_table, summarise
 from perfed.federation import Federation
 from perfed.method import Method
 from perfed.model import Chain, Model, Parameters
@@ -27,6 +28,8 @@ from perfed.rounds import RoundRecord, Server
 from perfed.snapshots import embedded_samples
 from perfed.state import Setup, unstack_parameters
 from perfed.store import RunDirectory
+from perfed.tally import Tally
+from perfed.targets import updated
 from perfed.tree import map_leaves
 
 Progress = Callable[[int, int, float | None], None]
@@ -40,7 +43,7 @@ class Run:
         method: with its hyper-parameters.
         model: stages; the method may leave some out.
         name: of the method, for reports.
-        rounds, seed, dtype, device, participation, evaluation, snapshots, plan: as in
+        rounds, seed, dtype, device, participation, clock, evaluation, snapshots, plan: as in
             :class:`~perfed.config.Experiment`.
         directory: where results and checkpoints go; ``None`` keeps everything in memory.
         checkpoint_seconds: least time between two checkpoints.
@@ -62,6 +65,7 @@ class Run:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         participation: Participation | None = None,
+        clock: Clock | None = None,
         evaluation: Evaluation | None = None,
         snapshots: Snapshots | None = None,
         plan: Plan | None = None,
@@ -78,20 +82,17 @@ class Run:
         self.directory = directory
         self.checkpoint_seconds = checkpoint_seconds
         setup = Setup(method, model, seed, dtype, device)
-        self.server = Server(federation, setup, self.plan, participation or Participation(), rounds)
+        self.server = Server(federation, setup, self.plan, participation or Participation(), rounds, clock=clock)
         self.history: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
         self.notes: list[str] = []
         self._done = -1
-        self._taken_part = dict.fromkeys(federation.ids, 0)
-        self._recent: list[Metrics] = []
-        self._after: Metrics = {}
-        self._counts: dict[str, int] = {}
-        self._domains: dict[str, dict[str, float]] = {}
-        self._client_domains: dict[str, dict[str, float]] = {}
+        self._tally = Tally.empty(self.evaluation.targets)
         self._wall = 0.0
         if self.evaluation.split != "train" and all(c.split(self.evaluation.split) is None for c in federation):
             raise PerfedError(f"evaluation.split = '{self.evaluation.split}': no client has such data")
+        if self.evaluation.targets and federation.num_classes is None:
+            raise PerfedError(f"evaluation.targets: are accuracies, but data set '{federation.name}' is a regression")
 
     # The loop ----------------------------------------------------------------------------------------------
 
@@ -133,27 +134,31 @@ class Run:
     def _round(self, number: int, started: float) -> dict[str, Any]:
         evaluate = self._evaluates(number)
         done = self.server.round(number, measure=self.evaluation.split if evaluate else None)
-        for client in done.participants:
-            self._taken_part[client] += 1
+        self._tally.add(done)
         record: dict[str, Any] = {
             "round": number,
             "wall_seconds": time.perf_counter() - started,
-            "virtual_time": float(number),
+            "virtual_time": self._tally.virtual_time,
             "participants": done.participants,
             "train_loss": done.train_loss,
         }
         if evaluate:
             record.update(self._evaluate(number, done))
+            self._tally.targets = updated(self._tally.targets, record)
         if evaluate and self.directory is not None:
             for name, arrays in done.arrays.items():
                 self.directory.write_arrays(name, number, {key: np.asarray(value) for key, value in arrays.items()})
-        for name, count in done.counts.items():
-            self._counts[name] = self._counts.get(name, 0) + count
+        if number == self.rounds:
+            self.server.settle(self._never_used, number)
         record.update(bytes_up=done.bytes_up, bytes_down=done.bytes_down)
         self._done = number
         self.history.append(record)
         self._snapshot(number)
         return record
+
+    @property
+    def _never_used(self) -> list[str]:
+        return [client for client in self.federation.ids if client not in self._tally.taken_part]
 
     def _evaluates(self, number: int) -> bool:
         return number % self.evaluation.every == 0 or number > self.rounds - self.evaluation.last
@@ -162,15 +167,14 @@ class Run:
         settings = self.evaluation
         ids = done.participants if settings.who == "participants" else None
         outputs: list[Outputs] | None = [] if self.federation.num_domains else None
-        before = self.server.evaluate(settings.split, ids, number, outputs)
-        self._after = done.after
+        before = self.server.evaluate(settings.split, ids, number, outputs, never_used=self._never_used)
+        self._tally.after = done.after
         chosen = before if settings.when == "before" else done.after
-        self._recent = [*self._recent, chosen][-settings.last :]
-        metrics = summarise(chosen, self._weights())
-        domains = {}
+        metrics, domains = summarise(chosen, self._weights()), {}
         if outputs is not None:
-            self._domains, self._client_domains = by_domain(outputs, self.federation)
-            domains = {"domains": self._domains}
+            found, self._tally.client_domains = by_domain(outputs, self.federation)
+            domains = {"domains": found}
+        self._tally.evaluated(chosen, domains.get("domains", {}), settings.last)
         if settings.when == "before" and done.after:
             metrics.update({f"{name}_after": value for name, value in summarise(done.after, self._weights()).items()})
         return {"metrics": metrics, **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}), **domains}
@@ -184,9 +188,8 @@ class Run:
     # The end -----------------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        clients = sorted({client for metrics in self._recent for client in metrics})
-        mean = {c: _average([metrics[c] for metrics in self._recent if c in metrics]) for c in clients}
-        metrics = summarise(mean, self._weights())
+        tally = self._tally
+        metrics = summarise(tally.metrics, self._weights())
         self.summary = {
             "method": self.name,
             "dataset": self.federation.name,
@@ -194,11 +197,12 @@ class Run:
             "rounds": self.rounds,
             "metrics": metrics,
             **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}),
-            **({"domains": self._domains} if self._domains else {}),
+            **({"domains": tally.domains} if tally.domains else {}),
+            **({"targets": tally.targets} if tally.targets else {}),
             "evaluation": self.evaluation.model_dump(),
             "wall_seconds": self._wall,
-            "virtual_time": float(self.rounds),
-            **({"counts": self._counts} if self._counts else {}),
+            "virtual_time": tally.virtual_time,
+            **({"counts": tally.counts} if tally.counts else {}),
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "plan": self.plan.to_dict(),
             "notes": [*self.plan.describe(), *self.notes],
@@ -211,9 +215,10 @@ class Run:
         if "oracle_accuracy" in self.federation.notes:
             self.summary["oracle_accuracy"] = float(self.federation.notes["oracle_accuracy"])
         if self.directory is not None:
-            before = mean if self.evaluation.when == "before" else {}
-            split, taken_part = self.evaluation.split, self._taken_part
-            table = client_table(self.federation, split, before, self._after, taken_part, self._client_domains)
+            before = tally.metrics if self.evaluation.when == "before" else {}
+            seconds = tally.seconds if self.server.clock.speeds != "none" else {}
+            split, rounds = self.evaluation.split, tally.taken_part
+            table = client_table(self.federation, split, before, tally.after, rounds, seconds, tally.client_domains)
             self.directory.write_clients(*table)
             self.directory.write_summary(self.summary)
 
@@ -241,12 +246,8 @@ class Run:
         assert self.directory is not None
         engine = self.server.engine
         progress = {
-            "taken_part": self._taken_part,
-            "counts": self._counts,
-            "domains": self._domains,
-            "client_domains": self._client_domains,
-            "recent": self._recent,
-            "after": self._after,
+            "tally": self._tally.plain(),
+            "policy": self.server.selection.policy.state,
             "wall_seconds": self._wall,
             "notes": self.notes,
             "plan": self.plan.to_dict(),
@@ -267,12 +268,8 @@ class Run:
         for client, state in found.clients.items():
             self.server.engine.states[client] = map_leaves(state, lambda _, t: t.to(device))
         self._done = found.round
-        self._taken_part = found.progress["taken_part"]
-        self._counts = found.progress["counts"]
-        self._domains = found.progress["domains"]
-        self._client_domains = found.progress["client_domains"]
-        self._recent = found.progress["recent"]
-        self._after = found.progress["after"]
+        self._tally = Tally.of_plain(found.progress.get("tally", {}))
+        self.server.selection.policy.state.update(found.progress["policy"])
         self._wall = found.progress["wall_seconds"]
         self.notes = [*found.progress["notes"], *found.notes]
         self.plan.paths.update(Plan.from_dict(found.progress["plan"]).paths)
@@ -329,13 +326,14 @@ def _build(experiment: Experiment, federation: Federation, device: torch.device 
     return Run(
         federation,
         experiment.build_method(),
-        experiment.build_model(outputs),
+        experiment.build_model(outputs, federation.words or ()),
         name=experiment.method,
         rounds=experiment.rounds,
         seed=experiment.seed,
         dtype=experiment.torch_dtype,
         device=device,
-        participation=experiment.participation,
+        participation=experiment.build_participation(),
+        clock=experiment.clock,
         evaluation=experiment.evaluation,
         snapshots=experiment.snapshots,
         plan=experiment.build_plan(),
@@ -368,10 +366,6 @@ def _diverging(where: str) -> Iterator[None]:
 def _num_targets(federation: Federation) -> int:
     y = federation.clients[0].train.y
     return int(y.shape[1]) if y.ndim > 1 else 1
-
-
-def _average(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
 
 def _version() -> str:

@@ -80,10 +80,12 @@ class Federation:
         notes: facts about the data worth printing, e.g. the accuracy of the Bayes rule under ``"oracle_accuracy"``.
         domain_names: M names of the domains, if known; in reports domains have their numbers otherwise.
         augment: random changes to the inputs of every training mini-batch, for images.
+        words: where inputs are token ids, what the ids from 2 on stand for (0: padding, 1: other words).
 
     Raises:
         PerfedError: no clients, duplicate ids, a client without training data, labels outside the
-            classes, NaN or infinite inputs, mismatched lengths or shapes; names the client.
+            classes, domain ids that are negative, beyond ``domain_names`` or missing for some samples,
+            NaN or infinite inputs, mismatched lengths or shapes; names the client.
     """
 
     clients: tuple[Client, ...]
@@ -93,6 +95,7 @@ class Federation:
     notes: Mapping[str, Any] = field(default_factory=dict)
     domain_names: tuple[str, ...] | None = None
     augment: CropFlip | None = None
+    words: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(sorted(self.clients, key=lambda c: c.id)))
@@ -109,6 +112,7 @@ class Federation:
                     f"client '{client.id}' has inputs of shape {client.input_shape}; augmentation needs images "
                     "(channels, height, width)"
                 )
+        _check_domains(self)
 
     @classmethod
     def from_arrays(
@@ -154,10 +158,9 @@ class Federation:
 
     @property
     def num_domains(self) -> int:
-        """Number of domains M: the largest domain id + 1; 0 unless every sample has its domain."""
+        """Number of domains M: the largest domain id + 1; 0 where domains are unknown."""
         splits = [s for c in self.clients for name in SPLITS if (s := c.split(name)) is not None]
-        domains = [s.domain for s in splits if s.domain is not None]
-        return 1 + max(int(d.max()) for d in domains) if len(domains) == len(splits) else 0
+        return 1 + max((int(s.domain.max()) for s in splits if s.domain is not None), default=-1)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -195,6 +198,10 @@ def _as_tensor(value: Any, what: str, client: str) -> Tensor:
     return array
 
 
+def _domain_ids(ids: Tensor) -> Tensor:
+    return ids if torch.is_floating_point(ids) else ids.long()  # 0.5 is refused, not cut to 0
+
+
 def _client_from_arrays(client: str, arrays: Mapping[str, Any]) -> Client:
     allowed = {f"{part}_{split}" for part in ("x", "y", "domain") for split in SPLITS} | {"feature_names"}
     for key in arrays:
@@ -215,7 +222,7 @@ def _client_from_arrays(client: str, arrays: Mapping[str, Any]) -> Client:
         splits[split] = Split(
             xt if torch.is_floating_point(xt) else xt.float(),
             yt if torch.is_floating_point(yt) else yt.long(),
-            None if domain is None else _as_tensor(domain, f"domain_{split}", client).long(),
+            None if domain is None else _domain_ids(_as_tensor(domain, f"domain_{split}", client)),
         )
     train = splits["train"]
     if train is None:
@@ -263,3 +270,24 @@ def _check_finite(client: Client, name: str, split: Split) -> None:
         )
     if torch.is_floating_point(split.y) and not bool(torch.isfinite(split.y).all()):
         raise PerfedError(f"client '{client.id}': {name} targets hold NaN or infinity; targets must be finite")
+
+
+def _check_domains(federation: Federation) -> None:
+    splits = [(c, name, s) for c in federation.clients for name in SPLITS if (s := c.split(name)) is not None]
+    known = [(c, name, s.domain) for c, name, s in splits if s.domain is not None]
+    if known and len(known) < len(splits):
+        client, name = next((c, name) for c, name, s in splits if s.domain is None)
+        other, given = known[0][:2]
+        raise PerfedError(
+            f"client '{client.id}': {name} samples without domain ids, while client '{other.id}' has them for its "
+            f"{given} samples; all samples of all clients need one, or none"
+        )
+    names = federation.domain_names
+    allowed = "at least 0" if names is None else f"from 0 to {len(names) - 1}, as there are {len(names)} domain names"
+    for client, name, domain in known:
+        if domain.dtype != torch.int64:
+            raise PerfedError(f"client '{client.id}': {name} domain ids must be integers, not {domain.dtype}")
+        low, high = int(domain.min()), int(domain.max())
+        if low < 0 or (names is not None and high >= len(names)):
+            bad = low if low < 0 else high
+            raise PerfedError(f"client '{client.id}': {name} domain id {bad} is not allowed; ids are {allowed}")

@@ -31,6 +31,9 @@ class Gradient(Protocol):
     def __call__(self, params: Parameters, batch: Step) -> Parameters:
         """Gradients at ``params`` (the trained parameters, ``(clients, ...)``) by name; zeros where unused."""
 
+    def along(self, vector: Parameters, params: Parameters, batch: Step) -> Parameters:
+        """The Hessian of the loss at ``params`` times ``vector``, by automatic differentiation of the gradient."""
+
 
 Update = Callable[[Parameters, Gradient, Sequence[Step]], Parameters]
 
@@ -48,7 +51,8 @@ class Task:
         loss: one value per client, penalties included.
         correct: edits gradients, given and returning ``{name: (clients, ...)}``.
         update: makes the new values itself, in place of optimiser and ``correct``.
-        streams: independent mini-batches that each ``update`` gets.
+        direction: makes what the optimiser takes for the gradient, in place of the gradient and ``correct``.
+        streams: independent mini-batches that each ``update`` or ``direction`` gets.
         near: parameters ``(clients, ...)`` by name; after each update the implicit step on ``pull / 2 |w - near|^2``,
             which is stable for any strength (:meth:`perfed.optim.OptimizerState.pull`).
         per_domain: stages whose parameters have a domain axis.
@@ -68,6 +72,7 @@ class Task:
     steps: int | None = None
     correct: Correction | None = None
     update: Update | None = None
+    direction: Update | None = None
     streams: int = 1
     near: Parameters = field(default_factory=dict)
     pull: float = 0.0
@@ -173,11 +178,27 @@ def _run(task: Task, plans: list[Schedule], limit: int | None) -> Tensor:
                 )
                 for b in together
             ]
-            losses = _descend(task, state, batches[0]) if task.update is None else _replace(task, state, batches)
+            losses = _step(task, state, batches)
             if task.near:
                 state.pull({name: t[:active] for name, t in task.near.items()}, task.pull)
             total[:active] += losses
     return total
+
+
+def _step(task: Task, state: OptimizerState, batches: list[Step]) -> Tensor:
+    """One step in one of the three ways; the losses before it (of the first gradient)."""
+    if task.update is None and task.direction is None:
+        return _descend(task, state, batches[0])
+    gradient = _Gradient(task)
+    params = {name: t.detach() for name, t in state.params.items()}
+    if task.direction is not None:
+        state.step(task.direction(params, gradient, batches))
+    elif task.update is not None:
+        new = task.update(params, gradient, batches)
+        with torch.no_grad():
+            for name, tensor in state.params.items():
+                tensor.copy_(new[name])
+    return batches[0].weight.new_zeros(batches[0].weight.shape[0]) if gradient.first is None else gradient.first
 
 
 def _descend(task: Task, state: OptimizerState, step: Step) -> Tensor:
@@ -193,23 +214,35 @@ def _descend(task: Task, state: OptimizerState, step: Step) -> Tensor:
     return losses.detach()
 
 
-def _replace(task: Task, state: OptimizerState, batches: list[Step]) -> Tensor:
-    """One step made by ``task.update``; the losses of its first gradient."""
-    assert task.update is not None
-    seen: list[Tensor] = []
+class _Gradient:
+    """The :class:`Gradient` of a task's loss; ``first``: the losses at its first call."""
 
-    def gradient(params: Parameters, batch: Step) -> Parameters:
-        leaves = {name: t.detach().requires_grad_(True) for name, t in params.items()}
-        losses = task.loss(batch.with_params(leaves))
-        seen.append(losses.detach())
-        found = torch.autograd.grad(losses, list(leaves.values()), torch.ones_like(losses), allow_unused=True)
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.first: Tensor | None = None
+
+    def __call__(self, params: Parameters, batch: Step) -> Parameters:
+        leaves, found = self._at(params, batch)
         return {n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(leaves.items(), found, strict=True)}
 
-    new = task.update({name: t.detach() for name, t in state.params.items()}, gradient, batches)
-    with torch.no_grad():
-        for name, tensor in state.params.items():
-            tensor.copy_(new[name])
-    return seen[0] if seen else batches[0].weight.new_zeros(batches[0].weight.shape[0])
+    def along(self, vector: Parameters, params: Parameters, batch: Step) -> Parameters:
+        leaves, found = self._at(params, batch, twice=True)
+        pairs = [(g, vector[n]) for n, g in zip(leaves, found, strict=True) if g is not None and g.requires_grad]
+        if not pairs:  # the loss is linear in the parameters
+            return {n: torch.zeros_like(t) for n, t in leaves.items()}
+        outputs, weights = zip(*pairs, strict=True)
+        inputs = list(leaves.values())
+        return dict(zip(leaves, torch.autograd.grad(outputs, inputs, weights, materialize_grads=True), strict=True))
+
+    def _at(
+        self, params: Parameters, batch: Step, *, twice: bool = False
+    ) -> tuple[Parameters, tuple[Tensor | None, ...]]:
+        leaves = {name: t.detach().requires_grad_(True) for name, t in params.items()}
+        losses = self.task.loss(batch.with_params(leaves))
+        if self.first is None:
+            self.first = losses.detach()
+        ones = torch.ones_like(losses)
+        return leaves, torch.autograd.grad(losses, list(leaves.values()), ones, allow_unused=True, create_graph=twice)
 
 
 def detached(task: Task) -> Task:

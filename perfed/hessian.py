@@ -55,8 +55,12 @@ def softmax_hessian(features: Tensor, logits: Tensor, group: Tensor, num_groups:
     joined = torch.cat([features, logits], dim=1).double()
     for index, both in _groups(joined, group, num_groups):
         x, p = both[:, :size], both[:, size:].softmax(1)
-        spread = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-        found[index] = torch.einsum("nab,nj,nl->ajbl", spread, x, x).reshape(classes * size, -1) / len(x)
+        scaled = (p[:, :, None] * x[:, None, :]).flatten(1) / len(x) ** 0.5
+        blocks = torch.mm(scaled.T, scaled, out=found[index]).neg_().view(classes, size, classes, size)
+        own = blocks.diagonal(dim1=0, dim2=2)
+        # p_a - p_a^2 is the sum of p_a p_b over the other classes, which loses no digits when one class is certain.
+        own.zero_()
+        own.copy_(-blocks.sum(2).permute(1, 2, 0))
     return found
 
 

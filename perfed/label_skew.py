@@ -101,6 +101,23 @@ def scaled_counts(counts: Indices, from_samples: Indices, to_samples: Indices, *
     return scaled
 
 
+def shared_out(counts: Indices, to_samples: Indices, *, seed: int) -> Indices:
+    """The table of another split that uses all of its samples, those of a class in proportion to the given table.
+
+    Args:
+        counts: ``(clients, classes)`` of the given split.
+        to_samples: ``(classes,)`` samples of each class in the other split.
+        seed: of the ties.
+
+    Returns:
+        ``(clients, classes)`` int64; column k sums to ``to_samples[k]``, or to 0 if no client holds class k.
+    """
+    table = np.zeros_like(counts)
+    held = counts.sum(axis=0) > 0
+    table[:, held] = apportion(counts.T[held].astype(np.float64), to_samples[held], seed=seed).T
+    return table
+
+
 def iid(class_counts: Indices, sizes: Indices, *, seed: int) -> Indices:
     """Samples drawn at random whatever their class (Flower Datasets' IidPartitioner).
 

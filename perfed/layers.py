@@ -9,7 +9,8 @@ Dropout masks are keyed by client and step (:mod:`perfed.rng`), so that they are
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from perfed import rng
-from perfed.model import Parameters
+from perfed.model import BATCH_NORM, Parameters
 
 _ELEMENTWISE = (
     nn.ReLU,
@@ -41,7 +42,6 @@ _PER_SAMPLE = (
 )
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _DETERMINISTIC = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.Embedding, nn.Conv1d, nn.Conv2d)
-_BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass
@@ -134,11 +134,27 @@ def _single(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
         return module(x)  # type: ignore[no-any-return]
     module.train(run.training)
     own = {name: tensor.squeeze(0) for name, tensor in run.below(prefix).items()}
-    if not run.training or run.keys is None or isinstance(module, _BATCH_NORM + _DETERMINISTIC):
+    if not run.training or run.keys is None or isinstance(module, BATCH_NORM + _DETERMINISTIC):
         return torch.func.functional_call(module, own, (x,))  # type: ignore[no-any-return]
     run._dropouts += 1
-    with rng.torch_seed(rng.key(run.keys[0], "module", prefix, run._dropouts)):
+    with rng.torch_seed(rng.key(run.keys[0], "module", prefix, run._dropouts)), _keyed_dropouts(module, prefix, run):
         return torch.func.functional_call(module, own, (x,))  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _keyed_dropouts(module: nn.Module, prefix: str, run: Pass) -> Iterator[None]:
+    """Masks of the dropout layers inside another module are keyed like all others, the same on every device."""
+
+    def keyed(name: str) -> Callable[[nn.Module, tuple[Tensor], Tensor], Tensor]:
+        return lambda layer, inputs, _: _dropout(layer, f"{prefix}.{name}", inputs[0].unsqueeze(0), run).squeeze(0)
+
+    inside = [(name, layer) for name, layer in module.named_modules() if type(layer) is nn.Dropout]
+    hooks = [layer.eval().register_forward_hook(keyed(name)) for name, layer in inside]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -243,8 +259,10 @@ def _dropout(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
 
 def why_not_stackable(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
     """The reason why ``module`` must run one client at a time, or ``None`` if it can be stacked."""
-    if any(isinstance(m, _BATCH_NORM) for m in module.modules()):
+    if any(isinstance(m, BATCH_NORM) for m in module.modules()):
         return "batch-norm in training"
+    if any(isinstance(m, nn.RNNBase) for m in module.modules()):
+        return "recurrent layers"
     tensors = {f"m.{name}": torch.stack([t.detach()] * 2) for name, t in module.named_parameters()}
     tensors.update({f"m.{name}": torch.stack([t.detach()] * 2) for name, t in module.named_buffers()})
     run = Pass(tensors, torch.zeros(2, dtype=torch.int64), training=True)

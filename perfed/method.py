@@ -8,7 +8,7 @@ hyper-parameters only; everything that changes is in named parameter sets.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
@@ -16,15 +16,19 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor
 
 from perfed.errors import PerfedError
-from perfed.model import STAGES, Chain, Model
+from perfed.model import STAGES, Chain, Model, Parameters
 from perfed.placement import SHARED, Placement, place
 from perfed.tree import Tree
 
 if TYPE_CHECKING:
     from perfed.cohort import Cohort
+    from perfed.fit import Gradient
+    from perfed.step import Step
     from perfed.terms import Penalty, Term
 
 Home = Literal["server", "client", "table"]
+Fold = Callable[[Any, dict[str, Any]], Any]
+"""From a total (``None`` before the first client) and one client's whole reply to the new total."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +103,11 @@ class ServerState:
 
 
 class Reply(dict[str, Any]):
-    """What a client program returns: nested dictionaries of tensors with a leading client axis."""
+    """What a client program returns: nested dictionaries of tensors with a leading client axis.
+
+    An entry that is too large for all clients at once may be a function from a client's row in the cohort to its
+    tensor. It is called once per client, after the program has ended.
+    """
 
 
 class Replies:
@@ -109,6 +117,8 @@ class Replies:
         ids: sorted client ids; row j of every tensor belongs to ``ids[j]``. Tensors whose shapes differ between
             clients are lists.
         train_loss: mean training loss of each client ``(clients,)``, NaN where nothing was trained.
+
+    An entry that was folded (``reduce``) is its total.
     """
 
     def __init__(self, ids: Sequence[str], content: Mapping[str, Any], train_loss: Tensor) -> None:
@@ -146,6 +156,10 @@ class Clients(Protocol):
     def round(self) -> int:
         """Number of the round, from 1; 0 is the preparation before the first."""
 
+    @property
+    def info(self) -> FederationInfo:
+        """What the server knows about the federation."""
+
     def key(self, purpose: str) -> Tensor:
         """Randomness of the server in this round for ``purpose``."""
 
@@ -155,11 +169,16 @@ class Clients(Protocol):
     def count(self, name: str, number: int) -> None:
         """Add ``number`` to what the run's summary has under ``counts``."""
 
-    def run(self, program: Callable[..., Reply | None], **payload: Any) -> Replies:
+    def run(
+        self, program: Callable[..., Reply | None], *, reduce: Mapping[str, Fold] | None = None, **payload: Any
+    ) -> Replies:
         """One exchange: run ``program`` where the data is.
 
         Payload entries are tensors or nested dictionaries of tensors, the same for all, or :func:`each`. In the
         program every entry has a leading client axis.
+
+        Entry ``name`` of the replies is folded with ``reduce[name]`` in the sorted order of client ids as they come,
+        and dropped, so that the server need not hold all of them.
         """
 
 
@@ -173,6 +192,7 @@ class Method(BaseModel):
 
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": SHARED}
     without: ClassVar[tuple[str, ...]] = ()
+    needs_domains: ClassVar[bool] = False
 
     optimizer: Literal["adam", "sgd"] = Field("adam", description="local optimiser")
     lr: float | dict[str, float] = Field(1e-3, description="learning rate, or one per stage (missing stages: 1e-3)")
@@ -236,6 +256,34 @@ class Method(BaseModel):
         """Make each client's own model from its state and ``payload``; runs on a copy that is thrown away."""
         cohort.load(payload["shared"])
 
+    def gradient(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
+        """Gradient of each client's mean training loss in the shared parameters, at the received ones, for policies.
+
+        Without terms, in one mini-batch of all samples; dropout is drawn as in training.
+        """
+        cohort.load(shared)
+        names = cohort.shared_parameters
+        found = {name: torch.zeros_like(cohort.model[name]) for name in names}
+
+        def note(params: Parameters, gradient: Gradient, batches: Sequence[Step]) -> Parameters:
+            for name, value in gradient(params, batches[0]).items():
+                found[name][torch.from_numpy(batches[0].rows)] = value
+            return params
+
+        with cohort.rehearsal():
+            cohort.fit(names, steps=1, batch_size="all", step=note)
+        return Reply(gradient=found, num_samples=cohort.num_samples)
+
+    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
+        """Fit the personal parameters of clients that were never used (Tziotis et al. 2023, remark 4.8)."""
+        cohort.load(shared)
+        cohort.fit(cohort.personal_parameters, epochs=self.local_epochs, penalties=self.penalties(cohort, terms))
+
+    def personalise_unused(self, cohort: Cohort, terms: dict[str, Any], **payload: Any) -> None:
+        """:meth:`settle`, then :meth:`personalise`: the own model of a client that was never used."""
+        self.settle(cohort, payload["shared"], terms)
+        self.personalise(cohort, **payload)
+
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
         """Outputs (logits) of each client's model for ``x`` ``(clients, batch, ...)``."""
         return cohort.forward(x)
@@ -285,16 +333,22 @@ class Method(BaseModel):
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered method: a class, the terms it always has, and settings that differ from the class's defaults."""
+    """A registered method: a class, the terms it always has, and settings that differ from the class's defaults.
+
+    A preset also has the name of its method (``base``) and a participation ``policy``.
+    """
 
     name: str
     method: type[Method]
     terms: tuple[type[Term], ...] = ()
     defaults: Mapping[str, Any] | None = None
     summary: str = ""
+    base: str = ""
+    policy: str = ""
 
 
 _REGISTRY: dict[str, Entry] = {}
+_PRESETS: dict[str, Entry] = {}
 
 
 def register(
@@ -321,13 +375,23 @@ def register(
     return add
 
 
+def preset(name: str, method: str, policy: str, summary: str) -> None:
+    """Make ``method`` under the participation ``policy`` known as ``name``."""
+    _PRESETS[name] = replace(entry(method), name=name, summary=summary, base=method, policy=policy)
+
+
 def entry(name: str) -> Entry:
-    """The registered method called ``name``."""
-    if name not in _REGISTRY:
-        raise PerfedError(f"unknown method '{name}'; allowed: {', '.join(method_names())}")
-    return _REGISTRY[name]
+    """The registered method or preset called ``name``."""
+    if name not in _REGISTRY and name not in _PRESETS:
+        raise PerfedError(f"unknown method '{name}'; allowed: {', '.join([*method_names(), *preset_names()])}")
+    return _REGISTRY[name] if name in _REGISTRY else _PRESETS[name]
 
 
 def method_names() -> list[str]:
     """Names of all registered methods, sorted."""
     return sorted(_REGISTRY)
+
+
+def preset_names() -> list[str]:
+    """Names of all presets, sorted."""
+    return sorted(_PRESETS)

@@ -19,6 +19,7 @@ StageFactory = Callable[[Shape], nn.Module]
 Parameters = dict[str, Tensor]
 
 STAGES = ("embedding", "body", "head")
+BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class Chain(nn.Module):
@@ -36,6 +37,9 @@ class Chain(nn.Module):
         self.output_shapes: dict[str, Shape] = {}
         for name, module in modules.items():
             self.add_module(name, module)
+        for module in self.modules():
+            if isinstance(module, BATCH_NORM):
+                module.register_forward_pre_hook(_single_values_by_running_statistics)
 
     def forward(self, x: Tensor) -> Tensor:
         """All stages in order; ``x`` is ``(batch, *input_shape)``."""
@@ -107,6 +111,16 @@ class Model:
         return chain
 
 
+def _single_values_by_running_statistics(module: nn.Module, inputs: tuple[Tensor]) -> None:
+    """Batch-norm in training of one value per channel: by the running statistics, which stay as they are.
+
+    One value has no variance, and torch refuses it; a client's last mini-batch, or all its data, may be one sample.
+    Layers are put into training mode anew for every mini-batch (:func:`perfed.layers.apply_module`).
+    """
+    if inputs[0].numel() == inputs[0].shape[1]:
+        module.eval()
+
+
 def stage_of(name: str) -> str:
     """The stage that the parameter ``name`` (of another set: ``set/name``) belongs to."""
     return name.rpartition("/")[2].split(".", 1)[0]
@@ -115,7 +129,8 @@ def stage_of(name: str) -> str:
 # Presets -----------------------------------------------------------------------------------------------------
 
 
-def _activation(name: str) -> nn.Module:
+def activation_layer(name: str) -> nn.Module:
+    """The activation that presets call ``name``."""
     known: dict[str, Callable[[], nn.Module]] = {
         "relu": nn.ReLU,
         "leaky-relu": nn.LeakyReLU,
@@ -144,9 +159,10 @@ def mlp(
     *,
     activation: str = "relu",
     dropout: float = 0.0,
+    batch_norm: bool = False,
     final_activation: bool = False,
 ) -> StageFactory:
-    """Fully connected layers with an activation (and dropout) after each hidden one.
+    """Fully connected layers with (batch-norm,) an activation (and dropout) after each hidden one.
 
     FLIC's embedding for vectors is ``mlp((64, 64), 64)`` with a linear output (Rakotomamonjy et al. 2024, S3):
     a ReLU there could not reach anchors with negative coordinates. ``dropout=0.5, activation="leaky-relu"``
@@ -157,13 +173,14 @@ def mlp(
         layers: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
         width = prod(shape)
         for size in hidden:
-            layers += [nn.Linear(width, size), _activation(activation)]
+            norm = [nn.BatchNorm1d(size)] if batch_norm else []
+            layers += [nn.Linear(width, size), *norm, activation_layer(activation)]
             if dropout > 0:
                 layers.append(nn.Dropout(dropout))
             width = size
         layers.append(nn.Linear(width, out))
         if final_activation:
-            layers.append(_activation(activation))
+            layers.append(activation_layer(activation))
         return nn.Sequential(*layers)
 
     return build
@@ -174,15 +191,19 @@ def cnn(
     kernel: int | Sequence[int] = 5,
     out: int = 128,
     *,
+    hidden: Sequence[int] = (),
     padding: int | Sequence[int] = 0,
     activation: str = "relu",
+    batch_norm: bool = False,
     final_activation: bool = True,
 ) -> StageFactory:
-    """Convolutions, each followed by an activation and 2x2 max-pooling, then one linear layer to ``out``.
+    """Convolutions, each followed by (batch-norm,) an activation and 2x2 max-pooling, then linear layers to ``out``.
 
-    ``kernel`` and ``padding`` are for all convolutions, or one number each. FedPAC's networks (Xu et al. 2023, appendix
-    B; sizes from the authors' program) are ``cnn((16, 32), 5, 128, padding=(0, 1), activation="leaky-relu")`` for 28x28
-    and ``cnn((16, 32, 64), (5, 5, 3), 128, padding=(0, 1, 1), activation="leaky-relu")`` for 32x32x3.
+    ``hidden`` are sizes of linear layers before the last, each followed by an activation. ``kernel`` and ``padding``
+    are for all convolutions, or one number each. FedPAC's networks (Xu et al. 2023, appendix B; sizes from the authors'
+    program) are ``cnn((16, 32), 5, 128, padding=(0, 1), activation="leaky-relu")`` for 28x28 and
+    ``cnn((16, 32, 64), (5, 5, 3), 128, padding=(0, 1, 1), activation="leaky-relu")`` for 32x32x3; SRPFL's for CIFAR-10
+    (Tziotis et al. 2023, appendix C) is ``cnn((64, 64), 5, 64, hidden=(120,))``.
     """
     kernels, paddings = _one_each("kernel", kernel, channels), _one_each("padding", padding, channels)
 
@@ -194,16 +215,20 @@ def cnn(
         for width, size, pad in zip(channels, kernels, paddings, strict=True):
             layers += [
                 nn.Conv2d(depth, width, size, padding=pad),
-                _activation(activation),
+                *([nn.BatchNorm2d(width)] if batch_norm else []),
+                activation_layer(activation),
                 nn.MaxPool2d(2),
             ]
             depth = width
         layers.append(nn.Flatten())
         with torch.no_grad():
-            flat = nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[1]
-        layers.append(nn.Linear(flat, out))
+            size = nn.Sequential(*layers).eval()(torch.zeros(1, *shape)).shape[1]
+        for width in hidden:
+            layers += [nn.Linear(size, width), activation_layer(activation)]
+            size = width
+        layers.append(nn.Linear(size, out))
         if final_activation:
-            layers.append(_activation(activation))
+            layers.append(activation_layer(activation))
         return nn.Sequential(*layers)
 
     return build

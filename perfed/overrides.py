@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perfed.building import setting_names
+from perfed.clock import Clock
 from perfed.config import Evaluation, Experiment
 from perfed.datasets import dataset_names, describe
 from perfed.errors import PerfedError
-from perfed.method import Method
+from perfed.method import Method, entry
 from perfed.participation import Participation
 from perfed.terms import term_class, term_names
 
@@ -29,7 +30,7 @@ def override(table: dict[str, Any], assignments: Iterable[str], methods: Sequenc
 
     A dotted key is a path (``data.clients=5``, ``methods.flic-hl.lambda1=0``). A key that starts with no table's name
     is looked up among the options of the data set, the settings of ``methods`` and of training, participation,
-    evaluation.
+    clock, evaluation.
 
     Raises:
         PerfedError: not of the form key=value, or a key that is unknown or found in several places.
@@ -64,11 +65,11 @@ def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[
     holders = [m for m in methods if key in setting_names(m) | _term_settings(table, m)]
     if key in Method.model_fields and key != "terms":
         places["training"] = [("training", key)] + [
-            ("methods", m, key) for m in methods if key in _section(_section(table, "methods"), m)
+            ("methods", m, key) for m in _with_bases(methods) if key in _section(_section(table, "methods"), m)
         ]
     elif holders:
         places["methods"] = [("methods", m, key) for m in holders]
-    for section, cls in (("participation", Participation), ("evaluation", Evaluation)):
+    for section, cls in (("participation", Participation), ("clock", Clock), ("evaluation", Evaluation)):
         if key in cls.model_fields:
             places[section] = [(section, key)]
     if len(places) == 1:
@@ -76,6 +77,11 @@ def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[
     if places:
         raise PerfedError(f"'{key}' is ambiguous; write one of: {', '.join(f'{place}.{key}' for place in places)}")
     raise PerfedError(_unknown(key, name, methods))
+
+
+def _with_bases(methods: Sequence[str]) -> list[str]:
+    """The names, and after each preset's that of its method."""
+    return [name for m in methods for name in (m, entry(m).base) if name]
 
 
 def _section(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -89,6 +95,7 @@ def _unknown(key: str, data: Any, methods: Sequence[str]) -> str:
         *Experiment.model_fields,
         *Method.model_fields,
         *Participation.model_fields,
+        *Clock.model_fields,
         *Evaluation.model_fields,
     }
     for method in methods:
@@ -102,7 +109,8 @@ def _unknown(key: str, data: Any, methods: Sequence[str]) -> str:
 
 def _term_settings(table: Mapping[str, Any], method: str) -> set[str]:
     """Settings of the terms that the table adds to ``method``."""
-    names = _section(_section(table, "methods"), method).get("terms", [])
+    tables = [_section(_section(table, "methods"), name) for name in _with_bases([method])]
+    names: Any = next((t["terms"] for t in tables if "terms" in t), [])
     known = [term_class(name) for name in names if name in term_names()] if isinstance(names, list) else []
     return {setting for term in known for setting in term.model_fields}
 

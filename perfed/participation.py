@@ -1,34 +1,80 @@
-"""Who takes part in a round."""
+"""Who takes part in a round: the ``[participation]`` table; :mod:`perfed.policies` acts on it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Literal
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from perfed import rng
+from perfed.stages import StageRule
+
+_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Srpfl(StageRule):
+    """SRPFL: of the invited clients the first n replies are used; n doubles at the end of each stage.
+
+    Source: Tziotis et al. 2023, Algorithm 1; the number of samples in place of clients: appendix C. The paper gives
+    neither n_0 nor the rounds of a stage.
+    """
+
+    rule: Literal["plateau", "fixed", "theory"] = Field("plateau", description="when a stage ends")
+    contraction: float | None = Field(None, gt=0, lt=1, description="a of theorem 4.7, for rule 'theory'")
+    excess: float = Field(1.1, gt=1, lt=math.sqrt(2), description="c-hat of the target error, for rule 'theory'")
+    rate: float = Field(1.0, gt=0, description="of the exponential times, for rule 'theory'")
+    cost: float = Field(0.0, ge=0, description="of communication, for rule 'theory'")
+    double: Literal["clients", "samples"] = Field("clients", description="what doubles from stage to stage")
+    redraw: Literal["round", "stage"] = Field("round", description="how often the invited clients are drawn")
+
+
+class Flanp(StageRule):
+    """FLANP: the first n replies of a stage name its clients, which stay in all later stages; n doubles.
+
+    Rule ``gradient`` ends a stage when ``|grad L_n(w)|^2 <= 2 mu V_n`` with ``V_n = accuracy / samples of the n
+    clients``. Source: Reisizadeh et al. 2022, Algorithm 1.
+    """
+
+    rule: Literal["plateau", "fixed", "gradient"] = Field("plateau", description="when a stage ends")
+    mu: float | None = Field(None, gt=0, description="constant of strong convexity, for rule 'gradient'")
+    accuracy: float = Field(1.0, gt=0, description="statistical accuracy times samples, for rule 'gradient'")
+
+
+class Deadline(BaseModel):
+    """All replies that arrive within ``seconds`` are used; a round without any changes nothing."""
+
+    model_config = _STRICT
+
+    seconds: float | None = Field(None, gt=0, description="after the start of the round, communication included")
+
+
+class OverSelection(BaseModel):
+    """``factor`` times as many clients are invited as are used; the first replies count."""
+
+    model_config = _STRICT
+
+    factor: float = Field(1.3, ge=1, description="invited clients per used one")
 
 
 class Participation(BaseModel):
-    """Uniform participation: ``max(1, floor(rate * N))`` clients a round, without replacement.
+    """The ``[participation]`` table: ``max(1, floor(rate * N))`` clients a round, uniformly without replacement.
 
     Attributes:
-        rate: share of the clients in each round.
-        last_round: ``"all"``: every client takes part in the last round (FLIC's and FedPAC's protocol).
+        policy: which replies are used; ``uniform``: all. Each other policy has its settings in a table of its name.
+        rate: share of the clients that is invited in each round (``overselection``: used).
+        last_round: ``"all"``: every client is invited to the last round (FLIC's and FedPAC's protocol).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = _STRICT
 
+    policy: Literal["uniform", "srpfl", "flanp", "deadline", "overselection"] = "uniform"
     rate: float = Field(1.0, gt=0, le=1)
     last_round: Literal["all", "sampled"] = "all"
+    srpfl: Srpfl = Srpfl()
+    flanp: Flanp = Flanp()
+    deadline: Deadline = Deadline()
+    overselection: OverSelection = OverSelection()
 
-    def choose(self, ids: Sequence[str], seed: int, round_: int, rounds: int) -> list[str]:
-        """Ids of the participants of round ``round_`` of ``rounds``, sorted."""
-        if self.rate == 1.0 or (round_ == rounds and self.last_round == "all"):
-            return sorted(ids)
-        count = max(1, int(self.rate * len(ids) + 1e-9))
-        keys = torch.stack([rng.key(seed, "participation", round_, client) for client in sorted(ids)])
-        chosen = rng.order(keys)[:count].tolist()
-        return sorted(sorted(ids)[i] for i in chosen)
+    def count(self, clients: int) -> int:
+        """``max(1, floor(rate * clients))``."""
+        return max(1, int(self.rate * clients + 1e-9))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,6 +137,25 @@ def _check_draw(labels: NDArray[np.integer], classes: NDArray[np.integer]) -> No
     twice = np.flatnonzero((ordered[:, 1:] == ordered[:, :-1]).any(axis=1))
     if len(twice):
         raise PerfedError(f"client {twice[0]} holds a class twice: {classes[twice[0]].tolist()}")
+
+
+def put_aside(keys: NDArray[Any], fraction: float, *, seed: int) -> NDArray[np.bool_]:
+    """Which samples are put aside for testing: of each key's samples the part ``fraction``; one of each always stays.
+
+    Args:
+        keys: ``(samples,)``, anything that numpy can sort: classes, names of owners.
+        fraction: between 0 and 1.
+        seed: of the draw.
+
+    Returns:
+        ``(samples,)`` bool.
+    """
+    rng = generator(seed, "put aside for testing")
+    aside = np.zeros(len(keys), dtype=np.bool_)
+    for key in np.unique(keys):
+        members = rng.permutation(np.flatnonzero(keys == key))
+        aside[members[: min(round(fraction * len(members)), len(members) - 1)]] = True
+    return aside
 
 
 def subsample(indices: Sequence[Indices], *, low: float, high: float, seed: int) -> list[Indices]:

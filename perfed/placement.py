@@ -42,10 +42,14 @@ def place(chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, P
             raise PerfedError(f"placement.{rule} matches no parameter; parameters are: {', '.join(result)}")
         for name in hit:
             result[name] = rules[rule]
-    for stage in STAGES:
-        places = {place for name, place in result.items() if stage_of(name) == stage}
-        if PER_DOMAIN in places and len(places) > 1:
-            raise PerfedError(f"placement: '{PER_DOMAIN}' is for whole stages; parts of '{stage}' are placed otherwise")
+    of_stage = {**defaults, **rules}
+    for name, found in result.items():
+        stage = stage_of(name)
+        if (found == PER_DOMAIN) != (of_stage[stage] == PER_DOMAIN):
+            raise PerfedError(
+                f"placement: '{PER_DOMAIN}' is for whole stages, by the stage's name; '{stage}' is {of_stage[stage]}, "
+                f"but '{name}' is {found}"
+            )
     return result
 
 

@@ -80,7 +80,7 @@ class Plan:
             return Path(1, self.threads)
         if self.engine == "stacked":
             return Path(self.chunk, self.threads)
-        if clients == 1 and kind not in self.paths:
+        if clients == 1:  # whether or not there is a choice for more, or a run with the choices made would differ
             return Path(1, self.threads)
         if kind not in self.paths:
             self.paths[kind] = self._fastest(kind, clients, trial)

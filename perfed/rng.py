@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -81,6 +81,11 @@ def key(seed: int | Tensor, *words: int | str | Tensor) -> Tensor:
             state = _signed(state)
         state = _mixed(state ^ other)
     return state if isinstance(state, Tensor) else torch.tensor(_signed(state), dtype=torch.int64)
+
+
+def words(texts: Iterable[str]) -> Tensor:
+    """Strings as an int64 tensor of words for :func:`key`, which gives the same keys as the strings themselves."""
+    return torch.tensor([_word(text) for text in texts], dtype=torch.int64)
 
 
 def _mixed(x: int | Tensor) -> int | Tensor:

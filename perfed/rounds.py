@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from perfed import rng
+from perfed.aggregate import weighted_mean
+from perfed.clock import Clock, Population
 from perfed.engine.inprocess import Exchange, InProcessEngine, Metrics
 from perfed.errors import PerfedError
 from perfed.evaluate import Outputs
 from perfed.federation import Federation
-from perfed.method import Each, Replies, Reply, ServerState
+from perfed.method import Each, FederationInfo, Fold, Method, Replies, Reply, ServerState
 from perfed.participation import Participation
 from perfed.plan import Plan
+from perfed.policies import Selection
 from perfed.state import Setup
+
+# Transactions of one number must not share random keys.
+_FIRST_EXCHANGE = {"prepare": 0, "round": 0, "finish": 1000, "observe": 2000, "settle": 3000}
 
 
 @dataclass
@@ -30,6 +37,9 @@ class RoundRecord:
         after: metrics right after local training, by client id; empty if they were not asked for.
         arrays: what the method showed of this round, by name; see :meth:`perfed.method.Clients.show`.
         counts: what the method counted in this round, by name.
+        exchanges: with the clients.
+        seconds: virtual time that the round took.
+        replied: virtual seconds of each invited client's reply, by id.
     """
 
     participants: list[str]
@@ -39,6 +49,9 @@ class RoundRecord:
     after: Metrics
     arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    exchanges: int = 0
+    seconds: float = 0.0
+    replied: dict[str, float] = field(default_factory=dict)
 
 
 class _Clients:
@@ -48,7 +61,7 @@ class _Clients:
         self._engine = engine
         self._stage = stage
         self._measure = measure
-        self._exchanges = 0
+        self.exchanges = 0
         self.ids = sorted(ids)
         self.round = round_
         self.bytes_up = 0
@@ -70,18 +83,34 @@ class _Clients:
         """See :class:`perfed.method.Clients`."""
         self.counts[name] = self.counts.get(name, 0) + number
 
-    def run(self, program: Callable[..., Reply | None], **payload: Any) -> Replies:
+    @property
+    def info(self) -> FederationInfo:
+        """See :class:`perfed.method.Clients`."""
+        return self._engine.info
+
+    def run(
+        self, program: Callable[..., Reply | None], *, reduce: Mapping[str, Fold] | None = None, **payload: Any
+    ) -> Replies:
         """One exchange; see :class:`perfed.method.Clients`."""
-        # Preparation, round and finish of the same number must not share random keys.
-        index = self._exchanges + {"prepare": 0, "round": 0, "finish": 1000}[self._stage]
+        index = self.exchanges + _FIRST_EXCHANGE[self._stage]
         exchange = Exchange(_program_name(self._engine, program), self.round, index, self._measure)
-        replies, metrics = self._engine.run(exchange, payload, self.ids)
-        self._exchanges += 1
+        folds = {name: self._counted(name, fold) for name, fold in (reduce or {}).items()}
+        replies, metrics = self._engine.run(exchange, payload, self.ids, folds)
+        self.exchanges += 1
         self.after = metrics
         self.losses.append(replies.train_loss)
-        self.bytes_up += sum(_size(value) for value in replies.content.values())
+        self.bytes_up += sum(_size(value) for name, value in replies.content.items() if name not in folds)
         self.bytes_down += sum(_sent(value, len(self.ids)) for value in payload.values())
         return replies
+
+    def _counted(self, name: str, fold: Fold) -> Fold:
+        """``fold`` that counts the bytes of entry ``name`` of every reply."""
+
+        def counting(total: Any, reply: dict[str, Any]) -> Any:
+            self.bytes_up += _size(reply[name])
+            return fold(total, reply)
+
+        return counting
 
 
 def _program_name(engine: InProcessEngine, program: Callable[..., Any]) -> str:
@@ -109,6 +138,19 @@ def _sent(value: Any, clients: int) -> int:
     return _size(value) * clients
 
 
+def _population(federation: Federation, method: Method) -> Population:
+    """What clocks and policies may know of the clients."""
+    sizes = np.array([len(client.train) for client in federation], np.int64)
+    group = federation.notes.get("group")
+    return Population(
+        tuple(federation.ids),
+        rng.words(federation.ids),
+        sizes,
+        -(-sizes // method.batch_size) * method.local_epochs,
+        None if group is None else np.array([group[client] for client in federation.ids], np.int64),
+    )
+
+
 class Server:
     """A run's server: its state, the engine, and who takes part.
 
@@ -118,6 +160,10 @@ class Server:
         plan: how work is cut up.
         participation: who takes part in a round.
         rounds: number of rounds of the whole run.
+        clock: how long the clients take.
+
+    Raises:
+        PerfedError: settings of participation or clock that do not fit the clients.
     """
 
     def __init__(
@@ -128,10 +174,12 @@ class Server:
         participation: Participation,
         rounds: int,
         engine: type[InProcessEngine] = InProcessEngine,
+        clock: Clock | None = None,
     ) -> None:
         self.setup = setup
-        self.participation = participation
-        self.rounds = rounds
+        self.clock = clock or Clock()
+        who = _population(federation, setup.method)
+        self.selection = Selection(participation, self.clock, who, setup.seed, rounds)
         self.engine = engine(federation.to(dtype=setup.dtype, device=setup.device), setup, plan)
         self.state = setup.server_state(federation)
 
@@ -147,14 +195,52 @@ class Server:
             number: of the round.
             measure: split on which participants score their models right after local training.
         """
-        ids = self.participation.choose(self.engine.federation.ids, self.setup.seed, number, self.rounds)
-        clients = _Clients(self.engine, ids, number, "round", measure)
-        record = self._transaction(clients, self.setup.method.round)
+        choice = self.selection.choose(number)
+        clients = _Clients(self.engine, choice.ids, number, "round", measure)
+        if choice.ids:
+            record = self._transaction(clients, self.setup.method.round)
+            self._observe(record, number)
+        else:  # no reply in time
+            record = RoundRecord([], float("nan"), 0, 0, {})
         everyone = _Clients(self.engine, self.engine.federation.ids, number, "finish", None)
         extra = self._transaction(everyone, self.setup.method.finish)
         record.bytes_up += extra.bytes_up
         record.bytes_down += extra.bytes_down
+        record.seconds = choice.seconds + self.clock.communication * max(0, record.exchanges - 1)
+        record.seconds += self.selection.waiting_for_all(number) if extra.exchanges else 0.0
+        record.replied = choice.replied
         return record
+
+    def _observe(self, record: RoundRecord, number: int) -> None:
+        """Tell the policy of the finished round, with the gradient if it wants it."""
+        policy, gradient = self.selection.policy, None
+        if policy.wants_gradient:
+            clients = _Clients(self.engine, record.participants, number, "observe", None)
+            reply = clients.run(self.setup.method.gradient, shared=self.state.shared)
+            self.engine.discard()
+            mean = weighted_mean(reply.gradient, reply.num_samples)
+            gradient = sum(float(g.double().square().sum()) for g in mean.values())
+            record.bytes_up += clients.bytes_up
+            record.bytes_down += clients.bytes_down
+            record.exchanges += 1
+        num_samples = sum(len(self.engine.clients[client].train) for client in record.participants)
+        policy.observe(record.train_loss, gradient, num_samples)
+
+    def settle(self, ids: Sequence[str], number: int) -> None:
+        """Let clients that were never used fit their personal parameters, where the policy says so.
+
+        Args:
+            ids: the clients that were never used.
+            number: of the last round.
+        """
+        if not ids or not self.selection.policy.fits_unused:
+            return
+        clients = _Clients(self.engine, list(ids), number, "settle", None)
+        self._transaction(clients, self._settle)
+
+    def _settle(self, server: ServerState, clients: _Clients) -> None:
+        method = self.setup.method
+        clients.run(method.settle, shared=server.shared, terms=method.term_payload(server))
 
     def _transaction(self, clients: _Clients, program: Callable[..., None]) -> RoundRecord:
         before = self.state.tree()
@@ -175,15 +261,28 @@ class Server:
             clients.after,
             clients.arrays,
             clients.counts,
+            clients.exchanges,
         )
 
     def evaluate(
-        self, split: str, ids: list[str] | None = None, round_: int = 0, outputs: list[Outputs] | None = None
+        self,
+        split: str,
+        ids: Sequence[str] | None = None,
+        round_: int = 0,
+        outputs: list[Outputs] | None = None,
+        never_used: Collection[str] = (),
     ) -> Metrics:
         """Metrics of each client's own model, made by the method's ``personalise``, on ``split``.
 
-        What the models say of every sample is appended to ``outputs``, if given.
+        What the models say of every sample is appended to ``outputs``, if given. Where the policy lets clients that
+        were ``never_used`` fit their personal parameters (:meth:`settle`), they do so before, on a copy.
         """
-        payload = self.setup.method.download(self.state)
-        chosen = self.engine.federation.ids if ids is None else ids
-        return self.engine.evaluate(payload, chosen, split, round_, outputs)
+        method, chosen = self.setup.method, self.engine.federation.ids if ids is None else ids
+        fitted = [i for i in chosen if i in set(never_used)] if self.selection.policy.fits_unused else []
+        rest = [i for i in chosen if i not in set(fitted)]
+        payload = method.download(self.state)
+        metrics = self.engine.evaluate(payload, rest, split, round_, outputs)
+        if fitted:
+            payload |= {"terms": method.term_payload(self.state)}
+            metrics |= self.engine.evaluate(payload, fitted, split, round_, outputs, program="personalise_unused")
+        return metrics

@@ -1,4 +1,4 @@
-"""The small quadratic programme over the simplex that every client of FedPAC has."""
+"""Small quadratic programmes over the simplex: the one every client of FedPAC has, and the projection."""
 
 from __future__ import annotations
 
@@ -62,6 +62,17 @@ def simplex_qp(matrix: ArrayLike, linear: ArrayLike | None = None) -> FloatArray
         reason = "matrix is not positive semi-definite" if gap == np.inf else f"relative duality gap {gap:.1e}"
         raise QPFailed(f"quadratic programme over the simplex not solved: {reason}")
     return best
+
+
+def nearest_on_simplex(point: ArrayLike) -> FloatArray:
+    """The point of the simplex nearest to ``point`` ``(m,)``: the Euclidean projection, by :func:`simplex_qp`.
+
+    Example:
+        >>> nearest_on_simplex([0.9, 0.5, -3.0]).round(9).tolist()
+        [0.7, 0.3, 0.0]
+    """
+    v = np.asarray(point, dtype=np.float64)
+    return simplex_qp(np.eye(len(v)), -2 * v)
 
 
 def _proximal_points(p: FloatArray, q: FloatArray, ridge: float) -> Iterator[tuple[FloatArray, float]]:

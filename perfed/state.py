@@ -18,7 +18,7 @@ from perfed.errors import PerfedError
 from perfed.federation import Client, Federation
 from perfed.layers import why_not_stackable
 from perfed.method import FederationInfo, Method, ParameterSet, ServerState
-from perfed.model import Chain, Model, Parameters, Shape, stage_of
+from perfed.model import BATCH_NORM, Chain, Model, Parameters, Shape, stage_of
 from perfed.placement import PER_DOMAIN, SENT, Placement
 from perfed.tree import map_leaves
 
@@ -116,8 +116,16 @@ class Setup:
         shape = federation.clients[0].input_shape
         places = self.places(shape)
         everything = self.initial(shape, self.chain(shape).stages)
-        if PER_DOMAIN in places.values() and info.num_domains == 0:
-            raise PerfedError("this method has parameters per domain; the data do not say every sample's domain")
+        per_domain = {stage_of(name) for name, found in places.items() if found == PER_DOMAIN}
+        if info.num_domains == 0 and (self.method.needs_domains or per_domain):
+            first = federation.ids[0]
+            raise PerfedError(
+                "this method needs domains; the data do not say every sample's domain "
+                f"(client '{first}': train samples without domain ids)"
+            )
+        for name, module in self.chain(shape).named_modules():
+            if isinstance(module, BATCH_NORM) and stage_of(name) in per_domain:
+                raise PerfedError(f"'{name}' is batch-norm, which cannot be {PER_DOMAIN}; use another normalisation")
         everything = self._per_domain(everything, places, info)
         sets: dict[str, Any] = {"shared": {name: t for name, t in everything.items() if places[name] in SENT}}
         for name, declared in self.sets.items():

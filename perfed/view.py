@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,6 +60,7 @@ class View:
         self.ids = [c.id for c in self.clients]
         self.domain: Tensor | None = None
         self._packed: dict[str, Samples] = {}
+        self._kept: tuple[Any, list[Tensor], Tensor, Tensor] | None = None
 
     @property
     def n(self) -> int:
@@ -178,6 +180,16 @@ class View:
         return torch.from_numpy(np.repeat(np.arange(self.n), samples.counts)).to(self.device)
 
     def _features(self, samples: Samples, stages: int, params: Parameters | None) -> Tensor:
+        """Output of the first ``stages`` stages; the last result is kept until a parameter under it changes."""
+        values = {**self.model, **(params or {})}
+        used = [t for name, t in values.items() if stage_of(name) in self.chain.stages[:stages]]
+        # Every change in place raises a tensor's version; the kept tensors stay alive, so that their ids stay theirs.
+        mark = (stages, id(samples.x), *((id(t), t._version) for t in used))
+        if self._kept is None or self._kept[0] != mark:
+            self._kept = (mark, used, samples.x, self._forward_all(samples, stages, params))
+        return self._kept[-1]
+
+    def _forward_all(self, samples: Samples, stages: int, params: Parameters | None) -> Tensor:
         out: Tensor | None = None
         for x, index, valid in self.windows(samples):
             y = self.forward(x, stages=self.chain.stages[:stages], params=params)

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 import perfed.methods  # noqa: F401 - registers every method
+from perfed.clock import Clock
 from perfed.codec import decode, encode
 from perfed.cohort import Cohort
 from perfed.engine import Exchange, InProcessEngine
 from perfed.federation import Federation
 from perfed.method import Method, entry
+from perfed.methods.fedbn import FedBN
 from perfed.model import Model, hidden_layer, linear, mlp
 from perfed.participation import Participation
 from perfed.plan import Plan
@@ -80,9 +82,15 @@ def opposite_labels(clients=6, samples=24) -> Federation:
     return Federation.from_arrays(arrays, num_classes=2)
 
 
-def network(num_classes: int = 3, *, dropout: float = 0.0) -> Model:
+def network(num_classes: int = 3, *, dropout: float = 0.0, batch_norm: bool = False) -> Model:
     """Embedding to 3 numbers, body to 5, linear head."""
-    return Model(embedding=mlp((6,), 3, dropout=dropout), body=hidden_layer(5), head=linear(num_classes))
+    embedding = mlp((6,), 3, dropout=dropout, batch_norm=batch_norm)
+    return Model(embedding=embedding, body=hidden_layer(5), head=linear(num_classes))
+
+
+def network_for(method: Method, num_classes: int = 3, *, dropout: float = 0.0) -> Model:
+    """:func:`network`, with batch-norm for the method that is about it."""
+    return network(num_classes, dropout=dropout, batch_norm=isinstance(method, FedBN))
 
 
 def quick(kind: type[Method] | type[Term], **settings: Any) -> Any:
@@ -122,11 +130,14 @@ def serve(
     rate: float = 1.0,
     rounds: int = 10,
     seed: int = 0,
+    participation: Participation | None = None,
+    clock: Clock | None = None,
 ) -> Server:
-    """A server before its preparation."""
-    setup = Setup(method, model or network(federation.num_classes or 1), seed, dtype)
+    """A server before its preparation; ``participation`` is in place of ``rate``."""
+    setup = Setup(method, model or network_for(method, federation.num_classes or 1), seed, dtype)
     plan = plan or Plan(engine, chunk)
-    return Server(federation, setup, plan, Participation(rate=rate), rounds, engine=runner)
+    policy = participation or Participation(rate=rate)
+    return Server(federation, setup, plan, policy, rounds, engine=runner, clock=clock)
 
 
 def train(server: Server, rounds: int) -> Server:

@@ -56,6 +56,10 @@ CASES: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("run", EXPERIMENT, "classes_per_client=0"), ("data.classes_per_client = 0",)),
     (("run", EXPERIMENT, "classes_per_client=11"), ("11", "10")),
     (("run", EXPERIMENT, "test_fraction=1.0"), ("data.test_fraction = 1.0", "< 1")),
+    (("run", EXPERIMENT, "domain_input=true"), ("data.domain_input = true needs domains", "'digits-views'")),
+    (("run", "feddar-synthetic", "domains=0"), ("data.domains = 0", "integer >= 1")),
+    (("run", "feddar-synthetic", "--method", "fedbn"), ("fedbn keeps batch-norm personal", "the model has none")),
+    (("run", EXPERIMENT, "--method", "fedminmax", "placement={ embedding = 'personal' }"), ("needs domains",)),
     (("run", EXPERIMENT, "batch_size=0"), ("batch_size", "greater than or equal to 1")),
     (("run", EXPERIMENT, "model.embedding.out=-1"), ("model.embedding.out", "at least 1")),
     (("run", EXPERIMENT, "rate=0"), ("participation.rate", "greater than 0")),
@@ -289,7 +293,7 @@ def test_clients_with_one_sample_one_class_or_no_test_data_work(method):
     }
     run = trained(Federation.from_arrays(clients, num_classes=3), method)
     assert np.isfinite(run.summary["accuracy"]["mean"])
-    columns, rows = client_table(run.federation, "test", {}, {}, dict.fromkeys(clients, 1), {})
+    columns, rows = client_table(run.federation, "test", {}, {}, dict.fromkeys(clients, 1), {}, {})
     assert columns[:3] == ["id", "n_train", "n_test"]
     assert {row[0]: row[1:3] for row in rows} == {
         "alone": [1, 5],

@@ -20,7 +20,7 @@ from perfed import compare
 from perfed.config import experiment_names, read
 from perfed.datasets import catalogue, dataset_names, load
 from perfed.federation import Federation
-from perfed.method import method_names
+from perfed.method import method_names, preset_names
 
 SPREAD = {"mean", "std", "min", "p10", "max"}
 
@@ -145,7 +145,7 @@ def test_the_comparison_is_a_list_with_the_keys_of_the_summaries(compared):
     rows = json.loads((directory / "comparison.json").read_text())
     assert [(row["method"], row["seed"]) for row in rows] == [(m, s) for m in ("local", "flic-class") for s in range(3)]
     for row in rows:
-        assert set(row) == {"method", "seed", "metrics", "accuracy", "wall_seconds"}
+        assert set(row) == {"method", "seed", "metrics", "accuracy", "wall_seconds", "virtual_time"}
         summary = json.loads((directory / row["method"] / f"seed-{row['seed']}" / "summary.json").read_text())
         assert all(row[key] == summary[key] for key in row)
     assert (directory / "report.html").stat().st_size > 1e6
@@ -267,7 +267,7 @@ def test_a_grid_over_the_model_goes_to_the_methods_own_model(tmp_path):
 @pytest.mark.parametrize(
     ("what", "names", "keys"),
     [
-        ("methods", method_names, {"name", "summary", "settings"}),
+        ("methods", lambda: [*method_names(), *preset_names()], {"name", "summary", "settings"}),
         ("datasets", dataset_names, {"name", "summary", "files", "options"}),
         ("experiments", experiment_names, {"name", "summary", "method", "data"}),
     ],
@@ -278,7 +278,7 @@ def test_list(what, names, keys):
     assert is_plain(plain.out)
     items = json.loads(as_json.out)
     assert [item["name"] for item in items] == names()
-    assert all(set(item) == keys and item["summary"] for item in items)
+    assert all(set(item) - {"base", "policy"} == keys and item["summary"] for item in items)
     assert all(f"{name} " in plain.out for name in names())
 
 
@@ -322,4 +322,4 @@ def test_the_module_is_a_program_too():
     program = [sys.executable, "-m", "perfed.cli", "list", "methods", "--json"]
     done = subprocess.run(program, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert [item["name"] for item in json.loads(done.stdout)] == method_names()
+    assert [item["name"] for item in json.loads(done.stdout)] == [*method_names(), *preset_names()]

@@ -208,7 +208,7 @@ def test_a_function_that_returns_no_module_says_so():
         ('terms=["nope"]', "unknown term 'nope'; allowed: anchors, prototypes, proximal"),
         ("rate=0", "participation.rate: .*greater than 0"),
         ("rate=1.5", "participation.rate: .*less than or equal to 1"),
-        ("participation.share=1", r"unknown key 'participation\.share'; allowed: rate, last_round"),
+        ("participation.share=1", r"unknown key 'participation\.share'; allowed: policy, rate, last_round, srpfl"),
         ("evaluation.evry=1", r"unknown key 'evaluation\.evry' \(did you mean 'every'\?\); allowed: every"),
         ("every=0", "evaluation.every: .*greater than or equal to 1"),
         ("split=tset", "evaluation.split: .*'test', 'validation' or 'train'"),
@@ -240,7 +240,7 @@ def test_every_mistake_names_the_key_and_what_is_allowed(assignment, says):
         ("rounds = = 3", "x.toml: not valid TOML: .*line 1"),
         (SMALL.replace("rounds = 2", ""), "x.toml: rounds: field required"),
         (SMALL.replace("rounds", "roundz"), "x.toml: rounds: field required|unknown key 'roundz'"),
-        (SMALL.replace('name = "toy-noisy-features"', ""), "x.toml: data: needs 'name', one of: bci-common"),
+        (SMALL.replace('name = "toy-noisy-features"', ""), "x.toml: data: needs 'name', one of: adult, bci-common"),
         (SMALL.replace("flic-class", "flic"), "x.toml: unknown method 'flic'; allowed: apfl"),
         (SMALL + "[extra]\n", r"x.toml: unknown key 'extra'; allowed: name"),
     ],
@@ -270,6 +270,11 @@ def test_an_experiment_may_extend_another(tmp_path):
         "data": {"name": "b"},  # as a whole
         "training": {"lr": 0.1, "deep": {"a": 1, "b": 3}},
     }
+    base.write_text("[model]\nhead = 'linear'\nbody = { kind = 'mlp', hidden = [3], out = 2 }\n")
+    own.write_text(f"extends = '{base}'\n[model]\nbody = {{ kind = 'lstm', width = 4 }}\n")
+    assert find_experiment(str(own))["model"] == {"head": "linear", "body": {"kind": "lstm", "width": 4}}
+    own.write_text(f"extends = '{base}'\n[model]\nbody = {{ out = 4 }}\n")
+    assert find_experiment(str(own))["model"]["body"] == {"kind": "mlp", "hidden": [3], "out": 4}
     base.write_text(f'extends = "{own}"\n')
     with pytest.raises(PerfedError, match="extends itself"):
         find_experiment(str(own))

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isfinite
 
 import pytest
 import torch
-from engines import ENGINES, blobs, every_tensor, make, network, serve, train
+from engines import ENGINES, blobs, every_tensor, make, network_for, serve, train
 
 from perfed.errors import PerfedError
+from perfed.federation import Federation
 from perfed.method import method_names
 from perfed.methods.flic import Anchors
+from perfed.participation import Participation
 from perfed.placement import SENT
 from perfed.terms import Proximal
 
@@ -30,7 +33,27 @@ METHODS = {
     "local + anchors": lambda **s: make("local", more_terms=(ANCHORS,), **s),
 }
 
-# federation, rate of participation
+SRPFL = Participation(policy="srpfl", srpfl={"first": 1, "rule": "fixed", "stage_rounds": 1})
+
+
+def awkward_domains():
+    """A client with one domain, a domain with one sample at one client, a domain in test data alone."""
+    one, two, three = blobs((6, 5, 4))
+
+    def with_domains(client, train, test):
+        domains = {"train": train, "test": test}
+        parts = {n: replace(client.split(n), domain=torch.tensor(ids)) for n, ids in domains.items()}
+        return replace(client, **parts)
+
+    clients = (
+        with_domains(one, [0] * 6, [0] * 6),
+        with_domains(two, [1, 0, 0, 1, 2], [0, 1, 2, 3, 0, 1]),
+        with_domains(three, [0, 1, 1, 0], [0, 1, 1, 0, 0, 0]),
+    )
+    return Federation(clients, 3)
+
+
+# federation, rate of participation or policy
 FEDERATIONS = {
     "one client": (lambda: blobs((7,)), 1.0),
     "a client with one sample": (lambda: blobs((6, 1)), 1.0),
@@ -40,6 +63,8 @@ FEDERATIONS = {
     "absent classes": (lambda: blobs((6, 4), labels=[[0, 1], [1]], num_classes=5), 1.0),
     "very unequal sizes": (lambda: blobs((60, 2, 1)), 1.0),
     "partial participation": (lambda: blobs((5, 4, 3, 3)), 0.3),
+    "awkward domains": (awkward_domains, 1.0),
+    "SRPFL": (lambda: blobs((5, 4, 3, 3)), SRPFL),
     "a client without test data": (lambda: blobs((5, 4, 3), test=(3, 0, 2)), 1.0),
     "no test data at all": (lambda: blobs((5, 4), test=0), 1.0),
     "input dimensions differ": (lambda: blobs((6, 5, 4), dims=(3, 8, 1)), 1.0),
@@ -47,17 +72,19 @@ FEDERATIONS = {
 
 
 def shares_embedding(server_method, federation) -> bool:
-    chain = server_method.adapt(network(federation.num_classes)).build((3,))
+    chain = server_method.adapt(network_for(server_method, federation.num_classes)).build((3,))
     return any(n.startswith("embedding") and p in SENT for n, p in server_method.places(chain).items())
 
 
 @pytest.mark.parametrize("case", FEDERATIONS)
 @pytest.mark.parametrize("name", METHODS)
 def test_two_rounds_leave_finite_states_and_metrics(name, case):
-    build, rate = FEDERATIONS[case]
+    build, who = FEDERATIONS[case]
+    policy = who if isinstance(who, Participation) else Participation(rate=who)
     for engine, options in ENGINES.items():
         method, federation = METHODS[name](), build()
-        arguments = {"model": network(federation.num_classes), "rate": rate, "rounds": 9, **options}
+        arguments = {"model": network_for(method, federation.num_classes), "rounds": 9, **options}
+        arguments["participation"] = policy
         if case == "input dimensions differ" and shares_embedding(method, federation):
             with pytest.raises(PerfedError, match=r"shares 'embedding.*shape differs between clients") as error:
                 serve(method, federation, **arguments)
@@ -67,7 +94,8 @@ def test_two_rounds_leave_finite_states_and_metrics(name, case):
         server.prepare()
         for number in (1, 2):
             record = server.round(number, measure="test")
-            assert len(record.participants) == max(1, int(rate * len(federation)))
+            wanted = number if policy is SRPFL else max(1, int(policy.rate * len(federation)))
+            assert len(record.participants) == wanted
             assert isfinite(record.train_loss), (engine, number)
         for path, tensor in every_tensor(server).items():
             assert bool(torch.isfinite(tensor.double()).all()), (engine, path)

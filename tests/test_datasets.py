@@ -56,7 +56,7 @@ def test_all_data_sets_are_described():
         found = describe(name)
         task = "regression" if name == "linear-domains" else "classification"
         assert found.name == name and found.task == task and found.summary.endswith(".")
-        assert found.options[-1].name == "validation_fraction"
+        assert [option.name for option in found.options[-2:]] == ["validation_fraction", "domain_input"]
     found = describe("mnist-usps")
     assert found.files == ("mnist.npz", "usps.npz")
     assert [(o.name, o.allowed, o.default) for o in found.options[:3]] == [
@@ -98,7 +98,7 @@ def test_bad_options_are_refused_in_one_line(options, message):
 
 
 def test_unknown_data_sets_are_refused_with_the_names():
-    with pytest.raises(PerfedError, match="there is no data set 'mnits'; available: bci-common, cifar10, digits"):
+    with pytest.raises(PerfedError, match="there is no data set 'mnits'; available: adult, bci-common, cifar10, digit"):
         load("mnits", {}, seed=0)
     with pytest.raises(PerfedError, match="there is no data set"):
         describe("mnits")
@@ -152,6 +152,7 @@ def test_data_sets_can_share_options_that_check_each_other(monkeypatch):
         ("low", "integer", 1),
         ("high", "integer, or list of integer", 5),
         ("validation_fraction", "number >= 0 and < 1", 0.0),
+        ("domain_input", "true or false", False),
     ]
     for options, says in (
         ({"low": 9}, "data.low is above data.high"),

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
-from engines import blobs, difference, make, serve, train
+from engines import blobs, cohort, difference, make, network, serve, train
 
 from perfed.aggregate import masked_mean
 from perfed.datasets import load
+from perfed.errors import PerfedError
+from perfed.federation import Federation
+from perfed.method import method_names
+from perfed.model import STAGES
 
 
 def test_re_weighting_changes_nothing_where_domains_are_equally_frequent_and_something_elsewhere():
@@ -57,6 +62,102 @@ def test_heads_are_averaged_by_the_samples_of_their_domain():
     assert torch.equal(found[1], old[1])
 
 
+# Fine-tuning on each domain ----------------------------------------------------------------------------------
+
+
+def some_domains() -> Federation:
+    """c0 has training samples of both domains, c1 of domain 0 only; both are tested on both."""
+    clients = []
+    for row, client in enumerate(blobs((11, 6))):
+        domain = torch.arange(len(client.train)) % 3 // (2 - row) % 2 * (1 - row)
+        test = replace(client.test, domain=torch.arange(len(client.test)) % 2)
+        clients.append(replace(client, train=replace(client.train, domain=domain), test=test))
+    return replace(blobs((11, 6)), clients=tuple(clients))
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("engine", ["stacked", "sequential"])
+def test_each_copy_is_what_a_fit_on_the_domain_alone_gives(engine):
+    federation, method = some_domains(), make("fedavg-domain-ft")
+    received = {name: t[None].clone() for name, t in serve(method, federation).state.shared.items()}
+    group = cohort(method, federation, engine=engine)
+    method.personalise(group, shared={name: t.expand(2, *t.shape[1:]) for name, t in received.items()})
+    outputs = {}
+    for x, index, valid in group.windows(group.samples("test")):
+        outputs = {int(i): row for i, row in zip(index[valid], method.predict(group, x)[valid], strict=True)}
+    for row, client in enumerate(federation):
+        for domain in range(2):
+            alone = cohort(method, federation, ids=[client.id])
+            alone.load(received)
+            mine = torch.nonzero(client.train.domain == domain).flatten()
+            if len(mine):
+                alone.clients = [replace(client, train=client.train.take(mine))]
+                for _ in range(domain):
+                    alone.fit(STAGES, steps=0)  # the fits of the domains before, which have keys of their own
+                alone.fit(STAGES, epochs=method.finetune_epochs)
+            else:
+                assert (row, domain) == (1, 1)  # the global model
+            chosen = torch.nonzero(client.test.domain == domain).flatten()
+            expected = alone.forward(client.test.x[chosen][None])[0]
+            start = 0 if row == 0 else len(federation.clients[0].test)
+            found = torch.stack([outputs[start + int(i)] for i in chosen])
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_fine_tuning_on_domains_trains_as_fedavg_and_without_epochs_evaluates_as_fedavg():
+    plain = train(serve(make("fedavg"), blobs()), 2)
+    tuned = train(serve(make("fedavg-domain-ft"), blobs()), 2)
+    assert difference(plain, tuned) == 0
+    assert tuned.evaluate("test") != plain.evaluate("test")
+    still = train(serve(make("fedavg-domain-ft", finetune_epochs=0), blobs()), 2)
+    assert still.evaluate("test") == plain.evaluate("test")
+
+
+def test_with_one_domain_it_is_fine_tuning():
+    def one(split):
+        return replace(split, domain=torch.zeros_like(split.domain))
+
+    federation = replace(
+        blobs(), clients=tuple(replace(c, train=one(c.train), test=one(c.test)) for c in blobs((12, 7, 5)))
+    )
+    runs = [train(serve(make(name), federation), 2) for name in ("fedavg-domain-ft", "fedavg-ft")]
+    assert runs[0].evaluate("test") == runs[1].evaluate("test")
+
+
+def test_it_serves_domains_with_opposite_labels():
+    """No single model can serve both domains of a client; a copy for each can."""
+    generator = torch.Generator().manual_seed(0)
+    clients = {}
+    for i in range(3):
+        x, domain = torch.randn(60, 2, generator=generator), torch.arange(60) % 2
+        y = ((x[:, 0] > 0) ^ (domain > 0)).long()
+        parts = {"train": slice(0, 40), "test": slice(40, 60)}
+        clients[f"c{i}"] = {
+            f"{k}_{s}": v[at] for s, at in parts.items() for k, v in (("x", x), ("y", y), ("domain", domain))
+        }
+    federation = Federation.from_arrays(clients, num_classes=2)
+    accuracy = {}
+    for name in ("fedavg-ft", "fedavg-domain-ft"):
+        server = train(serve(make(name, finetune_epochs=20), federation, model=network(2)), 3)
+        scores = server.evaluate("test").values()
+        accuracy[name] = sum(values["accuracy"] for values in scores) / 3
+    assert accuracy["fedavg-domain-ft"] > 0.8 > 0.7 > accuracy["fedavg-ft"]
+
+
+NEED_DOMAINS = [name for name in method_names() if "domain" in name or name in ("fedavg-rw", "fedavg-multi-head")]
+
+
+@pytest.mark.parametrize("name", [*NEED_DOMAINS, "separate-fedavg", "fedminmax", "feddar-sa", "feddar-wa"])
+def test_without_domains_they_say_so_before_anything_runs(name):
+    plain = {c.id: {"x_train": c.train.x, "y_train": c.train.y} for c in blobs()}
+    message = r"^this method needs domains; the data do not say .* \(client 'c0': train samples without domain ids\)$"
+    with pytest.raises(PerfedError, match=message):
+        serve(make(name), Federation.from_arrays(plain))
+
+
+# Data --------------------------------------------------------------------------------------------------------
+
+
 def test_linear_domains_follow_their_law():
     options = {"clients": 80, "noise": 0.0, "dim": 6, "samples_low": 30, "samples_high": 40}
     federation = load("linear-domains", options, seed=3)
@@ -69,3 +170,15 @@ def test_linear_domains_follow_their_law():
         laws.append(solution)
     assert torch.linalg.matrix_rank(torch.cat(laws, 1), rtol=1e-9) == 2
     assert federation.num_domains == 5 and federation.num_classes is None
+
+
+@pytest.mark.parametrize("name", ["fedavg-multi-head", "feddar-wa", "feddar-sa", "separate-fedavg"])
+def test_the_warm_up_is_fedavg_with_the_same_parameters_for_all_domains(name):
+    method = make(name, warmup_rounds=2, warmup_epochs=1)
+    server, plain = (train(serve(m, blobs((9, 8, 7))), 2) for m in (method, make("fedavg", local_epochs=1)))
+    for key, tensor in server.state.shared.items():
+        expected = plain.state.shared[key]
+        torch.testing.assert_close(tensor, expected.expand_as(tensor), rtol=1e-12, atol=1e-12)
+    server.round(3)
+    weight = server.state.shared["head.weight"]
+    assert not torch.allclose(weight[0], weight[1], atol=1e-3)

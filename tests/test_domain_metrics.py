@@ -9,10 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from engines import blobs, make, network
+from engines import blobs, cohort, make, network
 from sklearn.metrics import roc_auc_score
 
-from perfed.evaluate import Outputs, by_domain
+from perfed.errors import PerfedError
+from perfed.evaluate import Outputs, by_domain, outputs_of
 from perfed.experiment import Run
 from perfed.federation import Federation
 from perfed.store import RunDirectory
@@ -73,8 +74,8 @@ def test_without_domains_there_are_none():
     assert "domains" not in run.execute()
 
 
-def test_domain_ids_missing_in_one_split_mean_that_domains_are_unknown():
-    clients = [replace(c, test=replace(c.test, domain=None)) for c in blobs()]
-    federation = Federation(tuple(clients), 3)
-    assert federation.num_domains == 0
-    assert "domains" not in Run(federation, make("fedavg"), network(), rounds=1).execute()
+def test_metrics_per_domain_need_domains():
+    plain = tuple(replace(c, train=replace(c.train, domain=None), test=replace(c.test, domain=None)) for c in blobs())
+    group = cohort(make("fedavg"), Federation(plain, 3))
+    with pytest.raises(PerfedError, match=r"metrics per domain need domains; client 'c0': test samples without"):
+        outputs_of(make("fedavg"), group, "test")

@@ -7,6 +7,8 @@ import torch
 from engines import blobs, difference, make, serve, train
 
 from perfed.building import build_method
+from perfed.config import validate
+from perfed.method import Replies, ServerState
 from perfed.methods.flic import Anchors
 from perfed.model import Model, linear
 from perfed.terms import Prototypes
@@ -101,6 +103,56 @@ def test_a_model_of_a_head_alone(name):
     server = train(serve(make(name), blobs(), model=Model(head=linear(3))), 2)
     assert set(server.evaluate("test")) == {"c0", "c1", "c2"}
     assert bool(server.state.shared) == (name != "fedper")
+
+
+def test_lg_fedavg_may_share_the_last_two_layers_of_the_other_methods_network():
+    table = {
+        "rounds": 1,
+        "method": "lg-fedavg",
+        "data": {"name": "digits-views"},
+        "model": {"body": {"kind": "mlp", "hidden": [7, 6], "out": 5, "final_activation": True}, "head": "linear"},
+        "methods": {
+            "lg-fedavg": {
+                "model": {
+                    "body": {"kind": "mlp", "hidden": [7], "out": 6, "final_activation": True},
+                    "head": {"kind": "mlp", "hidden": [5]},
+                }
+            }
+        },
+    }
+    own, other = (validate({**table, "method": name}).build_model(3).build((4,)) for name in ("lg-fedavg", "fedrep"))
+    layers = [[type(m).__name__ for m in chain.modules() if not list(m.children())] for chain in (own, other)]
+    assert layers[0] == layers[1] == ["Linear", "ReLU"] * 3 + ["Linear"]
+    assert [t.shape for t in own.parameters()] == [t.shape for t in other.parameters()]
+    server = serve(build_method("lg-fedavg", QUICK), blobs(), model=validate(table).build_model(3))
+    server.prepare()
+    record = server.round(1)
+    last_two = {"head.0.weight": (5, 6), "head.0.bias": (5,), "head.2.weight": (3, 5), "head.2.bias": (3,)}
+    assert {name: tuple(t.shape) for name, t in server.state.shared.items()} == last_two
+    size = 8 * (5 * 6 + 5 + 3 * 5 + 3)
+    assert record.bytes_down == 3 * size and record.bytes_up == 3 * (size + 8)  # and the numbers of samples
+    models = personal_models(server)
+    for parameter, tensor in models["c0"].items():
+        assert torch.equal(tensor, models["c1"][parameter]) == (parameter in last_two)
+    assert set(server.engine.states["c0"]["model"]) == set(models["c0"]) - set(last_two)
+
+
+class TwoReplies:
+    """Clients of 12 and 3 samples whose models are 0 and 1."""
+
+    round = 1
+
+    def run(self, program, **payload):
+        content = {"shared": {"w": torch.tensor([0.0, 1.0])}, "num_samples": torch.tensor([12.0, 3.0])}
+        return Replies(["a", "b"], {**content, "terms": {name: {} for name in payload["terms"]}}, torch.zeros(2))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavg-ft", "fedprox", "fedrep", "lg-fedavg"])
+def test_the_mean_is_weighted_by_samples_or_uniform(name):
+    for settings, mean in (({}, 0.2), ({"average": "samples"}, 0.2), ({"average": "uniform"}, 0.5)):
+        server = ServerState({"shared": {"w": torch.tensor(0.0)}})
+        build_method(name, settings).round(server, TwoReplies())
+        assert float(server.shared["w"]) == pytest.approx(mean)
 
 
 FAMILY = ["fedprox", "fedprox-ft", "fedper", "lg-fedavg", "fedbabu", "fedrod", "knnper"]

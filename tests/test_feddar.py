@@ -1,4 +1,4 @@
-"""Heads per domain, second-order aggregation, and FedDAR's two exchanges."""
+"""Heads per domain, and FedDAR's two exchanges."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from engines import blobs, cohort, difference, every_tensor, make, network, quick, serve, train
 
-from perfed.aggregate import second_order_mean
+from perfed.building import build_method
 from perfed.cohort import Cohort
 from perfed.domains import domain_weights
 from perfed.errors import PerfedError
 from perfed.federation import Federation, Split
-from perfed.hessian import softmax_hessian, squared_error_hessian, with_ones
+from perfed.hessian import with_ones
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.flic import Anchors
 from perfed.methods.local import Local
@@ -26,112 +25,6 @@ F64 = torch.float64
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
-
-# Hessians ----------------------------------------------------------------------------------------------------
-
-
-def test_hessians_are_those_of_autograd():
-    x, groups = draw(13, 3), torch.tensor([0] * 5 + [2] * 8)
-    features = with_ones(x)
-    y = torch.arange(13) % 4
-    weights = draw(4, 4, seed=1)
-    softmax = softmax_hessian(features, features @ weights.T, groups, 3)
-    squared = squared_error_hessian(features, groups, 3, outputs=4)
-    targets = draw(13, 4, seed=2)
-    for group in (0, 2):
-        mine = groups == group
-
-        def loss(w, mine=mine):
-            return F.cross_entropy(features[mine] @ w.view(4, 4).T, y[mine])
-
-        def error(w, mine=mine):
-            return (features[mine] @ w.view(4, 4).T - targets[mine]).square().mean(1).mean()
-
-        expected = torch.autograd.functional.hessian(loss, weights.flatten())
-        torch.testing.assert_close(softmax[group], expected)
-        block = torch.autograd.functional.hessian(error, weights.flatten()).view(4, 4, 4, 4)
-        for output in range(4):
-            torch.testing.assert_close(squared[group], block[output, :, output])
-    assert (softmax[1] == 0).all() and (squared[1] == 0).all()
-
-
-def test_a_softmax_over_two_classes_is_the_logistic_hessian_in_the_difference():
-    features, w = with_ones(draw(20, 2)), draw(2, 3, seed=1)
-    logits = features @ w.T
-    mu = torch.sigmoid(logits[:, 1] - logits[:, 0])
-    logistic = features.T @ ((mu * (1 - mu))[:, None] * features) / 20
-    found = softmax_hessian(features, logits, torch.zeros(20, dtype=torch.long), 1)[0]
-    torch.testing.assert_close(found[3:, 3:], logistic)
-    torch.testing.assert_close(found[:3, 3:], -logistic)
-
-
-# Aggregation -------------------------------------------------------------------------------------------------
-
-
-def solved(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    x = with_ones(draw(rows, 3, seed=seed))
-    return x, x @ draw(4, 1, seed=99) + 0.3 * draw(rows, 1, seed=seed + 50)
-
-
-def test_exact_local_solutions_give_the_pooled_least_squares():
-    data = [solved(rows, seed) for seed, rows in enumerate((7, 12, 30))]
-    local = torch.stack([torch.linalg.lstsq(x, y).solution for x, y in data])
-    hessians = torch.stack([2 * x.T @ x / len(x) for x, _ in data])
-    counts = torch.tensor([7.0, 12.0, 30.0])
-    pooled = torch.linalg.lstsq(torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])).solution
-    torch.testing.assert_close(second_order_mean(draw(4, 1, seed=7), local, hessians, counts), pooled)
-
-
-def test_one_local_newton_step_gives_the_pooled_newton_step():
-    """Logistic regression as a softmax over two classes, Hessians at the received head."""
-    x = [with_ones(draw(n, 2, seed=n)) for n in (9, 21)]
-    y = [torch.arange(len(part)) % 2 for part in x]
-    old = 0.3 * draw(2, 3, seed=5)
-
-    def newton(features, labels, counts):
-        leaf = old.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(F.cross_entropy(features @ leaf.T, labels), leaf)
-        hessian = softmax_hessian(features, features @ old.T, torch.zeros(len(labels), dtype=torch.long), 1)[0]
-        return hessian, old.flatten() - torch.linalg.pinv(hessian, hermitian=True) @ gradient.flatten()
-
-    steps = [newton(a, b, None) for a, b in zip(x, y, strict=True)]
-    _, pooled = newton(torch.cat(x), torch.cat(y), None)
-    found = second_order_mean(
-        old.view(6, 1),
-        torch.stack([w.view(6, 1) for _, w in steps]),
-        torch.stack([h for h, _ in steps]),
-        torch.tensor([9.0, 21.0]),
-    )
-    torch.testing.assert_close(found.flatten(), pooled)
-
-
-@pytest.mark.parametrize("damping", [0.0, 0.5])
-def test_a_direction_that_no_client_saw_keeps_its_old_value(damping):
-    x = draw(2, 6, 3) * torch.tensor([1.0, 1.0, 0.0], dtype=F64)
-    hessians = x.transpose(1, 2) @ x / 6
-    old = draw(3, 2, seed=3)
-    new = second_order_mean(old, draw(2, 3, 2, seed=4), hessians, torch.tensor([1.0, 2.0]), damping=damping)
-    torch.testing.assert_close(new[2], old[2])
-    assert not torch.allclose(new[:2], old[:2])
-
-
-@pytest.mark.parametrize("damping", [0.0, 1e-3, 10.0])
-def test_equal_heads_stay_as_they_are(damping):
-    root, old = draw(4, 5, 5), draw(5, 1)
-    hessians = root.transpose(1, 2) @ root
-    new = second_order_mean(old, old.expand(4, 5, 1), hessians, torch.arange(4.0), damping=damping)
-    torch.testing.assert_close(new, old)
-
-
-def test_with_equal_hessians_it_is_the_weighted_mean_and_without_samples_the_old_head():
-    root = draw(5, 5)
-    hessians = (root.T @ root).expand(3, 5, 5)
-    local, counts = draw(3, 5, 1), torch.tensor([1.0, 0.0, 3.0])
-    expected = (local[0] + 3 * local[2]) / 4
-    torch.testing.assert_close(second_order_mean(draw(5, 1, seed=8), local, hessians, counts), expected)
-    old = draw(5, 1)
-    assert second_order_mean(old, local, hessians, torch.zeros(3)) is old
 
 
 def test_domains_weigh_the_same_in_all():
@@ -195,8 +88,9 @@ def test_domains_must_be_known_and_whole_stages_placed():
     plain = [replace(c, train=replace(c.train, domain=None), test=None) for c in blobs()]
     with pytest.raises(PerfedError, match="the data do not say every sample's domain"):
         serve(make("feddar-sa"), Federation(tuple(plain), 3))
-    with pytest.raises(PerfedError, match="'per-domain' is for whole stages"):
-        serve(quick(FedAvg, placement={"head.bias": "per-domain"}), blobs())
+    for rules in ({"head.bias": "per-domain"}, {"head.*": "per-domain"}, {"head": "per-domain", "head.*": "shared"}):
+        with pytest.raises(PerfedError, match=r"'per-domain' is for whole stages, by the stage's name; 'head' is "):
+            serve(quick(FedAvg, placement=rules), blobs())
 
 
 # The method --------------------------------------------------------------------------------------------------
@@ -298,6 +192,42 @@ def test_every_switch_matters(change):
     assert difference(other, default) > 1e-6
 
 
+SHARED_HEAD = {"placement": {"head": "shared"}}
+
+
+@pytest.mark.parametrize("name", ["feddar-sa", "feddar-wa"])
+@pytest.mark.parametrize(
+    ("switches", "baseline", "settings"),
+    [
+        ({"alternate": False}, "fedavg-multi-head", {}),
+        ({"alternate": False, "reweight": False}, "fedavg-multi-head", {"reweight": False}),
+        ({"alternate": False, **SHARED_HEAD}, "fedavg-rw", {}),
+        ({"alternate": False, "reweight": False, **SHARED_HEAD}, "fedavg", {}),
+    ],
+)
+def test_what_the_switches_leave_is_the_baseline(name, switches, baseline, settings):
+    ours = train(serve(make(name, **switches), blobs((9, 8, 7))), 2)
+    plain = train(serve(make(baseline, **settings), blobs((9, 8, 7))), 2)
+    assert ours.state.shared.keys() == plain.state.shared.keys()
+    for key, tensor in plain.state.shared.items():
+        torch.testing.assert_close(ours.state.shared[key], tensor, rtol=1e-12, atol=1e-12)
+    assert ours.evaluate("test") == plain.evaluate("test")
+
+
+def test_the_two_methods_differ_in_the_aggregation_alone():
+    switched = train(serve(make("feddar-sa", aggregation="weighted"), blobs((9, 8, 7))), 2)
+    assert difference(switched, train(serve(make("feddar-wa"), blobs((9, 8, 7))), 2)) == 0
+    switched = train(serve(make("feddar-wa", aggregation="second-order"), blobs((9, 8, 7))), 2)
+    assert difference(switched, train(serve(make("feddar-sa"), blobs((9, 8, 7))), 2)) == 0
+
+
+@pytest.mark.parametrize("placement", [{"head": "shared"}, {"head": "personal"}, {"body": "per-domain"}])
+def test_only_heads_per_domain_alternate_with_the_rest(placement):
+    with pytest.raises(PerfedError, match=r"methods\.feddar-wa\.alternate: true needs .* the head alone per-domain"):
+        build_method("feddar-wa", {"placement": placement})
+    assert not build_method("feddar-wa", {"placement": placement, "alternate": False}).alternate
+
+
 def test_personal_embeddings_with_heads_per_domain():
     """FLIC's embeddings under FedDAR's heads: inputs of different lengths, aligned to anchors."""
     settings = {"placement": {"embedding": "personal"}, "terms": (quick(Anchors),)}
@@ -311,3 +241,52 @@ def test_personal_embeddings_with_heads_per_domain():
         for e in ("stacked", "sequential")
     ]
     assert difference(*runs) < 1e-8
+
+
+# Exact heads -------------------------------------------------------------------------------------------------
+
+
+def features_by_domain(server) -> dict[int, list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Each client's ``(x with ones, y)`` of each domain, under the body that the server has."""
+    chain = server.setup.chain(server.engine.federation.clients[0].input_shape)
+    chain.load_state_dict({n: t[0] if n.startswith("head") else t for n, t in server.state.shared.items()})
+    found: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {0: [], 1: []}
+    for client in server.engine.federation:
+        x = with_ones(chain.body(chain.embedding(client.train.x)).detach())
+        for domain, rows in found.items():
+            mine = client.train.domain == domain
+            rows.append((x[mine], client.train.y[mine]))
+    return found
+
+
+@pytest.mark.parametrize("name", ["feddar-sa", "feddar-wa"])
+def test_exact_heads_are_least_squares_and_aggregated(name):
+    settings = {"damping": 0.0} if name == "feddar-sa" else {}
+    method = make(name, head_epochs="exact", local_epochs=0, **settings)
+    server = serve(method, blobs((20, 3, 30), regression=True))
+
+    def heads() -> torch.Tensor:
+        weight, bias = (server.state.shared[f"head.{part}"] for part in ("weight", "bias"))
+        return torch.cat([weight, bias.unsqueeze(-1)], -1)[:, 0].clone()
+
+    def solve(x, y):
+        return torch.from_numpy(np.linalg.lstsq(x.numpy(), y.numpy(), rcond=1e-10)[0])
+
+    old, new = heads(), (train(server, 1), heads())[1]
+    for domain, parts in features_by_domain(server).items():
+        if name == "feddar-sa":  # pooled, and as before in directions that no sample has
+            x, y = (torch.cat(both) for both in zip(*parts, strict=True))
+            expected = old[domain] + solve(x, y - x @ old[domain])
+        else:
+            expected = sum(len(y) * solve(x, y) for x, y in parts if len(y)) / sum(len(y) for _, y in parts)
+        torch.testing.assert_close(new[domain], expected, rtol=1e-6, atol=1e-8)
+
+
+def test_exact_heads_are_for_plain_regression():
+    with pytest.raises(PerfedError, match="head_epochs = 'exact' is for regression without terms"):
+        serve(make("feddar-wa", head_epochs="exact"), blobs((6, 5))).prepare()
+    model = Model(body=mlp((6,), 3), head=mlp((4,), 1))
+    with pytest.raises(PerfedError, match="head_epochs = 'exact' needs a linear head with bias"):
+        serve(make("feddar-wa", head_epochs="exact"), blobs((6, 5), regression=True), model=model).prepare()
+    with pytest.raises(ValueError, match="head_epochs"):
+        make("feddar-wa", head_epochs="exactly")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -124,3 +126,44 @@ def test_a_federation_needs_clients_with_different_ids():
 def test_directly_built_clients_are_checked_too():
     with pytest.raises(PerfedError, match="client 'a' has no training data"):
         Federation((Client("a", Split(torch.ones(0, 1), torch.zeros(0).long())),), 2)
+
+
+# Domains -----------------------------------------------------------------------------------------------------
+
+
+def mixed(train=(0, 1, 0, 1), test=(1, 0)):
+    arrays = {**good(), "x_test": np.ones((2, 3)), "y_test": np.array([0, 1])}
+    ids = {"domain_train": train, "domain_test": test}
+    return {**arrays, **{key: np.array(value) for key, value in ids.items() if value is not None}}
+
+
+def test_domains_are_counted_over_all_samples_of_all_clients():
+    assert Federation.from_arrays({"a": mixed(), "b": mixed(test=(3, 0))}).num_domains == 4
+    assert Federation.from_arrays({"a": mixed(None, None)}).num_domains == 0
+    empty = {**mixed(test=None), "x_test": np.zeros((0, 3)), "y_test": np.zeros(0, int)}
+    assert Federation.from_arrays({"a": mixed(), "b": empty}).num_domains == 2
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (mixed(test=None), r"client 'x': test samples without domain ids, while client 'fine' has them for its train"),
+        (mixed(train=None), r"client 'x': train samples without domain ids, while client 'fine' has"),
+        (mixed(None, None), r"client 'x': train samples without .*all samples of all clients need one, or none"),
+        (mixed(test=(0, -1)), r"client 'x': test domain id -1 is not allowed; ids are at least 0"),
+        (mixed(train=(0.0, 1.0, 0.5, 0.0)), r"client 'x': train domain ids must be integers, not torch.float64"),
+        (mixed(train=(0, 1)), r"client 'x': train inputs, targets and domain ids must have the same length"),
+    ],
+)
+def test_bad_domain_ids_are_refused_in_one_line_that_names_client_and_split(arrays, message):
+    with pytest.raises(PerfedError, match=message) as error:
+        Federation.from_arrays({"fine": mixed(), "x": arrays}, num_classes=2)
+    assert "\n" not in str(error.value)
+
+
+def test_domain_ids_must_have_a_name_where_there_are_names():
+    federation = Federation.from_arrays({"a": mixed(), "b": mixed(test=(2, 0))})
+    assert replace(federation, domain_names=("x", "y", "z")).num_domains == 3
+    message = "client 'b': test domain id 2 is not allowed; ids are from 0 to 1, as there are 2 domain names"
+    with pytest.raises(PerfedError, match=message):
+        replace(federation, domain_names=("x", "y"))

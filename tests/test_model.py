@@ -6,6 +6,7 @@ from engines import blobs, quick
 from torch import nn
 
 from perfed.errors import PerfedError
+from perfed.lstm import lstm
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.fedrep import HetFedRep
 from perfed.model import Model, cnn, digits_cnn, hidden_layer, linear, mlp, stage_of
@@ -28,6 +29,18 @@ PRESETS = {
         (16 * 75 + 16) + (32 * 16 * 25 + 32) + (64 * 32 * 9 + 64) + (576 * 128 + 128),
     ),
     "cnn padded": (cnn((4,), 3, 2, padding=1), (3, 8, 8), (2,), (4 * 27 + 4) + (4 * 16 * 2 + 2)),
+    "cnn of SRPFL": (
+        cnn((64, 64), 5, 64, hidden=(120,)),
+        (3, 32, 32),
+        (64,),
+        (64 * 75 + 64) + (64 * 64 * 25 + 64) + (1600 * 120 + 120) + (120 * 64 + 64),
+    ),
+    "lstm": (
+        lstm(20, 3, width=4, layers=2, fc=(5,)),
+        (7,),
+        (5,),
+        22 * 3 + 2 * 4 * 4 * (3 + 4 + 2) + 2 * 4 * 4 * (8 + 4 + 2) + (8 * 5 + 5),
+    ),
     "digits mnist": (digits_cnn(64), (1, 28, 28), (64,), (32 * 25 + 32) + (20 * 32 * 25 + 20) + (320 * 64 + 64)),
     "digits usps": (digits_cnn(64), (1, 16, 16), (64,), (32 * 25 + 32) + (20 * 32 * 25 + 20) + (20 * 64 + 64)),
     "hidden layer": (hidden_layer(100), (64,), (100,), 6500),

@@ -18,12 +18,13 @@ from data_files import require_file
 
 from perfed.datasets import check_options, cifar, describe, load
 from perfed.datasets.options import PartitionOptions
-from perfed.datasets.pooled import Pool, partitioned
+from perfed.datasets.pool import Pool
+from perfed.datasets.pooled import partitioned
 from perfed.datasets.shift import label_permutations, rotate
 from perfed.errors import PerfedError
 from perfed.federation import Federation
 
-POOLED = ["cifar10", "fashion-mnist", "femnist62", "huggingface", "mnist"]
+POOLED = ["adult", "cifar10", "digit-domains", "faces", "fashion-mnist", "femnist62", "huggingface", "mnist", "tweets"]
 PARTITIONS = {
     "iid": {"samples": 90},
     "dominant": {"samples": 60, "uniform": 50.0},
@@ -255,7 +256,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({"partition": "dirichlet", "samples": 600}, "data.samples is not an option of partition 'dirichlet'; its options"),
     ({"partition": "natural", "overlap": "all"}, "data.overlap is not an option of partition 'natural'; its options: "),
-    ({"alpha": 1}, "data.alpha is not an option of 'mnist'; its options: partition, clients, samples"),
+    ({"beta": 1}, "data.beta is not an option of 'mnist'; its options: partition, clients, samples"),
+    ({"alpha": 1}, "data.alpha is not an option of partition 'iid'; its options: partition, clients, samples"),
+    ({"partition": "domain-mixed", "overlap": "all"}, "data.overlap is not an option of partition 'domain-mixed'"),
+    ({"partition": "domain-mixed", "samples": 0}, "data.samples = 0 (all there are) is for the partitions 'iid'"),
+    ({"partition": "domain-mixed"}, "data.partition = 'domain-mixed' needs the samples' domains, which these data do"),
     ({"overlap": True}, "data.overlap = True is not allowed; it must be: one of 'none', 'test', 'all'"),
     (
         {"permute_labels": True},
@@ -318,8 +323,8 @@ def test_bad_options_are_refused_in_one_line(folder, options, says):
 def test_all_pooled_data_sets_have_the_same_partition_options():
     for name in POOLED:
         found = [option.name for option in describe(name).options]
-        assert found[-1] == "validation_fraction"
-        assert found[-1 - len(PartitionOptions.model_fields) : -1] == list(PartitionOptions.model_fields)
+        last = found.index("validation_fraction")
+        assert found[last - len(PartitionOptions.model_fields) : last] == list(PartitionOptions.model_fields)
     documented = PartitionOptions.__doc__ or ""
     assert all(f"\n        {option}: " in documented for option in PartitionOptions.model_fields)
 
@@ -328,8 +333,8 @@ def test_the_examples_in_the_docs_are_valid():
     text = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
     blocks = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     lines = [line for line in blocks[0].splitlines() if line]
-    tables = [tomllib.loads(line)["data"] for line in lines] + [tomllib.loads(blocks[1])["data"]]
-    assert len(tables) == 10
+    tables = [tomllib.loads(line)["data"] for line in lines] + [tomllib.loads(block)["data"] for block in blocks[1:]]
+    assert len(tables) == 11
     for table in tables:
         check_options(table.pop("name"), table)
     rows = set(re.findall(r"^\| `([a-z_]+)` \|", text, re.MULTILINE))

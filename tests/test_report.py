@@ -14,8 +14,9 @@ import pytest
 
 from perfed.errors import PerfedError
 from perfed.report import compare_table, comparison_rows, write_report
+from perfed.report.arrays import Snapshot, load_combination
 from perfed.report.figures import combination_heat_maps, embedded_samples
-from perfed.report.runs import Snapshot, load_combination, load_runs
+from perfed.report.runs import load_runs
 
 MEANS = {("fedavg", 0): 0.60, ("fedavg", 1): 0.64, ("flic", 0): 0.80, ("flic", 1): 0.82}
 PLOTS = ["plot-rounds", "plot-clients", "plot-sorted", "plot-embedding"]

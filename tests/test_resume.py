@@ -15,7 +15,7 @@ from command_line import EXPERIMENT, TINY, contents, kill_when, lines_of, perfed
 from perfed.codec import flatten
 from perfed.store import RunDirectory
 
-# FLIC with its pre-training, partial participation, a checkpoint after every round.
+# FLIC with its pre-training, under SRPFL with a clock, a checkpoint after every round.
 SETTINGS = (
     *TINY,
     "rounds=12",
@@ -25,6 +25,9 @@ SETTINGS = (
     "methods.flic-class.pretrain_epochs=validated",
     "evaluation.last=10",
     "checkpoint_seconds=0",
+    "participation.policy=srpfl",
+    "participation.srpfl={first=1, rule='fixed', stage_rounds=[2, 5]}",
+    "clock={speeds='dynamic', communication=0.5}",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import log_speedup as speedup
 import numpy as np
 import pytest
 import torch
@@ -324,78 +325,20 @@ def test_at_a_doubling_point_both_numbers_make_the_same_progress_per_time():
     assert stages.rounds_to_reach(1.3 * floor, floor, a, 5.0) == rounds
 
 
-FIRST, STEP, EXCESS = 8, 1 / 8, 1.1
-NUMBERS = [2**e for e in range(4, 11)]
-
-
-def noisy(clients, seed):
-    return theory.client_problem(clients, 6, 2, samples=8, noise=1.0, seed=seed)
-
-
 @pytest.fixture(scope="module")
 def floors():
-    """Mean distance at rest ``(4, 3)`` of 16, 32, 64, 128 participants in three problems, from a start at the truth."""
-    table = torch.empty(4, 3, dtype=F64)
-    for row, n in enumerate(NUMBERS[:4]):
-        for column in range(3):
-            problem = noisy(n, 100 + column)
-            everyone = [torch.arange(n)] * 90
-            bases = theory.trajectory(theory.fedrep_round, problem.sample, problem.basis, STEP, everyone)
-            table[row, column] = theory.principal_angle_distance(bases[25:], problem.basis).mean()
-    return table
-
-
-def regression(x, y):
-    """Slope and its standard error."""
-    x, y = torch.as_tensor(x, dtype=F64), torch.as_tensor(y, dtype=F64)
-    centred = x - x.mean()
-    slope = (centred * y).sum() / centred.square().sum()
-    rest = y - y.mean() - slope * centred
-    return float(slope), float((rest.square().sum() / (len(y) - 2) / centred.square().sum()).sqrt())
+    return speedup.floors()
 
 
 def test_the_floor_falls_with_the_root_of_the_participants(floors):
-    slope, error = regression(np.log(NUMBERS[:4]).repeat(3), floors.log().flatten())
+    slope, error = speedup.regression(np.log(speedup.NUMBERS[:4]).repeat(3).tolist(), floors.log().flatten().tolist())
     assert error < 0.03 and abs(slope + 0.5) < 4 * error
-
-
-def simulate(problem, start, sizes, lengths, seed):
-    """Distances and the time taken when the fastest of all clients take part, times Exp(1) anew every round."""
-    clients, times = len(problem.heads), []
-
-    def fastest():
-        for t, n in enumerate(n for n, tau in zip(sizes, lengths, strict=True) for _ in range(tau)):
-            drawn = -torch.log1p(-rng.uniform(rng.key(seed, "times", t), clients, F64))
-            who = drawn.argsort()[:n]
-            times.append((n, float(drawn[who[-1]])))
-            yield who.sort().values
-
-    bases = theory.trajectory(theory.fedrep_round, problem.sample, start, STEP, fastest())
-    return theory.principal_angle_distance(bases, problem.basis), times
 
 
 @pytest.fixture(scope="module")
 def comparison(floors):
     """SRPFL's schedule against full participation: rounds by lemma B.1 from the measured contraction and floor."""
-    a = 1 - (1 - STEP) ** 2
-    unit = float(
-        (floors * torch.tensor(NUMBERS[:4]).sqrt()[:, None]).mean()
-    )  # the floor of n clients is unit / sqrt(n)
-    table = []
-    for clients in NUMBERS:
-        for seed in range(2):
-            problem = noisy(clients, seed)
-            start = theory.moment_start(problem.sample(torch.arange(FIRST), 0), 2)
-            distance = float(theory.principal_angle_distance(start, problem.basis))
-            sizes, floor, target = stages.stage_sizes(clients, FIRST), unit / FIRST**0.5, EXCESS * unit / clients**0.5
-            opening = stages.doubling_points(clients, FIRST, a)[0] / stages.error_floor(a, 1) * floor
-            lengths = stages.stage_lengths(clients, FIRST, a, excess=EXCESS)
-            lengths[0] = stages.rounds_to_reach(opening, floor, a, distance)
-            full = stages.rounds_to_reach(target, unit / clients**0.5, a, distance)
-            srpfl = simulate(problem, start, sizes, lengths, seed)
-            fedrep = simulate(problem, start, [clients], [full], seed + 1000)
-            table.append((clients, problem, target, srpfl, fedrep))
-    return table
+    return speedup.comparisons(2, floors)
 
 
 @pytest.mark.parametrize("doubling", [True, False])
@@ -421,35 +364,32 @@ def test_srpfl_contracts_as_theorem_4_7(doubling):
         assert distances[-1] < stages.error_floor(a, clients / first) < distances[0]
 
 
-def test_both_reach_the_target_and_need_their_rounds(comparison):
-    for method in (3, 4):
-        runs = [(row[method][0], row[2]) for row in comparison]
-        reached = torch.stack([distances[-5:].square().mean() / target**2 for distances, target in runs])
-        assert reached.mean().sqrt() < 1.15
-        halfway = torch.stack([distances[len(distances) // 2] / target for distances, target in runs])
-        assert halfway.mean() > 1.5
+@pytest.mark.parametrize("method", ["srpfl", "fedrep"])
+def test_both_reach_the_target_and_need_their_rounds(comparison, method):
+    runs = [(getattr(row, method).distances, row.target) for row in comparison]
+    reached = torch.stack([distances[-5:].square().mean() / target**2 for distances, target in runs])
+    assert reached.mean().sqrt() < 1.15
+    halfway = torch.stack([distances[len(distances) // 2] / target for distances, target in runs])
+    assert halfway.mean() > 1.5
 
 
-def test_time_taken_is_the_expected_time(comparison):
-    for method in (3, 4):
-        shares = []
-        for row in comparison:
-            times = row[method][1]
-            expected = stages.expected_time([n for n, _ in times], [1] * len(times), row[0])
-            shares.append(sum(t for _, t in times) / expected)
-        assert sum(shares) / len(shares) == pytest.approx(1, abs=0.06)
+@pytest.mark.parametrize("method", ["srpfl", "fedrep"])
+def test_time_taken_is_the_expected_time(comparison, method):
+    shares = []
+    for row in comparison:
+        run = getattr(row, method)
+        expected = stages.expected_time(run.participants, [1] * len(run.participants), row.clients)
+        shares.append(run.total(0.0) / expected)
+    assert sum(shares) / len(shares) == pytest.approx(1, abs=0.06)
 
 
 @pytest.mark.parametrize("cost", [0.0, 1.0])
 def test_the_speed_up_grows_like_log_n(comparison, cost):
-    x, y = [], []
-    for clients, _, _, (_, srpfl), (_, fedrep) in comparison:
-        x.append(math.log(clients))
-        y.append(sum(t + cost for _, t in fedrep) / sum(t + cost for _, t in srpfl))
-    slope, error = regression(x, y)
+    x, y = [math.log(row.clients) for row in comparison], [row.speed_up(cost) for row in comparison]
+    slope, error = speedup.regression(x, y)
     assert slope > 5 * error > 0
     # the proof of theorem 4.9: speed-up >= (log N + 2 l) / (6 (c + 1) + 4 l), l = log(1 / (c-hat - 1))
-    closing = math.log(1 / (EXCESS - 1))
+    closing = math.log(1 / (speedup.EXCESS - 1))
     theorem = 1 / (6 * (cost + 1) + 4 * closing)
     assert slope - 3 * error > theorem
     assert all(ratio > theorem * (log_n + 2 * closing) for log_n, ratio in zip(x, y, strict=True))

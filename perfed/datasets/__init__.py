@@ -1,18 +1,22 @@
 """Named data sets: :func:`load` one, list them with :func:`dataset_names`, add one with :func:`dataset`."""
 
-from perfed.datasets import bci, digits, huggingface, images, linear, synthetic
+from perfed.datasets import adult, bci, digits, domain_digits, faces, huggingface, images, linear, synthetic, tweets
 from perfed.datasets.catalogue import check_options, dataset, dataset_names, describe, load
 
 __all__ = [
+    "adult",
     "bci",
     "check_options",
     "dataset",
     "dataset_names",
     "describe",
     "digits",
+    "domain_digits",
+    "faces",
     "huggingface",
     "images",
     "linear",
     "load",
     "synthetic",
+    "tweets",
 ]

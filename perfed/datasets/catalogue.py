@@ -12,10 +12,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from perfed.errors import PerfedError
-from perfed.federation import Client, Federation
+from perfed.federation import SPLITS, Client, Federation, Split
 from perfed.partition import generator
 
 Positive = Annotated[int, Field(ge=1)]
@@ -23,6 +24,7 @@ NonNegative = Annotated[int, Field(ge=0)]
 PositiveReal = Annotated[float, Field(gt=0)]
 NonNegativeReal = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
+TestFraction = Annotated[float, Field(gt=0, lt=1)]
 ValidationFraction = Annotated[float, Field(ge=0, lt=1)]
 
 Builder = Callable[..., Federation]
@@ -74,7 +76,8 @@ def dataset(
     The function is called as ``build(seed, data_dir, **options)`` and returns a :class:`Federation`. Its
     keyword-only parameters are the options: each needs a type (with pydantic's ``Field`` for limits) and a
     default. The fields of ``shared`` are further options, for data sets that have many in common; its validators
-    check how options fit together. Every data set also has ``validation_fraction``, which :func:`load` handles.
+    check how options fit together. Every data set also has ``validation_fraction`` and ``domain_input``, which
+    :func:`load` handles.
 
     Raises:
         PerfedError: the name is taken, or a parameter has no type or no default.
@@ -93,7 +96,7 @@ def dataset(
             fields[parameter.name] = (hints[parameter.name], parameter.default)
         common = get_type_hints(shared, include_extras=True)
         described = fields | {key: (common[key], field.default) for key, field in shared.model_fields.items()}
-        last: dict[str, Any] = {"validation_fraction": (ValidationFraction, 0.0)}
+        last: dict[str, Any] = {"validation_fraction": (ValidationFraction, 0.0), "domain_input": (bool, False)}
         model = create_model(f"Options of {name}", __base__=shared, **fields, **last)
         options = tuple(Option(key, _in_words(hint), default) for key, (hint, default) in (described | last).items())
         summary = (inspect.getdoc(build) or "").partition("\n")[0]
@@ -148,12 +151,14 @@ def load(
         name: one of :func:`dataset_names`.
         options: as listed by :func:`describe`; those left out have their defaults. With
             ``validation_fraction`` > 0 every client gives up that part of its training samples, by class;
-            one training sample of each of its classes always stays.
+            one training sample of each of its classes always stays. With ``domain_input`` the one-hot domain of every
+            sample is appended to its inputs.
         seed: of all random choices.
         data_dir: first folder in which files are looked for.
 
     Raises:
-        PerfedError: unknown data set, unknown option, value not allowed, file missing or broken.
+        PerfedError: unknown data set, unknown option, value not allowed, file missing or broken; ``domain_input``
+            without domains.
 
     Example:
         >>> len(load("toy-noisy-features", {"clients": 4}, seed=0))
@@ -161,14 +166,14 @@ def load(
     """
     entry = _find(name)
     checked = _check_options(entry, dict(options or {}))
-    fraction = checked.pop("validation_fraction")
+    fraction, domain_input = checked.pop("validation_fraction"), checked.pop("domain_input")
     with _one_thread():
         federation = replace(entry.build(seed, data_dir, **checked), name=name)
-        if fraction == 0:
-            return federation
-        stratify = federation.num_classes is not None
-        clients = tuple(_with_validation(client, fraction, stratify, seed) for client in federation)
-        return replace(federation, clients=clients)
+        if fraction > 0:
+            stratify = federation.num_classes is not None
+            clients = tuple(_with_validation(client, fraction, stratify, seed) for client in federation)
+            federation = replace(federation, clients=clients)
+        return with_domain_input(federation) if domain_input else federation
 
 
 @contextmanager
@@ -224,6 +229,39 @@ def _with_validation(client: Client, fraction: float, stratify: bool, seed: int)
     if size == 0:
         return client
     return replace(client, train=client.train.take(train), validation=client.train.take(validation))
+
+
+def with_domain_input(federation: Federation) -> Federation:
+    """The federation with the one-hot domain of every sample behind its inputs, along their first axis.
+
+    Vectors get M more features, called ``domain NAME`` where features have names; images get M more channels of zeros
+    or ones, which random crops move (and fill) like the others.
+
+    Raises:
+        PerfedError: the samples have no domains.
+
+    Source: an ablation of Zhong et al. 2023 (FedDAR).
+    """
+    names = federation.domain_names or tuple(str(m) for m in range(federation.num_domains))
+    if federation.num_domains == 0:
+        raise PerfedError(
+            f"data.domain_input = true needs domains, but the samples of '{federation.name}' have none "
+            f"(client '{federation.ids[0]}': train samples without domain ids)"
+        )
+
+    def extended(split: Split | None) -> Split | None:
+        if split is None or split.domain is None:
+            return split
+        hot = F.one_hot(split.domain, len(names)).to(split.x.dtype)
+        planes = hot.view(*hot.shape, *([1] * (split.x.ndim - 2))).expand(*hot.shape, *split.x.shape[2:])
+        return replace(split, x=torch.cat([split.x, planes], 1))
+
+    def client_with(client: Client) -> Client:
+        features = client.feature_names and (*client.feature_names, *(f"domain {name}" for name in names))
+        splits = {name: extended(getattr(client, name)) for name in SPLITS}
+        return replace(client, feature_names=features, **splits)  # type: ignore[arg-type]
+
+    return replace(federation, clients=tuple(client_with(client) for client in federation))
 
 
 def check_range(low_key: str, low: float, high_key: str, high: float) -> None:

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from perfed.datasets.catalogue import NonNegative, Positive, PositiveReal, check_range, client_ids, dataset
+from perfed.datasets.catalogue import (
+    NonNegative,
+    Positive,
+    PositiveReal,
+    TestFraction,
+    check_range,
+    client_ids,
+    dataset,
+)
 from perfed.datasets.files import load_images, load_npz, require
 from perfed.errors import PerfedError
 from perfed.federation import Federation
@@ -20,7 +28,6 @@ from perfed.partition import Indices, draw_classes, generator, pathological, sub
 
 Array = NDArray[np.float64]
 VIEWS = ("pixels", "blocks", "subset", "linear")
-TestFraction = Annotated[float, Field(gt=0, lt=1)]
 AtLeastTwo = Annotated[int, Field(ge=2)]
 
 

@@ -25,6 +25,11 @@ HOW_TO_GET = {
         "Convert CIFAR-10 to the layout in docs/data.md, or use the data set 'huggingface' with "
         "path = 'uoft-cs/cifar10'."
     ),
+    "mnist_m_remade.npz": "Blend MNIST's digits with photos (docs/data.md) and save them in the layout given there.",
+    "font_digits.npz": "Convert the digits of Chars74K's EnglishFnt to the layout in docs/data.md.",
+    "street_digits.npz": "Convert the digits of Chars74K's EnglishImg to the layout in docs/data.md.",
+    "airline_tweets.npz": 'Convert "Twitter US Airline Sentiment" (Kaggle) to the layout in docs/data.md.',
+    "adult.npz": "Convert UCI's Adult (adult.data and adult.test) to the layout in docs/data.md.",
     "bci_flic_common.npz": (
         "Convert bci_users40_5c_common.npz of the FLIC authors' repository (arakotom/flic) to the layout in "
         "docs/data.md."
@@ -84,19 +89,29 @@ def require(name: str, holds: bool, problem: str) -> None:
 
 
 def load_images(
-    file: str, data_dir: Path | None, size: int, extra: tuple[str, ...] = (), *, num_classes: int = 10
+    file: str,
+    data_dir: Path | None,
+    size: int,
+    extra: tuple[str, ...] = (),
+    *,
+    num_classes: int = 10,
+    colour: bool = False,
 ) -> dict[str, NDArray[Any]]:
-    """``x_*`` (uint8), ``y_*`` (int64) and further integer columns of a file of square grey images, checked.
+    """``x_*`` (uint8), ``y_*`` (int64) and further integer columns of a file of square images, checked.
+
+    Grey images are ``(samples, size, size)``, with ``colour`` they are ``(samples, size, size, 3)``.
 
     Raises:
         PerfedError: as :func:`load_npz`, or arrays of another type, shape or range.
     """
     keys = [f"{part}_{split}" for split in ("train", "test") for part in ("x", "y", *extra)]
     data = load_npz(file, data_dir, keys)
+    shape = (size, size, 3) if colour else (size, size)
+    wanted = ", ".join(map(str, ("samples", *shape)))
     for split in ("train", "test"):
         x, y = data[f"x_{split}"], data[f"y_{split}"]
-        good = x.dtype == np.uint8 and x.shape[1:] == (size, size)
-        require(file, good, f"'x_{split}' is {x.dtype} {x.shape}, not uint8 (samples, {size}, {size})")
+        good = x.dtype == np.uint8 and x.shape[1:] == shape
+        require(file, good, f"'x_{split}' is {x.dtype} {x.shape}, not uint8 ({wanted})")
         for part in ("y", *extra):
             column = data[f"{part}_{split}"]
             good = column.shape == (len(x),) and np.issubdtype(column.dtype, np.integer)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
+from perfed.datasets.catalogue import TestFraction
 from perfed.datasets.files import optional_package
-from perfed.datasets.pooled import Pool, pooled
+from perfed.datasets.pool import Pool
+from perfed.datasets.pooled import pooled
 from perfed.errors import PerfedError
-from perfed.partition import Indices, generator
-
-TestFraction = Annotated[float, Field(gt=0, lt=1)]
+from perfed.partition import Indices, put_aside
 
 
 class _Table(NamedTuple):
@@ -170,11 +169,7 @@ def _classes(labels: list[Any], names: Sequence[str], where: str) -> Indices:
 def _put_aside(table: _Table, fraction: float, *, by_owner: bool, seed: int) -> tuple[_Table, _Table]:
     """Split off test samples, of every owner or else of every class; each keeps a training sample."""
     key = np.array([str(value) for value in (table.owners if by_owner else table.labels)])
-    rng = generator(seed, "put aside for testing")
-    aside = np.zeros(len(key), dtype=np.bool_)
-    for value in np.unique(key):
-        members = rng.permutation(np.flatnonzero(key == value))
-        aside[members[: min(round(fraction * len(members)), len(members) - 1)]] = True
+    aside = put_aside(key, fraction, seed=seed)
 
     def part(index: Indices) -> _Table:
         owners = [table.owners[i] for i in index] if table.owners else []

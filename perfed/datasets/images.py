@@ -9,7 +9,8 @@ import numpy as np
 from perfed.augment import CropFlip
 from perfed.datasets.cifar import cifar10_images
 from perfed.datasets.files import load_images, load_npz, require
-from perfed.datasets.pooled import Pool, pooled
+from perfed.datasets.pool import Pool
+from perfed.datasets.pooled import pooled
 
 MNIST_MEAN, MNIST_STD = (0.1307,), (0.3081,)
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
@@ -84,13 +85,13 @@ def cifar10(seed: int, data_dir: Path | None, *, augment: bool = False) -> Pool:
 
 
 @pooled("femnist62", files=("femnist62.npz",))
-def femnist62(seed: int, data_dir: Path | None) -> Pool:
+def femnist62(seed: int, data_dir: Path | None, *, digits: bool = False) -> Pool:
     """FEMNIST characters (28x28, 62 classes, 110 writers), pooled and given to clients by a partition.
 
     Classes are 0-9, A-Z, a-z; in the dominant partition the three groups are digits, upper and lower case.
     ``partition = "natural"`` makes every writer a client. Inputs are ``(1, 28, 28)``, inverted to bright ink on black,
-    pixels in [0, 1] minus 0.1307 divided by 0.3081. The options are those of
-    :class:`perfed.datasets.options.PartitionOptions`.
+    pixels in [0, 1] minus 0.1307 divided by 0.3081. ``digits``: only the ten digits (SRPFL's FEMNIST has ten classes).
+    Further options are those of :class:`perfed.datasets.options.PartitionOptions`.
 
     Source: Caldas et al. 2018 (LEAF); a small stand-in for EMNIST (Cohen et al. 2017).
     """
@@ -101,17 +102,22 @@ def femnist62(seed: int, data_dir: Path | None) -> Pool:
     for split, column in owners.items():
         good = len(column) > 0 and column.min() >= 0 and column.max() < len(names)
         require(file, good, f"'writer_{split}' must hold positions in 'writer_name', 0..{len(names) - 1}")
+    classes = 10 if digits else 62
+    for split in ("train", "test"):
+        chosen = data[f"y_{split}"] < classes
+        owners[split] = owners[split][chosen]
+        data |= {f"{name}_{split}": data[f"{name}_{split}"][chosen] for name in ("x", "y")}
     return Pool(
         255 - data["x_train"][:, None],
         data["y_train"],
         255 - data["x_test"][:, None],
         data["y_test"],
-        num_classes=62,
+        num_classes=classes,
         mean=MNIST_MEAN,
         std=MNIST_STD,
-        class_names=tuple(CHARACTERS),
+        class_names=tuple(CHARACTERS[:classes]),
         owner_train=owners["train"],
         owner_test=owners["test"],
         owners=names,
-        dominant_classes=CHARACTER_GROUPS,
+        dominant_classes=() if digits else CHARACTER_GROUPS,
     )

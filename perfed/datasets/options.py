@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from perfed.datasets.catalogue import NonNegative, Positive, PositiveReal
 from perfed.errors import PerfedError
@@ -20,7 +20,8 @@ _APPLICABLE = {
     "pathological": {*_COMMON, "samples", "classes_per_client", "class_assignment"},
     "dirichlet": {*_COMMON, "concentration", "min_samples", "groups"},
     "inner-dirichlet": {*_COMMON, "samples", "concentration", "groups"},
-    "natural": {"partition", "clients"},
+    "natural": {"partition", "clients", "min_samples"},
+    "domain-mixed": {"partition", "clients", "samples", "test_samples", "alpha", "prior"},
 }
 
 
@@ -31,12 +32,14 @@ class PartitionOptions(BaseModel):
         partition: ``iid``: at random; ``dominant``: ``uniform`` % of a client's samples uniformly over all classes, the
             rest from the dominant classes of its group; ``pathological``: a few classes each; ``dirichlet``: Dirichlet
             shares of every class, all samples used; ``inner-dirichlet``: Dirichlet class distribution of every client;
-            ``natural``: one owner (writer, user, site), one client.
+            ``natural``: one owner (writer, user, site), one client; ``domain-mixed``: every client has its own
+            mixture of domains.
         clients: how many; ``natural`` takes the first ones that have training samples, all if not given.
         samples: training samples of every client, or a list from which each client's number is drawn uniformly;
             0 (``iid``, ``pathological``): all there are, shared equally.
-        test_samples: test samples of every client, in proportion to its training classes; 0: the same part of the
-            test data as of the training data, class by class.
+        test_samples: test samples of every client, in proportion to its training classes (domains); 0: the same part
+            of the test data as of the training data, class by class; ``domain-mixed``: all test samples of a domain,
+            shared in proportion to the clients' training samples of it.
         overlap: whether clients may share samples where a class does not suffice: ``none``, only those of the
             ``test`` data, or ``all``. No client holds a sample twice, and no test sample is trained on.
         uniform: percentage, 0 to 100.
@@ -46,7 +49,10 @@ class PartitionOptions(BaseModel):
         class_assignment: ``random``: every client draws its own classes; ``clustered``: the clients of a group share
             the same consecutive classes.
         concentration: of the Dirichlet distribution.
-        min_samples: every client has at least so many training samples; the draw is repeated until it is so.
+        alpha: the mixtures are drawn from Dir(alpha p) over the domains; small values give clients few domains.
+        prior: p, each domain's ``shares`` of the training data, or ``uniform``.
+        min_samples: every client has at least so many training samples; ``dirichlet`` repeats the draw until it is so,
+            ``natural`` leaves out the owners who have fewer, by default none.
         groups: number of groups for ``permute_labels`` and ``rotations``; 1: as many as ``rotations``.
         group_order: ``contiguous`` blocks of clients, or ``interleaved`` (client i in group i mod groups).
         permute_labels: concept shift, each group has its own permutation of the labels.
@@ -55,7 +61,9 @@ class PartitionOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
-    partition: Literal["iid", "dominant", "pathological", "dirichlet", "inner-dirichlet", "natural"] = "iid"
+    partition: Literal["iid", "dominant", "pathological", "dirichlet", "inner-dirichlet", "natural", "domain-mixed"] = (
+        "iid"
+    )
     clients: Positive = 20
     samples: NonNegative | list[Positive] = 600
     test_samples: NonNegative = 0
@@ -65,6 +73,8 @@ class PartitionOptions(BaseModel):
     classes_per_client: Positive | list[Positive] = 2
     class_assignment: Literal["random", "clustered"] = "random"
     concentration: PositiveReal = 1.0
+    alpha: PositiveReal = 1.0
+    prior: Literal["shares", "uniform"] = "shares"
     min_samples: NonNegative = 10
     groups: Positive = 1
     group_order: GroupOrder = "contiguous"
@@ -81,8 +91,16 @@ class PartitionOptions(BaseModel):
         for key in ("samples", "classes_per_client"):
             if getattr(self, key) == []:
                 raise PerfedError(f"data.{key} = [] is not allowed; the list needs at least one number")
-        if self.samples == 0 and self.partition not in ("iid", "pathological"):
+        if self.samples == 0 and "samples" in applicable and self.partition not in ("iid", "pathological"):
             raise PerfedError("data.samples = 0 (all there are) is for the partitions 'iid' and 'pathological'")
-        if self.partition == "natural" and "clients" not in self.model_fields_set:
-            self.clients = 0  # all owners
+        if self.partition == "natural":
+            self.clients = self.clients if "clients" in self.model_fields_set else 0  # all owners
+            self.min_samples = self.min_samples if "min_samples" in self.model_fields_set else 1
         return self
+
+
+def with_defaults(**defaults: Any) -> type[PartitionOptions]:
+    """The same options with other default values."""
+    hints = get_type_hints(PartitionOptions, include_extras=True)
+    fields: dict[str, Any] = {key: (hints[key], value) for key, value in defaults.items()}
+    return create_model("PartitionOptions", __base__=PartitionOptions, **fields)

@@ -1,6 +1,6 @@
 """Data sets whose samples are first pooled and then given to clients by one of the partitions.
 
-A reader marked with :func:`pooled` returns a :class:`Pool`; all of them have the options
+A reader marked with :func:`pooled` returns a :class:`~perfed.datasets.pool.Pool`; all of them have the options
 :class:`perfed.datasets.options.PartitionOptions`.
 """
 
@@ -14,59 +14,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from perfed import dirichlet, label_skew
-from perfed.augment import CropFlip
 from perfed.datasets.catalogue import Builder, client_ids, dataset
 from perfed.datasets.options import PartitionOptions
-from perfed.datasets.shift import label_permutations, rotate
+from perfed.datasets.pool import Pool
+from perfed.datasets.shift import label_permutations
 from perfed.errors import PerfedError
 from perfed.federation import Client, Federation, Split
 from perfed.partition import Indices, deal, subseed
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Samples of a data set before they are given to clients; a field per split where two are named.
-
-    Attributes:
-        x_train, x_test: ``(samples, channels, height, width)`` uint8 images, or ``(samples, ...)`` float32 features.
-        y_train, y_test: ``(samples,)`` int64 classes.
-        num_classes: C.
-        mean, std: per channel, of pixels in [0, 1]; not used for features.
-        class_names: C names, if known.
-        owner_train, owner_test: ``(samples,)`` position in ``owners``; ``None`` if there are no owners.
-        owners: their names, in the order that clients have in the natural partition.
-        dominant_classes: of each group, by default; empty for consecutive groups.
-        augment: random changes to the images of every training mini-batch.
-    """
-
-    x_train: NDArray[Any]
-    y_train: Indices
-    x_test: NDArray[Any]
-    y_test: Indices
-    num_classes: int
-    mean: tuple[float, ...] = (0.5,)
-    std: tuple[float, ...] = (0.5,)
-    class_names: tuple[str, ...] | None = None
-    owner_train: Indices | None = None
-    owner_test: Indices | None = None
-    owners: tuple[str, ...] = ()
-    dominant_classes: tuple[tuple[int, ...], ...] = ()
-    augment: CropFlip | None = None
-
-    def inputs(self, split: str, index: Indices, degrees: float = 0.0) -> Tensor:
-        """Float32 inputs of some samples: images turned and normalised, features as they are."""
-        chosen = torch.from_numpy(getattr(self, f"x_{split}")[index])
-        if chosen.dtype != torch.uint8:
-            return chosen if degrees == 0 else rotate(chosen, degrees)
-        images = chosen.float().div_(255)
-        if degrees:
-            images = rotate(images, degrees)
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
-        return images.sub_(mean).div_(std)
 
 
 @dataclass(frozen=True)
@@ -78,10 +34,13 @@ class _Parts:
     group: Indices
 
 
-def pooled(name: str, *, files: tuple[str, ...] = ()) -> Callable[[Callable[..., Pool]], Callable[..., Pool]]:
+def pooled(
+    name: str, *, files: tuple[str, ...] = (), options: type[PartitionOptions] = PartitionOptions
+) -> Callable[[Callable[..., Pool]], Callable[..., Pool]]:
     """Register a reader ``read(seed, data_dir, **own_options) -> Pool`` as the data set ``name``.
 
-    Its options are the reader's keyword-only parameters and those of :class:`PartitionOptions`.
+    Its options are the reader's keyword-only parameters and those of :class:`PartitionOptions`, with the defaults of
+    ``options``.
     """
 
     def register(read: Callable[..., Pool]) -> Callable[..., Pool]:
@@ -89,12 +48,12 @@ def pooled(name: str, *, files: tuple[str, ...] = ()) -> Callable[[Callable[...,
         own = {p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
         @functools.wraps(read)
-        def build(seed: int, data_dir: Any, **options: Any) -> Federation:
-            pool = read(seed, data_dir, **{key: options.pop(key) for key in own})
-            return partitioned(pool, PartitionOptions.model_construct(**options), seed)
+        def build(seed: int, data_dir: Any, **given: Any) -> Federation:
+            pool = read(seed, data_dir, **{key: given.pop(key) for key in own})
+            return partitioned(pool, PartitionOptions.model_construct(**given), seed)
 
         builder: Builder = build
-        dataset(name, files=files, shared=PartitionOptions)(builder)
+        dataset(name, files=files, shared=options)(builder)
         return read
 
     return register
@@ -105,15 +64,17 @@ def partitioned(pool: Pool, options: PartitionOptions, seed: int) -> Federation:
 
     Returns:
         A federation with ids "000", "001", ... Its notes hold ``"group"`` (client id -> group) where there are groups,
-        ``"label_permutation"`` and ``"rotation"`` (per group), ``"owner"`` (client id -> name; natural partition) and
-        ``"classes_nobody_holds"`` (natural partition).
+        ``"label_permutation"`` and ``"rotation"`` (per group), ``"owner"`` (client id -> name; natural partition),
+        ``"classes_nobody_holds"`` (natural partition) and ``"domains_nobody_holds"`` (domain-mixed).
 
     Raises:
         PerfedError: too few samples, a class that no client holds, groups that do not divide the clients, or a value
             that does not fit the data; one line.
     """
     if options.partition == "natural":
-        parts, notes = _natural(pool, options.clients)
+        parts, notes = _natural(pool, options.clients, options.min_samples)
+    elif options.partition == "domain-mixed":
+        parts, notes = _domain_mixed(pool, options, seed)
     else:
         parts, notes = _by_label(pool, options, seed)
     num_groups = int(parts.group.max()) + 1
@@ -127,7 +88,9 @@ def partitioned(pool: Pool, options: PartitionOptions, seed: int) -> Federation:
 
     def split(name: str, index: Indices, group: int) -> Split:
         y = labels[group][getattr(pool, f"y_{name}")[index]]
-        return Split(pool.inputs(name, index, angles.get(group, 0.0)), torch.from_numpy(y))
+        domain = getattr(pool, f"domain_{name}")
+        known = None if domain is None else torch.from_numpy(domain[index])
+        return Split(pool.inputs(name, index, angles.get(group, 0.0)), torch.from_numpy(y), known)
 
     clients = tuple(
         Client(id_, split("train", train, int(group)), split("test", test, int(group)))
@@ -137,17 +100,29 @@ def partitioned(pool: Pool, options: PartitionOptions, seed: int) -> Federation:
     )
     # With permuted labels a number means another class in every group: names would mislead.
     class_names = None if options.permute_labels else pool.class_names
-    return Federation(clients, pool.num_classes, class_names=class_names, notes=notes, augment=pool.augment)
+    return Federation(
+        clients,
+        pool.num_classes,
+        class_names=class_names,
+        notes=notes,
+        domain_names=pool.domain_names or None,
+        augment=pool.augment,
+        words=pool.words,
+    )
 
 
-def _natural(pool: Pool, num_clients: int) -> tuple[_Parts, dict[str, Any]]:
+def _natural(pool: Pool, num_clients: int, min_samples: int) -> tuple[_Parts, dict[str, Any]]:
     if pool.owner_train is None or pool.owner_test is None:
         raise PerfedError("data.partition = 'natural' needs to know whose the samples are, which these data do not say")
-    has_train = np.bincount(pool.owner_train, minlength=len(pool.owners)) > 0
-    owners = np.flatnonzero(has_train)
+    num_train = np.bincount(pool.owner_train, minlength=len(pool.owners))
+    owners = np.flatnonzero(num_train >= max(1, min_samples))
+    if len(owners) == 0:
+        most = int(num_train.max())
+        raise PerfedError(f"data.min_samples = {min_samples}: nobody has so many training samples; at most {most}")
     if num_clients > len(owners):
         raise PerfedError(
             f"data.clients = {num_clients} is more than the {len(owners)} there are in the natural partition"
+            + (f" with at least {min_samples} training samples" if min_samples > 1 else "")
         )
     owners = owners[: num_clients or None]
     train, test = (
@@ -159,6 +134,35 @@ def _natural(pool: Pool, num_clients: int) -> tuple[_Parts, dict[str, Any]]:
     if not held.all():
         notes["classes_nobody_holds"] = np.flatnonzero(~held).tolist()
     return _Parts(train, test, np.zeros(len(owners), dtype=np.int64)), notes
+
+
+def _domain_mixed(pool: Pool, options: PartitionOptions, seed: int) -> tuple[_Parts, dict[str, Any]]:
+    """Mixtures of domains from Dir(alpha p) (Zhong et al. 2023, section 5); no sample has two holders."""
+    if pool.domain_train is None or pool.domain_test is None:
+        raise PerfedError("data.partition = 'domain-mixed' needs the samples' domains, which these data do not say")
+    domain = {"train": pool.domain_train, "test": pool.domain_test}
+    there = {s: np.bincount(column, minlength=len(pool.domain_names)) for s, column in domain.items()}
+    prior = there["train"] if options.prior == "shares" else there["train"] > 0
+    sizes = _sizes(options, int(there["train"].sum()), False, seed)
+    concentration = options.alpha * prior / prior.sum()
+    counts = {"train": dirichlet.inner_dirichlet(there["train"], sizes, concentration, seed=seed)}
+    if options.test_samples:
+        test_sizes = np.full(options.clients, options.test_samples)
+        counts["test"] = label_skew.apportion(counts["train"].astype(np.float64), test_sizes, seed=seed)
+    else:
+        counts["test"] = label_skew.shared_out(counts["train"], there["test"], seed=seed)
+    needed = counts["test"].sum(axis=0)
+    short = np.flatnonzero(needed > there["test"])
+    if len(short):
+        m = int(short[0])
+        raise PerfedError(
+            f"data: domain '{pool.domain_names[m]}' has {there['test'][m]} test samples, but the clients need "
+            f"{needed[m]}; use a smaller data.test_samples, or 0 to share out all there are"
+        )
+    train, test = (deal(domain[s], counts[s], seed=subseed(seed, f"deal {s}")) for s in ("train", "test"))
+    unheld = [pool.domain_names[m] for m in np.flatnonzero(counts["train"].sum(axis=0) == 0)]
+    notes = {"domains_nobody_holds": unheld} if unheld else {}
+    return _Parts(train, test, np.zeros(options.clients, dtype=np.int64)), notes
 
 
 def _by_label(pool: Pool, options: PartitionOptions, seed: int) -> tuple[_Parts, dict[str, Any]]:
@@ -257,7 +261,8 @@ def _sizes(options: PartitionOptions, there: int, share: bool, seed: int) -> Ind
     needed = int(sizes.max() if share else sizes.sum())
     if needed > there:
         who = "a client asks" if share else f"{options.clients} clients ask"
-        way = "" if share else ", or data.overlap = 'all' (clients then share samples)"
+        can_share = not share and options.partition != "domain-mixed"
+        way = ", or data.overlap = 'all' (clients then share samples)" if can_share else ""
         raise PerfedError(
             f"{who} for {needed} training samples, but there are {there}; use fewer clients or a smaller "
             f"data.samples{way}"

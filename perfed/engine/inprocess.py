@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from perfed import tree
 from perfed.cohort import Cohort, Where
+from perfed.engine.inbox import Inbox
 from perfed.errors import PerfedError
 from perfed.evaluate import Outputs, outputs_of, score
 from perfed.federation import SPLITS, Client, Federation
-from perfed.method import Each, Replies, Reply
+from perfed.method import Each, Fold, Replies, Reply
 from perfed.plan import Plan
 from perfed.state import Setup, group_key, stack_parameters, stackable_reason, unstack_parameters
 from perfed.tree import Tree
@@ -88,28 +90,35 @@ class InProcessEngine:
 
     # Exchanges ---------------------------------------------------------------------------------------------
 
-    def run(self, exchange: Exchange, payload: Mapping[str, Any], ids: Sequence[str]) -> tuple[Replies, Metrics]:
+    def run(
+        self,
+        exchange: Exchange,
+        payload: Mapping[str, Any],
+        ids: Sequence[str],
+        reduce: Mapping[str, Fold] | None = None,
+    ) -> tuple[Replies, Metrics]:
         """Run a program at ``ids``; their new states stay pending until :meth:`commit`.
+
+        Entries named in ``reduce`` are folded in the sorted order of ids and dropped; their totals are in the replies.
 
         Returns:
             Replies in sorted id order, and each client's metrics if ``exchange.measure`` asks for them.
         """
-        rows: dict[str, Tree] = {}
+        inbox = Inbox(ids, reduce or {})
         losses: dict[str, Tensor] = {}
         metrics: Metrics = {}
-        for chunk in self._chunks(ids):
+        for chunk in self._chunks(ids, by_id=bool(reduce)):
             cohort = self._cohort(chunk, exchange)
             reply = self._call(cohort, exchange.program, self._deliver(payload, cohort.ids))
             if exchange.measure is not None:
                 metrics.update(score(self.setup.method, cohort, exchange.measure))
             shapes = [self._shapes(client) for client in chunk]
             for row, client in enumerate(chunk):
-                rows[client.id] = self.receive(unstack_parameters(reply, row, shapes[row]))
+                inbox.add(client.id, partial(self._arriving, reply, row, shapes[row]))
                 losses[client.id] = cohort.train_loss[row]
                 self._pending[client.id] = self.keep(self._state_of(cohort, row, shapes[row]))
-        order = sorted(rows)
-        stacked = tree.stack([rows[i] for i in order]) if order else {}
-        return Replies(order, stacked, torch.stack([losses[i] for i in order])), metrics
+        order = sorted(losses)
+        return Replies(order, inbox.content(), torch.stack([losses[i] for i in order])), metrics
 
     def evaluate(
         self,
@@ -118,24 +127,27 @@ class InProcessEngine:
         split: str,
         round_: int,
         outputs: list[Outputs] | None = None,
+        program: str = "personalise",
     ) -> Metrics:
-        """Score each client's own model (``personalise``, then ``predict``) on ``split``; changes no state.
+        """Score each client's own model (``program``, then ``predict``) on ``split``; changes no state.
 
         What the models say of every sample is appended to ``outputs``, if given.
         """
         ids = [i for i in ids if self.clients[i].split(split) is not None]
         metrics: Metrics = {}
-        for cohort in self.cohorts(ids, payload, round_):
+        for cohort in self.cohorts(ids, payload, round_, program):
             metrics.update(score(self.setup.method, cohort, split))
             if outputs is not None:
                 outputs.append(outputs_of(self.setup.method, cohort, split))
         return metrics
 
-    def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:
-        """Cohorts of the clients' own models, made by ``personalise`` on copies, one at a time."""
+    def cohorts(
+        self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0, program: str = "personalise"
+    ) -> Iterator[Cohort]:
+        """Cohorts of the clients' own models, made by ``program`` on copies, one at a time."""
         for chunk in self._chunks(ids):
-            cohort = self._cohort(chunk, Exchange("personalise", round_, -1))
-            self.setup.method.personalise(cohort, **self._deliver(payload, cohort.ids))
+            cohort = self._cohort(chunk, Exchange(program, round_, -1))
+            self._call(cohort, program, self._deliver(payload, cohort.ids))
             yield cohort
 
     def commit(self, ids: Sequence[str]) -> None:
@@ -166,17 +178,18 @@ class InProcessEngine:
 
     # Parts -------------------------------------------------------------------------------------------------
 
-    def _chunks(self, ids: Sequence[str]) -> list[list[Client]]:
-        """Clients of one architecture, those with more data first, cut into chunks."""
+    def _chunks(self, ids: Sequence[str], *, by_id: bool = False) -> list[list[Client]]:
+        """Clients of one architecture cut into chunks, those with more data first or in the order of ids."""
         groups: dict[tuple[str, str | None], list[Client]] = {}
         for client_id in sorted(ids):
             groups.setdefault(self._groups[client_id], []).append(self.clients[client_id])
         chunks = []
         for (_, _), members in groups.items():
-            members.sort(key=lambda client: (-len(client.train), client.id))
+            if not by_id:
+                members.sort(key=lambda client: (-len(client.train), client.id))
             size = {"sequential": 1, "stacked": self.plan.chunk, "auto": 0}[self.plan.engine] or self._fitting(members)
             chunks += [members[i : i + size] for i in range(0, len(members), size)]
-        return chunks
+        return sorted(chunks, key=lambda chunk: chunk[0].id) if by_id else chunks
 
     def _fitting(self, members: Sequence[Client]) -> int:
         """How many clients a cohort may have, by the memory of their samples and models; at least 1."""
@@ -235,6 +248,11 @@ class InProcessEngine:
             owner = next(t for t in self.setup.method.all_terms if t.name == term)
         reply = getattr(owner, name)(cohort, **payload)
         return reply if reply is not None else Reply()
+
+    def _arriving(self, reply: Reply, row: int, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
+        """One client's reply, as the server gets it."""
+        own = unstack_parameters({name: value for name, value in reply.items() if not callable(value)}, row, shapes)
+        return self.receive(own | {name: value(row) for name, value in reply.items() if callable(value)})
 
     def _shapes(self, client: Client) -> dict[str, torch.Size]:
         return {name: t.shape for name, t in self.setup.chain(client.input_shape).tensors().items()}

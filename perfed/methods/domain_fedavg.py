@@ -1,16 +1,19 @@
-"""FedAvg for known domains: re-weighted, with a head per domain, or one model per domain."""
+"""FedAvg for known domains: re-weighted, a head or a model per domain, or fine-tuned on each domain."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
 from perfed.aggregate import masked_mean, weighted_mean
 from perfed.cohort import Cohort
-from perfed.domains import domain_weights, reweighted, unit_weights
+from perfed.domains import domain_weights, of_domain, reweighted, unit_weights
 from perfed.method import Clients, Method, ParameterSet, Reply, ServerState, register
+from perfed.methods.fedavg import FedAvg
 from perfed.model import STAGES, stage_of
 from perfed.placement import PER_DOMAIN, SHARED, Placement
 
@@ -19,12 +22,16 @@ from perfed.placement import PER_DOMAIN, SHARED, Placement
 class DomainFedAvg(Method):
     """FedAvg on the re-weighted loss, in which every domain counts the same (Zhong et al. 2023, section 5).
 
-    Parameters placed per domain are averaged with the clients' samples of the domain as weights.
+    Parameters placed per domain are averaged with the clients' samples of the domain as weights. The paper's image
+    experiments begin with ``warmup_rounds`` of FedAvg (appendix B.3).
     """
 
     default_placement: ClassVar[dict[str, Placement]] = dict.fromkeys(STAGES, SHARED)
+    needs_domains: ClassVar[bool] = True
 
     reweight: bool = Field(True, description="every domain counts the same in the loss")
+    warmup_rounds: int = Field(0, ge=0, description="first rounds, of FedAvg with the same parameters for all domains")
+    warmup_epochs: int = Field(1, ge=0, description="local epochs of these rounds")
 
     def sets(self) -> dict[str, ParameterSet]:
         """The weight of a sample of each domain."""
@@ -41,15 +48,38 @@ class DomainFedAvg(Method):
         return Reply(domain_counts=cohort.domain_counts)
 
     def round(self, server: ServerState, clients: Clients) -> None:
+        """A round of the method, or of the FedAvg before it."""
+        if clients.round > self.warmup_rounds:
+            self.domain_round(server, clients)
+            return
+        reply = clients.run(self.warm_up, shared=server.shared, terms=self.term_payload(server))
+        means = weighted_mean(reply.shared, reply.num_samples)
+        same = {n: t[:1].expand_as(t).clone() for n, t in means.items() if self._one_each(n)}
+        server.shared = {**means, **same}
+        self.absorb_terms(server, reply)
+
+    def domain_round(self, server: ServerState, clients: Clients) -> None:
         """E local epochs from the received model, then the means."""
         payload = {"shared": server.shared, "weights": server.domain_weights["u"], "terms": self.term_payload(server)}
         reply = clients.run(self.train, **payload)
-        places = {**self.default_placement, **self.placement}
-        one_each = {n: t for n, t in reply.shared.items() if places.get(stage_of(n)) == PER_DOMAIN}
+        one_each = {n: t for n, t in reply.shared.items() if self._one_each(n)}
         common = {n: t for n, t in reply.shared.items() if n not in one_each}
         means = {n: masked_mean(t, reply.domain_counts, server.shared[n]) for n, t in one_each.items()}
         server.shared = {**weighted_mean(common, reply.num_samples), **means}
         self.absorb_terms(server, reply)
+
+    def _one_each(self, name: str) -> bool:
+        """Whether the parameter has values for each domain."""
+        return {**self.default_placement, **self.placement}.get(stage_of(name)) == PER_DOMAIN
+
+    def warm_up(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
+        """All stages together on the plain loss; every sample passes the first domain's parameters."""
+        cohort.load(shared)
+        samples = cohort.samples()
+        assert samples.domain is not None
+        samples = replace(samples, domain=torch.zeros_like(samples.domain))
+        cohort.fit(STAGES, epochs=self.warmup_epochs, samples=samples, penalties=self.penalties(cohort, terms))
+        return Reply(shared=cohort.shared(), num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
 
     def train(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor, terms: dict[str, Any]) -> Reply:
         """All stages together, on the re-weighted loss."""
@@ -76,3 +106,38 @@ class SeparateFedAvg(DomainFedAvg):
     """A model per domain, each by FedAvg on the samples of its domain alone (Zhong et al. 2023, section 5)."""
 
     default_placement: ClassVar[dict[str, Placement]] = dict.fromkeys(STAGES, PER_DOMAIN)
+
+
+@register("fedavg-domain-ft")
+class FedAvgDomainFT(FedAvg):
+    """FedAvg; each client evaluates a copy per domain, fine-tuned on its own samples of the domain (Zhong et al. 2023).
+
+    The paper's "FedAvg + separate FT" (section 5, B.3.3), read as local fine-tuning, on the local loss alone (without
+    terms). Samples of a domain that the client has no training samples of get the global model.
+    """
+
+    needs_domains: ClassVar[bool] = True
+
+    finetune_epochs: int = Field(10, ge=0, description="local epochs of fine-tuning each copy before evaluation")
+
+    def personalise(self, cohort: Cohort, **payload: Any) -> None:
+        """Fine-tune a copy of the global model on each domain's samples, each a fit of its own."""
+        cohort.load(payload["shared"])
+        copies = []
+        for domain in range(cohort.num_domains):
+            copy = {name: tensor.clone() for name, tensor in cohort.model.items()}
+            samples = of_domain(cohort.samples(), domain)
+            cohort.fit(STAGES, params=copy, samples=samples, epochs=self.finetune_epochs)
+            copies.append(copy)
+        cohort.scratch["copies"] = copies
+
+    def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
+        """Outputs of the copy for each sample's domain; right after local training, those of the trained model."""
+        if "copies" not in cohort.scratch:
+            return cohort.forward(x)
+        domain = cohort.domain
+        assert domain is not None
+        outputs = torch.stack([cohort.forward(x, params=copy) for copy in cohort.scratch["copies"]], 2)
+        rows, columns = torch.meshgrid(*(torch.arange(size, device=x.device) for size in domain.shape), indexing="ij")
+        chosen: Tensor = outputs[rows, columns, domain]
+        return chosen

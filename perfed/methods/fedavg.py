@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from perfed.aggregate import weighted_mean
+from perfed.aggregate import Average, client_mean
 from perfed.cohort import Cohort
 from perfed.method import Clients, Method, Reply, ServerState, register
 from perfed.model import STAGES
@@ -22,10 +22,12 @@ from perfed.terms import Proximal
 class FedAvg(Method):
     """Federated averaging: mean of the clients' models weighted by n_i (McMahan et al. 2017, Algorithm 1)."""
 
+    average: Average = "samples"
+
     def round(self, server: ServerState, clients: Clients) -> None:
         """E local epochs from the global model, then the weighted mean."""
         reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server))
-        server.shared = weighted_mean(reply.shared, reply.num_samples)
+        server.shared = client_mean(reply.shared, reply.num_samples, self.average)
         self.absorb_terms(server, reply)
 
     def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:

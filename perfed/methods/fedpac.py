@@ -66,7 +66,9 @@ class FedPAC(Method):
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange; mean of the bodies, means of the classes (the term), combined heads."""
-        sent = {"heads": each({i: server.heads[i] for i in clients.ids})} if self.collaboration else {}
+        sent: dict[str, Any] = {}
+        if self.collaboration:
+            sent["heads"] = each({i: server.heads[i] for i in clients.ids})
         reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server), **sent)
         server.shared = weighted_mean(reply.shared, reply.num_samples)
         self.absorb_terms(server, reply)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from perfed.aggregate import weighted_mean
+from perfed.aggregate import Average, client_mean
 from perfed.cohort import Cohort
 from perfed.method import Clients, Method, Reply, ServerState, register
 from perfed.placement import PERSONAL, SHARED, Placement
@@ -28,18 +28,13 @@ class FedRep(Method):
 
     body_epochs: int = Field(1, ge=0, description="epochs of the shared representation, after those of the head")
     body_from_round: int = Field(1, ge=1, description="first round in which the representation is trained")
-    average: str = Field(
-        "samples",
-        pattern="^(samples|uniform)$",
-        description="weights of the mean: n_i ('samples') or 1 ('uniform')",
-    )
+    average: Average = "samples"
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the mean of the representations."""
         program = self.train if clients.round >= self.body_from_round else self.train_head
         reply = clients.run(program, shared=server.shared, terms=self.term_payload(server))
-        weights = reply.num_samples if self.average == "samples" else reply.num_samples.new_ones(len(reply.ids))
-        server.shared = weighted_mean(reply.shared, weights)
+        server.shared = client_mean(reply.shared, reply.num_samples, self.average)
         self.absorb_terms(server, reply)
 
     def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:

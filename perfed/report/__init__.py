@@ -1,6 +1,19 @@
 """What a run leaves behind, read back: the comparison of several runs and the HTML report."""
 
-from perfed.report.comparison import ComparisonRow, Difference, compare_table, comparison_rows
+from perfed.report.comparison import ComparisonRow, Difference, compare_table, comparison_rows, rows_of
 from perfed.report.html import write_report
+from perfed.report.runs import load_runs
+from perfed.report.tables import all_tables
+from perfed.report.text import TextTable
 
-__all__ = ["ComparisonRow", "Difference", "compare_table", "comparison_rows", "write_report"]
+__all__ = [
+    "ComparisonRow",
+    "Difference",
+    "TextTable",
+    "all_tables",
+    "compare_table",
+    "comparison_rows",
+    "load_runs",
+    "rows_of",
+    "write_report",
+]

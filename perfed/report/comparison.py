@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from scipy import stats  # type: ignore[import-untyped]
 
 from perfed.report.runs import Run, load_runs
+from perfed.report.text import UNKNOWN, TextTable, axis_title, metric_text
 
 CONFIDENCE = 0.95
 
@@ -55,7 +57,8 @@ class ComparisonRow:
 
 
 def comparison_rows(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
-    """One entry per finished run: method, seed, metrics, accuracy (classification only), wall_seconds.
+    """One entry per finished run: method, seed, metrics, accuracy (classification only), wall_seconds,
+    virtual_time, and targets where the run had any.
 
     Sorted by the order in which the methods first appear, then by seed; unfinished runs are left out.
 
@@ -67,8 +70,9 @@ def comparison_rows(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
 
 def rows_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The same for runs already read."""
-    keys = {"method", "seed", "metrics", "accuracy", "wall_seconds"}
-    return [run.summary.model_dump(include=keys, exclude_none=True) for run in runs if run.summary]
+    keys = {"method", "seed", "metrics", "accuracy", "wall_seconds", "virtual_time", "targets"}
+    rows = [run.summary.model_dump(include=keys) for run in runs if run.summary]
+    return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
 
 def compare_table(rows: Sequence[Mapping[str, Any]]) -> list[ComparisonRow]:
@@ -133,37 +137,37 @@ def _difference(
     return Difference(reference, seeds, mean, mean - half, mean + half)
 
 
-def table_header(metric: str, reference: str) -> list[str]:
-    """Column titles for :func:`table_cells`."""
-    name = axis_title(metric)
-    return [
+def metric_tables(table: Sequence[ComparisonRow]) -> list[TextTable]:
+    """The rows of :func:`compare_table` as text, one table per metric; accuracy in percent, differences in points."""
+    return [_metric_table(metric, list(rows)) for metric, rows in groupby(table, key=lambda row: row.metric)]
+
+
+def _metric_table(metric: str, rows: Sequence[ComparisonRow]) -> TextTable:
+    header = [
         "Method",
         "Seeds",
-        f"{name}, mean ± std over seeds",
+        f"{axis_title(metric)}, mean ± std over seeds",
         "Std over clients",
         "Min over clients",
         "10th percentile",
-        f"Difference to {reference} [95 % interval]",
+        f"Difference to {rows[0].method} [95 % interval]",
         "Wall time (s)",
     ]
+    return TextTable(metric, header, [_cells(row) for row in rows])
 
 
-def table_cells(row: ComparisonRow) -> list[str]:
-    """The row as text, accuracy in percent (differences in percentage points)."""
-
-    def text(value: float, sign: str = "") -> str:
-        return f"{100 * value:{sign}.2f}" if row.metric == "accuracy" else f"{value:{sign}.4g}"
-
-    mean = text(row.mean) + (f" ± {text(row.mean_std)}" if row.mean_std is not None else "")
-    difference = "–"
-    if row.difference:
-        difference = text(row.difference.mean, "+")
-        if row.difference.low is not None and row.difference.high is not None:
-            difference += f" [{text(row.difference.low, '+')}, {text(row.difference.high, '+')}]"
-    numbers = [text(row.std), text(row.min), text(row.p10)]
-    return [row.method, str(len(row.seeds)), mean, *numbers, difference, f"{row.wall_seconds:.1f}"]
+def _cells(row: ComparisonRow) -> list[str]:
+    mean, *numbers = (metric_text(row.metric, value) for value in (row.mean, row.std, row.min, row.p10))
+    if row.mean_std is not None:
+        mean += f" ± {metric_text(row.metric, row.mean_std)}"
+    return [row.method, str(len(row.seeds)), mean, *numbers, _difference_text(row), f"{row.wall_seconds:.1f}"]
 
 
-def axis_title(metric: str) -> str:
-    """The metric's name with its unit."""
-    return "Accuracy (%)" if metric == "accuracy" else metric
+def _difference_text(row: ComparisonRow) -> str:
+    if row.difference is None:
+        return UNKNOWN
+    mean, low, high = row.difference.mean, row.difference.low, row.difference.high
+    text = metric_text(row.metric, mean, "+")
+    if low is None or high is None:
+        return text
+    return f"{text} [{metric_text(row.metric, low, '+')}, {metric_text(row.metric, high, '+')}]"

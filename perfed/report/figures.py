@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
-from plotly.colors import hex_to_rgb, qualitative
+from plotly.colors import qualitative
 from plotly.subplots import make_subplots
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
-from perfed.report.comparison import axis_title
-from perfed.report.runs import Combination, Run, Snapshot, methods_of
+from perfed.report.arrays import Combination, Snapshot
+from perfed.report.runs import Run, methods_of
+from perfed.report.text import axis_title
 
 LIGHT = ("#AEC7E8", "#FFBB78", "#98DF8A", "#FF9896", "#C5B0D5", "#C49C94", "#F7B6D2", "#C7C7C7", "#DBDB8D")
 COLOURS = (*qualitative.D3, *LIGHT)
@@ -32,52 +33,12 @@ LAYOUT = {
 }
 
 
-def metric_over_rounds(runs: Sequence[Run], metric: str) -> go.Figure | None:
-    """One line per method: the mean over its seeds, with a band from the lowest to the highest seed.
-
-    Only rounds in which all seeds of the method were evaluated count. A dashed line shows the oracle's
-    accuracy where the runs know it. None where no round was evaluated.
-    """
-    figure = _figure("Round", axis_title(metric))
-    for colour, method, members in _by_method(runs):
-        rounds, values = _curves(members, metric)
-        if not rounds:
-            continue
-        if len(values) > 1:
-            figure.add_scatter(
-                x=rounds + rounds[::-1],
-                y=np.concatenate([values.max(0), values.min(0)[::-1]]),
-                fill="toself",
-                fillcolor=f"rgba{(*hex_to_rgb(colour), 0.15)}",
-                mode="none",
-                legendgroup=method,
-                showlegend=False,
-                hoverinfo="skip",
-            )
-        line = {"name": escape(method), "legendgroup": method, "line": {"color": colour}}
-        figure.add_scatter(x=rounds, y=values.mean(0), mode="lines+markers", marker={"size": 5}, **line)
-    oracles = [run.summary.oracle_accuracy for run in runs if run.summary]
-    known = [value for value in oracles if value is not None]
-    if metric == "accuracy" and known:
-        oracle = {"line_dash": "dash", "line_color": "#555", "annotation_text": "oracle"}
-        figure.add_hline(y=100 * float(np.mean(known)), annotation_position="bottom right", **oracle)
-    return figure if figure.data else None
-
-
-def _curves(runs: Sequence[Run], metric: str) -> tuple[list[int], NDArray[np.float64]]:
-    """The rounds that every run with any evaluation has, and their values, ``(runs, rounds)``."""
-    curves = [{line.round: line.spreads[metric].mean for line in run.rounds if metric in line.spreads} for run in runs]
-    curves = [curve for curve in curves if curve]
-    rounds = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
-    return rounds, _in_unit(np.array([[curve[number] for number in rounds] for curve in curves]), metric)
-
-
 def metric_per_client(runs: Sequence[Run], metric: str) -> go.Figure | None:
     """A box with all points per method, before and after local training, the clients of all seeds together.
 
     None where no client was evaluated.
     """
-    figure = _figure("Method", axis_title(metric))
+    figure = new_figure("Method", axis_title(metric))
     for moment, colour in (("before", "#8A97A6"), ("after", COLOURS[0])):
         x: list[str] = []
         y: list[float] = []
@@ -101,13 +62,38 @@ def sorted_clients(runs: Sequence[Run], metric: str) -> go.Figure | None:
     None where no client was evaluated.
     """
     moment = "after" if any(_evaluated(run, metric, "after")[0] for run in runs) else "before"
-    figure = _figure(f"Share of the clients (%), sorted; {moment} local training", axis_title(metric))
-    for colour, method, members in _by_method(runs):
+    figure = new_figure(f"Share of the clients (%), sorted; {moment} local training", axis_title(metric))
+    for colour, method, members in by_method(runs):
         values = np.sort(np.concatenate([_evaluated(run, metric, moment)[1] for run in members]))
         if len(values):
             share = 100 * (np.arange(len(values)) + 0.5) / len(values)
             style = {"line": {"color": colour}, "marker": {"size": 4}, "mode": "lines+markers"}
             figure.add_scatter(x=share, y=values, name=escape(method), **style)
+    return figure if figure.data else None
+
+
+def metric_by_seconds(runs: Sequence[Run], metric: str) -> go.Figure | None:
+    """Every client of all seeds as a point: its metric over the mean virtual seconds of its replies.
+
+    None where no run has clients of different speeds.
+    """
+    figure = new_figure("Mean virtual seconds of the client's replies", axis_title(metric))
+    for colour, method, members in by_method(runs):
+        x: list[float] = []
+        y: list[float] = []
+        text: list[str] = []
+        for run in members:
+            if run.clients is None or run.clients.metric != metric or not run.clients.timed:
+                continue
+            shown = np.flatnonzero(np.isfinite(run.clients.seconds) & np.isfinite(run.clients.reported))
+            x += run.clients.seconds[shown].tolist()
+            y += in_unit(run.clients.reported[shown], metric).tolist()
+            text += [f"client {escape(run.clients.ids[i])}, seed {run.seed}" for i in shown]
+        if x:
+            marker = {"color": colour, "size": 6, "opacity": 0.7}
+            figure.add_scatter(x=x, y=y, text=text, name=escape(method), mode="markers", marker=marker)
+    if all(seconds > 0 for trace in figure.data for seconds in trace.x):
+        figure.update_xaxes(type="log")  # speeds of clients often differ by orders of magnitude
     return figure if figure.data else None
 
 
@@ -216,12 +202,13 @@ def _tsne(points: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(positions, dtype=float)
 
 
-def _figure(x_title: str, y_title: str) -> go.Figure:
+def new_figure(x_title: str, y_title: str) -> go.Figure:
+    """An empty figure with titles of its axes."""
     figure = go.Figure(layout=LAYOUT)
     return figure.update_layout(height=420, xaxis_title=x_title, yaxis_title=escape(y_title))
 
 
-def _by_method(runs: Sequence[Run]) -> list[tuple[str, str, list[Run]]]:
+def by_method(runs: Sequence[Run]) -> list[tuple[str, str, list[Run]]]:
     """(colour, method, its runs): a method has the same colour in every figure."""
     return [
         (COLOURS[number % len(COLOURS)], method, [run for run in runs if run.method == method])
@@ -236,8 +223,9 @@ def _evaluated(run: Run, metric: str, moment: str) -> tuple[list[str], NDArray[n
     values = run.clients.before if moment == "before" else run.clients.after
     there = np.isfinite(values)
     ids = [name for name, keep in zip(run.clients.ids, there, strict=True) if keep]
-    return ids, _in_unit(values[there], metric)
+    return ids, in_unit(values[there], metric)
 
 
-def _in_unit(values: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
+def in_unit(values: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
+    """Accuracy in percent, any other metric as it is."""
     return 100 * values if metric == "accuracy" else values

@@ -8,22 +8,26 @@ import platform
 from collections.abc import Sequence
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
-from itertools import groupby
 from pathlib import Path
 
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from perfed.report.comparison import compare_table, rows_of, table_cells, table_header
+from perfed.report.arrays import load_combination, load_snapshot
+from perfed.report.comparison import compare_table, metric_tables, rows_of
+from perfed.report.curves import metric_curves
 from perfed.report.figures import (
     MAX_SAMPLES,
     combination_heat_maps,
     embedded_samples,
-    metric_over_rounds,
+    metric_by_seconds,
     metric_per_client,
     sorted_clients,
 )
-from perfed.report.runs import Run, load_combination, load_runs, load_snapshot, main_metric, methods_of
+from perfed.report.runs import Run, load_runs, main_metric, methods_of
+from perfed.report.tables import domain_tables, speed_table
+from perfed.report.targets import target_table
+from perfed.report.text import TextTable
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -70,9 +74,12 @@ def write_report(run_dirs: Sequence[Path], out: Path, *, title: str) -> Path:
     """
     runs = load_runs(run_dirs)
     sections = [
-        _table(runs),
+        _comparison(runs),
+        *_targets(runs),
+        *_domains(runs),
         _over_rounds(runs),
         _per_client(runs),
+        *_speeds(runs),
         _embedding(runs),
         *_combination(runs),
         _settings(runs),
@@ -126,17 +133,16 @@ def _plot(name: str, figure: go.Figure) -> str:
     return str(html)
 
 
-def _table(runs: Sequence[Run]) -> str:
-    table = compare_table(rows_of(runs))
-    parts = []
-    for metric, group in groupby(table, key=lambda row: row.metric):
-        rows = list(group)
-        head = "".join(f"<th>{escape(cell)}</th>" for cell in table_header(metric, rows[0].method))
-        body = ["".join(f"<td>{escape(cell)}</td>" for cell in table_cells(row)) for row in rows]
-        lines = "".join(f"<tr>{cells}</tr>\n" for cells in body)
-        head_row = f"<thead><tr>{head}</tr></thead>"
-        parts.append(f'<div class="wide"><table>{head_row}\n<tbody>\n{lines}</tbody></table></div>')
-    if table:
+def _table(table: TextTable) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in table.header)
+    body = ["".join(f"<td>{escape(cell)}</td>" for cell in cells) for cells in table.rows]
+    lines = "".join(f"<tr>{cells}</tr>\n" for cells in body)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{lines}</tbody></table></div>'
+
+
+def _comparison(runs: Sequence[Run]) -> str:
+    parts = [_table(table) for table in metric_tables(compare_table(rows_of(runs)))]
+    if parts:
         parts.append(_note("Spread over the clients is averaged over the seeds. Differences are paired by seed."))
     unfinished = [f"{run.method} with seed {run.seed}" for run in runs if not run.summary]
     if unfinished:
@@ -144,13 +150,38 @@ def _table(runs: Sequence[Run]) -> str:
     return _section("comparison", "Comparison", *parts)
 
 
+def _targets(runs: Sequence[Run]) -> list[str]:
+    table = target_table(runs)
+    if table is None:
+        return []
+    note = _note(
+        "Virtual time at the end of the first evaluated round whose mean accuracy was at least the target, mean ± std "
+        "over the seeds that reached it. Speed-up: the base method's time divided by the method's own, per seed."
+    )
+    return [_section("targets", "Time to accuracy", _table(table), note)]
+
+
+def _domains(runs: Sequence[Run]) -> list[str]:
+    tables = domain_tables(runs)
+    if not tables:
+        return []
+    parts = [part for table in tables for part in (f"<h3>{escape(table.title)}</h3>", _table(table))]
+    note = _note(
+        "Mean, minimum and maximum over the domains are taken per run and then averaged over the seeds (± std)."
+    )
+    return [_section("domains", "Domains", *parts, note)]
+
+
 def _over_rounds(runs: Sequence[Run]) -> str:
     metric = main_metric(runs)
-    figure = metric_over_rounds(runs, metric) if metric else None
+    figure = metric_curves(runs, metric) if metric else None
     if figure is None:
-        return _section("rounds", "Over the rounds", _note("No round has been evaluated yet."))
-    note = _note("Mean over the clients; line: mean over the seeds, band: lowest to highest seed.")
-    return _section("rounds", f"{_name(metric)} over the rounds", _plot("plot-rounds", figure), note)
+        return _section("rounds", "During training", _note("No round has been evaluated yet."))
+    note = _note(
+        "Mean over the clients; line: mean over the seeds, band: lowest to highest seed. Each point is a round; times "
+        "and bytes are counted from the start and averaged over the seeds."
+    )
+    return _section("rounds", f"{_name(metric)} during training", _plot("plot-rounds", figure), note)
 
 
 def _per_client(runs: Sequence[Run]) -> str:
@@ -162,6 +193,20 @@ def _per_client(runs: Sequence[Run]) -> str:
     plots = [_plot("plot-clients", boxes), _plot("plot-sorted", curves)]
     note = _note("Each point is one client of one seed.")
     return _section("clients", f"{_name(metric)} per client", *plots, note)
+
+
+def _speeds(runs: Sequence[Run]) -> list[str]:
+    metric = main_metric(runs)
+    table = speed_table(runs, metric)
+    if table is None:
+        return []
+    figure = metric_by_seconds(runs, metric) if metric else None
+    plots = [_plot("plot-speeds", figure)] if figure else []
+    note = _note(
+        "Clients ordered by the mean virtual seconds of their replies; those without a reply, and the middle one of an "
+        "odd number, belong to neither half. Means over the clients of a half, then mean ± std over the seeds."
+    )
+    return [_section("speeds", "Slower and faster clients", _table(table), *plots, note)]
 
 
 def _name(metric: str | None) -> str:

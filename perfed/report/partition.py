@@ -1,4 +1,4 @@
-"""Who holds how many samples of which class: a summary line, a table for the terminal, a self-contained HTML page."""
+"""Who holds how many samples of which class and domain: a summary line, tables for the terminal, an HTML page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -15,7 +14,7 @@ from plotly.offline import get_plotlyjs
 from rich.table import Table
 
 from perfed.errors import PerfedError
-from perfed.federation import Client, Federation
+from perfed.federation import Client, Federation, Split
 from perfed.report.figures import COLOURS, LAYOUT
 from perfed.report.html import PAGE
 from perfed.store import write_atomic
@@ -34,6 +33,8 @@ class ClassTable:
         classes: names of the classes; empty for regression.
         sizes: split -> ``(clients,)`` samples.
         counts: split -> ``(clients, classes)`` samples of each class.
+        domains: names of the domains; empty where they are not known.
+        domain_counts: split -> ``(clients, domains)`` samples of each domain.
     """
 
     name: str
@@ -42,40 +43,59 @@ class ClassTable:
     classes: list[str]
     sizes: dict[str, NDArray[np.int64]]
     counts: dict[str, NDArray[np.int64]]
+    domains: list[str]
+    domain_counts: dict[str, NDArray[np.int64]]
 
     @classmethod
     def of(cls, federation: Federation) -> ClassTable:
         """Count a federation; validation samples count as training samples."""
         num_classes = federation.num_classes or 0
         names = federation.class_names or [str(label) for label in range(num_classes)]
+        domains = federation.domain_names or [str(domain) for domain in range(federation.num_domains)]
         group = federation.notes.get("group", {})
-        counts = {s: np.zeros((len(federation), num_classes), dtype=np.int64) for s in SPLITS}
+        counts, domain_counts = (
+            {s: np.zeros((len(federation), number), dtype=np.int64) for s in SPLITS}
+            for number in (num_classes, len(domains))
+        )
         sizes = {s: np.zeros(len(federation), dtype=np.int64) for s in SPLITS}
         for row, client in enumerate(federation):
-            for split, y in _targets(client):
-                sizes[split][row] += len(y)
+            for split, part in _parts(client):
+                sizes[split][row] += len(part)
                 if num_classes:
-                    counts[split][row] += np.bincount(y, minlength=num_classes)
-        groups = [str(group[id_]) for id_ in federation.ids] if group else []
-        return cls(federation.name, federation.ids, groups, list(names) if num_classes else [], sizes, counts)
+                    counts[split][row] += np.bincount(part.y.numpy(), minlength=num_classes)
+                if part.domain is not None:
+                    domain_counts[split][row] += np.bincount(part.domain.numpy(), minlength=len(domains))
+        return cls(
+            name=federation.name,
+            ids=federation.ids,
+            groups=[str(group[id_]) for id_ in federation.ids] if group else [],
+            classes=list(names) if num_classes else [],
+            sizes=sizes,
+            counts=counts,
+            domains=list(domains),
+            domain_counts=domain_counts,
+        )
 
     def summary(self) -> str:
-        """One line: clients, classes, samples."""
+        """One line: clients, classes, domains, samples."""
         parts = [f"{self.name}: {len(self.ids)} clients"]
         if self.groups:
             parts[0] += f" in {len(set(self.groups))} groups"
         if self.classes:
             held = (self.counts["train"] > 0).sum(axis=1)
             parts.append(f"{len(self.classes)} classes, {_span(held)} per client")
+        if self.domains:
+            held = (self.domain_counts["train"] > 0).sum(axis=1)
+            parts.append(f"{len(self.domains)} domains, {_span(held)} per client")
         parts += [f"{split} {_span(size)} each, {size.sum()} in all" for split, size in self.sizes.items()]
         return "; ".join(parts)
 
 
-def _targets(client: Client) -> Iterator[tuple[str, NDArray[Any]]]:
+def _parts(client: Client) -> Iterator[tuple[str, Split]]:
     for name in ("train", "validation", "test"):
         split = client.split(name)
         if split is not None:
-            yield ("test" if name == "test" else "train"), split.y.numpy()
+            yield ("test" if name == "test" else "train"), split
 
 
 def _span(numbers: NDArray[np.int64]) -> str:
@@ -84,20 +104,30 @@ def _span(numbers: NDArray[np.int64]) -> str:
 
 
 def terminal_tables(table: ClassTable, width: int) -> Iterator[Table]:
-    """One row per client and a column ``train/test`` per class; as many tables as the width of the terminal needs."""
-    rows = [_cells(train, test) for train, test in zip(table.counts["train"], table.counts["test"], strict=True)]
+    """One row per client and a column ``train/test`` per class, then the same with the domains.
+
+    There are as many tables as the width of the terminal needs.
+    """
+    if table.classes or not table.domains:
+        yield from _tables(table, table.classes, table.counts, width)
+    if table.domains:
+        yield from _tables(table, table.domains, table.domain_counts, width)
+
+
+def _tables(table: ClassTable, names: list[str], counts: dict[str, NDArray[np.int64]], width: int) -> Iterator[Table]:
+    rows = [_cells(train, test) for train, test in zip(counts["train"], counts["test"], strict=True)]
     heads = ["client", *(["group"] if table.groups else []), "train", "test"]
     fixed = [
         [id_, *([table.groups[i]] if table.groups else []), *(str(table.sizes[split][i]) for split in SPLITS)]
         for i, id_ in enumerate(table.ids)
     ]
     taken = sum(max(len(head), *(len(row[i]) for row in fixed)) + 2 for i, head in enumerate(heads))
-    longest = max((len(text) for row in [table.classes, *rows] for text in row), default=0) + 2
+    longest = max((len(text) for row in [names, *rows] for text in row), default=0) + 2
     per_table = max(1, (width - taken) // longest)
-    for first in range(0, max(1, len(table.classes)), per_table):
+    for first in range(0, max(1, len(names)), per_table):
         last = first + per_table
         shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for i, head in enumerate([*heads, *table.classes[first:last]]):
+        for i, head in enumerate([*heads, *names[first:last]]):
             shown.add_column(head, justify="left" if i == 0 else "right", no_wrap=True)
         for left, right in zip(fixed, rows, strict=True):
             shown.add_row(*left, *right[first:last])
@@ -116,9 +146,13 @@ def write_partition_page(table: ClassTable, out: Path) -> Path:
     """
     if out.is_dir():
         raise PerfedError(f"--out {out}: is a folder; give the name of an .html file")
+    figures = {split: _figure(table, split, "class", table.classes, table.counts) for split in SPLITS}
+    if table.domains:
+        of_domains = {s: _figure(table, s, "domain", table.domains, table.domain_counts) for s in SPLITS}
+        figures |= {f"{split}, domains": figure for split, figure in of_domains.items()}
     sections = "\n".join(
-        f"<h2>{escape(split)}</h2>\n" + figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"plot-{split}")
-        for split, figure in ((split, _figure(table, split)) for split in SPLITS)
+        f"<h2>{title}</h2>\n" + figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"plot-{number}")
+        for number, (title, figure) in enumerate(figures.items())
     )
     title = escape(f"Partition of {table.name}")
     page = PAGE.format(title=title, facts=escape(table.summary()), plotlyjs=get_plotlyjs(), sections=sections)
@@ -127,24 +161,26 @@ def write_partition_page(table: ClassTable, out: Path) -> Path:
     return out
 
 
-def _figure(table: ClassTable, split: str) -> go.Figure:
-    """A heat map client x class, or bars of sizes where there are no classes."""
+def _figure(
+    table: ClassTable, split: str, kind: str, names: list[str], counts: dict[str, NDArray[np.int64]]
+) -> go.Figure:
+    """A heat map client x class (domain), or bars of sizes where there are no classes."""
     labels = [
         f"{escape(id_)} (group {escape(table.groups[i])})" if table.groups else escape(id_)
         for i, id_ in enumerate(table.ids)
     ]
     height = 160 + min(1400, max(300, 16 * len(labels)))
     figure = go.Figure(layout=LAYOUT)
-    if table.classes:
+    if names:
         figure.add_heatmap(
-            z=table.counts[split],
-            x=[escape(name) for name in table.classes],
+            z=counts[split],
+            x=[escape(name) for name in names],
             y=labels,
             colorscale="Blues",
             colorbar_title="samples",
-            hovertemplate="client %{y}<br>class %{x}<br>%{z} samples<extra></extra>",
+            hovertemplate="client %{y}<br>" + kind + " %{x}<br>%{z} samples<extra></extra>",
         )
-        figure.update_xaxes(title="class", type="category")
+        figure.update_xaxes(title=kind, type="category")
     else:
         figure.add_bar(x=table.sizes[split], y=labels, orientation="h", marker_color=COLOURS[0])
         figure.update_xaxes(title="samples")

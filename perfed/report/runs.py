@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import tomllib
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +52,19 @@ class Round(_Measured):
     """One line of ``rounds.jsonl``; metrics only in the rounds that were evaluated."""
 
     round: int
+    wall_seconds: float | None = None
+    virtual_time: float | None = None
+    bytes_up: int | None = None
+    bytes_down: int | None = None
+
+
+class Target(BaseModel):
+    """When a run first reached a mean accuracy, a fraction of 1; None where it never did."""
+
+    accuracy: float
+    round: int | None
+    virtual_time: float | None
+    wall_seconds: float | None
 
 
 class Summary(_Measured):
@@ -63,6 +75,9 @@ class Summary(_Measured):
     seed: int
     rounds: int
     wall_seconds: float
+    virtual_time: float | None = None
+    targets: list[Target] | None = None
+    domains: dict[str, dict[str, Number]] = {}
     plan: dict[str, Any] = {}
     notes: list[str] = []
     oracle_accuracy: float | None = None
@@ -70,42 +85,30 @@ class Summary(_Measured):
 
 @dataclass(frozen=True)
 class ClientValues:
-    """``clients.csv``: each client's metric before and after local training, NaN where not evaluated.
+    """``clients.csv``: arrays ``(clients,)`` float64 in the order of ``ids``, NaN where something is not known.
 
-    ``before`` and ``after`` are ``(clients,)`` float64, in the order of ``ids``.
+    Attributes:
+        before, after: the metric before and after local training.
+        rounds: how often the client took part.
+        seconds: mean virtual seconds of its replies.
     """
 
     metric: str
     ids: tuple[str, ...]
     before: NDArray[np.float64]
     after: NDArray[np.float64]
+    rounds: NDArray[np.float64]
+    seconds: NDArray[np.float64]
 
+    @property
+    def reported(self) -> NDArray[np.float64]:
+        """The metric that the summary is about: before local training, after it where only that was evaluated."""
+        return self.before if np.isfinite(self.before).any() else self.after
 
-@dataclass(frozen=True)
-class Snapshot:
-    """Embedded samples of one round.
-
-    Attributes:
-        z: ``(samples, k)``, all finite.
-        y: ``(samples,)`` classes; class ``c`` belongs to row ``c`` of the anchors.
-        client: ``(samples,)`` client ids.
-        anchors: ``(classes, k)``, or None where the method has none.
-    """
-
-    round: int
-    z: NDArray[np.float64]
-    y: NDArray[np.int64]
-    client: NDArray[np.str_]
-    anchors: NDArray[np.float64] | None
-
-
-@dataclass(frozen=True)
-class Combination:
-    """How one round combined the heads: row i of ``weights`` ``(m, m)`` holds those of client ``clients[i]``."""
-
-    round: int
-    weights: NDArray[np.float64]
-    clients: tuple[str, ...]
+    @property
+    def timed(self) -> bool:
+        """Whether the clients have different speeds."""
+        return len(np.unique(self.seconds[np.isfinite(self.seconds)])) > 1
 
 
 @dataclass(frozen=True)
@@ -228,58 +231,23 @@ def _load_clients(file: Path) -> ClientValues | None:
     if not metrics:
         return None
     metric = "accuracy" if "accuracy" in metrics else metrics[0]
-    ids, before, after = [], [], []
+    optional = [name for name in ("rounds", "seconds") if name in columns]
+    ids: list[str] = []
+    values: list[list[float]] = []
     for row in reader:
         try:
             ids.append(row["id"])
-            before.append(_number(row[f"{metric}_before"]))
-            after.append(_number(row[f"{metric}_after"]))
+            there = [_number(row[name]) for name in (f"{metric}_before", f"{metric}_after", *optional)]
         except (KeyError, TypeError, ValueError) as error:
             needs = f"needs columns id, {metric}_before and {metric}_after holding numbers or nothing"
             raise PerfedError(f"{file}, line {reader.line_num}: {needs} ({error})") from error
-    return ClientValues(metric, tuple(ids), np.array(before), np.array(after))
+        values.append(there)
+    table = np.array(values, dtype=np.float64).reshape(len(ids), 2 + len(optional))
+    unknown = np.full(len(ids), np.nan)
+    others = {name: table[:, 2 + column] for column, name in enumerate(optional)}
+    rounds, seconds = (others.get(name, unknown) for name in ("rounds", "seconds"))
+    return ClientValues(metric, tuple(ids), table[:, 0], table[:, 1], rounds, seconds)
 
 
 def _number(cell: str) -> float:
     return float("nan") if cell == "" else float(cell)
-
-
-def load_snapshot(file: Path) -> Snapshot:
-    """Read ``round-<number>.npz``; samples that are not finite are left out.
-
-    Raises:
-        PerfedError: an unreadable file, or arrays whose shapes or types do not belong together.
-    """
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            z, y, client = arrays["z"].astype(float), arrays["y"], arrays["client"].astype(str)
-            anchors = arrays["anchors"].astype(float) if "anchors" in arrays else None
-        number = int(file.stem.removeprefix("round-"))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise PerfedError(f"{file}: not a snapshot of embedded samples: {error}") from error
-    if z.ndim != 2 or y.shape != z.shape[:1] or client.shape != y.shape:
-        shapes = f"z {z.shape}, y {y.shape}, client {client.shape}"
-        raise PerfedError(f"{file}: needs z (samples, k), y (samples,), client (samples,), got {shapes}")
-    if anchors is not None and (anchors.ndim != 2 or anchors.shape[1] != z.shape[1]):
-        raise PerfedError(f"{file}: needs anchors (classes, {z.shape[1]}), got {anchors.shape}")
-    if not np.issubdtype(y.dtype, np.integer):
-        raise PerfedError(f"{file}: y must hold integer classes, got {y.dtype}")
-    keep = np.isfinite(z).all(axis=1)
-    return Snapshot(number, z[keep], y[keep].astype(np.int64), client[keep], anchors)
-
-
-def load_combination(file: Path) -> Combination:
-    """Read ``round-<number>.npz`` with the weights of a round.
-
-    Raises:
-        PerfedError: an unreadable file, or arrays whose shapes do not belong together.
-    """
-    try:
-        with np.load(file, allow_pickle=False) as arrays:
-            weights, clients = arrays["weights"].astype(float), tuple(arrays["clients"].astype(str).tolist())
-        number = int(file.stem.removeprefix("round-"))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise PerfedError(f"{file}: not the combination weights of a round: {error}") from error
-    if weights.shape != (len(clients), len(clients)):
-        raise PerfedError(f"{file}: needs weights (clients, clients), got {weights.shape} for {len(clients)} clients")
-    return Combination(number, weights, clients)

@@ -1,0 +1,244 @@
+"""Virtual time: how long each client takes for its work of a round.
+
+Times are a pure function of seed, client and round, so that they are the same on any engine and after any resume. A
+participation policy learns them only as the moments at which replies arrive.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from perfed import rng
+from perfed.errors import PerfedError
+
+Seconds = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Population:
+    """What clocks and policies may know of the clients; row i is the i-th id in sorted order.
+
+    Attributes:
+        ids: client ids, sorted.
+        words: the ids as words of random keys, int64 ``(N,)``; see :func:`perfed.rng.words`.
+        num_samples: training samples, int64 ``(N,)``.
+        steps: local mini-batch steps of a round, int64 ``(N,)``.
+        group: label group of each client, int64 ``(N,)``; ``None`` where the data has no groups.
+    """
+
+    ids: tuple[str, ...]
+    words: Tensor
+    num_samples: Rows
+    steps: Rows
+    group: Rows | None = None
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+class Fixed(BaseModel):
+    """Speeds drawn once: T_i ~ Exp(rate)."""
+
+    model_config = _STRICT
+
+    rate: float = Field(1.0, gt=0, description="lambda; the mean is 1 / lambda")
+
+    def times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
+        """Seconds of the clients in ``rows``."""
+        return _exponential(seed, who.words[torch.from_numpy(rows)]) / self.rate
+
+
+class Dynamic(BaseModel):
+    """A speed of its own for each client, lambda_i ~ U[1/N, 1] drawn once, and T_i ~ Exp(lambda_i) in every round.
+
+    The paper's text calls lambda_i a rate; the time axis of its figure 5 fits means.
+    """
+
+    model_config = _STRICT
+
+    parameter: Literal["rate", "mean"] = Field("rate", description="what lambda_i is of the exponential distribution")
+
+    def times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
+        """Seconds of the clients in ``rows`` in round ``round_``."""
+        words = who.words[torch.from_numpy(rows)]
+        low = 1 / len(who)
+        own = low + (1 - low) * _uniform(seed, "speed", words)
+        drawn = _exponential(seed, words, round_)
+        return drawn / own if self.parameter == "rate" else drawn * own
+
+
+class Stragglers(BaseModel):
+    """Two classes of clients with exponential times drawn once; ``fast`` and ``slow`` are their means.
+
+    The paper prints lambda = 0.1 for the fast class and 10 for the slow one, which can only be means.
+    """
+
+    model_config = _STRICT
+
+    share: float = Field(0.1, ge=0, le=1, description="of the clients that are slow, rounded to whole clients")
+    fast: float = Field(0.1, gt=0, description="mean seconds of a fast client")
+    slow: float = Field(10.0, gt=0, description="mean seconds of a slow client")
+
+    def times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
+        """Seconds of the clients in ``rows``."""
+        slow = rng.order(rng.key(seed, "straggler", who.words))[: round(self.share * len(who))].numpy()
+        mean: Seconds = np.full(len(who), self.fast)
+        mean[slow] = self.slow
+        return _exponential(seed, who.words[torch.from_numpy(rows)]) * mean[rows]
+
+
+class Correlated(BaseModel):
+    """Speeds drawn once, T ~ Exp(rate), the fastest to the clients of the first label group, and so on."""
+
+    model_config = _STRICT
+
+    rate: float = Field(1.0, gt=0, description="lambda; the mean is 1 / lambda")
+
+    def times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
+        """Seconds of the clients in ``rows``."""
+        if who.group is None:
+            raise PerfedError(
+                "clock.speeds = 'correlated' needs data whose clients are in groups; "
+                "partitions with groups are 'dominant' and 'pathological' with class_assignment = 'clustered'"
+            )
+        drawn = np.sort(_exponential(seed, who.words)) / self.rate
+        within = rng.uniform(rng.key(seed, "straggler", who.words), 1, torch.float64)[:, 0].numpy()
+        result: Seconds = np.empty(len(who))
+        result[np.lexsort((within, who.group))] = drawn
+        return result[rows]
+
+
+class Steps(BaseModel):
+    """Speeds in proportion to the number of local steps: ``ceil(n_i / batch size) x local epochs``."""
+
+    model_config = _STRICT
+
+    seconds: float = Field(0.01, gt=0, description="of one mini-batch step")
+
+    def times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
+        """Seconds of the clients in ``rows``."""
+        return self.seconds * who.steps[rows].astype(np.float64)
+
+
+class Trace(BaseModel):
+    """Measured times: a CSV file with the columns client, round (a number, or * for all others) and seconds."""
+
+    model_config = _STRICT
+
+    file: str = Field("", description="path of the CSV file")
+
+    def read(self, ids: Sequence[str], rounds: int) -> Mapping[str, Mapping[int | None, float]]:
+        """Seconds by client id and round; ``None`` stands for all rounds that are not named.
+
+        Raises:
+            PerfedError: no such file, a missing column, a value that is not allowed, a client or round that is missing.
+        """
+        where = f"clock.trace.file = '{self.file}'"
+        found: dict[str, dict[int | None, float]] = {}
+        try:
+            with Path(self.file).open(newline="") as file:
+                reader = csv.DictReader(file)
+                for row in reader:
+                    if None in row.values() or not {"client", "round", "seconds"} <= row.keys():
+                        raise PerfedError(f"{where}: line {reader.line_num} needs client, round and seconds")
+                    round_, seconds = _trace_values(row, f"{where}: line {reader.line_num}")
+                    found.setdefault(row["client"], {})[round_] = seconds
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "is not text"
+            raise PerfedError(f"{where}: cannot be read: {reason}") from None
+        for client in ids:
+            if client not in found:
+                raise PerfedError(f"{where}: lacks client '{client}'; every client needs a line (round may be *)")
+            lacking = [r for r in range(1, rounds + 1) if r not in found[client]]
+            if lacking and None not in found[client]:
+                raise PerfedError(
+                    f"{where}: lacks round {lacking[0]} of client '{client}'; a line with round * would do"
+                )
+        return found
+
+
+class Clock(BaseModel):
+    """The ``[clock]`` table: a speed model and the cost of communication.
+
+    Attributes:
+        speeds: ``none``: every client takes one second, so that virtual time counts rounds; or one of the models,
+            whose settings are in the table of the same name.
+        communication: seconds that an exchange takes besides (C.T. in the SRPFL paper).
+    """
+
+    model_config = _STRICT
+
+    speeds: Literal["none", "fixed", "dynamic", "stragglers", "correlated", "steps", "trace"] = "none"
+    communication: float = Field(0.0, ge=0)
+    fixed: Fixed = Fixed()
+    dynamic: Dynamic = Dynamic()
+    stragglers: Stragglers = Stragglers()
+    correlated: Correlated = Correlated()
+    steps: Steps = Steps()
+    trace: Trace = Trace()
+
+
+class Timer:
+    """The times of a run's clients.
+
+    Args:
+        clock: the settings.
+        who: the clients.
+        seed: of the run.
+        rounds: number of rounds of the run; a trace must cover them.
+    """
+
+    def __init__(self, clock: Clock, who: Population, seed: int, rounds: int) -> None:
+        self.clock = clock
+        self.who = who
+        self.seed = seed
+        self._trace = clock.trace.read(who.ids, rounds) if clock.speeds == "trace" else {}
+        if clock.speeds == "correlated":
+            self.times(np.zeros(1, np.int64), 1)
+
+    def times(self, rows: Rows, round_: int) -> Seconds:
+        """Seconds of local work of the clients in ``rows`` in round ``round_``, without communication."""
+        if self.clock.speeds == "none":
+            return np.ones(len(rows))
+        if self.clock.speeds == "trace":
+            own = [self._trace[self.who.ids[row]] for row in rows]
+            return np.array([of[round_] if round_ in of else of[None] for of in own])
+        model: Fixed | Dynamic | Stragglers | Correlated | Steps = getattr(self.clock, self.clock.speeds)
+        return model.times(self.who, rows, self.seed, round_)
+
+
+def _uniform(seed: int, purpose: str, words: Tensor, *counters: int) -> Seconds:
+    """Uniform in (0, 1], one number per word."""
+    drawn: Seconds = rng.uniform(rng.key(seed, purpose, *counters, words), 1, torch.float64)[:, 0].numpy()
+    return 1.0 - drawn
+
+
+def _exponential(seed: int, words: Tensor, *counters: int) -> Seconds:
+    """Exponential with mean 1, one number per word."""
+    return -np.log(_uniform(seed, "time", words, *counters))
+
+
+def _trace_values(row: Mapping[str, str], where: str) -> tuple[int | None, float]:
+    text = row["round"].strip()
+    try:
+        round_ = None if text == "*" else int(text)
+        seconds = float(row["seconds"])
+    except ValueError:
+        raise PerfedError(f"{where}: round must be a number or *, seconds a number") from None
+    if not (math.isfinite(seconds) and seconds >= 0) or (round_ is not None and round_ < 1):
+        raise PerfedError(f"{where}: seconds must be at least 0 and round at least 1 (given: {seconds}, {text})")
+    return round_, seconds

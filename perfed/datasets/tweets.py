@@ -1,0 +1,80 @@
+"""Tweets to airlines: texts with the sentiment that people saw in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfed.datasets.catalogue import Positive, TestFraction
+from perfed.datasets.files import load_npz, require
+from perfed.datasets.options import with_defaults
+from perfed.datasets.pool import Pool
+from perfed.datasets.pooled import pooled
+from perfed.partition import put_aside, subseed
+from perfed.tokens import encode, tokenise
+from perfed.tokens import vocabulary as most_frequent
+
+FILE = "airline_tweets.npz"
+
+
+@pooled("tweets", files=(FILE,), options=with_defaults(clients=83, samples=0))
+def tweets(
+    seed: int,
+    data_dir: Path | None,
+    *,
+    vocabulary: Positive = 10_000,
+    length: Positive = 40,
+    test_fraction: TestFraction = 0.2,
+) -> Pool:
+    """Tweets about airlines as token ids, of three sentiments and 7,701 users; in place of Sent140.
+
+    Inputs are ``(length,)`` token ids: 0 for padding behind the text, 1 for unknown words, 2 and up for the
+    ``vocabulary`` most frequent tokens of all training texts (:func:`perfed.tokens.tokenise`). Of each user's tweets
+    the part ``test_fraction`` is for testing, one at least for training; ``partition = "natural"`` makes every user a
+    client (one without test tweets if it has fewer than three). Further options are those of
+    :class:`perfed.datasets.options.PartitionOptions`; 83 clients as in Tziotis et al. 2023.
+
+    Source: "Twitter US Airline Sentiment" (Crowdflower 2015).
+    """
+    texts, y, users, class_names = _read(data_dir)
+    aside = put_aside(users, test_fraction, seed=subseed(seed, "tweets"))
+    tokens = [tokenise(text) for text in texts]
+    words = most_frequent((t for t, test in zip(tokens, aside.tolist(), strict=True) if not test), vocabulary)
+    x = encode(tokens, words, length)
+    number = np.arange(int(users.max()) + 1)
+    return Pool(
+        x[~aside],
+        y[~aside],
+        x[aside],
+        y[aside],
+        num_classes=len(class_names),
+        class_names=class_names,
+        owner_train=users[~aside],
+        owner_test=users[aside],
+        owners=tuple(f"user {user}" for user in number.tolist()),
+        words=words,
+    )
+
+
+def _read(data_dir: Path | None) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
+    """Texts, classes, users, names of the classes; checked."""
+    data = load_npz(FILE, data_dir, ["text_utf8", "y", "user", "class_names"])
+    raw, names = data["text_utf8"], tuple(data["class_names"].tolist())
+    require(FILE, raw.dtype == np.uint8 and raw.ndim == 1, f"'text_utf8' is {raw.dtype} {raw.shape}, not bytes")
+    try:
+        texts = raw.tobytes().decode().split("\n")
+    except UnicodeDecodeError as error:
+        require(FILE, False, f"'text_utf8' is not UTF-8 ({error.reason} at byte {error.start})")
+    columns: dict[str, NDArray[Any]] = {}
+    for key in ("y", "user"):
+        column = data[key]
+        good = column.shape == (len(texts),) and np.issubdtype(column.dtype, np.integer)
+        require(FILE, good, f"'{key}' is {column.dtype} {column.shape}, not one integer for each of {len(texts)} lines")
+        columns[key] = column.astype(np.int64)
+    y, users = columns["y"], columns["user"]
+    require(FILE, y.min() >= 0 and y.max() < len(names), f"'y' must hold classes in 0..{len(names) - 1}")
+    require(FILE, users.min() >= 0, "'user' must not be negative")
+    return texts, y, users, names

@@ -1,0 +1,33 @@
+"""FedBN: batch-norm stays at home."""
+
+from __future__ import annotations
+
+from perfed.errors import PerfedError
+from perfed.method import register
+from perfed.methods.fedavg import FedAvg
+from perfed.model import Chain
+from perfed.placement import PERSONAL, Placement, place
+
+RULE = "BatchNorm"
+
+
+@register("fedbn")
+class FedBN(FedAvg):
+    """FedAvg with personal batch-norm, running statistics included (Li et al. 2021, Algorithm 1).
+
+    A client that has not taken part yet has batch-norm's initial values. The presets ``mlp`` and ``cnn`` have
+    batch-norm with ``batch_norm = true``.
+    """
+
+    def places(self, chain: Chain) -> dict[str, Placement]:
+        """As for every method, with batch-norm personal; ``placement`` overrides that too.
+
+        Raises:
+            PerfedError: the model has no batch-norm, or a rule of ``placement`` matches nothing.
+        """
+        if not any(type(module).__name__.startswith(RULE) for module in chain.modules()):
+            raise PerfedError(
+                "fedbn keeps batch-norm personal, but the model has none; use a model with it, such as "
+                "{ kind = 'cnn', batch_norm = true } or { kind = 'mlp', batch_norm = true }"
+            )
+        return place(chain, self.default_placement, {RULE: PERSONAL, **self.placement})

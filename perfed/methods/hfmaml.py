@@ -1,0 +1,84 @@
+"""Per-FedAvg: a global model from which one step of gradient descent makes a good model for each client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+from perfed.aggregate import weighted_mean
+from perfed.cohort import Cohort
+from perfed.fit import Gradient
+from perfed.method import Clients, Method, Reply, ServerState, register
+from perfed.model import STAGES, Parameters
+from perfed.step import Step
+
+
+@register("hf-maml")
+class HFMAML(Method):
+    """Per-FedAvg with the Hessian-free meta-gradient HF-MAML (Fallah et al. 2020, Algorithm 1 and section 3).
+
+    Every local step draws three mini-batches D, D', D'': ``u = w - alpha grad f(w; D)``, then
+    ``w <- w - beta (I - alpha hess f(w; D'')) grad f(u; D')``. The meta-gradient takes the gradient's place in the
+    local optimiser, so that beta is ``lr``; plain SGD is the paper's. Clients evaluate the global model after
+    ``adapt_steps`` steps of length alpha on their own training loss. The reported training loss is f(w; D).
+    Parameters that are placed personal take the same steps and are not averaged. Statistics of batch-norm move with
+    every evaluation of a gradient, also those at the shifted points.
+    """
+
+    alpha: float = Field(0.01, ge=0, description="rate of the inner step and of adaptation")
+    variant: Literal["hessian-free", "first-order", "exact"] = Field(
+        "hessian-free",
+        description="the Hessian's product with a gradient: from two gradients, left out, or by autograd",
+    )
+    delta: float = Field(1e-3, gt=0, description="the two gradients are at w +- delta times the gradient")
+    adapt_steps: int = Field(1, ge=0, description="steps from the global model before evaluation")
+    adapt_batch: Literal["all", "mini-batch"] = Field("all", description="samples of each of these steps")
+
+    def round(self, server: ServerState, clients: Clients) -> None:
+        """One exchange, then the plain mean over the round's clients."""
+        reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server))
+        server.shared = weighted_mean(reply.shared, torch.ones(len(reply.ids)))
+        self.absorb_terms(server, reply)
+
+    def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
+        """Local steps along the meta-gradient, all stages together."""
+        cohort.load(shared)
+        cohort.fit(
+            STAGES,
+            epochs=self.local_epochs,
+            penalties=self.penalties(cohort, terms),
+            direction=self.meta_gradient,
+            streams=2 if self.variant == "first-order" else 3,
+        )
+        return Reply(shared=cohort.shared(), terms=self.after_terms(cohort, terms))
+
+    def meta_gradient(self, w: Parameters, gradient: Gradient, batches: Sequence[Step]) -> Parameters:
+        """``(I - alpha hess f(w; D'')) grad f(w - alpha grad f(w; D); D')``; ``batches`` are D', D, D''."""
+        outer = gradient(self._inner(w, gradient, batches[1:]), batches[0])
+        if self.variant == "first-order":
+            return outer
+        if self.variant == "exact":
+            curved = gradient.along(outer, w, batches[2])
+        else:
+            ahead = gradient({name: t + self.delta * outer[name] for name, t in w.items()}, batches[2])
+            behind = gradient({name: t - self.delta * outer[name] for name, t in w.items()}, batches[2])
+            curved = {name: (t - behind[name]) / (2 * self.delta) for name, t in ahead.items()}
+        return {name: t - self.alpha * curved[name] for name, t in outer.items()}
+
+    def _inner(self, w: Parameters, gradient: Gradient, batches: Sequence[Step]) -> Parameters:
+        """``w - alpha grad f(w)`` on the first of ``batches``."""
+        found = gradient(w, batches[0])
+        return {name: t - self.alpha * found[name] for name, t in w.items()}
+
+    def personalise(self, cohort: Cohort, **payload: Any) -> None:
+        """Steps of length alpha from the global model, on the local loss alone (without terms)."""
+        cohort.load(payload["shared"])
+        cohort.fit(
+            STAGES,
+            steps=self.adapt_steps,
+            step=self._inner,
+            batch_size="all" if self.adapt_batch == "all" else None,
+        )

@@ -1,0 +1,80 @@
+"""Arrays that a run kept of some rounds: embedded samples, and weights of combined heads."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfed.errors import PerfedError
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Embedded samples of one round.
+
+    Attributes:
+        z: ``(samples, k)``, all finite.
+        y: ``(samples,)`` classes; class ``c`` belongs to row ``c`` of the anchors.
+        client: ``(samples,)`` client ids.
+        anchors: ``(classes, k)``, or None where the method has none.
+    """
+
+    round: int
+    z: NDArray[np.float64]
+    y: NDArray[np.int64]
+    client: NDArray[np.str_]
+    anchors: NDArray[np.float64] | None
+
+
+@dataclass(frozen=True)
+class Combination:
+    """How one round combined the heads: row i of ``weights`` ``(m, m)`` holds those of client ``clients[i]``."""
+
+    round: int
+    weights: NDArray[np.float64]
+    clients: tuple[str, ...]
+
+
+def load_snapshot(file: Path) -> Snapshot:
+    """Read ``round-<number>.npz``; samples that are not finite are left out.
+
+    Raises:
+        PerfedError: an unreadable file, or arrays whose shapes or types do not belong together.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            z, y, client = arrays["z"].astype(float), arrays["y"], arrays["client"].astype(str)
+            anchors = arrays["anchors"].astype(float) if "anchors" in arrays else None
+        number = int(file.stem.removeprefix("round-"))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise PerfedError(f"{file}: not a snapshot of embedded samples: {error}") from error
+    if z.ndim != 2 or y.shape != z.shape[:1] or client.shape != y.shape:
+        shapes = f"z {z.shape}, y {y.shape}, client {client.shape}"
+        raise PerfedError(f"{file}: needs z (samples, k), y (samples,), client (samples,), got {shapes}")
+    if anchors is not None and (anchors.ndim != 2 or anchors.shape[1] != z.shape[1]):
+        raise PerfedError(f"{file}: needs anchors (classes, {z.shape[1]}), got {anchors.shape}")
+    if not np.issubdtype(y.dtype, np.integer):
+        raise PerfedError(f"{file}: y must hold integer classes, got {y.dtype}")
+    keep = np.isfinite(z).all(axis=1)
+    return Snapshot(number, z[keep], y[keep].astype(np.int64), client[keep], anchors)
+
+
+def load_combination(file: Path) -> Combination:
+    """Read ``round-<number>.npz`` with the weights of a round.
+
+    Raises:
+        PerfedError: an unreadable file, or arrays whose shapes do not belong together.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            weights, clients = arrays["weights"].astype(float), tuple(arrays["clients"].astype(str).tolist())
+        number = int(file.stem.removeprefix("round-"))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise PerfedError(f"{file}: not the combination weights of a round: {error}") from error
+    if weights.shape != (len(clients), len(clients)):
+        raise PerfedError(f"{file}: needs weights (clients, clients), got {weights.shape} for {len(clients)} clients")
+    return Combination(number, weights, clients)

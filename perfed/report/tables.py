@@ -1,0 +1,108 @@
+"""All tables of several runs; here those of the metrics of each domain, and of slower and faster clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfed.report.comparison import compare_table, metric_tables, rows_of
+from perfed.report.runs import ClientValues, Run, main_metric, methods_of
+from perfed.report.targets import target_table
+from perfed.report.text import TextTable, axis_title, mean_std, metric_text
+
+OVER_DOMAINS = ("mean", "min", "max")
+
+
+def all_tables(runs: Sequence[Run]) -> list[TextTable]:
+    """Those that the runs have data for: comparison, time to accuracy, domains, slower and faster clients."""
+    maybe = [target_table(runs), *domain_tables(runs), speed_table(runs, main_metric(runs))]
+    return [*metric_tables(compare_table(rows_of(runs))), *(table for table in maybe if table)]
+
+
+def domain_tables(runs: Sequence[Run]) -> list[TextTable]:
+    """One table per metric that runs measured by domain: methods x domains, then mean, min and max over the domains.
+
+    Each number is taken per run and then averaged over the seeds, the minimum over domains too (FedDAR, section 5).
+    """
+    finished = [run for run in runs if run.summary and run.summary.domains]
+    metrics = dict.fromkeys(metric for run in finished if run.summary for metric in run.summary.domains)
+    return [_domain_table([run for run in finished if metric in _domains(run)], metric) for metric in metrics]
+
+
+def _domains(run: Run) -> dict[str, dict[str, float]]:
+    return run.summary.domains if run.summary else {}
+
+
+def _domain_table(runs: Sequence[Run], metric: str) -> TextTable:
+    found = dict.fromkeys(name for run in runs for name in _domains(run)[metric])
+    columns = [*(name for name in found if name not in OVER_DOMAINS), *OVER_DOMAINS]
+    rows = []
+    for method in methods_of(runs):
+        members = [_domains(run)[metric] for run in runs if run.method == method]
+        values = [[member[name] for member in members if np.isfinite(member.get(name, np.nan))] for name in columns]
+        rows.append([method, *(mean_std(of, lambda v: metric_text(metric, v), len(members)) for of in values)])
+    return TextTable(f"{axis_title(metric)} by domain", ["Method", *columns], rows)
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Means over the slower and over the faster half of a run's clients, in this order; NaN where nothing is known.
+
+    Attributes:
+        rounds: taken part.
+        value: of the metric.
+    """
+
+    rounds: tuple[float, float]
+    value: tuple[float, float]
+
+
+def halves(clients: ClientValues) -> Halves | None:
+    """Halves by the seconds of a client's replies; None where the clients' speeds do not differ.
+
+    Clients without replies belong to neither half, nor does the middle one of an odd number. Clients of equal speed
+    are taken in the order of their ids.
+    """
+    if not clients.timed:
+        return None
+    known = np.flatnonzero(np.isfinite(clients.seconds))
+    ordered = known[np.lexsort((np.array(clients.ids)[known], clients.seconds[known]))]
+    size = len(ordered) // 2
+    slower, faster = ordered[-size:], ordered[:size]
+
+    def means(values: NDArray[np.float64]) -> tuple[float, float]:
+        return _mean(values[slower]), _mean(values[faster])
+
+    return Halves(means(clients.rounds), means(clients.reported))
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    there = values[np.isfinite(values)]
+    return float(there.mean()) if len(there) else float("nan")
+
+
+def speed_table(runs: Sequence[Run], metric: str | None) -> TextTable | None:
+    """Rounds and metric of the slower and the faster half of the clients, one row per method, mean ± std over seeds.
+
+    None where no run has clients of different speeds.
+    """
+    found = [(run.method, halves(run.clients)) for run in runs if run.clients and run.clients.metric == metric]
+    known = [(method, of) for method, of in found if of is not None]
+    if not known or metric is None:
+        return None
+    rows = []
+    for method in dict.fromkeys(method for method, _ in known):
+        members = [of for own, of in known if own == method]
+        cells = [_cell([of.rounds[i] for of in members], "rounds") for i in (0, 1)]
+        cells += [_cell([of.value[i] for of in members], metric) for i in (0, 1)]
+        rows.append([method, *cells])
+    titles = [f"{what}, {half} half" for what in ("Rounds", axis_title(metric)) for half in ("slower", "faster")]
+    return TextTable("slower and faster half of the clients", ["Method", *titles], rows)
+
+
+def _cell(values: Sequence[float], metric: str) -> str:
+    there = [value for value in values if np.isfinite(value)]
+    return mean_std(there, lambda v: metric_text(metric, v), len(values))

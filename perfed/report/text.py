@@ -1,0 +1,47 @@
+"""Numbers and tables as text, the same on the terminal and in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+UNKNOWN = "–"
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table whose cells are text; the first column names the rows.
+
+    Attributes:
+        title: what it is about.
+        header: titles of the columns.
+        rows: as many cells each as there are columns.
+    """
+
+    title: str
+    header: list[str]
+    rows: list[list[str]]
+
+
+def axis_title(metric: str) -> str:
+    """The metric's name with its unit."""
+    return "Accuracy (%)" if metric == "accuracy" else metric
+
+
+def metric_text(metric: str, value: float, sign: str = "") -> str:
+    """Accuracy in percent, any other metric with four digits; ``sign`` is ``"+"`` for differences."""
+    return f"{100 * value:{sign}.2f}" if metric == "accuracy" else f"{value:{sign}.4g}"
+
+
+def mean_std(values: Sequence[float], text: Callable[[float], str], of: int | None = None) -> str:
+    """``mean ± sample standard deviation`` over seeds; says so where fewer than ``of`` seeds have a value.
+
+    Example:
+        >>> mean_std([1.0, 3.0], "{:.1f}".format), mean_std([1.0], "{:.1f}".format, of=2), mean_std([], str)
+        ('2.0 ± 1.4', '1.0 (1 of 2 seeds)', '–')
+    """
+    if not values:
+        return UNKNOWN
+    spread = f" ± {text(stdev(values))}" if len(values) > 1 else ""
+    return text(fmean(values)) + spread + (f" ({len(values)} of {of} seeds)" if of and len(values) < of else "")

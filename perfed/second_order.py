@@ -1,0 +1,99 @@
+"""Second-order aggregation: the minimiser of the sum of the clients' quadratic models, one client at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from perfed.errors import PerfedError
+
+_RANK = 1e-12  # eigenvalues below this share of the largest count as zero
+
+
+@dataclass(frozen=True)
+class Quadratics:
+    """Sums over clients of their quadratic models around the values that were sent out, for each of M entries.
+
+    Attributes:
+        weight: ``(M,)``, ``sum_i a_i``.
+        matrix: ``(M, D, D)``, ``sum_i a_i H_i``.
+        change: ``(M, D, r)``, ``sum_i a_i H_i (w_i - w_old)``.
+    """
+
+    weight: Tensor
+    matrix: Tensor
+    change: Tensor
+
+
+def add_quadratics(total: Quadratics | None, moved: Tensor, hessians: Tensor, counts: Tensor) -> Quadratics:
+    """Add one client's quadratic models to ``total``, in place and in float64; a fold over clients.
+
+    Args:
+        total: ``None`` before the first client.
+        moved: ``(M, D, r)``, ``w_i - w_old``; r right-hand sides have the same Hessian.
+        hessians: ``(M, D, D)``, symmetric positive semi-definite.
+        counts: ``(M,)``, the weights ``a_i``; entries with 0 do not count.
+
+    Source: Zhong et al. 2023 (FedDAR), eq. 8.
+    """
+    if total is None:
+        total = Quadratics(*(torch.zeros_like(t, dtype=torch.float64) for t in (counts, hessians, moved)))
+    total.weight.add_(counts)
+    # Entry by entry, the Hessian is still in the cache for the product, and absent entries cost nothing.
+    for m, count in enumerate(counts.tolist()):
+        if count:
+            hessian = hessians[m].double()
+            total.matrix[m].add_(hessian, alpha=count)
+            total.change[m].addmm_(hessian, moved[m].double(), alpha=count)
+    return total
+
+
+def minimiser(total: Quadratics, old: Tensor, *, damping: float = 0.0) -> Tensor:
+    """Minimiser of the summed models, in its correction form: what nobody saw keeps its old value.
+
+    ``w = w_old + (H + delta I)^-1 sum_i a_i H_i (w_i - w_old)`` with ``H = sum_i a_i H_i`` and ``a_i`` in proportion to
+    the counts. It equals ``H^-1 sum_i a_i H_i w_i`` where H is invertible. With ``delta = 0`` the pseudo-inverse is
+    taken (eigenvalues below 1e-12 of the largest count as zero). Everything is done in float64.
+
+    Args:
+        total: of :func:`add_quadratics`.
+        old: ``(M, D, r)``, the values that were sent out; returned for entries without weight.
+        damping: delta, at least 0. Equal local values stay as they are only for 0, or if they equal ``old``.
+
+    Raises:
+        PerfedError: sums that are not finite, or singular to rounding in spite of the damping.
+
+    Source: Zhong et al. 2023 (FedDAR), eq. 8.
+    """
+    new = old.clone()
+    for m, weight in enumerate(total.weight.tolist()):
+        if weight:
+            matrix, change = total.matrix[m] / weight, total.change[m] / weight
+            if not (torch.isfinite(matrix).all() and torch.isfinite(change).all()):
+                raise PerfedError(
+                    f"the Hessians of domain {m} or their heads are not finite; lower the learning rate of the heads"
+                )
+            step = _damped(matrix, change, damping, m) if damping else _pseudo_inverse(matrix, change)
+            new[m] = (old[m] + step).to(old.dtype)
+    return new
+
+
+def _damped(matrix: Tensor, change: Tensor, damping: float, domain: int) -> Tensor:
+    largest = float(matrix.diagonal().max())
+    matrix.diagonal().add_(damping)
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if failed:
+        raise PerfedError(
+            f"damping = {damping:g} is lost in rounding beside the Hessian of domain {domain} (largest curvature "
+            f"{largest:.2g}); allowed: more, e.g. {1e-10 * largest:.1g}, or 0 (pseudo-inverse)"
+        )
+    return torch.cholesky_solve(change, factor)
+
+
+def _pseudo_inverse(matrix: Tensor, change: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    inverse = torch.where(values > _RANK * values[-1], 1 / values, 0.0)
+    step: Tensor = vectors @ (inverse[:, None] * (vectors.T @ change))
+    return step

@@ -1,0 +1,133 @@
+"""Speed models: distributions, and times that depend on nothing but seed, client and round."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from perfed import rng
+from perfed.clock import Clock, Population, Timer
+from perfed.errors import PerfedError
+from perfed.stages import order_statistic
+
+
+def people(count: int, *, sizes=None, group=None, batch: int = 10, epochs: int = 2) -> Population:
+    ids = tuple(f"{i:05d}" for i in range(count))
+    sizes = np.full(count, 20) if sizes is None else np.array(sizes)
+    return Population(
+        ids, rng.words(ids), sizes, -(-sizes // batch) * epochs, None if group is None else np.array(group)
+    )
+
+
+def times(clock: dict, who: Population, round_: int = 1, seed: int = 0) -> np.ndarray:
+    return Timer(Clock(**clock), who, seed, 10).times(np.arange(len(who)), round_)
+
+
+def trace(tmp_path, *lines: str) -> dict:
+    file = tmp_path / "trace.csv"
+    file.write_text("\n".join(["client,round,seconds", *lines]) + "\n")
+    return {"speeds": "trace", "trace": {"file": str(file)}}
+
+
+def test_without_a_speed_model_everyone_takes_one_second():
+    assert times({}, people(3)).tolist() == [1.0, 1.0, 1.0]
+
+
+def test_fixed_speeds_are_exponential_and_the_same_in_every_round():
+    who = people(4000)
+    found = times({"speeds": "fixed", "fixed": {"rate": 2.0}}, who)
+    assert stats.kstest(found, stats.expon(scale=0.5).cdf).pvalue > 1e-3
+    assert (times({"speeds": "fixed", "fixed": {"rate": 2.0}}, who, round_=7) == found).all()
+    assert not (times({"speeds": "fixed", "fixed": {"rate": 2.0}}, who, seed=1) == found).any()
+
+
+@pytest.mark.parametrize("n", [1, 5, 16, 20])
+def test_the_nth_fastest_client_takes_as_long_as_the_theory_says(n):
+    who = people(20)
+    found = [np.sort(times({"speeds": "fixed"}, who, seed=seed))[n - 1] for seed in range(1500)]
+    error = np.std(found) / np.sqrt(len(found))
+    assert abs(np.mean(found) - order_statistic(n, 20)) < 4 * error
+    assert order_statistic(n, 20) == pytest.approx(sum(1 / j for j in range(20 - n + 1, 21)))  # H_N - H_{N-n}
+
+
+@pytest.mark.parametrize("parameter", ["rate", "mean"])
+def test_dynamic_speeds_are_exponential_with_a_parameter_of_each_client(parameter):
+    who = people(50)
+    clock = {"speeds": "dynamic", "dynamic": {"parameter": parameter}}
+    found = np.stack([times(clock, who, round_) for round_ in range(1, 1001)])
+    scale = found.mean(0)
+    # Divided by its own mean, every client's time is exponential; a mean of 1000 is known to about 3 %.
+    assert stats.kstest((found / scale).flatten()[::7], stats.expon.cdf).pvalue > 1e-3
+    own = 1 / scale if parameter == "rate" else scale
+    assert stats.kstest(own, stats.uniform(1 / 50, 1 - 1 / 50).cdf).pvalue > 1e-3
+    assert not (found[0] == found[1]).any()
+
+
+def test_stragglers_are_a_share_of_the_clients_and_their_numbers_are_means():
+    who = people(1000)
+    clock = {"speeds": "stragglers", "stragglers": {"share": 0.3, "fast": 0.1, "slow": 10.0}}
+    found = [times(clock, who, seed=seed) for seed in range(20)]
+    assert np.mean([f.mean() for f in found]) == pytest.approx(0.7 * 0.1 + 0.3 * 10, rel=0.05)
+    # Fewer than 1 % of the fast clients take longer than 0.5 seconds, fewer than 5 % of the slow ones less.
+    assert np.mean([(f > 0.5).mean() for f in found]) == pytest.approx(0.3 * np.exp(-0.05) + 0.7 * np.exp(-5), rel=0.03)
+
+
+def test_correlated_speeds_are_the_fixed_ones_sorted_by_label_group():
+    group = np.arange(30) % 3
+    who = people(30, group=group)
+    found = times({"speeds": "correlated"}, who)
+    assert found[group == 0].max() < found[group == 1].min() and found[group == 1].max() < found[group == 2].min()
+    assert sorted(found) == sorted(times({"speeds": "fixed"}, who))
+    assert sorted(found[group == 0]) != list(found[group == 0])  # within a group at random
+
+
+def test_correlated_speeds_need_groups():
+    with pytest.raises(PerfedError, match=r"clock\.speeds = 'correlated' needs data whose clients are in groups"):
+        Timer(Clock(speeds="correlated"), people(4), 0, 1)
+
+
+def test_steps_count_the_mini_batches_of_a_round():
+    who = people(3, sizes=[1, 10, 21], batch=10, epochs=4)
+    assert times({"speeds": "steps", "steps": {"seconds": 0.5}}, who).tolist() == [2.0, 2.0, 6.0]
+
+
+@pytest.mark.parametrize("speeds", ["fixed", "dynamic", "stragglers", "correlated", "steps"])
+def test_a_clients_time_does_not_depend_on_who_else_is_asked(speeds):
+    who = people(40, group=np.arange(40) % 4, sizes=np.arange(1, 41))
+    timer = Timer(Clock(speeds=speeds), who, 3, 10)
+    everyone = timer.times(np.arange(40), 5)
+    some = np.array([31, 2, 17])
+    assert (timer.times(some, 5) == everyone[some]).all()
+    assert (everyone > 0).all() and np.isfinite(everyone).all()
+
+
+def test_a_trace_is_followed_and_rounds_it_does_not_name_take_the_star(tmp_path):
+    clock = trace(tmp_path, "00000,*,1.5", "00001,2,4", "00001,*,0", "00002,1,7", "00002,2,8")
+    timer = Timer(Clock(**clock), people(3), 0, 2)
+    assert timer.times(np.arange(3), 1).tolist() == [1.5, 0.0, 7.0]
+    assert timer.times(np.array([2, 1]), 2).tolist() == [8.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["00000,*,1"], "lacks client '00001'; every client needs a line"),
+        (["00000,*,1", "00001,1,1"], "lacks round 2 of client '00001'"),
+        (["00000,*,-1"], r"line 2: seconds must be at least 0 and round at least 1 \(given: -1.0, \*\)"),
+        (["00000,*,nan"], "line 2: seconds must be at least 0"),
+        (["00000,0,1"], "line 2: seconds must be at least 0 and round at least 1"),
+        (["00000,x,1"], r"line 2: round must be a number or \*, seconds a number"),
+        (["00000,*,fast"], "line 2: round must be a number or"),
+        (["00000,*"], "line 2 needs client, round and seconds"),
+    ],
+)
+def test_traces_that_cannot_be_used_are_refused(tmp_path, lines, message):
+    with pytest.raises(PerfedError, match=message) as error:
+        Timer(Clock(**trace(tmp_path, *lines)), people(2), 0, 2)
+    assert "clock.trace.file" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_trace_that_is_not_there_is_refused():
+    with pytest.raises(PerfedError, match=r"clock\.trace\.file = 'nowhere\.csv': cannot be read: No such file"):
+        Timer(Clock(speeds="trace", trace={"file": "nowhere.csv"}), people(2), 0, 2)

@@ -1,0 +1,249 @@
+"""Tables and curves of hand-made runs: time to accuracy, domains, slower and faster clients, axes of the curves."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_report import CHROMIUM_FLAGS, browser, read_page, spread, write_run
+
+from perfed.report import all_tables, comparison_rows, load_runs, write_report
+from perfed.report.curves import metric_curves
+from perfed.report.figures import metric_by_seconds
+from perfed.report.tables import domain_tables, speed_table
+from perfed.report.targets import target_table
+
+ROUNDS = (1, 2, 4)
+# seconds, rounds taken part, accuracy: in seed 1 everything is twice as slow and 0.1 better
+CLIENTS = [("a", 4.0, 1, 0.3), ("b", 1.0, 4, 0.9), ("c", 3.0, 2, 0.5), ("d", 2.0, 4, 0.7), ("e", 2.5, 3, 0.1)]
+
+
+def made(
+    directory: Path,
+    method: str,
+    seed: int,
+    *,
+    times: Mapping[float, float | None] | None = None,
+    domains: Mapping[str, Mapping[str, float]] | None = None,
+    seconds: bool = False,
+    clock: bool = False,
+) -> Path:
+    """A finished run of five clients whose rounds 1, 2 and 4 were evaluated; accuracy 0.5, 0.6, 0.7 plus seed / 10."""
+    directory.mkdir()
+    (directory / "config.toml").write_text(f'method = "{method}"\nseed = {seed}\n')
+    lines = []
+    for number in range(1, 5):
+        clocked = 10.0 * number * (1 + seed) if clock else float(number)
+        sizes = {"bytes_up": 1_000_000, "bytes_down": 500_000 * (1 + seed)}
+        lines.append({"round": number, "wall_seconds": 0.5 * number, "virtual_time": clocked, **sizes})
+        if number in ROUNDS:
+            value = spread(0.5 + 0.1 * ROUNDS.index(number) + 0.1 * seed)
+            lines[-1] |= {"metrics": {"accuracy": value}, "accuracy": value}
+    (directory / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with (directory / "clients.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        columns = ["id", "n_train", "n_test", "accuracy_before", "accuracy_after", "rounds"]
+        table.writerow([*columns, *(["seconds"] if seconds else [])])
+        for name, own, part, accuracy in CLIENTS:
+            time = [(1 + seed) * own] if seconds else []
+            table.writerow([name, 20, 10, accuracy + 0.1 * seed, accuracy + 0.2, part, *time])
+        table.writerow(["late", 20, 0, "", "", 0, *([""] if seconds else [])])
+    found = spread(0.7 + 0.1 * seed)
+    summary: dict[str, Any] = {"method": method, "dataset": "toy", "seed": seed, "rounds": 4, "wall_seconds": 2.0}
+    summary |= {"metrics": {"accuracy": found}, "accuracy": found, "virtual_time": lines[-1]["virtual_time"]}
+    if times is not None:
+        summary["targets"] = [
+            {"accuracy": target, "round": time and 2, "virtual_time": time, "wall_seconds": time and 1.0}
+            for target, time in times.items()
+        ]
+    if domains is not None:
+        summary["domains"] = domains
+    (directory / "summary.json").write_text(json.dumps(summary))
+    return directory
+
+
+def clocked(tmp_path: Path) -> list[Path]:
+    times: dict[str, Sequence[Mapping[float, float | None]]] = {
+        "fedrep": [{0.7: 100.0, 0.8: 200.0, 0.9: None}, {0.7: 120.0, 0.8: 260.0, 0.9: None}],
+        "fedrep-srpfl": [{0.7: 50.0, 0.8: 80.0, 0.9: None}, {0.7: 40.0, 0.8: None, 0.9: None}],
+        "local": [{0.7: None, 0.8: None, 0.9: None}, {0.7: None, 0.8: None, 0.9: None}],
+    }
+    return [
+        made(tmp_path / f"{method}-{seed}", method, seed, times=of, seconds=True, clock=True)
+        for method, each in times.items()
+        for seed, of in enumerate(each)
+    ]
+
+
+def test_time_to_accuracy_and_speed_up_over_the_base_method(tmp_path):
+    table = target_table(load_runs(clocked(tmp_path)))
+    assert table is not None
+    assert table.header == [
+        "Method",
+        *(f"Virtual time to {target} %" for target in (70, 80, 90)),
+        *(f"Speed-up at {target} %" for target in (70, 80, 90)),
+    ]
+    # Sample standard deviations of 100, 120 and 200, 260: 20 and 60 over the square root of 2.
+    assert table.rows[0] == ["fedrep", "110 ± 14.14", "230 ± 42.43", "not reached", "–", "–", "–"]
+    # Speed-ups of the seeds: 100 / 50 and 120 / 40; not 110 / 45.
+    speed_ups = ["2.50 ± 0.71 over fedrep", "2.50 (1 of 2 seeds) over fedrep", "–"]
+    assert table.rows[1] == ["fedrep-srpfl", "45 ± 7.071", "reached by 1 of 2 seeds: 80", "not reached", *speed_ups]
+    assert table.rows[2] == ["local", "not reached", "not reached", "not reached", "–", "–", "–"]
+
+
+def test_without_a_base_method_there_is_no_speed_up_and_without_targets_no_table(tmp_path):
+    alone = made(tmp_path / "srpfl", "fedrep-srpfl", 0, times={0.7: 50.0})
+    other = made(tmp_path / "other", "local", 0, times={0.8: 1234.56})
+    table = target_table(load_runs([alone, other]))
+    assert table is not None and table.header == ["Method", "Virtual time to 70 %", "Virtual time to 80 %"]
+    assert table.rows == [["fedrep-srpfl", "50", "–"], ["local", "–", "1235"]]
+    assert target_table(load_runs([made(tmp_path / "none", "local", 0)])) is None
+
+
+def test_comparison_rows_say_virtual_time_and_targets_with_their_nulls(tmp_path):
+    first, second = comparison_rows(
+        [made(tmp_path / "a", "fedrep", 0, times={0.8: None}, clock=True), made(tmp_path / "b", "local", 0)]
+    )
+    assert first["virtual_time"] == 40.0
+    assert first["targets"] == [{"accuracy": 0.8, "round": None, "virtual_time": None, "wall_seconds": None}]
+    assert second["virtual_time"] == 4.0 and "targets" not in second
+
+
+def domain_values(a: float, b: float) -> dict[str, float]:
+    return {"a": a, "b": b, "mean": (a + b) / 2, "min": min(a, b), "max": max(a, b)}
+
+
+def test_minimum_over_domains_is_taken_per_run_and_then_averaged(tmp_path):
+    first = {"accuracy": domain_values(0.5, 0.7), "auc": {**domain_values(0.9, 0.8)}}
+    # No AUC of b where all its test samples are of one class.
+    second = {"accuracy": domain_values(0.8, 0.6), "auc": {"a": 0.7, "mean": 0.7, "min": 0.7, "max": 0.7}}
+    runs = [made(tmp_path / str(seed), "feddar", seed, domains=of) for seed, of in enumerate((first, second))]
+    one = made(tmp_path / "one", "local", 0, domains={"accuracy": domain_values(0.25, 0.75)})
+    accuracy, auc = domain_tables(load_runs([*runs, one]))
+    assert accuracy.header == ["Method", "a", "b", "mean", "min", "max"]
+    # a: 50 and 80, b: 70 and 60. The minimum of the averages would be 65.
+    averages = ["65.00 ± 21.21", "65.00 ± 7.07", "65.00 ± 7.07", "55.00 ± 7.07", "75.00 ± 7.07"]
+    assert accuracy.rows == [["feddar", *averages], ["local", "25.00", "75.00", "50.00", "25.00", "75.00"]]
+    assert auc.title == "auc by domain"
+    assert auc.rows == [
+        ["feddar", "0.8 ± 0.1414", "0.8 (1 of 2 seeds)", "0.775 ± 0.1061", "0.75 ± 0.07071", "0.8 ± 0.1414"]
+    ]
+    assert domain_tables(load_runs([made(tmp_path / "none", "local", 0)])) == []
+
+
+def test_slower_and_faster_half_of_the_clients(tmp_path):
+    runs = [made(tmp_path / str(seed), "fedrep", seed, seconds=True) for seed in (0, 1)]
+    table = speed_table(load_runs(runs), "accuracy")
+    assert table is not None
+    titles = ["Rounds, slower half", "Rounds, faster half", "Accuracy (%), slower half", "Accuracy (%), faster half"]
+    assert table.header == ["Method", *titles]
+    # Slower: a and c, faster: b and d; e is in the middle. Accuracy 40 and 50 against 80 and 90 in seeds 0 and 1.
+    assert table.rows == [["fedrep", "1.5 ± 0", "4 ± 0", "45.00 ± 7.07", "85.00 ± 7.07"]]
+    figure = metric_by_seconds(load_runs(runs), "accuracy")
+    assert figure is not None
+    (points,) = figure.data
+    assert list(points.x) == [4.0, 1.0, 3.0, 2.0, 2.5, 8.0, 2.0, 6.0, 4.0, 5.0]
+    assert list(points.y) == pytest.approx([30, 90, 50, 70, 10, 40, 100, 60, 80, 20])
+    assert points.text[5] == "client a, seed 1"
+
+
+def test_clients_of_one_speed_have_no_slower_half(tmp_path):
+    without = made(tmp_path / "without", "fedrep", 0)
+    equal = made(tmp_path / "equal", "local", 0, seconds=True)
+    text = (equal / "clients.csv").read_text()
+    (equal / "clients.csv").write_text(re.sub(r",[0-9.]+(?=\r?$)", ",1.0", text, flags=re.MULTILINE))
+    runs = load_runs([without, equal])
+    assert runs[1].clients is not None and runs[1].clients.seconds[0] == 1.0
+    assert speed_table(runs, "accuracy") is None and metric_by_seconds(runs, "accuracy") is None
+    assert [table.title for table in all_tables(runs)] == ["accuracy"]
+
+
+def test_curves_can_be_shown_over_rounds_times_and_bytes(tmp_path):
+    runs = load_runs([made(tmp_path / str(seed), "fedrep", seed, clock=True) for seed in (0, 1)])
+    figure = metric_curves(runs, "accuracy")
+    assert figure is not None
+    (menu,) = figure.layout.updatemenus
+    assert [button.label for button in menu.buttons] == ["Rounds", "Virtual time", "Wall time", "Bytes"]
+    assert menu.active == 1 and figure.layout.xaxis.title.text == "Virtual time (s)"
+    band, line = figure.data
+    assert list(line.x) == [15.0, 30.0, 60.0]  # 10 and 20 seconds a round
+    assert list(line.y) == pytest.approx([55, 65, 75])
+    assert list(band.x) == [15.0, 30.0, 60.0, 60.0, 30.0, 15.0]
+    assert list(band.y) == pytest.approx([60, 70, 80, 70, 60, 50])
+    given = [button.args[0]["x"][1] for button in menu.buttons]
+    # 1.5 and 2 MB a round.
+    assert [list(x) for x in given] == [[1, 2, 4], [15, 30, 60], [0.5, 1, 2], [1.75, 3.5, 7]]
+    titles = [button.args[1]["xaxis.title.text"] for button in menu.buttons]
+    assert titles == ["Round", "Virtual time (s)", "Wall time (s)", "Sent up and down (MB)"]
+    assert all(len(button.args[0]["x"]) == len(figure.data) for button in menu.buttons)
+
+
+def test_rounds_come_first_where_virtual_time_only_counts_them(tmp_path):
+    figure = metric_curves(load_runs([made(tmp_path / "run", "fedrep", 0)]), "accuracy")
+    assert figure is not None and figure.layout.updatemenus[0].active == 0
+    assert figure.layout.xaxis.title.text == "Round" and list(figure.data[0].x) == [1, 2, 4]
+
+
+def test_an_axis_that_a_run_lacks_is_not_offered(tmp_path):
+    old = write_run(tmp_path / "old", "fedavg", 0)  # no virtual time, no bytes
+    figure = metric_curves(load_runs([old, made(tmp_path / "new", "fedrep", 0, clock=True)]), "accuracy")
+    assert figure is not None
+    assert [button.label for button in figure.layout.updatemenus[0].buttons] == ["Rounds", "Wall time"]
+    assert [list(trace.x) for trace in figure.data] == [[1, 3], [1, 2, 4]]
+    file = old / "rounds.jsonl"
+    lines = [{**json.loads(line), "wall_seconds": None} for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    figure = metric_curves(load_runs([old]), "accuracy")
+    assert figure is not None and not figure.layout.updatemenus
+
+
+def test_the_page_has_the_tables_and_the_new_figures(tmp_path):
+    runs = clocked(tmp_path)
+    summary = runs[0] / "summary.json"
+    domains = {"domains": {"accuracy": domain_values(0.123, 0.5)}}
+    summary.write_text(json.dumps(json.loads(summary.read_text()) | domains))
+    page = read_page(write_report(runs, tmp_path / "report.html", title="t"))
+    sections = ["comparison", "targets", "domains", "rounds", "clients", "speeds", "embedding", "settings"]
+    assert page.sections == sections
+    assert page.plots == ["plot-rounds", "plot-clients", "plot-sorted", "plot-speeds"]
+    for table in all_tables(load_runs(runs)):
+        assert all(cell in page.cells for row in table.rows for cell in row)
+    assert "12.30" in page.cells and "2.50 ± 0.71 over fedrep" in page.cells
+
+
+CLICK = """<script>
+window.addEventListener('load', async () => {
+  const plot = document.getElementById('plot-rounds');
+  for (let i = 0; i < 4; i++) {
+    plot.querySelectorAll('.updatemenu-button')[i].dispatchEvent(new MouseEvent('click', {bubbles: true}));
+    await new Promise(done => setTimeout(done, 300));
+    const shown = document.createElement('p');
+    shown.className = 'seen';
+    shown.textContent = plot.querySelector('.xtitle').textContent + ': ' + Array.from(plot.data[1].x).join(' ');
+    document.body.append(shown);
+  }
+});
+</script>"""
+
+
+def test_a_browser_changes_the_axis_at_a_click(tmp_path):
+    chromium = browser()
+    out = write_report(clocked(tmp_path), tmp_path / "report.html", title="Clock")
+    out.write_text(out.read_text(encoding="utf-8").replace("</body>", f"{CLICK}</body>"), encoding="utf-8")
+    command = [chromium, *CHROMIUM_FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", out.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert not re.findall(r".*(?:CONSOLE|Uncaught).*", done.stderr)
+    assert re.findall('<p class="seen">(.*?)</p>', done.stdout) == [
+        "Round: 1 2 4",
+        "Virtual time (s): 15 30 60",
+        "Wall time (s): 0.5 1 2",
+        "Sent up and down (MB): 1.75 3.5 7",
+    ]
+    body = re.sub(r"<script.*?</script>", "", done.stdout, flags=re.DOTALL)
+    assert '<svg class="main-svg"' in body[body.index('id="plot-speeds"') :]

@@ -1,0 +1,133 @@
+"""Time to accuracy: what counts as reached, and that a resumed run remembers it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import EXPERIMENT, TINY, perfed
+from engines import blobs, make, network
+
+from perfed.config import Evaluation, Experiment, find_experiment, validate
+from perfed.errors import PerfedError
+from perfed.evaluate import spread
+from perfed.experiment import Run, resume, start
+from perfed.overrides import override
+from perfed.targets import described, unreached, updated
+
+TARGETS = (0.1, 0.3, 0.5, 1.0)
+
+
+def line(number: int, accuracy: float | None = None) -> dict[str, Any]:
+    times = {"round": number, "virtual_time": 2.5 * number, "wall_seconds": 0.1 * number}
+    return times if accuracy is None else times | {"accuracy": {"mean": accuracy}}
+
+
+def test_the_first_evaluated_round_at_the_target_counts():
+    found = unreached([0.7, 0.8, 0.9])
+    for record in (line(1), line(2, 0.5), line(3, 0.75), line(4), line(5, 0.8), line(6, 0.6), line(7, 0.85)):
+        found = updated(found, record)
+    assert [target["round"] for target in found] == [3, 5, None]
+    assert found[1] == {"accuracy": 0.8, "round": 5, "virtual_time": 12.5, "wall_seconds": 0.5}
+    assert found[2] == {"accuracy": 0.9, "round": None, "virtual_time": None, "wall_seconds": None}
+    assert described(found) == [
+        "70 %: round 3, virtual time 7.5",
+        "80 %: round 5, virtual time 12.5",
+        "90 %: not reached",
+    ]
+
+
+def test_rounding_of_the_mean_misses_no_target():
+    mean = spread([0.7] * 3)["mean"]
+    assert mean < 0.7
+    assert updated(unreached([0.7]), line(1, mean))[0]["round"] == 1
+    assert updated(unreached([0.7]), line(1, 0.69999))[0]["round"] is None
+
+
+def experiment(*settings: str) -> Experiment:
+    targets = f"evaluation.targets={list(TARGETS)}"
+    given = [*TINY, "rounds=12", "evaluation.every=1", "checkpoint_seconds=0", targets, *settings]
+    return validate({**override(find_experiment(EXPERIMENT), given, ["local"]), "method": "local"})
+
+
+def by_hand(directory: Path) -> list[dict[str, Any]]:
+    """The targets of a run as its rounds.jsonl says them."""
+    lines = [json.loads(text) for text in (directory / "rounds.jsonl").read_text().splitlines()]
+    found = []
+    for target in TARGETS:
+        reached = [one for one in lines if "accuracy" in one and one["accuracy"]["mean"] >= target]
+        when = {key: reached[0][key] if reached else None for key in ("round", "virtual_time", "wall_seconds")}
+        found.append({"accuracy": target, **when})
+    return found
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_a_resumed_run_remembers_the_targets_it_had_reached(tmp_path):
+    def stop(number: int, total: int, accuracy: float | None) -> None:
+        if number == 8:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        start(experiment(), out=tmp_path / "run").execute(stop)
+    before = by_hand(tmp_path / "run")
+    resume(tmp_path / "run").execute()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["targets"] == by_hand(tmp_path / "run")
+    rounds = [target["round"] for target in before]
+    assert rounds[0] is not None and rounds[0] < 8 and rounds[-1] is None
+    assert [target for target in summary["targets"] if target["round"] in range(1, 9)] == [
+        target for target in before if target["round"] is not None
+    ]
+
+
+def test_only_evaluated_rounds_count_and_the_command_says_when(tmp_path):
+    settings = ("evaluation.every=5", f"evaluation.targets={list(TARGETS)}", "rounds=12")
+    result = perfed("run", EXPERIMENT, *TINY, *settings, "--method", "local", "--out", tmp_path / "run")
+    assert result.code == 0, result.err
+    found = json.loads((tmp_path / "run" / "summary.json").read_text())["targets"]
+    assert found == by_hand(tmp_path / "run")
+    assert {target["round"] for target in found} <= {5, 10, 12, None}
+    assert f"local: 10 %: round {found[0]['round']}, virtual time" in result.out
+    assert "local: 100 %: not reached" in result.out
+
+
+def test_a_comparison_prints_and_keeps_the_times(tmp_path):
+    settings = ("evaluation.targets=[0.05, 1.0]", "--methods", "local,hetfedrep", "--seeds", "0,1")
+    result = perfed("compare", EXPERIMENT, *TINY, *settings, "--out", tmp_path / "out")
+    assert result.code == 0, result.err
+    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    for row in rows:
+        summary = json.loads((tmp_path / "out" / row["method"] / f"seed-{row['seed']}" / "summary.json").read_text())
+        assert row["targets"] == summary["targets"] and row["virtual_time"] == summary["virtual_time"]
+    printed = result.out[result.out.index("virtual time to accuracy") :]
+    assert "Virtual time to 5 %" in printed and "Speed-up" not in printed
+    for method in ("local", "hetfedrep"):
+        first = [row["targets"][0]["virtual_time"] for row in rows if row["method"] == method]
+        (line,) = [line for line in printed.splitlines() if f" {method} " in line]
+        assert f" {sum(first) / 2:.4g}" in line and "not reached" in line
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ("[0.0]", "evaluation.targets.0: input should be greater than 0 (given: 0.0)"),
+        ("[0.5, 70]", "evaluation.targets.1: input should be less than or equal to 1 (given: 70)"),
+        ("[0.5, 0.5]", "evaluation.targets: must name each accuracy once (given: [0.5, 0.5])"),
+        ("0.7", "evaluation.targets: input should be a valid tuple (given: 0.7)"),
+    ],
+)
+def test_impossible_targets_are_refused(targets, message, tmp_path):
+    result = perfed("run", EXPERIMENT, *TINY, f"evaluation.targets={targets}", "--out", tmp_path / "run")
+    assert (result.code, result.err) == (2, f"perfed: {message}\n")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_regression_has_no_accuracy_to_reach():
+    federation = blobs(regression=True)
+    with pytest.raises(PerfedError, match=r"evaluation\.targets: are accuracies, but .* is a regression"):
+        Run(federation, make("local"), network(1), rounds=1, evaluation=Evaluation(targets=(0.7,)))
