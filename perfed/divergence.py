@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from perfed.errors import PerfedError
+
 # Matrices are padded to one of these sizes, so that few batched decompositions do with little padding.
 _SIZES = (4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 # Singular values below this part of the largest have no gradient: there it only amplifies rounding.
@@ -39,6 +41,14 @@ def centred_nuclear_norm(x: Tensor, counts: Sequence[int]) -> Tensor:
     """
     value: Tensor = _NuclearNorm.apply(x, tuple(counts))  # type: ignore[no-untyped-call]
     return value
+
+
+def refuse_second_derivative() -> None:
+    """In a backward pass whose gradient is taken for constant: an error where it is to be differentiated again."""
+    if torch.is_grad_enabled():
+        raise PerfedError(
+            "the distance between Gaussians has no second derivative: with it, hf-maml's variant 'exact' is impossible"
+        )
 
 
 class _NuclearNorm(torch.autograd.Function):
@@ -72,6 +82,7 @@ class _NuclearNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: FunctionCtx, *grads: Tensor) -> tuple[Tensor, None]:
+        refuse_second_derivative()
         (polar,) = ctx.saved_tensors  # type: ignore[attr-defined]
         return grads[0][:, None, None] * polar, None
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from perfed.divergence import CUT
+from perfed.divergence import CUT, refuse_second_derivative
 
 # Microseconds that one more pass over a bucket costs, however few sets it has.
 _BUCKET_COST = 1000.0
@@ -197,6 +197,7 @@ class _SetsW2(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        refuse_second_derivative()
         upstream = grads[0].index_select(0, ctx.sets.owner)
         if ctx.sets.present is not None:
             upstream.mul_(ctx.sets.present)

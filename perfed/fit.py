@@ -18,6 +18,7 @@ from torch import Tensor
 from perfed import rng
 from perfed.augment import CropFlip
 from perfed.batches import IntArray, Samples, Schedule, blocks, schedule, steps_of
+from perfed.errors import PerfedError
 from perfed.model import Chain, Parameters, stage_of
 from perfed.optim import Optimizer, OptimizerState
 from perfed.step import Loss, Step
@@ -32,7 +33,11 @@ class Gradient(Protocol):
         """Gradients at ``params`` (the trained parameters, ``(clients, ...)``) by name; zeros where unused."""
 
     def along(self, vector: Parameters, params: Parameters, batch: Step) -> Parameters:
-        """The Hessian of the loss at ``params`` times ``vector``, by automatic differentiation of the gradient."""
+        """The Hessian of the loss at ``params`` times ``vector``, by automatic differentiation of the gradient.
+
+        Raises:
+            PerfedError: a layer or a term has no second derivative.
+        """
 
 
 Update = Callable[[Parameters, Gradient, Sequence[Step]], Parameters]
@@ -232,7 +237,13 @@ class _Gradient:
             return {n: torch.zeros_like(t) for n, t in leaves.items()}
         outputs, weights = zip(*pairs, strict=True)
         inputs = list(leaves.values())
-        return dict(zip(leaves, torch.autograd.grad(outputs, inputs, weights, materialize_grads=True), strict=True))
+        try:
+            found = torch.autograd.grad(outputs, inputs, weights, materialize_grads=True)
+        except RuntimeError as error:
+            if "derivative for" not in str(error):
+                raise
+            raise PerfedError(f"a layer has no second derivative ({str(error).splitlines()[0]})") from None
+        return dict(zip(leaves, found, strict=True))
 
     def _at(
         self, params: Parameters, batch: Step, *, twice: bool = False

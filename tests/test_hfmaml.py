@@ -11,6 +11,7 @@ from torch.func import functional_call
 from perfed.building import build_method
 from perfed.errors import PerfedError
 from perfed.federation import Federation
+from perfed.methods.flic import Anchors
 from perfed.model import Model, linear, mlp
 
 LINEAR = Model(head=linear(1))
@@ -182,6 +183,15 @@ def test_the_global_model_is_a_better_start_for_one_step_than_that_of_federated_
         return total
 
     assert adapted_loss(ends["hf-maml"]) < 0.95 * adapted_loss(ends["fedavg"])
+
+
+def test_the_exact_variant_needs_second_derivatives():
+    """The anchors' distance has none; the other variants do without."""
+    settings = {"placement": {"embedding": "personal"}, "more_terms": (Anchors(pretrain_epochs=1),)}
+    train(serve(make("hf-maml", **settings), blobs((8, 6))), 1)
+    with pytest.raises(PerfedError, match="distance between Gaussians has no second derivative") as error:
+        train(serve(make("hf-maml", variant="exact", **settings), blobs((8, 6))), 1)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
