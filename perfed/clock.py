@@ -147,18 +147,22 @@ class Trace(BaseModel):
         Raises:
             PerfedError: no such file, a missing column, a value that is not allowed, a client or round that is missing.
         """
+        if not self.file:
+            raise PerfedError("clock.speeds = 'trace' needs clock.trace.file, a CSV file")
         where = f"clock.trace.file = '{self.file}'"
         found: dict[str, dict[int | None, float]] = {}
         try:
-            with Path(self.file).open(newline="") as file:
+            with Path(self.file).open(newline="", encoding="utf-8-sig") as file:
                 reader = csv.DictReader(file)
                 for row in reader:
                     if None in row.values() or not {"client", "round", "seconds"} <= row.keys():
                         raise PerfedError(f"{where}: line {reader.line_num} needs client, round and seconds")
                     round_, seconds = _trace_values(row, f"{where}: line {reader.line_num}")
-                    found.setdefault(row["client"], {})[round_] = seconds
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "is not text"
+                    if round_ in found.setdefault(row["client"], {}):
+                        raise PerfedError(f"{where}: line {reader.line_num} says this client and round again")
+                    found[row["client"]][round_] = seconds
+        except (OSError, UnicodeDecodeError, csv.Error) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not CSV text"
             raise PerfedError(f"{where}: cannot be read: {reason}") from None
         for client in ids:
             if client not in found:

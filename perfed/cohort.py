@@ -105,6 +105,7 @@ class Cohort(View):
 
     def load(self, *parameters: Mapping[str, Tensor]) -> None:
         """Copy received parameters (full name -> ``(n, ...)``) into the working model."""
+        self.forget()
         for tree in parameters:
             for name, tensor in tree.items():
                 self.received[name] = tensor
@@ -230,6 +231,7 @@ class Cohort(View):
             for first in range(0, self.n, size):
                 stop = min(first + size, self.n)
                 losses, done = fitting.run(task.part(first, stop))
+                self.forget()  # fused optimisers change tensors without raising their versions
                 self._check(losses, done, first)
                 self._loss_sum[first:stop] += losses.cpu().double()
                 self._loss_steps[first:stop] += torch.from_numpy(done)

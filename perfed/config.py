@@ -147,14 +147,20 @@ class Experiment(BaseModel):
         return build_method(self.method, settings, self.training)
 
     def build_participation(self) -> Participation:
-        """The participation; a preset brings its policy."""
-        policy = entry(self.method).policy
+        """The participation; a preset brings its policy.
+
+        Raises:
+            PerfedError: the experiment names another one.
+        """
+        policy, given = entry(self.method).policy, self.participation.policy
+        if policy and given not in ("uniform", policy):
+            raise PerfedError(f"participation.policy = '{given}': {self.method} is under '{policy}'; allowed: {policy}")
         return self.participation.model_copy(update={"policy": policy}) if policy else self.participation
 
     @property
     def _own(self) -> dict[str, Any]:
         """The method's table; a preset has that of its method, and its own on top."""
-        return {**self.methods.get(entry(self.method).base, {}), **self.methods.get(self.method, {})}
+        return _merged(self.methods.get(entry(self.method).base, {}), self.methods.get(self.method, {}))
 
     def build_model(self, num_outputs: int, words: Sequence[str] = ()) -> Model:
         """The experiment's model, with the method's own ``model`` table on top; the head gets ``num_outputs``.
@@ -201,6 +207,7 @@ def validate(table: Mapping[str, Any]) -> Experiment:
         described = experiment.model_copy(update={"method": name})
         described.build_method()
         described.build_model(num_outputs=1)
+    experiment.build_participation()
     experiment.build_plan()
     return experiment
 

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from perfed.batches import Samples
 from perfed.errors import PerfedError
 from perfed.method import FederationInfo
+from perfed.step import Loss, Step, sample_losses
 
 
 def domain_weights(counts: Tensor) -> Tensor:
@@ -43,6 +45,22 @@ def reweighted(samples: Samples, weights: Tensor, clients: Tensor) -> Samples:
     if samples.domain is None:
         raise PerfedError("this method needs the domain of every sample; the data do not say it")
     return replace(samples, weight=weights[clients, samples.domain])
+
+
+def domain_means(num_domains: int, num_classes: int | None) -> Loss:
+    """Loss of each client's mini-batch: the sum over its domains of the mean over their samples, ``(clients,)``.
+
+    Parameters of one domain get the gradient of that domain's mean, however rare it is; in a mini-batch without the
+    domain they get none.
+    """
+
+    def loss(step: Step) -> Tensor:
+        assert step.domain is not None
+        held = F.one_hot(step.domain, num_domains) * (step.weight > 0).unsqueeze(2)
+        shares = (held / held.sum(1, keepdim=True).clamp_min(1)).sum(2)
+        return (sample_losses(step.output(), step.y, num_classes) * shares).sum(1)
+
+    return loss
 
 
 def of_domain(samples: Samples, domain: int) -> Samples:

@@ -25,18 +25,21 @@ Metrics = dict[str, dict[str, float]]
 def score(method: Method, cohort: Cohort, split: str) -> Metrics:
     """Metrics of each client of ``cohort`` on its own ``split``: client id -> metric -> value.
 
-    Classification: ``accuracy`` (fraction) and ``loss`` (cross-entropy); regression: ``mse``. Clients without data in
-    the split are left out.
+    Classification: ``accuracy`` (fraction) and ``loss`` (cross-entropy), for two classes that the client both has also
+    ``auc``; regression: ``mse``. Clients without data in the split are left out.
     """
     samples = cohort.samples(split)
     loss = torch.zeros(cohort.n, dtype=torch.float64)
     correct = torch.zeros(cohort.n, dtype=torch.float64)
+    margin = torch.zeros(len(samples.y), dtype=torch.float64)
     for x, index, valid in cohort.windows(samples):
         outputs = method.predict(cohort, x)
         y = samples.y[index]
         loss += (sample_losses(outputs, y, cohort.num_classes) * valid).sum(1).cpu().double()
         if cohort.num_classes is not None:
             correct += ((outputs.argmax(2) == y) & valid).sum(1).cpu().double()
+        if cohort.num_classes == 2:
+            margin[index[valid].cpu()] = (outputs[..., 1] - outputs[..., 0])[valid].cpu().double()
     found: Metrics = {}
     for row, client in enumerate(cohort.ids):
         count = int(samples.counts[row])
@@ -47,6 +50,9 @@ def score(method: Method, cohort: Cohort, split: str) -> Metrics:
             found[client] = {"mse": value}
         else:
             found[client] = {"accuracy": float(correct[row]) / count, "loss": value}
+        own = slice(int(samples.starts[row]), int(samples.starts[row]) + count)
+        if cohort.num_classes == 2 and len(torch.unique(samples.y[own])) == 2:
+            found[client]["auc"] = float(roc_auc_score(samples.y[own].cpu().numpy(), margin[own].numpy()))
     return found
 
 
@@ -121,26 +127,35 @@ def by_domain(
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
     """Metrics of each domain over the samples of all clients, and of each client in each domain that it holds.
 
+    See :func:`with_extremes` for the mean, least and largest over domains.
+
     Args:
         parts: outputs of different clients.
         federation: the clients.
 
     Returns:
-        metric -> domain's name -> value, with ``mean``, ``min`` and ``max`` over domains; and
-        client id -> ``METRIC_DOMAIN`` -> value.
+        metric -> domain's name -> value; and client id -> ``METRIC_DOMAIN`` -> value.
     """
     outputs = Outputs(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Outputs)))
     names = federation.domain_names or [str(m) for m in range(federation.num_domains)]
     domains: dict[str, dict[str, float]] = {}
     for metric, values in outputs.by_domain(federation.num_classes).items():
-        array = np.array(list(values.values()))
-        each = {names[m]: value for m, value in values.items()}
-        domains[metric] = {**each, "mean": float(array.mean()), "min": float(array.min()), "max": float(array.max())}
+        domains[metric] = {names[m]: value for m, value in values.items()}
     clients = {
         client: {f"{metric}_{names[m]}": v for m, values in held.items() for metric, v in values.items()}
         for client, held in outputs.by_client_and_domain(federation.num_classes).items()
     }
     return domains, clients
+
+
+def with_extremes(domains: Mapping[str, Mapping[str, float]]) -> Metrics:
+    """Metric -> domain -> value, with ``mean``, ``min`` and ``max`` over the domains added."""
+    found: Metrics = {}
+    for metric, each in domains.items():
+        values = np.array(list(each.values()))
+        extremes = {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
+        found[metric] = {**each, **extremes}
+    return found
 
 
 def client_table(
@@ -191,8 +206,10 @@ def spread(values: Iterable[float], weights: Iterable[float] | None = None) -> d
 
 
 def summarise(metrics: Mapping[str, Mapping[str, float]], weights: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """:func:`spread` of every metric over clients; ``weights`` by client id."""
-    names = next(iter(metrics.values()), {})
-    clients = sorted(metrics)
-    share = None if weights is None else [weights[c] for c in clients]
-    return {name: spread([metrics[c][name] for c in clients], share) for name in names}
+    """:func:`spread` of every metric over the clients that have it; ``weights`` by client id."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for client in sorted(metrics) for name in metrics[client]):
+        clients = [client for client in sorted(metrics) if name in metrics[client]]
+        share = None if weights is None else [weights[c] for c in clients]
+        found[name] = spread([metrics[c][name] for c in clients], share)
+    return found

@@ -18,7 +18,7 @@ from perfed.clock import Clock
 from perfed.config import Evaluation, Experiment, Snapshots, read
 from perfed.datasets import load
 from perfed.errors import PerfedError
-from perfed.evaluate import Outputs, by_domain, client_table, summarise
+from perfed.evaluate import Metrics, Outputs, by_domain, client_table, summarise, with_extremes
 from perfed.federation import Federation
 from perfed.method import Method
 from perfed.model import Chain, Model, Parameters
@@ -135,6 +135,8 @@ class Run:
         evaluate = self._evaluates(number)
         done = self.server.round(number, measure=self.evaluation.split if evaluate else None)
         self._tally.add(done)
+        if number == self.rounds:
+            self.server.settle(self._never_used, number)
         record: dict[str, Any] = {
             "round": number,
             "wall_seconds": time.perf_counter() - started,
@@ -142,14 +144,13 @@ class Run:
             "participants": done.participants,
             "train_loss": done.train_loss,
         }
+        evaluate &= bool(done.participants) or (self.evaluation.who, self.evaluation.when) == ("all", "before")
         if evaluate:
             record.update(self._evaluate(number, done))
             self._tally.targets = updated(self._tally.targets, record)
         if evaluate and self.directory is not None:
             for name, arrays in done.arrays.items():
                 self.directory.write_arrays(name, number, {key: np.asarray(value) for key, value in arrays.items()})
-        if number == self.rounds:
-            self.server.settle(self._never_used, number)
         record.update(bytes_up=done.bytes_up, bytes_down=done.bytes_down)
         self._done = number
         self.history.append(record)
@@ -167,14 +168,16 @@ class Run:
         settings = self.evaluation
         ids = done.participants if settings.who == "participants" else None
         outputs: list[Outputs] | None = [] if self.federation.num_domains else None
-        before = self.server.evaluate(settings.split, ids, number, outputs, never_used=self._never_used)
+        unused = [] if number == self.rounds else self._never_used  # at the end they have settled
+        before = self.server.evaluate(settings.split, ids, number, outputs, never_used=unused)
         self._tally.after = done.after
         chosen = before if settings.when == "before" else done.after
         metrics, domains = summarise(chosen, self._weights()), {}
+        found: Metrics = {}
         if outputs is not None:
             found, self._tally.client_domains = by_domain(outputs, self.federation)
-            domains = {"domains": found}
-        self._tally.evaluated(chosen, domains.get("domains", {}), settings.last)
+            domains = {"domains": with_extremes(found)}
+        self._tally.evaluated(chosen, found, settings.last)
         if settings.when == "before" and done.after:
             metrics.update({f"{name}_after": value for name, value in summarise(done.after, self._weights()).items()})
         return {"metrics": metrics, **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}), **domains}
@@ -345,7 +348,8 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
     """Write the configuration now and whenever the plan gains a choice: the same plan gives the same bits."""
 
     def write() -> None:
-        directory.write_config(experiment.model_copy(update={"plan": run.plan.to_dict()}).to_toml())
+        used = {"plan": run.plan.to_dict(), "participation": run.server.participation}
+        directory.write_config(experiment.model_copy(update=used).to_toml())
 
     run.plan.on_choice = write
     write()

@@ -291,6 +291,11 @@ class Method(BaseModel):
     # Terms -------------------------------------------------------------------------------------------------
 
     @property
+    def epochs_per_round(self) -> int:
+        """Local epochs of a round, all phases together: the work that clocks time by steps."""
+        return self.local_epochs
+
+    @property
     def all_terms(self) -> tuple[Term, ...]:
         """The terms, typed."""
         return self.terms

@@ -62,7 +62,10 @@ class Participation(BaseModel):
     Attributes:
         policy: which replies are used; ``uniform``: all. Each other policy has its settings in a table of its name.
         rate: share of the clients that is invited in each round (``overselection``: used).
-        last_round: ``"all"``: every client is invited to the last round (FLIC's and FedPAC's protocol).
+        last_round: ``"all"``: every client is invited to the last round (FLIC's and FedPAC's protocol), except by the
+            policies in stages.
+        fit_unused: a client that was never used is evaluated after fitting its personal parameters to the newest
+            shared ones, and keeps those at the end (Tziotis et al. 2023, remark 4.8); always so with ``srpfl``.
     """
 
     model_config = _STRICT
@@ -70,10 +73,16 @@ class Participation(BaseModel):
     policy: Literal["uniform", "srpfl", "flanp", "deadline", "overselection"] = "uniform"
     rate: float = Field(1.0, gt=0, le=1)
     last_round: Literal["all", "sampled"] = "all"
+    fit_unused: bool = False
     srpfl: Srpfl = Srpfl()
     flanp: Flanp = Flanp()
     deadline: Deadline = Deadline()
     overselection: OverSelection = OverSelection()
+
+    @property
+    def fits_unused(self) -> bool:
+        """Whether clients that were never used fit their personal parameters."""
+        return self.fit_unused or self.policy == "srpfl"
 
     def count(self, clients: int) -> int:
         """``max(1, floor(rate * clients))``."""

@@ -45,11 +45,9 @@ class Policy:
     Attributes:
         state: what is remembered between rounds, plain data.
         wants_gradient: whether :meth:`observe` needs the gradient.
-        fits_unused: whether clients that were never used fit their personal parameters at the end.
     """
 
     wants_gradient = False
-    fits_unused = False
 
     def __init__(self, settings: Participation, who: Population, seed: int, rounds: int) -> None:
         self.settings = settings
@@ -80,8 +78,9 @@ class Policy:
         """
 
     def for_all(self, round_: int) -> bool:
-        """Whether everyone is invited to the round."""
-        return round_ == self.rounds and self.settings.last_round == "all"
+        """Whether everyone is invited to the round; not by policies in stages."""
+        staged = self.settings.policy in ("srpfl", "flanp")
+        return round_ == self.rounds and self.settings.last_round == "all" and not staged
 
     def invited(self, round_: int, count: int | None = None, *words: int) -> Rows:
         """``count`` rows (default: by the rate), or everyone; equal ``words`` (default: the round) draw the same."""
@@ -123,17 +122,15 @@ class _Deadline(Policy):
 
 
 class _Srpfl(Policy):
-    fits_unused = True
-
     def __init__(self, settings: Participation, who: Population, seed: int, rounds: int) -> None:
         super().__init__(settings, who, seed, rounds)
         own = settings.srpfl
         sampled = settings.count(len(who))
         check_first("participation.srpfl", own.first, sampled)
         lengths = None
-        if own.rule == "theory":
-            if own.contraction is None:
-                raise PerfedError("participation.srpfl.rule = 'theory' needs participation.srpfl.contraction")
+        if (own.rule == "theory") != (own.contraction is not None):
+            raise PerfedError("participation.srpfl.rule = 'theory' needs participation.srpfl.contraction, others none")
+        if own.contraction is not None:
             lengths = stage_lengths(
                 sampled, own.first, own.contraction, excess=own.excess, rate=own.rate, cost=own.cost
             )
@@ -145,11 +142,13 @@ class _Srpfl(Policy):
         words = (-1 - stage,) if own.redraw == "stage" else ()
         arrivals = ask(self.invited(round_, None, *words))
         if own.double == "clients":
+            self.stages.final = own.first << stage >= len(arrivals.rows)
             return _first(arrivals, own.first << stage)
         total = np.cumsum(arrivals.num_samples)
         if "samples" not in self.state:  # of the first n_0 replies of all
             self.state["samples"] = int(total[min(own.first, len(total)) - 1])
         wanted = min(self.state["samples"] << stage, int(total[-1]))
+        self.stages.final = wanted == total[-1]
         return _first(arrivals, int(np.searchsorted(total, wanted)) + 1)
 
     def observe(self, train_loss: float, gradient: float | None, num_samples: int) -> None:
@@ -162,8 +161,8 @@ class _Flanp(Policy):
         own = settings.flanp
         self.candidates = self.invited(0)  # drawn once: the clients of a stage stay in all later ones
         check_first("participation.flanp", own.first, len(self.candidates))
-        if own.rule == "gradient" and own.mu is None:
-            raise PerfedError("participation.flanp.rule = 'gradient' needs participation.flanp.mu")
+        if (own.rule == "gradient") != (own.mu is not None):
+            raise PerfedError("participation.flanp.rule = 'gradient' needs participation.flanp.mu, others none")
         self.wants_gradient = own.rule == "gradient"
         self.stages = Stages(own, None, "participation.flanp")
         self.state = self.stages.state
@@ -172,6 +171,7 @@ class _Flanp(Policy):
     def select(self, round_: int, ask: Ask) -> tuple[Rows, float]:
         members: list[int] = self.state["members"]
         wanted = min(self.settings.flanp.first << self.stages.number, len(self.candidates))
+        self.stages.final = wanted == len(self.candidates)
         if len(members) == wanted:
             return _first(ask(np.array(members, np.int64)))
         arrivals = ask(self.candidates)
@@ -248,7 +248,7 @@ class Selection:
         return Choice([self.who.ids[row] for row in np.sort(used)], seconds, replied)
 
     def waiting_for_all(self, round_: int) -> float:
-        """Seconds of an exchange with every client; 0 without a speed model."""
+        """Seconds of an exchange with every client besides the round's; without a speed model only communication."""
         if self.clock.speeds == "none":
-            return 0.0
+            return self.clock.communication
         return float(self.timer.times(np.arange(len(self.who)), round_).max()) + self.clock.communication

@@ -57,10 +57,19 @@ class RoundRecord:
 class _Clients:
     """The clients of one transaction."""
 
-    def __init__(self, engine: InProcessEngine, ids: list[str], round_: int, stage: str, measure: str | None) -> None:
+    def __init__(
+        self,
+        engine: InProcessEngine,
+        ids: list[str],
+        round_: int,
+        stage: str,
+        measure: str | None,
+        invited: int | None = None,
+    ) -> None:
         self._engine = engine
         self._stage = stage
         self._measure = measure
+        self._invited = len(ids) if invited is None else invited
         self.exchanges = 0
         self.ids = sorted(ids)
         self.round = round_
@@ -100,7 +109,9 @@ class _Clients:
         self.after = metrics
         self.losses.append(replies.train_loss)
         self.bytes_up += sum(_size(value) for name, value in replies.content.items() if name not in folds)
-        self.bytes_down += sum(_sent(value, len(self.ids)) for value in payload.values())
+        sent = sum(_sent(value, len(self.ids)) for value in payload.values())
+        # The first exchange goes to all invited clients, those whose replies are not used among them.
+        self.bytes_down += sent * self._invited // len(self.ids) if self.exchanges == 1 else sent
         return replies
 
     def _counted(self, name: str, fold: Fold) -> Fold:
@@ -146,7 +157,7 @@ def _population(federation: Federation, method: Method) -> Population:
         tuple(federation.ids),
         rng.words(federation.ids),
         sizes,
-        -(-sizes // method.batch_size) * method.local_epochs,
+        -(-sizes // method.batch_size) * method.epochs_per_round,
         None if group is None else np.array([group[client] for client in federation.ids], np.int64),
     )
 
@@ -178,6 +189,7 @@ class Server:
     ) -> None:
         self.setup = setup
         self.clock = clock or Clock()
+        self.participation = participation
         who = _population(federation, setup.method)
         self.selection = Selection(participation, self.clock, who, setup.seed, rounds)
         self.engine = engine(federation.to(dtype=setup.dtype, device=setup.device), setup, plan)
@@ -196,12 +208,11 @@ class Server:
             measure: split on which participants score their models right after local training.
         """
         choice = self.selection.choose(number)
-        clients = _Clients(self.engine, choice.ids, number, "round", measure)
-        if choice.ids:
-            record = self._transaction(clients, self.setup.method.round)
-            self._observe(record, number)
-        else:  # no reply in time
-            record = RoundRecord([], float("nan"), 0, 0, {})
+        if not choice.ids:  # no reply in time
+            return RoundRecord([], float("nan"), 0, 0, {}, seconds=choice.seconds, replied=choice.replied)
+        clients = _Clients(self.engine, choice.ids, number, "round", measure, invited=len(choice.replied))
+        record = self._transaction(clients, self.setup.method.round)
+        self._observe(record, number)
         everyone = _Clients(self.engine, self.engine.federation.ids, number, "finish", None)
         extra = self._transaction(everyone, self.setup.method.finish)
         record.bytes_up += extra.bytes_up
@@ -233,7 +244,7 @@ class Server:
             ids: the clients that were never used.
             number: of the last round.
         """
-        if not ids or not self.selection.policy.fits_unused:
+        if not ids or not self.participation.fits_unused:
             return
         clients = _Clients(self.engine, list(ids), number, "settle", None)
         self._transaction(clients, self._settle)
@@ -278,7 +289,7 @@ class Server:
         were ``never_used`` fit their personal parameters (:meth:`settle`), they do so before, on a copy.
         """
         method, chosen = self.setup.method, self.engine.federation.ids if ids is None else ids
-        fitted = [i for i in chosen if i in set(never_used)] if self.selection.policy.fits_unused else []
+        fitted = [i for i in chosen if i in set(never_used)] if self.participation.fits_unused else []
         rest = [i for i in chosen if i not in set(fitted)]
         payload = method.download(self.state)
         metrics = self.engine.evaluate(payload, rest, split, round_, outputs)

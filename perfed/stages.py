@@ -40,6 +40,7 @@ class Stages:
 
     Attributes:
         state: plain data, changed in place.
+        final: all clients take part; the policy says so in every round. The stage then does not end.
     """
 
     def __init__(self, settings: StageRule, lengths: Sequence[int] | None, where: str) -> None:
@@ -50,13 +51,16 @@ class Stages:
             lengths = given if isinstance(given, list) else [given]
             if not lengths or min(lengths) < 1:
                 raise PerfedError(f"{where}.stage_rounds must be at least 1 (given: {given})")
+        elif settings.stage_rounds is not None:
+            raise PerfedError(f"{where}.stage_rounds is for rule 'fixed', not for '{settings.rule}'")
         self.settings = settings
         self.lengths = lengths
+        self.final = False
         self.state: dict[str, Any] = {"stage": 0, "rounds": 0, "best": None, "stale": 0}
 
     @property
     def number(self) -> int:
-        """Of the stage, from 0; goes on after all clients take part."""
+        """Of the stage, from 0."""
         return int(self.state["stage"])
 
     def observe(self, train_loss: float, over: bool = False) -> None:
@@ -71,14 +75,15 @@ class Stages:
             state["best"] = train_loss if lower else best
             state["stale"] = 0 if lower else state["stale"] + 1
             over = state["stale"] >= self.settings.patience
-        if over:
+        if over and not self.final:
             state.update(stage=self.number + 1, rounds=0, best=None, stale=0)
 
 
 def check_first(where: str, first: int, clients: int) -> None:
     """Raise a :class:`PerfedError` unless n_0 is at most the number of invited clients."""
     if first > clients:
-        raise PerfedError(f"{where}.first is {first}, but only {clients} clients are invited to a round; lower it")
+        few = f"{clients} client{'s are' if clients != 1 else ' is'} invited to a round (participation.rate)"
+        raise PerfedError(f"{where}.first is {first}, but only {few}; lower it")
 
 
 def error_floor(a: float, ratio: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from perfed.errors import PerfedError
-from perfed.evaluate import Metrics
+from perfed.evaluate import Metrics, with_extremes
 from perfed.rounds import RoundRecord
 from perfed.targets import Target, unreached
 
@@ -73,8 +73,8 @@ class Tally:
 
     @property
     def domains(self) -> Metrics:
-        """Metrics of each domain, the mean over the last evaluated rounds."""
-        return _mean(self.recent_domains)
+        """Metrics of each domain, the mean over the last evaluated rounds, then the mean and extremes over domains."""
+        return with_extremes(_mean(self.recent_domains))
 
     def plain(self) -> dict[str, Any]:
         """JSON values."""
@@ -102,4 +102,5 @@ def _mean(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> Metrics:
 
 
 def _average(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {key: float(np.mean([row[key] for row in rows if key in row])) for key in keys}

@@ -60,7 +60,7 @@ class View:
         self.ids = [c.id for c in self.clients]
         self.domain: Tensor | None = None
         self._packed: dict[str, Samples] = {}
-        self._kept: tuple[Any, list[Tensor], Tensor, Tensor] | None = None
+        self._kept: tuple[Any, list[Tensor], Samples, Tensor] | None = None
 
     @property
     def n(self) -> int:
@@ -183,11 +183,16 @@ class View:
         """Output of the first ``stages`` stages; the last result is kept until a parameter under it changes."""
         values = {**self.model, **(params or {})}
         used = [t for name, t in values.items() if stage_of(name) in self.chain.stages[:stages]]
-        # Every change in place raises a tensor's version; the kept tensors stay alive, so that their ids stay theirs.
-        mark = (stages, id(samples.x), *((id(t), t._version) for t in used))
+        # A change in place raises a tensor's version, except by a fused optimiser: local training forgets by itself.
+        # The kept tensors stay alive, so that their ids stay theirs.
+        mark = (stages, id(samples.x), id(samples.domain), *((id(t), t._version) for t in used))
         if self._kept is None or self._kept[0] != mark:
-            self._kept = (mark, used, samples.x, self._forward_all(samples, stages, params))
+            self._kept = (mark, used, samples, self._forward_all(samples, stages, params))
         return self._kept[-1]
+
+    def forget(self) -> None:
+        """Drop kept features: parameters have changed."""
+        self._kept = None
 
     def _forward_all(self, samples: Samples, stages: int, params: Parameters | None) -> Tensor:
         out: Tensor | None = None

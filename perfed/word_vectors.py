@@ -78,7 +78,11 @@ def _from_text(path: Path, place: dict[str, int], dimension: int) -> dict[int, N
 def _add_line(
     rows: dict[int, NDArray[np.float32]], line: str, place: dict[str, int], dimension: int, where: str
 ) -> None:
-    word, *numbers = line.split(" ")
+    word, *numbers = line.rsplit(" ", dimension)  # some files have words with spaces
+    before, _, last = word.rpartition(" ")
+    if before and _is_number(last):
+        word = line.partition(" ")[0]
+        raise PerfedError(f"{where}: more numbers behind '{word[:40]}' than dimension = {dimension}")
     if len(numbers) != dimension:
         raise PerfedError(f"{where}: {len(numbers)} numbers behind '{word[:40]}', not dimension = {dimension}")
     if word not in place or place[word] in rows:
@@ -87,3 +91,11 @@ def _add_line(
         rows[place[word]] = np.array(numbers, dtype=np.float32)
     except ValueError:
         raise PerfedError(f"{where}: what stands behind '{word[:40]}' are not all numbers") from None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from engines import blobs, make, serve
 from scipy import stats
 
 from perfed import rng
@@ -102,6 +103,19 @@ def test_a_clients_time_does_not_depend_on_who_else_is_asked(speeds):
     assert (everyone > 0).all() and np.isfinite(everyone).all()
 
 
+def test_the_steps_of_a_round_are_those_of_all_its_phases():
+    federation = blobs((5, 21, 10))
+    for method, epochs in (
+        (make("fedavg", local_epochs=3), 3),
+        (make("fedrep", local_epochs=3, body_epochs=2), 5),
+        (make("fedpac", local_epochs=3, head_epochs=1), 4),
+        (make("feddar-wa", local_epochs=3, head_epochs=4), 7),
+    ):
+        server = serve(method, federation, clock=Clock(speeds="steps", steps={"seconds": 1.0}))
+        server.prepare()
+        assert server.round(1).replied == {"c0": 2.0 * epochs, "c1": 6.0 * epochs, "c2": 3.0 * epochs}
+
+
 def test_a_trace_is_followed_and_rounds_it_does_not_name_take_the_star(tmp_path):
     clock = trace(tmp_path, "00000,*,1.5", "00001,2,4", "00001,*,0", "00002,1,7", "00002,2,8")
     timer = Timer(Clock(**clock), people(3), 0, 2)
@@ -120,6 +134,8 @@ def test_a_trace_is_followed_and_rounds_it_does_not_name_take_the_star(tmp_path)
         (["00000,x,1"], r"line 2: round must be a number or \*, seconds a number"),
         (["00000,*,fast"], "line 2: round must be a number or"),
         (["00000,*"], "line 2 needs client, round and seconds"),
+        (["00000,1,1", "00000,1,2"], "line 3 says this client and round again"),
+        (['"' + "x" * 140000], "cannot be read: it is not CSV text"),
     ],
 )
 def test_traces_that_cannot_be_used_are_refused(tmp_path, lines, message):
@@ -129,5 +145,7 @@ def test_traces_that_cannot_be_used_are_refused(tmp_path, lines, message):
 
 
 def test_a_trace_that_is_not_there_is_refused():
+    with pytest.raises(PerfedError, match=r"clock\.speeds = 'trace' needs clock\.trace\.file"):
+        Timer(Clock(speeds="trace"), people(2), 0, 2)
     with pytest.raises(PerfedError, match=r"clock\.trace\.file = 'nowhere\.csv': cannot be read: No such file"):
         Timer(Clock(speeds="trace", trace={"file": "nowhere.csv"}), people(2), 0, 2)

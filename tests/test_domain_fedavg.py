@@ -51,6 +51,15 @@ def test_the_model_of_a_domain_is_fedavg_on_its_samples_alone():
     for name, tensor in runs[0].state.shared.items():
         torch.testing.assert_close(runs[1].state.shared[name][0], tensor[0])
     assert difference(*runs) > 1e-3
+    # and it is FedAvg on these samples, weighted by their numbers
+    alone = replace(federation, clients=tuple(replace(c, train=only(c.train, 0)) for c in federation))
+    plain = train(serve(make("fedavg", **settings), alone), 2)
+    for name, tensor in plain.state.shared.items():
+        torch.testing.assert_close(runs[0].state.shared[name][0], tensor)
+
+
+def only(split, domain):
+    return split.take(torch.nonzero(split.domain == domain).flatten())
 
 
 def test_heads_are_averaged_by_the_samples_of_their_domain():

@@ -124,6 +124,23 @@ def test_second_order_aggregation_of_well_trained_heads_is_pooled_least_squares_
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_heads_take_the_mean_of_their_domain_in_every_mini_batch():
+    """One sample of a domain among many: its head takes ordinary steps, by hand, whatever the size of the batch."""
+    x, y = draw(40, 2), draw(40, seed=1)
+    domain = torch.zeros(40, dtype=torch.long)
+    domain[7] = 1
+    federation = Federation.from_arrays({"c": {"x_train": x, "y_train": y, "domain_train": domain}})
+    settings = {"optimizer": "sgd", "lr": 0.05, "batch_size": 10, "head_epochs": 6, "local_epochs": 0}
+    server = serve(make("feddar-wa", **settings), federation, model=Model(head=linear(1)))
+    w, b = (server.state.shared[f"head.{part}"][1].clone() for part in ("weight", "bias"))
+    train(server, 1)
+    for _ in range(6):  # once an epoch
+        error = 2 * (w[0] @ x[7] + b - y[7])
+        w, b = w - 0.05 * error * x[7], b - 0.05 * error
+    torch.testing.assert_close(server.state.shared["head.weight"][1], w)
+    torch.testing.assert_close(server.state.shared["head.bias"][1], b)
+
+
 def test_weighted_aggregation_is_not():
     federation = regression()
     settings = {"optimizer": "sgd", "lr": 0.2, "head_epochs": 400, "batch_size": 100}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from engines import blobs, cohort, network, quick
+from engines import blobs, cohort, make, network, quick, serve
 from torch import nn
 
 from perfed.batches import Samples, blocks, schedule
@@ -443,3 +443,25 @@ def test_float32_stays_close_to_float64():
     for name, tensor in one.model.items():
         assert tensor.dtype == torch.float32
         torch.testing.assert_close(tensor.double(), other.model[name], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("engine", ["stacked", "sequential"])
+def test_features_are_those_of_the_parameters_of_now(optimizer, engine):
+    """They are kept between uses; fused optimisers change parameters without a trace in the tensors' versions."""
+    method = make("fedrep", optimizer=optimizer, lr=0.05)
+    clients = ["c0"] if engine == "sequential" else None
+    group = cohort(method, blobs((9, 5, 7)), ids=clients, engine=engine)
+    group.load({n: t.expand(group.n, *t.shape) for n, t in serve(method, blobs((9, 5, 7))).state.shared.items()})
+    for part in ("head", "body", ("embedding", "body")):
+        before = group.representation()
+        assert group.representation() is before
+        group.fit(part, epochs=2)
+        found, start = group.representation(), 0
+        for row, client in enumerate(group.clients):
+            group.chain.load_state_dict({name: t[row] for name, t in group.model.items()})
+            with torch.no_grad():
+                expected = group.chain.body(group.chain.embedding(client.train.x))
+            torch.testing.assert_close(found[start : start + len(expected)], expected)
+            start += len(expected)
+        assert torch.equal(found, before) == (part == "head")

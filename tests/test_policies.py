@@ -100,6 +100,15 @@ def test_srpfl_samples_its_clients_from_all():
     assert by_stage[0].replied.keys() != by_stage[3].replied.keys()
 
 
+def test_the_last_stage_lasts_to_the_end():
+    policy = {**srpfl(redraw="stage"), "rate": 0.5}  # with 2, 4 and all 5 of the invited clients
+    found = play(policy, {"speeds": "dynamic"}, rounds=30)
+    assert {tuple(choice.ids) for choice in found[6:]} == {tuple(found[6].ids)} and len(found[6].ids) == 5
+    assert len(found[-1].replied) == 5  # also in the last round
+    found = play(srpfl(double="samples", stage_rounds=1), rounds=200)
+    assert len(found[-1].ids) == 10
+
+
 def test_replies_of_the_same_moment_are_not_taken_in_the_order_of_the_ids():
     counts = Counter(client for choice in play(srpfl(stage_rounds=400), rounds=400) for client in choice.ids)
     assert stats.chisquare([counts[c] for c in IDS]).pvalue > 1e-3
@@ -138,6 +147,14 @@ def test_srpfl_can_double_the_samples_instead_of_the_clients():
 # Other policies --------------------------------------------------------------------------------------------------
 
 
+def test_the_first_exchange_is_sent_to_all_who_are_invited():
+    federation = blobs((5, 4, 3, 6))
+    plain = serve(make("feddar-wa"), federation, rate=0.5)
+    wrapped = serve(make("feddar-wa"), federation, participation=staged(first=2), clock=FIXED)
+    down = [_records(server, 1)[0].bytes_down for server in (plain, wrapped)]
+    assert down[1] == down[0] * 3 // 2  # four invited, two used, and two exchanges
+
+
 def test_flanp_keeps_the_clients_of_a_stage_and_adds_the_fastest_others():
     policy = {"policy": "flanp", "flanp": {"first": 2, "rule": "fixed", "stage_rounds": 3}}
     found = play(policy, {"speeds": "dynamic"})
@@ -174,11 +191,17 @@ def test_over_selection_invites_more_clients_than_it_uses():
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        (srpfl(first=11), r"participation\.srpfl\.first is 11, but only 10 clients are invited to a round"),
+        (
+            srpfl(first=11),
+            r"participation\.srpfl\.first is 11, but only 10 clients are invited to a round \(participation\.rate\)",
+        ),
         ({**srpfl(first=6), "rate": 0.5}, r"participation\.srpfl\.first is 6, but only 5 clients"),
         (srpfl(stage_rounds=None), r"rule = 'fixed' needs participation\.srpfl\.stage_rounds"),
         (srpfl(stage_rounds=[3, 0]), r"participation\.srpfl\.stage_rounds must be at least 1 \(given: \[3, 0\]\)"),
-        (srpfl(rule="theory"), r"rule = 'theory' needs participation\.srpfl\.contraction"),
+        (srpfl(rule="theory", stage_rounds=None), r"rule = 'theory' needs participation\.srpfl\.contraction"),
+        (srpfl(contraction=0.1), r"rule = 'theory' needs participation\.srpfl\.contraction, others none"),
+        (srpfl(rule="plateau"), r"participation\.srpfl\.stage_rounds is for rule 'fixed', not for 'plateau'"),
+        ({"policy": "flanp", "flanp": {"mu": 1.0}}, r"rule = 'gradient' needs participation\.flanp\.mu, others none"),
         ({"policy": "flanp", "flanp": {"first": 11}}, r"participation\.flanp\.first is 11, but only 10"),
         ({"policy": "flanp", "flanp": {"rule": "gradient"}}, r"rule = 'gradient' needs participation\.flanp\.mu"),
         ({"policy": "deadline"}, r"'deadline' needs participation\.deadline\.seconds"),
@@ -317,6 +340,8 @@ def test_clients_that_were_never_used_fit_only_their_personal_parameters_at_the_
     moved = {path[0] for path in before if not torch.equal(after[path], before[path])}
     assert moved == set(never)
     assert all(server.evaluate("train")[client]["loss"] < loss[client]["loss"] for client in never)
+    kept = server.evaluate("train")  # the state of now is the own model
+    assert all(kept[client]["loss"] < loss[client]["loss"] for client in never)
     plain = serve(make("fedrep"), blobs((5, 4, 3, 6)), rate=0.25)
     train(plain, 1)
     before = {path: tensor.clone() for path, tensor in every_tensor(plain).items()}

@@ -46,6 +46,21 @@ def test_a_stage_of_the_methods_own_model_holds_for_the_preset():
     assert next(head.parameters()).shape[0] == 7
 
 
+def test_a_table_of_the_preset_is_merged_into_that_of_its_method():
+    table = {**find_experiment(EXPERIMENT), "method": "lg-srpfl"}
+    table["methods"] = {
+        "lg-fedavg": {"model": {"body": {"kind": "hidden-layer", "out": 9}}},
+        "lg-srpfl": {"model": {"head": "linear"}},
+    }
+    assert validate(table).build_model(3).build((16,)).body is not None
+
+
+def test_a_preset_refuses_another_policy():
+    with pytest.raises(PerfedError, match=r"participation\.policy = 'deadline': fedrep-srpfl is under 'srpfl'"):
+        experiment("participation.policy=deadline")
+    assert experiment("participation.policy=srpfl").build_participation().policy == "srpfl"
+
+
 def test_unknown_names_are_told_of_presets():
     with pytest.raises(PerfedError, match=r"unknown method 'fedrep-fast'; allowed: .*, fedrep-srpfl, flanp"):
         experiment(method="fedrep-fast")

@@ -89,6 +89,8 @@ def _read(data_dir: Path | None, domain: str) -> tuple[Pool, list[str], dict[str
     fields: dict[str, Any] = {}
     for split in ("train", "test"):
         num, cat, y = (data[f"{part}_{split}"] for part in ("num", "cat", "y"))
+        kinds = np.issubdtype(num.dtype, np.number) and np.issubdtype(cat.dtype, np.integer)
+        require(FILE, kinds, f"'num_{split}' must hold numbers and 'cat_{split}' integers")
         good = len(y) > 0 and num.shape == (len(y), len(numbers)) and cat.shape == (len(y), len(all_names))
         require(FILE, good, f"'num_{split}', 'cat_{split}' and 'y_{split}' do not fit each other and the names")
         good = cat.min() >= 0 and bool((cat.max(axis=0) < [len(v) for v in values.values()]).all())

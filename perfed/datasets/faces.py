@@ -76,8 +76,11 @@ def faces(
     _refuse_twice(rows)
     parts = {"train": [rows[i] for i in np.flatnonzero(~aside)], "test": [rows[i] for i in np.flatnonzero(aside)]}
     for name, part in parts.items():
-        if not part:
+        if not part and split:
             raise PerfedError(f"data.split = '{split}': no row says '{name}'; some must")
+        if not part:
+            few = f"the {len(rows)} rows have too few of a label and domain together"
+            raise PerfedError(f"data.test_fraction = {test_fraction}: no image is left for '{name}'; {few}")
     classes, domains = (sorted({getattr(row, key) for row in parts["train"]}) for key in ("label", "domain"))
     if len(classes) < 2:
         raise PerfedError(f"data.label = '{label}': all training rows say '{classes[0]}'; two classes are needed")

@@ -62,6 +62,7 @@ def tweets(
 def _read(data_dir: Path | None) -> tuple[list[str], NDArray[np.int64], NDArray[np.int64], tuple[str, ...]]:
     """Texts, classes, users, names of the classes; checked."""
     data = load_npz(FILE, data_dir, ["text_utf8", "y", "user", "class_names"])
+    require(FILE, data["class_names"].dtype.kind == "U", "'class_names' must hold text")
     raw, names = data["text_utf8"], tuple(data["class_names"].tolist())
     require(FILE, raw.dtype == np.uint8 and raw.ndim == 1, f"'text_utf8' is {raw.dtype} {raw.shape}, not bytes")
     try:

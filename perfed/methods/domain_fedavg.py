@@ -11,11 +11,12 @@ from torch import Tensor
 
 from perfed.aggregate import masked_mean, weighted_mean
 from perfed.cohort import Cohort
-from perfed.domains import domain_weights, of_domain, reweighted, unit_weights
+from perfed.domains import domain_means, domain_weights, of_domain, reweighted, unit_weights
 from perfed.method import Clients, Method, ParameterSet, Reply, ServerState, register
 from perfed.methods.fedavg import FedAvg
 from perfed.model import STAGES, stage_of
 from perfed.placement import PER_DOMAIN, SHARED, Placement
+from perfed.step import Loss
 
 
 @register("fedavg-rw")
@@ -81,11 +82,16 @@ class DomainFedAvg(Method):
         cohort.fit(STAGES, epochs=self.warmup_epochs, samples=samples, penalties=self.penalties(cohort, terms))
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
 
+    def loss(self, cohort: Cohort) -> Loss | None:
+        """Of local training; ``None`` for the plain one."""
+        return None
+
     def train(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor, terms: dict[str, Any]) -> Reply:
         """All stages together, on the re-weighted loss."""
         cohort.load(shared)
         samples = reweighted(cohort.samples(), weights, cohort.client_of(cohort.samples()))
-        cohort.fit(STAGES, epochs=self.local_epochs, samples=samples, penalties=self.penalties(cohort, terms))
+        penalties = self.penalties(cohort, terms)
+        cohort.fit(STAGES, epochs=self.local_epochs, samples=samples, loss=self.loss(cohort), penalties=penalties)
         return Reply(
             shared=cohort.shared(),
             num_samples=cohort.num_samples,
@@ -103,9 +109,16 @@ class MultiHeadFedAvg(DomainFedAvg):
 
 @register("separate-fedavg", defaults={"reweight": False})
 class SeparateFedAvg(DomainFedAvg):
-    """A model per domain, each by FedAvg on the samples of its domain alone (Zhong et al. 2023, section 5)."""
+    """A model per domain, each by FedAvg on the samples of its domain alone (Zhong et al. 2023, section 5).
+
+    Mini-batches are of all domains; each model takes the mean over its samples in them.
+    """
 
     default_placement: ClassVar[dict[str, Placement]] = dict.fromkeys(STAGES, PER_DOMAIN)
+
+    def loss(self, cohort: Cohort) -> Loss:
+        """The sum of the domains' mean losses."""
+        return domain_means(cohort.num_domains, cohort.num_classes)
 
 
 @register("fedavg-domain-ft")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perfed.aggregate import masked_mean, weighted_mean
 from perfed.cohort import Cohort
-from perfed.domains import reweighted
+from perfed.domains import domain_means, reweighted
 from perfed.errors import PerfedError
 from perfed.hessian import softmax_hessian, squared_error_hessian, with_ones
 from perfed.method import Clients, FederationInfo, Reply, ServerState, register
@@ -36,9 +36,10 @@ _RANK = 1e-10  # singular values below this share of the largest count as zero
 class FedDAR(DomainFedAvg):
     """Shared body, one linear head per domain, two exchanges a round (Zhong et al. 2023, Algorithm 1).
 
-    First the heads are trained on the mean loss of each domain's samples (no re-weighting) and aggregated per domain,
-    then the body on the re-weighted loss with the new heads. ``local_epochs`` are the epochs of the body. Domains that
-    a client does not hold contribute nothing; a domain that nobody of the round holds keeps its head.
+    First the heads are trained on the mean loss of each domain's samples (no re-weighting; in a mini-batch: of its
+    samples there, so that the training loss of this part is a sum over domains) and aggregated per domain, then the
+    body on the re-weighted loss with the new heads. ``local_epochs`` are the epochs of the body. Domains that a client
+    does not hold contribute nothing; a domain that nobody of the round holds keeps its head.
 
     The paper's ablation switches are ``reweight``, ``aggregation``, and ``alternate``: without it, it is
     :class:`~perfed.methods.domain_fedavg.MultiHeadFedAvg`. Then ``placement = { head = "shared" }`` switches the heads
@@ -74,6 +75,12 @@ class FedDAR(DomainFedAvg):
         if value and any((places[stage] == PER_DOMAIN) != (stage == "head") for stage in STAGES):
             raise ValueError("true needs a placement with the head alone per-domain; allowed with this one: false")
         return value
+
+    @property
+    def epochs_per_round(self) -> int:
+        """Of the heads, where they are trained before the body, and of the body."""
+        heads = self.head_epochs if self.alternate and self.head_epochs != "exact" else 0
+        return heads + self.local_epochs
 
     def prepare(self, server: ServerState, clients: Clients) -> None:
         """Refuse Hessians that cannot be had, then collect how many samples of each domain there are."""
@@ -136,9 +143,9 @@ class FedDAR(DomainFedAvg):
         if self.head_epochs == "exact":
             _solve_heads(cohort)
         else:
-            samples = reweighted(cohort.samples(), _mean_per_domain(cohort), cohort.client_of(cohort.samples()))
             train = (*cohort.personal_parameters, *cohort.trainable("head"))
-            cohort.fit(train, epochs=self.head_epochs, samples=samples, penalties=self.penalties(cohort, terms))
+            loss = domain_means(cohort.num_domains, cohort.num_classes)
+            cohort.fit(train, epochs=self.head_epochs, loss=loss, penalties=self.penalties(cohort, terms))
         heads = {name: cohort.model[name].detach() for name in cohort.trainable("head")}
         if wanted == "trained":
             hessians = {"hessians": _hessians(cohort)}
@@ -190,12 +197,6 @@ def _hessians(cohort: Cohort) -> Callable[[int], Tensor]:
         return softmax_hessian(features[own], logits[own], owned[row], domains)
 
     return of_client
-
-
-def _mean_per_domain(cohort: Cohort) -> Tensor:
-    """``(n, M)``: with it, a client's loss over its samples is the sum over its domains of their mean losses."""
-    counts = cohort.domain_counts
-    return cohort.num_samples[:, None] / counts.clamp_min(1)
 
 
 def _joined(heads: Mapping[str, Tensor], joint: bool) -> Tensor:

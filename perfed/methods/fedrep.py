@@ -30,6 +30,11 @@ class FedRep(Method):
     body_from_round: int = Field(1, ge=1, description="first round in which the representation is trained")
     average: Average = "samples"
 
+    @property
+    def epochs_per_round(self) -> int:
+        """Of the head, and of the representation."""
+        return self.local_epochs + self.body_epochs
+
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the mean of the representations."""
         program = self.train if clients.round >= self.body_from_round else self.train_head
