@@ -139,7 +139,7 @@ def test_presets_put_it_before_the_activation_of_every_hidden_layer():
     hidden = ["Linear", "BatchNorm1d", "ReLU", "Dropout"]
     assert layers(build_stage("model.body", spec, 2), (7,)) == [*hidden, *hidden, "Linear"]
     spec = {"kind": "cnn", "channels": [2, 3], "kernel": 3, "out": 4, "batch_norm": True}
-    convolution = ["Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d"]
+    convolution = ["Conv2d", "BatchNorm2d", "MaxPool2d", "ReLU"]
     factory = build_stage("model.body", spec, 2)
     assert layers(factory, (1, 12, 12)) == [*convolution, *convolution, "Flatten", "Linear", "ReLU"]
     fresh = factory((1, 12, 12))

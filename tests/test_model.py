@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from engines import blobs, quick
 from torch import nn
 
@@ -9,7 +10,7 @@ from perfed.errors import PerfedError
 from perfed.lstm import lstm
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.fedrep import HetFedRep
-from perfed.model import Model, cnn, digits_cnn, hidden_layer, linear, mlp, stage_of
+from perfed.model import Model, activation_layer, cnn, digits_cnn, hidden_layer, linear, mlp, stage_of
 from perfed.placement import FROZEN, PERSONAL, SHARED, place
 from perfed.state import Setup, group_key
 
@@ -206,3 +207,21 @@ def test_vectors_of_different_lengths_share_a_stack_and_images_do_not():
     slope = Model(embedding=lambda s: nn.Sequential(nn.Linear(s[0], 3), nn.LeakyReLU(0.5)), head=linear(2))
     other = Model(embedding=lambda s: nn.Sequential(nn.Linear(s[0], 3), nn.LeakyReLU(0.1)), head=linear(2))
     assert group_key(slope.build((4,))) != group_key(other.build((4,)))
+
+
+@pytest.mark.parametrize("activation", ["relu", "leaky-relu", "sigmoid", "tanh", "gelu"])
+def test_a_cnn_activates_before_it_pools_whatever_the_order_of_its_layers(activation):
+    module = cnn((3, 4), 3, 5, activation=activation)((2, 14, 14)).double()
+    x = torch.randn(6, 2, 14, 14, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    convolutions = [layer for layer in module.modules() if isinstance(layer, torch.nn.Conv2d)]
+    (last,) = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear)]
+    z = x
+    for convolution in convolutions:
+        z = F.max_pool2d(activation_layer(activation)(convolution(z)), 2)
+    z = activation_layer(activation)(last(z.flatten(1)))
+    torch.testing.assert_close(module(x), z, rtol=0, atol=0)
+    parameters = list(module.parameters())
+    for mine, plain in zip(
+        *(torch.autograd.grad(out.square().sum(), parameters) for out in (module(x), z)), strict=True
+    ):
+        torch.testing.assert_close(mine, plain)
