@@ -208,7 +208,7 @@ def test_a_function_that_returns_no_module_says_so():
         ('terms=["nope"]', "unknown term 'nope'; allowed: anchors, prototypes, proximal"),
         ("rate=0", "participation.rate: .*greater than 0"),
         ("rate=1.5", "participation.rate: .*less than or equal to 1"),
-        ("participation.share=1", r"unknown key 'participation\.share'; allowed: policy, rate, last_round, fit_unused, srpfl"),
+        ("participation.share=1", r"unknown key 'participation\.share'; allowed: policy, rate, last_round, fit_unused"),
         ("evaluation.evry=1", r"unknown key 'evaluation\.evry' \(did you mean 'every'\?\); allowed: every"),
         ("every=0", "evaluation.every: .*greater than or equal to 1"),
         ("split=tset", "evaluation.split: .*'test', 'validation' or 'train'"),
