@@ -5,39 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 from engines import blobs, cohort, difference, make, serve, train
+from planes import LINEAR, flat, planes, quadratic
 from torch import nn
 from torch.func import functional_call
 
 from perfed.building import build_method
 from perfed.errors import PerfedError
-from perfed.federation import Federation
 from perfed.methods.flic import Anchors
 from perfed.model import Model, linear, mlp
 
-LINEAR = Model(head=linear(1))
 WHOLE = {"optimizer": "sgd", "batch_size": 100, "local_epochs": 1, "lr": 0.03}
 MINI = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.5}
-
-
-def planes(sizes=(12, 9, 12)) -> Federation:
-    """Regression on a plane of its own for every client."""
-    generator = torch.Generator().manual_seed(1)
-    arrays = {}
-    for i, samples in enumerate(sizes):
-        x = torch.randn(samples, 3, generator=generator).double() * (1 + 0.5 * i)
-        y = x @ torch.randn(3, generator=generator).double() + 0.3
-        arrays[f"c{i}"] = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
-    return Federation.from_arrays(arrays, num_classes=None)
-
-
-def quadratic(client):
-    """A and b of ``f(w) = mean (x w - y)^2``: grad f(w) = A w - b, w with the bias as last entry."""
-    x = torch.cat([client.train.x, torch.ones(len(client.train), 1, dtype=torch.float64)], 1)
-    return 2 * x.T @ x / len(x), 2 * x.T @ client.train.y / len(x)
-
-
-def flat(params):
-    return torch.cat([params["head.weight"].flatten(), params["head.bias"].flatten()])
 
 
 def meta_gradient(w, a, b, alpha, *, second_order=True):
@@ -47,7 +25,7 @@ def meta_gradient(w, a, b, alpha, *, second_order=True):
 
 @pytest.mark.parametrize("variant", ["hessian-free", "exact", "first-order"])
 def test_one_step_on_a_quadratic_is_the_closed_form(variant):
-    alpha, federation = 0.07, planes()
+    alpha, federation = 0.07, planes((12, 9, 12), more=0.5)
     server = serve(make("hf-maml", variant=variant, alpha=alpha, **WHOLE), federation, model=LINEAR)
     w = flat(server.state.shared)
     train(server, 1)
@@ -65,18 +43,23 @@ def test_one_step_on_a_quadratic_is_the_closed_form(variant):
 @pytest.mark.parametrize("delta", [1e-3, 1.0])
 def test_differences_of_a_linear_gradient_are_exact_for_any_delta(delta):
     runs = [
-        train(serve(make("hf-maml", variant=v, delta=delta, alpha=0.05, **MINI), planes(), model=LINEAR), 3)
+        train(
+            serve(
+                make("hf-maml", variant=v, delta=delta, alpha=0.05, **MINI), planes((12, 9, 12), more=0.5), model=LINEAR
+            ),
+            3,
+        )
         for v in ("hessian-free", "exact")
     ]
     assert difference(*runs) < 1e-9
 
 
 def test_first_order_leaves_out_alpha_times_the_hessian():
-    alpha, (client,) = 0.07, planes((12,))
+    alpha, (client,) = 0.07, planes((12,), more=0.5)
     a, b = quadratic(client)
     ends = {}
     for variant in ("exact", "first-order"):
-        server = serve(make("hf-maml", variant=variant, alpha=alpha, **WHOLE), planes((12,)), model=LINEAR)
+        server = serve(make("hf-maml", variant=variant, alpha=alpha, **WHOLE), planes((12,), more=0.5), model=LINEAR)
         w = flat(server.state.shared)
         ends[variant] = flat(train(server, 1).state.shared)
     left_out = alpha * a @ meta_gradient(w, a, b, alpha, second_order=False)
@@ -94,7 +77,7 @@ def test_without_the_inner_step_it_is_federated_averaging(variant):
 def test_the_three_gradients_are_taken_on_independent_mini_batches():
     """Mini-batches of one sample: the step is one of the 12^3 combinations, with three different samples."""
     alpha, lr = 0.07, 0.03
-    federation = planes((12,))
+    federation = planes((12,), more=0.5)
     settings = {"optimizer": "sgd", "batch_size": 1, "lr": lr, "alpha": alpha, "variant": "exact"}
     x = torch.cat([federation.clients[0].train.x, torch.ones(12, 1, dtype=torch.float64)], 1)
     y = federation.clients[0].train.y
@@ -143,7 +126,7 @@ def test_the_exact_variant_is_the_gradient_of_the_adapted_loss():
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_what_is_evaluated_is_the_global_model_after_steps_on_the_clients_own_data(steps):
-    alpha, federation = 0.05, planes((12, 7))
+    alpha, federation = 0.05, planes((12, 7), more=0.5)
     method = make("hf-maml", alpha=alpha, adapt_steps=steps, **MINI)
     server = train(serve(method, federation, model=LINEAR), 1)
     metrics = server.evaluate("test")
@@ -161,14 +144,14 @@ def test_adaptation_may_take_a_mini_batch():
     scores = []
     for batch in ("all", "mini-batch"):
         method = make("hf-maml", adapt_batch=batch, **settings)
-        scores.append(train(serve(method, planes((12, 3)), model=LINEAR), 1).evaluate("test"))
+        scores.append(train(serve(method, planes((12, 3), more=0.5), model=LINEAR), 1).evaluate("test"))
     assert scores[0]["c0"]["mse"] != pytest.approx(scores[1]["c0"]["mse"], rel=1e-6)
     assert scores[0]["c1"]["mse"] == pytest.approx(scores[1]["c1"]["mse"], rel=1e-9)  # three samples are one mini-batch
 
 
 def test_the_global_model_is_a_better_start_for_one_step_than_that_of_federated_averaging():
     """Clients pull to both sides with different curvature; each method's fixed point is known."""
-    alpha, federation = 0.2, planes((30, 30))
+    alpha, federation = 0.2, planes((30, 30), more=0.5)
     settings = {"optimizer": "sgd", "batch_size": 100, "local_epochs": 1, "lr": 0.05}
     ends = {}
     for name, own in (("hf-maml", {"alpha": alpha}), ("fedavg", {})):

@@ -5,34 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from engines import ENGINES, blobs, make, serve, train
+from planes import LINEAR, flat, planes, quadratic
 from torch import nn
 
 from perfed import rng
 from perfed.errors import PerfedError
-from perfed.federation import Federation
 from perfed.methods.flic import Anchors
 from perfed.methods.l2gd import L2GD, _geometric
 from perfed.model import Model, hidden_layer, linear
 
-LINEAR = Model(head=linear(1))
 FULL = {"optimizer": "sgd", "batch_size": 100}
-
-
-def planes(clients=3, samples=12, dim=2) -> Federation:
-    """Regression on a plane of its own for every client."""
-    generator = torch.Generator().manual_seed(2)
-    arrays = {}
-    for i in range(clients):
-        x = torch.randn(samples + 5 * i, dim, generator=generator)
-        y = x @ torch.randn(dim, generator=generator) + torch.randn(1, generator=generator)
-        arrays[f"c{i}"] = {"x_train": x.double(), "y_train": y.double(), "x_test": x.double(), "y_test": y.double()}
-    return Federation.from_arrays(arrays, num_classes=None)
-
-
-def quadratic(client):
-    """H and b of ``f(w) = mean (x w - y)^2``: grad f(w) = H w - b, w with the bias as last entry."""
-    x = torch.cat([client.train.x, torch.ones(len(client.train), 1, dtype=torch.float64)], 1)
-    return 2 * x.T @ x / len(x), 2 * x.T @ client.train.y / len(x)
 
 
 def minimiser(federation, lam):
@@ -46,7 +28,7 @@ def minimiser(federation, lam):
 
 def models(server):
     states = [server.engine.states[client]["local"] for client in server.engine.federation.ids]
-    return torch.stack([torch.cat([s["head.weight"].flatten(), s["head.bias"].flatten()]) for s in states])
+    return torch.stack([flat(s) for s in states])
 
 
 def objective(federation, x, lam):
@@ -60,7 +42,7 @@ def objective(federation, x, lam):
 @pytest.mark.parametrize(("lam", "p", "lr"), [(1.0, 0.5, 0.02), (3.0, 0.3, {"head": 0.01})])
 def test_it_minimises_the_mixture_of_local_losses_and_distance_to_the_mean(lam, p, lr):
     """The objective falls to near its minimum, and the mean iterate is the closed-form minimiser for this lambda."""
-    federation = planes()
+    federation = planes((12, 17, 22), 2, more=0.0, seed=2)
     server = serve(make("l2gd", lam=lam, p=p, lr=lr, **FULL), federation, model=LINEAR)
     target = minimiser(federation, lam)
     server.prepare()
@@ -91,7 +73,9 @@ def test_without_pull_it_is_local_training():
 
 @pytest.mark.parametrize(("lam", "least", "most"), [(0.0, 1e-2, 1e9), (1.0, 1e-6, 1e9), (1e9, 0.0, 1e-6)])
 def test_a_strong_pull_ends_in_consensus(lam, least, most):
-    server = train(serve(make("l2gd", lam=lam, lr=0.1, **FULL), planes(), model=LINEAR), 5)
+    server = train(
+        serve(make("l2gd", lam=lam, lr=0.1, **FULL), planes((12, 17, 22), 2, more=0.0, seed=2), model=LINEAR), 5
+    )
     x = models(server)
     assert least <= float((x - x.mean(0)).norm()) <= most
     shared = torch.cat([server.state.shared["head.weight"].flatten(), server.state.shared["head.bias"]])

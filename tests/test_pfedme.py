@@ -5,38 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from engines import ENGINES, blobs, cohort, make, serve, train
+from planes import LINEAR, flat, planes, quadratic
 from torch import nn
 
 from perfed.building import build_method
 from perfed.errors import PerfedError
-from perfed.federation import Federation
 from perfed.methods.flic import Anchors
 from perfed.methods.pfedme import PFedMe
 from perfed.model import Model, linear
 
-LINEAR = Model(head=linear(1))
 FULL = {"optimizer": "sgd", "batch_size": 100}
-
-
-def planes(clients=3, samples=12, dim=3) -> Federation:
-    """Regression on a plane of its own for every client."""
-    generator = torch.Generator().manual_seed(1)
-    arrays = {}
-    for i in range(clients):
-        x = torch.randn(samples, dim, generator=generator) * (1 + i)
-        y = x @ torch.randn(dim, generator=generator) + torch.randn(1, generator=generator)
-        arrays[f"c{i}"] = {"x_train": x.double(), "y_train": y.double(), "x_test": x.double(), "y_test": y.double()}
-    return Federation.from_arrays(arrays, num_classes=None)
-
-
-def quadratic(client):
-    """H and b of ``f(w) = mean (x w - y)^2``: grad f(w) = H w - b, w with the bias as last entry."""
-    x = torch.cat([client.train.x, torch.ones(len(client.train), 1, dtype=torch.float64)], 1)
-    return 2 * x.T @ x / len(x), 2 * x.T @ client.train.y / len(x)
-
-
-def flat(params):
-    return torch.cat([params["head.weight"].flatten(), params["head.bias"].flatten()])
 
 
 @pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.3, "decay": "all"}], ids=["plain", "decay"])

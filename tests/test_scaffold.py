@@ -5,41 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 from engines import ENGINES, blobs, make, serve, train
+from planes import LINEAR, flat, planes, quadratic
 from torch import nn
 
 from perfed.building import build_method
 from perfed.errors import PerfedError
-from perfed.federation import Federation
 from perfed.methods.flic import Anchors
 from perfed.methods.scaffold import Scaffold
 from perfed.model import Model, hidden_layer, linear
 
-LINEAR = Model(head=linear(1))
-
-
-def planes(sizes=(12, 12, 12), dim=3) -> Federation:
-    """Regression on a plane of its own, and of its own scale, for every client."""
-    generator = torch.Generator().manual_seed(4)
-    arrays = {}
-    for i, size in enumerate(sizes):
-        x = torch.randn(size, dim, generator=generator).double() * (0.5 + 0.5 * i)
-        y = x @ torch.randn(dim, generator=generator).double() + torch.randn(1, generator=generator).double()
-        arrays[f"c{i}"] = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
-    return Federation.from_arrays(arrays, num_classes=None)
-
 
 def optimum(federation):
     """Minimiser of the plain mean of the clients' losses, the bias last."""
-    matrix, vector = 0.0, 0.0
-    for client in federation:
-        x = torch.cat([client.train.x, torch.ones(len(client.train), 1, dtype=torch.float64)], 1)
-        matrix, vector = matrix + x.T @ x / len(x), vector + x.T @ client.train.y / len(x)
-    return torch.linalg.solve(matrix, vector)
+    parts = [quadratic(client) for client in federation]
+    return torch.linalg.solve(sum(a for a, _ in parts), sum(b for _, b in parts))
 
 
 def distance(server, target):
     shared = server.state.shared
-    return float((torch.cat([shared["head.weight"].flatten(), shared["head.bias"]]) - target).norm() / target.norm())
+    return float((flat(shared) - target).norm() / target.norm())
 
 
 SETTINGS = {
@@ -52,7 +36,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_it_converges_where_federated_averaging_is_biased(name):
-    federation = planes()
+    federation = planes(first=0.5, more=0.5, seed=4)
     settings = {"optimizer": "sgd", "lr": 0.2, "batch_size": 100, "local_epochs": 5, **SETTINGS[name]}
     scaffold = train(serve(make("scaffold", **settings), federation, model=LINEAR), 60)
     settings.pop("server_lr", None)
@@ -65,7 +49,7 @@ def test_it_converges_where_federated_averaging_is_biased(name):
 
 def test_unequal_numbers_of_steps():
     """Mini-batches, 12 to 4 steps per round: up to the noise of the mini-batches."""
-    federation, gaps = planes((24, 12, 8, 16)), {}
+    federation, gaps = planes((24, 12, 8, 16), first=0.5, more=0.5, seed=4), {}
     for name in ("scaffold", "fedavg"):
         method = make(name, optimizer="sgd", lr=0.05, batch_size=4, local_epochs=2)
         server = train(serve(method, federation, model=LINEAR), 40)
@@ -77,7 +61,7 @@ def test_unequal_numbers_of_steps():
 
 
 def test_partial_participation():
-    federation = planes((24, 12, 8, 16))
+    federation = planes((24, 12, 8, 16), first=0.5, more=0.5, seed=4)
     method = make("scaffold", lr=0.1, batch_size=100, local_epochs=5)
     server = train(serve(method, federation, model=LINEAR, rate=0.5), 80)
     assert distance(server, optimum(federation)) < 1e-5
