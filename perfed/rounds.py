@@ -289,8 +289,8 @@ class Server:
         were ``never_used`` fit their personal parameters (:meth:`settle`), they do so before, on a copy.
         """
         method, chosen = self.setup.method, self.engine.federation.ids if ids is None else ids
-        fitted = [i for i in chosen if i in set(never_used)] if self.participation.fits_unused else []
-        rest = [i for i in chosen if i not in set(fitted)]
+        unused = set(never_used) if self.participation.fits_unused else set()
+        fitted, rest = [i for i in chosen if i in unused], [i for i in chosen if i not in unused]
         payload = method.download(self.state)
         metrics = self.engine.evaluate(payload, rest, split, round_, outputs)
         if fitted:
