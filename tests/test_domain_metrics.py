@@ -9,14 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from engines import blobs, cohort, make, network
+from engines import blobs, cohort, make, network, serve, train
 from sklearn.metrics import roc_auc_score
 
 from perfed.errors import PerfedError
-from perfed.evaluate import Outputs, by_domain, outputs_of, with_extremes
+from perfed.evaluate import Outputs, by_domain, outputs_of, summarise, with_extremes
 from perfed.experiment import Run
 from perfed.federation import Federation
 from perfed.store import RunDirectory
+from perfed.tally import Tally
 
 CLIENT = np.array(["a", "a", "a", "b", "b", "b", "b"])
 DOMAIN = np.array([0, 1, 1, 0, 0, 1, 1])
@@ -80,3 +81,32 @@ def test_metrics_per_domain_need_domains():
     group = cohort(make("fedavg"), Federation(plain, 3))
     with pytest.raises(PerfedError, match=r"metrics per domain need domains; client 'c0': test samples without"):
         outputs_of(make("fedavg"), group, "test")
+
+
+def test_auc_of_each_client_that_holds_both_classes():
+    server = train(serve(make("fedavg"), blobs((9, 8, 7), num_classes=2, labels=[[0, 1], [1]], test=12)), 1)
+    metrics = server.evaluate("test")
+    chain = network(2).build((4,)).double()
+    chain.load_state_dict(server.state.shared)
+    for client in server.engine.federation:
+        logits = chain(client.test.x).detach()
+        if len(client.test.y.unique()) == 2:
+            expected = roc_auc_score(client.test.y.numpy(), (logits[:, 1] - logits[:, 0]).numpy())
+            assert metrics[client.id]["auc"] == pytest.approx(expected)
+        else:
+            assert "auc" not in metrics[client.id]
+    assert ["auc" in metrics[client] for client in ("c0", "c1", "c2")] == [True, False, True]
+    mean = summarise(metrics)["auc"]["mean"]
+    assert mean == pytest.approx((metrics["c0"]["auc"] + metrics["c2"]["auc"]) / 2)
+
+
+def test_extremes_over_domains_are_taken_after_the_mean_over_the_last_rounds():
+    tally = Tally.empty(())
+    tally.evaluated({}, {"accuracy": {"a": 0.9, "b": 0.1}}, 2)
+    tally.evaluated({}, {"accuracy": {"a": 0.6, "b": 0.4}}, 2)
+    tally.evaluated({}, {"accuracy": {"a": 0.2, "b": 0.8}}, 2)
+    found = tally.domains["accuracy"]
+    assert found == pytest.approx({"a": 0.4, "b": 0.6, "mean": 0.5, "min": 0.4, "max": 0.6})
+    assert Tally.of_plain(tally.plain()) == tally
+    with pytest.raises(PerfedError, match="written by another version of perfed"):
+        Tally.of_plain({"rounds": 3})
