@@ -23,7 +23,7 @@ from perfed.config import Experiment, experiment_names, find_experiment, validat
 from perfed.datasets import dataset_names, describe, load
 from perfed.errors import PerfedError
 from perfed.experiment import Run, resume, start
-from perfed.method import entry, method_names, preset_names
+from perfed.method import entry, known_names
 from perfed.overrides import override, parse_value
 from perfed.plan import ENGINES
 from perfed.report import TextTable, write_report
@@ -207,7 +207,7 @@ def compare_command(
     out: OutOption = None,
 ) -> None:
     """Train several methods over several seeds: one table, one report, comparison.json."""
-    names = comparing.parse_names(methods, [*method_names(), *preset_names()])
+    names = comparing.parse_names(methods, known_names())
     numbers = comparing.parse_seeds(seeds)
     table = override(find_experiment(experiment), _shared_settings(engine, settings), names)
     out = out or _default_out(str(table.get("name", "comparison")))
@@ -256,7 +256,7 @@ def tune_command(
     out: OutOption = None,
 ) -> None:
     """Choose settings on validation data only, with the same budget for every method."""
-    names = comparing.parse_names(methods, [*method_names(), *preset_names()])
+    names = comparing.parse_names(methods, known_names())
     table = override(find_experiment(experiment), _shared_settings(engine, settings), names)
     out = out or _default_out(f"tune-{table.get('name', 'experiment')}")
     numbers, where = comparing.parse_seeds(seeds), _device(device)
@@ -315,7 +315,7 @@ def list_command(
 
 def _list_methods() -> list[dict[str, Any]]:
     found = []
-    for name in [*method_names(), *preset_names()]:
+    for name in known_names():
         item = entry(name)
         fields = {**item.method.model_fields}
         for term in item.terms:

@@ -22,37 +22,44 @@ Metrics = dict[str, dict[str, float]]
 
 
 @torch.no_grad()
-def score(method: Method, cohort: Cohort, split: str) -> Metrics:
+def predictions(method: Method, cohort: Cohort, split: str) -> Tensor | None:
+    """What each client's own model says of every sample of ``split``: logits ``(total, C)``, or values.
+
+    Rows are in the order of ``cohort.samples(split)``; ``None`` where no client has data in the split.
+    """
+    samples = cohort.samples(split)
+    found: Tensor | None = None
+    for x, index, valid in cohort.windows(samples):
+        predicted = method.predict(cohort, x)
+        found = predicted.new_empty((len(samples.y), *predicted.shape[2:])) if found is None else found
+        found[index[valid]] = predicted[valid]
+    return found
+
+
+def score(cohort: Cohort, split: str, predicted: Tensor | None) -> Metrics:
     """Metrics of each client of ``cohort`` on its own ``split``: client id -> metric -> value.
 
     Classification: ``accuracy`` (fraction) and ``loss`` (cross-entropy), for two classes that the client both has also
     ``auc``; regression: ``mse``. Clients without data in the split are left out.
+
+    Args:
+        cohort: the clients.
+        split: on which they are evaluated.
+        predicted: of :func:`predictions`.
     """
-    samples = cohort.samples(split)
-    loss = torch.zeros(cohort.n, dtype=torch.float64)
-    correct = torch.zeros(cohort.n, dtype=torch.float64)
-    margin = torch.zeros(len(samples.y), dtype=torch.float64)
-    for x, index, valid in cohort.windows(samples):
-        outputs = method.predict(cohort, x)
-        y = samples.y[index]
-        loss += (sample_losses(outputs, y, cohort.num_classes) * valid).sum(1).cpu().double()
-        if cohort.num_classes is not None:
-            correct += ((outputs.argmax(2) == y) & valid).sum(1).cpu().double()
-        if cohort.num_classes == 2:
-            margin[index[valid].cpu()] = (outputs[..., 1] - outputs[..., 0])[valid].cpu().double()
-    found: Metrics = {}
-    for row, client in enumerate(cohort.ids):
-        count = int(samples.counts[row])
+    if predicted is None:
+        return {}
+    samples, found = cohort.samples(split), {}
+    losses = sample_losses(predicted[None], samples.y[None], cohort.num_classes)[0].cpu().double()
+    y, outputs = samples.y.cpu().numpy(), predicted.cpu().double().numpy()
+    for client, start, count in zip(cohort.ids, samples.starts.tolist(), samples.counts.tolist(), strict=True):
         if count == 0:
             continue
-        value = float(loss[row]) / count
-        if cohort.num_classes is None:
-            found[client] = {"mse": value}
-        else:
-            found[client] = {"accuracy": float(correct[row]) / count, "loss": value}
-        own = slice(int(samples.starts[row]), int(samples.starts[row]) + count)
-        if cohort.num_classes == 2 and len(torch.unique(samples.y[own])) == 2:
-            found[client]["auc"] = float(roc_auc_score(samples.y[own].cpu().numpy(), margin[own].numpy()))
+        own = slice(start, start + count)
+        values = _metrics(y[own], outputs[own], cohort.num_classes)
+        if cohort.num_classes is not None:
+            values = {"accuracy": values.pop("accuracy"), "loss": float(losses[own].mean()), **values}
+        found[client] = values
     return found
 
 
@@ -101,9 +108,8 @@ def _metrics(y: NDArray[Any], outputs: NDArray[np.float64], num_classes: int | N
     return found
 
 
-@torch.no_grad()
-def outputs_of(method: Method, cohort: Cohort, split: str) -> Outputs:
-    """What each client's own model says of its samples of ``split``.
+def outputs_of(cohort: Cohort, split: str, predicted: Tensor | None) -> Outputs:
+    """``predicted`` (:func:`predictions`) with the clients, domains and targets of the samples of ``split``.
 
     Raises:
         PerfedError: the data do not say the domains.
@@ -112,12 +118,7 @@ def outputs_of(method: Method, cohort: Cohort, split: str) -> Outputs:
     if samples.domain is None:
         where = f"client '{cohort.ids[0]}': {split} samples without domain ids"
         raise PerfedError(f"metrics per domain need domains; {where}")
-    found: Tensor | None = None
-    for x, index, valid in cohort.windows(samples):
-        predicted = method.predict(cohort, x)
-        found = predicted.new_empty((len(samples.y), *predicted.shape[2:])) if found is None else found
-        found[index[valid]] = predicted[valid]
-    rows = samples.y.new_zeros(0) if found is None else found
+    rows = samples.y.new_zeros(0) if predicted is None else predicted
     owners = np.repeat(np.array(cohort.ids), samples.counts)
     return Outputs(owners, samples.domain.cpu().numpy(), samples.y.cpu().numpy(), rows.double().cpu().numpy())
 

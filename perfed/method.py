@@ -388,7 +388,7 @@ def preset(name: str, method: str, policy: str, summary: str) -> None:
 def entry(name: str) -> Entry:
     """The registered method or preset called ``name``."""
     if name not in _REGISTRY and name not in _PRESETS:
-        raise PerfedError(f"unknown method '{name}'; allowed: {', '.join([*method_names(), *preset_names()])}")
+        raise PerfedError(f"unknown method '{name}'; allowed: {', '.join(known_names())}")
     return _REGISTRY[name] if name in _REGISTRY else _PRESETS[name]
 
 
@@ -400,3 +400,8 @@ def method_names() -> list[str]:
 def preset_names() -> list[str]:
     """Names of all presets, sorted."""
     return sorted(_PRESETS)
+
+
+def known_names() -> list[str]:
+    """Names that :func:`entry` knows: the methods, then the presets."""
+    return [*method_names(), *preset_names()]

@@ -80,7 +80,7 @@ def test_metrics_per_domain_need_domains():
     plain = tuple(replace(c, train=replace(c.train, domain=None), test=replace(c.test, domain=None)) for c in blobs())
     group = cohort(make("fedavg"), Federation(plain, 3))
     with pytest.raises(PerfedError, match=r"metrics per domain need domains; client 'c0': test samples without"):
-        outputs_of(make("fedavg"), group, "test")
+        outputs_of(group, "test", None)
 
 
 def test_auc_of_each_client_that_holds_both_classes():

@@ -14,7 +14,7 @@ from perfed import tree
 from perfed.cohort import Cohort, Where
 from perfed.engine.inbox import Inbox
 from perfed.errors import PerfedError
-from perfed.evaluate import Outputs, outputs_of, score
+from perfed.evaluate import Outputs, outputs_of, predictions, score
 from perfed.federation import SPLITS, Client, Federation
 from perfed.method import Each, Fold, Replies, Reply
 from perfed.plan import Plan
@@ -111,7 +111,8 @@ class InProcessEngine:
             cohort = self._cohort(chunk, exchange)
             reply = self._call(cohort, exchange.program, self._deliver(payload, cohort.ids))
             if exchange.measure is not None:
-                metrics.update(score(self.setup.method, cohort, exchange.measure))
+                predicted = predictions(self.setup.method, cohort, exchange.measure)
+                metrics.update(score(cohort, exchange.measure, predicted))
             shapes = [self._shapes(client) for client in chunk]
             for row, client in enumerate(chunk):
                 inbox.add(client.id, partial(self._arriving, reply, row, shapes[row]))
@@ -136,9 +137,10 @@ class InProcessEngine:
         ids = [i for i in ids if self.clients[i].split(split) is not None]
         metrics: Metrics = {}
         for cohort in self.cohorts(ids, payload, round_, program):
-            metrics.update(score(self.setup.method, cohort, split))
+            predicted = predictions(self.setup.method, cohort, split)
+            metrics.update(score(cohort, split, predicted))
             if outputs is not None:
-                outputs.append(outputs_of(self.setup.method, cohort, split))
+                outputs.append(outputs_of(cohort, split, predicted))
         return metrics
 
     def cohorts(
