@@ -21,7 +21,7 @@ from perfed.fit import Correction, Task, Update
 from perfed.model import Chain, Parameters, stage_of
 from perfed.optim import Optimizer, optimizer_for
 from perfed.placement import SENT, Placement
-from perfed.plan import Plan, use_threads
+from perfed.plan import Plan
 from perfed.step import Loss, Step, cross_entropy, squared_error
 from perfed.view import View
 
@@ -179,7 +179,8 @@ class Cohort(View):
             params: train this set ``{name: (n, ...)}`` in place of the working model, in place.
             also: further sets ``{set: {name: (n, ...)}}`` that are trained along, in place; the loss finds them with
                 :meth:`Step.of_set <perfed.step.Step.of_set>`.
-            loss: one value per client; default cross-entropy or squared error.
+            loss: one value per client; default cross-entropy or squared error. This and the functions below may be
+                called for different clients at the same time: what they keep must be in the step's block.
             penalties: added to the loss.
             near, pull: keep the parameters named in ``near`` ``(n, ...)`` close to it by an implicit proximal step
                 on ``pull / 2 |w - near|^2`` after each update.
@@ -225,16 +226,15 @@ class Cohort(View):
         kind = "fit " + "+".join(sorted({stage_of(n) for n in trained}, key=self.chain.stages.index)) + self.label
         if batch_size is not None:
             kind += f" (batch {batch_size})"
-        path = self.plan.path(kind, self.n, None if self.unstackable else lambda chunk: _trial(task, chunk))
-        size = path.size(self.n)
-        with use_threads(path.threads):
-            for first in range(0, self.n, size):
-                stop = min(first + size, self.n)
-                losses, done = fitting.run(task.part(first, stop))
-                self.forget()  # fused optimisers change tensors without raising their versions
-                self._check(losses, done, first)
-                self._loss_sum[first:stop] += losses.cpu().double()
-                self._loss_steps[first:stop] += torch.from_numpy(done)
+        trial = None if self.unstackable else lambda chunk: _trial(task, chunk)
+        path = self.plan.path(kind, self.n, trial, parallel=self.parallel)
+        for first, stop, (losses, done) in self.plan.spread(
+            path, self.n, lambda first, stop: fitting.run(task.part(first, stop)), parallel=self.parallel
+        ):
+            self._check(losses, done, first)
+            self._loss_sum[first:stop] += losses.cpu().double()
+            self._loss_steps[first:stop] += torch.from_numpy(done)
+        self.forget()  # fused optimisers change tensors without raising their versions
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:

@@ -153,7 +153,8 @@ def _run_sorted(task: Task, order: IntArray, limit: int | None) -> tuple[Tensor,
 
 
 def _run(task: Task, plans: list[Schedule], limit: int | None) -> Tensor:
-    trainable = {name: task.params[name].detach().requires_grad_(True) for name in task.trained}
+    # ``data`` has versions of its own: those of views are shared with the clients that another thread trains.
+    trainable = {name: task.params[name].data.requires_grad_(True) for name in task.trained}
     state = OptimizerState(task.optimizer, trainable)
     params = {name: t for name, t in task.params.items() if name not in trainable} | trainable
     trained = frozenset(stage_of(name) for name in task.trained)

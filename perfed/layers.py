@@ -257,6 +257,15 @@ def _dropout(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
     return x * keep * (1.0 / (1.0 - p))
 
 
+def shareable(module: nn.Module) -> bool:
+    """Whether several threads may apply ``module``: a pass neither changes it nor draws global random numbers."""
+    if _is_known_sequential(module):
+        return all(shareable(child) for child in module.children())
+    if type(module) is nn.Conv2d:
+        return module.padding_mode == "zeros"
+    return type(module) in (*_ELEMENTWISE, *_PER_SAMPLE, *_DROPOUT, nn.Linear, nn.Flatten)
+
+
 def why_not_stackable(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
     """The reason why ``module`` must run one client at a time, or ``None`` if it can be stacked."""
     if any(isinstance(m, BATCH_NORM) for m in module.modules()):

@@ -1,17 +1,19 @@
 """How work is cut into chunks of clients: the execution plan.
 
 A plan is chosen once and recorded; with the same plan a run gives the same bits. Results of different plans agree to
-rounding. ``chunk`` is the number of clients computed together (0: all), ``threads`` the number of torch threads.
+rounding. ``chunk`` is the number of clients computed together (0: all), ``threads`` the number of torch threads of one
+chunk. Threads that are left over work on other chunks at the same time, which changes no bit of any result.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -19,6 +21,9 @@ from perfed.errors import PerfedError
 
 EngineName = Literal["auto", "stacked", "sequential"]
 ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "sequential")
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 _CHUNKS = (1, 8, 32)
 _TRIALS = 5
@@ -38,6 +43,11 @@ class Path:
         """Clients per chunk when there are ``clients`` in all."""
         return clients if self.chunk == 0 else min(self.chunk, clients)
 
+    def spans(self, clients: int) -> list[tuple[int, int]]:
+        """First and last + 1 of the clients of each chunk."""
+        size = self.size(clients)
+        return [(first, min(first + size, clients)) for first in range(0, clients, size)]
+
 
 @dataclass
 class Plan:
@@ -47,7 +57,7 @@ class Plan:
         engine: ``"stacked"`` (all clients of an architecture together), ``"sequential"`` (one at a time), or
             ``"auto"``: each kind of work is tried both ways, and with one and all threads, on its first occurrence.
         chunk: clients per chunk under ``"stacked"`` (0: all).
-        threads: threads outside ``"auto"`` (0: torch's own number when the plan is made).
+        threads: in all, and of one chunk outside ``"auto"`` (0: torch's own number when the plan is made).
         paths: choices already made.
         trials: seconds per client of every way tried, by kind of work.
         on_choice: called after each new choice, e.g. to write it down.
@@ -70,11 +80,11 @@ class Plan:
         if self.threads == 0:
             self.threads = torch.get_num_threads()
 
-    def path(self, kind: str, clients: int, trial: Callable[[int], None] | None) -> Path:
+    def path(self, kind: str, clients: int, trial: Callable[[int], None] | None, *, parallel: bool = False) -> Path:
         """The path for ``kind`` of work with ``clients`` clients at hand.
 
         ``trial(chunk)`` does a few real steps for the first ``chunk`` clients, without lasting effect; ``None`` where
-        the work cannot be stacked.
+        the work cannot be stacked. ``parallel``: the work will be given to :meth:`spread` with the same value.
         """
         if self.engine == "sequential" or trial is None:
             return Path(1, self.threads)
@@ -83,19 +93,42 @@ class Plan:
         if clients == 1:  # whether or not there is a choice for more, or a run with the choices made would differ
             return Path(1, self.threads)
         if kind not in self.paths:
-            self.paths[kind] = self._fastest(kind, clients, trial)
+            self.paths[kind] = self._fastest(kind, clients, trial, parallel)
             self.on_choice()
         return self.paths[kind]
 
-    def _fastest(self, kind: str, clients: int, trial: Callable[[int], None]) -> Path:
+    def spread(
+        self, path: Path, clients: int, work: Callable[[int, int], Result], *, parallel: bool
+    ) -> list[tuple[int, int, Result]]:
+        """``work(first, stop)`` for each chunk of clients, several at once where threads are free.
+
+        Args:
+            path: how the clients are cut up, and the torch threads of each chunk.
+            clients: how many.
+            work: must touch only what belongs to the clients ``first .. stop - 1``.
+            parallel: whether ``work`` may run in several threads.
+
+        Returns:
+            ``(first, stop, result)`` of each chunk, in order.
+        """
+        spans = path.spans(clients)
+        found = _at_once(lambda span: work(*span), spans, path.threads, self._workers(path, clients, parallel))
+        return [(first, stop, result) for (first, stop), result in zip(spans, found, strict=True)]
+
+    def _workers(self, path: Path, clients: int, parallel: bool) -> int:
+        """Chunks that run at the same time."""
+        return max(1, min(len(path.spans(clients)), self.threads // path.threads)) if parallel else 1
+
+    def _fastest(self, kind: str, clients: int, trial: Callable[[int], None], parallel: bool) -> Path:
         """The path with the least median time; more threads must pay clearly: a busy machine slows them most."""
         seconds: dict[Path, float] = {}
         for threads in sorted({1, self.threads}):
             quickest = float("inf")
             for chunk in [c for c in _CHUNKS if c < clients] + [0]:
                 path = Path(chunk, threads)
-                with use_threads(threads):
-                    seconds[path] = _typical_time(trial, path.size(clients)) / path.size(clients)
+                workers = self._workers(path, clients, parallel)
+                size = path.size(clients)
+                seconds[path] = _typical_time(trial, size, threads, workers) / (workers * size)
                 if seconds[path] > _HOPELESS * quickest:
                     break  # larger stacks of large models only get slower, and trying them takes long
                 quickest = min(quickest, seconds[path])
@@ -120,25 +153,34 @@ class Plan:
         lines = [f"engine: {self.engine}, {self.threads} threads"]
         for kind, path in sorted(self.paths.items()):
             how = "one client at a time" if path.chunk == 1 else f"{path.chunk or 'all'} clients stacked"
-            lines.append(f"{kind}: {how}, {path.threads} thread{'s' if path.threads > 1 else ''}")
+            lines.append(f"{kind}: {how}, {path.threads} thread{'s' if path.threads > 1 else ''} each")
         lines += [f"{kind}: one client at a time ({reason})" for kind, reason in sorted(self.reasons.items())]
         return lines
 
 
-def _typical_time(trial: Callable[[int], None], chunk: int) -> float:
-    """Median seconds of a few trials after a first one that warms up; one trial if it is slow."""
-    first = _timed(trial, chunk)
+def _typical_time(trial: Callable[[int], None], chunk: int, threads: int, workers: int) -> float:
+    """Median seconds of a few trials, ``workers`` at once, after a first one that warms up; one trial if it is slow."""
+    first = _timed(trial, chunk, threads, workers)
     if first > _SLOW:
         return first
-    return median(_timed(trial, chunk) for _ in range(_TRIALS))
+    return median(_timed(trial, chunk, threads, workers) for _ in range(_TRIALS))
 
 
-def _timed(trial: Callable[[int], None], chunk: int) -> float:
+def _timed(trial: Callable[[int], None], chunk: int, threads: int, workers: int) -> float:
     begin = time.perf_counter()
-    trial(chunk)
+    _at_once(trial, [chunk] * workers, threads, workers)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - begin
+
+
+def _at_once(work: Callable[[Item], Result], items: Sequence[Item], threads: int, workers: int) -> list[Result]:
+    """``work`` of each item in order, ``workers`` of them at the same time with ``threads`` torch threads each."""
+    with use_threads(threads):
+        if workers == 1:
+            return [work(item) for item in items]
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+            return list(pool.map(work, items))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -13,10 +14,10 @@ from torch import Tensor
 from perfed.batches import Samples
 from perfed.errors import PerfedError
 from perfed.federation import Client
-from perfed.layers import Pass, apply_module, apply_per_domain
+from perfed.layers import Pass, apply_module, apply_per_domain, shareable
 from perfed.model import Chain, Parameters, stage_of
 from perfed.placement import PER_DOMAIN, Placement
-from perfed.plan import Plan, use_threads
+from perfed.plan import Plan
 from perfed.step import by_turns, sample_losses
 
 _WINDOW_BYTES = 64 << 20
@@ -105,6 +106,11 @@ class View:
 
     # Forward -----------------------------------------------------------------------------------------------
 
+    @cached_property
+    def parallel(self) -> bool:
+        """Whether several threads may work on different clients: on a CPU, with layers that threads can share."""
+        return self.device.type == "cpu" and all(shareable(self.chain.get_submodule(s)) for s in self.chain.stages)
+
     @property
     def per_domain(self) -> frozenset[str]:
         """Stages that have parameters for each domain, ``(n, domains, ...)``."""
@@ -128,21 +134,20 @@ class View:
 
         domain = self.domain
 
-        def apply(first: int, stop: int, inputs: Tensor) -> Tensor:
+        @torch.no_grad()  # which is each thread's own affair
+        def apply(first: int, stop: int) -> Tensor:
+            inputs = x[first:stop]
             run = Pass({name: t[first:stop] for name, t in params.items() if stage_of(name) in stages})
             for stage in stages:
                 inputs = self._apply(stage, inputs, run, None if domain is None else domain[first:stop])
             return inputs
 
         def trial(chunk: int) -> None:
-            apply(0, chunk, x[:chunk])
+            apply(0, chunk)
 
-        with torch.no_grad():
-            kind = f"forward {'+'.join(stages)}{self.label}"
-            path = self.plan.path(kind, self.n, None if self.unstackable else trial)
-            with use_threads(path.threads):
-                size = path.size(self.n)
-                parts = [apply(i, min(i + size, self.n), x[i : i + size]) for i in range(0, self.n, size)]
+        kind = f"forward {'+'.join(stages)}{self.label}"
+        path = self.plan.path(kind, self.n, None if self.unstackable else trial, parallel=self.parallel)
+        parts = [part for _, _, part in self.plan.spread(path, self.n, apply, parallel=self.parallel)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _apply(self, stage: str, x: Tensor, run: Pass, domain: Tensor | None) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from engines import CodecEngine, blobs, difference, make, network, serve, train
 
 from perfed.method import method_names
-from perfed.plan import Plan
+from perfed.plan import Path, Plan
 
 SIZES, DIMS = (13, 9, 9, 6, 4, 3, 2, 1, 1), (4, 3, 6)
 WAYS = {
@@ -87,6 +87,19 @@ def test_the_recorded_plan_of_an_automatic_run_gives_the_same_bits_again(name):
         runs[-1].evaluate("test")
         assert again.to_dict() == recorded  # nothing is decided anew
     assert difference(runs[0], runs[1]) == 0 and difference(runs[0], first) == 0
+
+
+@pytest.mark.parametrize("name", [name for name in method_names() if name != "fedbn"])  # batch-norm is never cut up
+def test_chunks_that_run_at_the_same_time_give_the_same_bits(name):
+    plan, model = Plan("auto", threads=1), network(dropout=0.3)
+    train(serve(make(name), federation(name), model=model, plan=plan), 2).evaluate("test")
+    runs = []
+    for threads in (1, 3):
+        pairs = Plan("auto", threads=threads, paths={kind: Path(2, 1) for kind in plan.paths})
+        runs.append(train(serve(make(name), federation(name), model=model, plan=pairs), 2))
+        runs[-1].evaluate("test")
+        assert set(pairs.paths) == set(plan.paths)
+    assert difference(*runs) == 0
 
 
 def test_the_seed_matters():

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from perfed import rng
-from perfed.layers import Pass, apply_module, why_not_stackable
+from perfed.layers import Pass, apply_module, shareable, why_not_stackable
 
 CLIENTS, BATCH = 3, 4
 
@@ -184,3 +184,21 @@ def test_other_random_modules_are_keyed_and_leave_the_global_generator_alone(mod
         assert torch.equal(torch.random.get_rng_state(), before)
         torch.rand(1)  # whatever else the program draws does not matter
     assert torch.equal(outs[0], outs[1]) and not torch.equal(outs[0], outs[2])
+
+
+def test_threads_share_only_layers_that_a_pass_leaves_alone():
+    plain = nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(8, 2)
+    )
+    assert shareable(plain)
+
+    class Noisy(nn.Linear):
+        pass
+
+    for module in (
+        nn.BatchNorm1d(2),
+        nn.LSTM(2, 2),
+        Noisy(2, 2),
+        nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"),
+    ):
+        assert not shareable(module) and not shareable(nn.Sequential(nn.ReLU(), module))

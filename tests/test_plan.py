@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
@@ -57,6 +58,50 @@ def test_both_thread_numbers_are_tried():
     assert set(threads) == {1, 2}
 
 
+@pytest.mark.parametrize(
+    ("path", "parallel", "most"), [(Path(2, 1), True, 3), (Path(2, 2), True, 1), (Path(2, 1), False, 1)]
+)
+def test_free_threads_work_on_other_chunks_and_results_stay_in_order(path, parallel, most):
+    running, peak, lock = 0, 0, threading.Lock()
+
+    def work(first: int, stop: int) -> tuple[int, int]:
+        nonlocal running, peak
+        with lock:
+            running += 1
+            peak = max(peak, running)
+        time.sleep(0.02 if first else 0.05)  # the first chunk ends last
+        with lock:
+            running -= 1
+        return stop - first, torch.get_num_threads()
+
+    found = Plan("auto", threads=3).spread(path, 7, work, parallel=parallel)
+    assert found == [
+        (0, 2, (2, path.threads)),
+        (2, 4, (2, path.threads)),
+        (4, 6, (2, path.threads)),
+        (6, 7, (1, path.threads)),
+    ]
+    assert peak == most
+
+
+def test_auto_counts_chunks_that_run_at_the_same_time():
+    def trial(chunk: int) -> None:  # two threads save a quarter, two chunks at once save a half
+        time.sleep(0.02 * chunk / (1.33 if torch.get_num_threads() == 2 else 1))
+
+    assert Plan("auto", threads=2).path("fit", 2, trial, parallel=True) == Path(1, 1)
+    assert Plan("auto", threads=2).path("fit", 2, trial, parallel=False).threads == 2
+
+
+def test_an_error_in_one_of_several_chunks_arrives():
+    def work(first: int, stop: int) -> None:
+        raise KeyError(first)
+
+    before = torch.get_num_threads()
+    with pytest.raises(KeyError, match="0"):
+        Plan("auto", threads=2).spread(Path(1, 1), 4, work, parallel=True)
+    assert torch.get_num_threads() == before
+
+
 def test_plain_values_round_trip():
     plan = Plan("auto", threads=2)
     plan.paths = {"fit head": Path(8, 1), "forward": Path(0, 2)}
@@ -78,8 +123,10 @@ def test_description_says_what_was_chosen_and_why():
     plan.reasons = {"clients like 'a'": "batch-norm in training"}
     text = plan.describe()
     assert text[0].startswith("engine: auto")
-    assert "fit head: 8 clients stacked, 1 thread" in text and "forward: all clients stacked, 2 threads" in text
-    assert "fit body: one client at a time, 1 thread" in text
+    assert (
+        "fit head: 8 clients stacked, 1 thread each" in text and "forward: all clients stacked, 2 threads each" in text
+    )
+    assert "fit body: one client at a time, 1 thread each" in text
     assert "clients like 'a': one client at a time (batch-norm in training)" in text
 
 
