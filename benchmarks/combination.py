@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import quadprog
@@ -64,12 +65,12 @@ def main() -> None:
         for clients in (25, 50, 100, 200):
             h, v, n = statistics(clients, apart)
             flat = h.flatten(1)
-            gram, _ = fastest(lambda flat=flat: centred_gram(flat.double()), repeats)
-            whole, wall = fastest(lambda h=h, v=v, n=n: combination_weights(h, v, n), repeats)
-            alone, _ = fastest(lambda h=h, v=v, n=n: whole_problems(h, v, n), 1)
-            found = combination_weights(h, v, n)
-            assert not found.failed.any()
-            support = (found.weights > 1e-9).sum(1).double().mean()
+            gram, _ = fastest(partial(centred_gram, flat.double()), repeats)
+            whole, wall = fastest(partial(combination_weights, h, v, n), repeats)
+            alone, _ = fastest(partial(whole_problems, h, v, n), 1)
+            combined = combination_weights(h, v, n)
+            assert not combined.failed.any()
+            support = (combined.weights > 1e-9).sum(1).double().mean()
             times = [1000 * x for x in (gram, whole - gram, whole, wall, alone)]
             print(f"| {clients} | {kind} | {support:.0f} | " + " | ".join(f"{x:.1f}" for x in times) + " |", flush=True)
     generator = torch.Generator().manual_seed(0)
@@ -77,14 +78,12 @@ def main() -> None:
     labels = torch.randint(CLASSES, (len(features),), generator=generator)
     owner = torch.arange(100).repeat_interleave(SAMPLES)
     for moments in (False, True):
-        used, _ = fastest(
-            lambda m=moments: client_statistics(features, labels, owner, 100, CLASSES, second_moments=m), 3
-        )
+        used, _ = fastest(partial(client_statistics, features, labels, owner, 100, CLASSES, second_moments=moments), 3)
         print(f"statistics of 100 clients x {SAMPLES} samples, second moments {moments}: {1000 * used:.0f} ms")
     found = client_statistics(features, labels, owner, 100, CLASSES, second_moments=True)
-    used, _ = fastest(
-        lambda: combination_weights_general(found.means, found.second_moments, torch.full((100,), 600)), 1
-    )
+    second = found.second_moments
+    assert second is not None
+    used, _ = fastest(partial(combination_weights_general, found.means, second, torch.full((100,), 600)), 1)
     print(f"the form with covariances, 100 clients: {1000 * used:.0f} ms")
 
 

@@ -130,7 +130,7 @@ def measure(work: Workload, threads: int) -> Row:
     """Both sides in turn, ``repeats`` times; the fastest run of each counts."""
     count, channels_last = _yardstick_setting(work, threads)
     row = Row(work.name, work.steps, float("inf"), count, channels_last)
-    servers: dict[str, tuple[Server, FedTrain, int]] = {}
+    servers: dict[EngineName, tuple[Server, FedTrain, int]] = {}
     torch.set_num_threads(threads)
     for engine in work.engines:
         make, run, steps = work.server, work.work, work.steps
@@ -217,16 +217,17 @@ def flic() -> list[Workload]:
 
     def local(client: Client, _: bool) -> None:
         embedding, head = yardstick.mlp(client.input_shape[0], 64, 64, 64), nn.Linear(64, num_classes)
-        plan = {"epochs": 10, "batch": 100, "optimizer": yardstick.adam(), "lam1": 1e-3, "lam2": 1e-3}
-        yardstick.train_flic(embedding, head, anchors, client.train.x, client.train.y, samples=4, **plan)
+        yardstick.train_flic(
+            embedding, head, anchors, client.train.x, client.train.y,
+            epochs=10, batch=100, optimizer=yardstick.adam(), lam1=1e-3, lam2=1e-3, samples=4,
+        )  # fmt: skip
 
-    policy = Participation(rate=0.1)
-    chosen = [policy.choose(federation.ids, 0, number, PAPER_ROUNDS) for number in range(1, ROUNDS + 1)]
+    rounds = make(0, 0.1, PAPER_ROUNDS)
+    selection = rounds(Plan("sequential")).selection
     by_id = {client.id: client for client in everyone}
-    some = [by_id[i] for ids in chosen for i in ids]
+    some = [by_id[i] for number in range(1, ROUNDS + 1) for i in selection.choose(number).ids]
     pretrain_steps = _steps(everyone, 10, PRETRAIN_EPOCHS)
     short = (make(2, 0.1, PAPER_ROUNDS), _prepare, _steps(everyone, 10, 2))
-    rounds = make(0, 0.1, PAPER_ROUNDS)
     return [
         Workload(
             "FLIC-Class pre-training", pretrain_steps, everyone, pretrain, make(PRETRAIN_EPOCHS, 0.1, PAPER_ROUNDS),
@@ -319,7 +320,7 @@ def cnns(data_dir: Path | None) -> list[Workload]:
 
     def network(channels_last: bool) -> nn.Sequential:
         net = yardstick.cnn(28, 1, 16, 32)
-        return net.to(memory_format=torch.channels_last) if channels_last else net  # type: ignore[call-overload,no-any-return]
+        return net.to(memory_format=torch.channels_last) if channels_last else net  # type: ignore[call-overload]
 
     def fedavg(client: Client, channels_last: bool) -> None:
         x, y = _images(client, channels_last), client.train.y

@@ -41,7 +41,7 @@ def measure(clients: int, participants: int, rounds: int) -> dict[str, float]:
         policy="srpfl",
         rate=min(1.0, participants / clients),
         last_round="sampled",
-        srpfl={"first": participants, "rule": "fixed", "stage_rounds": 1},  # type: ignore[arg-type]
+        srpfl={"first": participants, "rule": "fixed", "stage_rounds": 1},
     )
     server = Server(federation, setup, Plan("stacked"), policy, rounds + 1, clock=Clock(speeds="dynamic"))
     server.prepare()

@@ -211,7 +211,8 @@ class _Wasserstein(torch.autograd.Function):
         ctx.grad = grad.view(-1, dim).index_select(0, group.place)
         # tr S - 2 root |X|_* + scale k = sum over all k of (s_j - root)^2, s_j = 0 beyond the small side
         missing = scale * (dim - singular.shape[1]) * len(singular)
-        return off.square_().sum() + singular.sub_(root).square_().sum() + missing
+        total: Tensor = off.square_().sum() + singular.sub_(root).square_().sum() + missing
+        return total
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
