@@ -242,11 +242,11 @@ def _one_each(name: str, value: int | Sequence[int], channels: Sequence[int]) ->
     return values
 
 
-def digits_cnn(out: int = 64, *, dropout: float = 0.5) -> StageFactory:
+def digits_cnn(out: int = 64, *, dropout: float = 0.0) -> StageFactory:
     """FLIC's embedding for digits: conv 32 and 20 (5x5), each max-pooled and through a sigmoid, then linear.
 
-    ``dropout`` acts on whole channels after the second convolution, as in the authors' program; the paper does
-    not mention it (``dropout=0``). Source: Rakotomamonjy et al. 2024, S3.2.
+    ``dropout`` acts on whole channels after the second convolution; the authors' program has 0.5 there, which the
+    paper does not mention. Source: Rakotomamonjy et al. 2024, S3.2.
     """
 
     def build(shape: Shape) -> nn.Module:

@@ -12,6 +12,7 @@ from engines import ENGINES, blobs, cohort, difference, every_tensor, make, netw
 from perfed import rng
 from perfed.divergence import gaussian_w2, sample_w2
 from perfed.method import entry
+from perfed.methods import fedrep
 from perfed.methods.fedrep import HetFedRep
 from perfed.methods.flic import Anchors
 from perfed.model import stage_of
@@ -158,6 +159,21 @@ def test_anchors_move_towards_the_centres_of_their_class():
         torch.testing.assert_close(server.state.anchors["mean"][label] - before[label], expected, rtol=1e-4, atol=1e-6)
 
 
+def test_clients_weigh_the_same_or_by_their_samples(monkeypatch):
+    federation = blobs((9, 3), labels=[[0, 1], [1]])
+    plain = loaded(flic(anchor_average="samples"), federation)
+    reply = plain.method.all_terms[0].after(plain, {"mean": torch.ones(2, CLASSES, LATENT).double()})
+    assert reply["weight"].tolist() == [[9, 9, 0], [0, 3, 0]]
+    bodies = []
+    real = fedrep.client_mean
+    monkeypatch.setattr(fedrep, "client_mean", lambda stacked, *rest: bodies.append(stacked) or real(stacked, *rest))
+    for settings, shares in (({}, (0.5, 0.5)), ({"average": "samples"}, (0.75, 0.25))):
+        server = train(serve(make("hetfedrep", **settings), federation), 1)
+        own = bodies[-1]["body.0.weight"]
+        assert not torch.allclose(own[0], own[1])
+        torch.testing.assert_close(server.state.shared["body.0.weight"], shares[0] * own[0] + shares[1] * own[1])
+
+
 def test_send_all_changes_presence_only():
     federation = blobs((9, 6), labels=[[0, 1], [1]])
     replies = {}
@@ -166,8 +182,8 @@ def test_send_all_changes_presence_only():
         group = loaded(method, federation)
         replies[send_all] = method.all_terms[0].after(group, {"mean": torch.ones(2, CLASSES, LATENT).double()})
     assert torch.equal(replies[False]["mean"], replies[True]["mean"])
-    assert replies[False]["held"].tolist() == [[True, True, False], [False, True, False]]
-    assert bool(replies[True]["held"].all())
+    assert replies[False]["weight"].tolist() == [[1, 1, 0], [0, 1, 0]]
+    assert bool((replies[True]["weight"] == 1).all())
     assert bool((replies[True]["mean"][:, 2] == 1).all())  # what a client does not hold goes back as it came
 
 

@@ -62,6 +62,7 @@ class FedRep(Method):
 class HetFedRep(FedRep):
     """FedRep behind a personal embedding, without alignment (Rakotomamonjy et al. 2024, section 5).
 
+    Clients have the same weight by default (omega_i = 1/N), in FLIC's experiments for body and anchors alike.
     The published numbers of this baseline were made with an alignment of all embeddings after every round; add
     ``terms=["anchors"]`` with ``lambda1 = lambda2 = 0``, ``pretrain_epochs = 0`` and ``realign_epochs = 1`` for those.
     """
@@ -71,3 +72,5 @@ class HetFedRep(FedRep):
         "body": SHARED,
         "head": PERSONAL,
     }
+
+    average: Average = "uniform"

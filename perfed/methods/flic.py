@@ -59,6 +59,9 @@ class Anchors(Term):
     realign_epochs: int = Field(
         0, ge=0, description="alignment epochs of all clients after each round (authors' program)"
     )
+    anchor_average: Literal["samples", "uniform"] = Field(
+        "uniform", description="omega_i of the anchors: the same for all clients, or n_i ('samples')"
+    )
     w2: Literal["closed-form", "two-sample"] = Field(
         "closed-form",
         description="W2 against the anchor itself (paper), or against samples of it (authors' program)",
@@ -90,7 +93,7 @@ class Anchors(Term):
 
     def absorb(self, server: ServerState, replies: Replies, content: Mapping[str, Any]) -> None:
         """Mean of each anchor over the clients of the round that hold the class; others keep their place."""
-        server.anchors = {"mean": masked_mean(content["mean"], content["held"], server.anchors["mean"])}
+        server.anchors = {"mean": masked_mean(content["mean"], content["weight"], server.anchors["mean"])}
 
     def finish(self, server: ServerState, clients: Clients) -> None:
         """Re-alignment of all embeddings to the new anchors, as in the authors' program."""
@@ -202,7 +205,10 @@ class Anchors(Term):
             update = (first / (1 - 0.9**count)) / ((second / (1 - 0.999**count)).sqrt() + 1e-8)
             moved -= self.anchor_lr * update * (steps >= count).to(update)[:, None, None]
         moved = torch.where(held[:, :, None], moved, mean)
-        return {"mean": moved, "held": torch.ones_like(held) if self.send_all else held}
+        weight = (torch.ones_like(held) if self.send_all else held).to(moved)
+        if self.anchor_average == "samples":
+            weight = weight * cohort.num_samples[:, None]
+        return {"mean": moved, "weight": weight}
 
     def _anchor_gradient(self, cohort: Cohort, mean: Tensor, centres: Tensor, held: Tensor, count: int) -> Tensor:
         gradient = 2 * self.lambda1 * (mean - centres)
