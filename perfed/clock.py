@@ -16,16 +16,15 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field, field_validator
 from torch import Tensor
 
 from perfed import rng
 from perfed.errors import PerfedError
+from perfed.settings import STRICT
 
 Seconds = NDArray[np.float64]
 Rows = NDArray[np.int64]
-
-_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Population:
 class Fixed(BaseModel):
     """Speeds drawn once: T_i ~ Exp(rate)."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     rate: float = Field(1.0, gt=0, description="lambda; the mean is 1 / lambda")
 
@@ -68,7 +67,7 @@ class Dynamic(BaseModel):
     The paper's text calls lambda_i a rate; the time axis of its figure 5 fits means.
     """
 
-    model_config = _STRICT
+    model_config = STRICT
 
     parameter: Literal["rate", "mean"] = Field("rate", description="what lambda_i is of the exponential distribution")
 
@@ -87,7 +86,7 @@ class Stragglers(BaseModel):
     The paper prints lambda = 0.1 for the fast class and 10 for the slow one, which can only be means.
     """
 
-    model_config = _STRICT
+    model_config = STRICT
 
     share: float = Field(0.1, ge=0, le=1, description="of the clients that are slow, rounded to whole clients")
     fast: float = Field(0.1, gt=0, description="mean seconds of a fast client")
@@ -104,7 +103,7 @@ class Stragglers(BaseModel):
 class Correlated(BaseModel):
     """Speeds drawn once, T ~ Exp(rate), the fastest to the clients of the first label group, and so on."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     rate: float = Field(1.0, gt=0, description="lambda; the mean is 1 / lambda")
 
@@ -125,7 +124,7 @@ class Correlated(BaseModel):
 class Steps(BaseModel):
     """Speeds in proportion to the number of local steps: ``ceil(n_i / batch size) x local epochs``."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     seconds: float = Field(0.01, gt=0, description="of one mini-batch step")
 
@@ -137,9 +136,14 @@ class Steps(BaseModel):
 class Trace(BaseModel):
     """Measured times: a CSV file with the columns client, round (a number, or * for all others) and seconds."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
-    file: str = Field("", description="path of the CSV file")
+    file: str = Field("", description="path of the CSV file, from the current folder; recorded as an absolute one")
+
+    @field_validator("file")
+    @classmethod
+    def _absolute(cls, value: str) -> str:
+        return str(Path(value).expanduser().absolute()) if value else value
 
     def read(self, ids: Sequence[str], rounds: int) -> Mapping[str, Mapping[int | None, float]]:
         """Seconds by client id and round; ``None`` stands for all rounds that are not named.
@@ -184,7 +188,7 @@ class Clock(BaseModel):
         communication: seconds that an exchange takes besides (C.T. in the SRPFL paper).
     """
 
-    model_config = _STRICT
+    model_config = STRICT
 
     speeds: Literal["none", "fixed", "dynamic", "stragglers", "correlated", "steps", "trace"] = "none"
     communication: float = Field(0.0, ge=0)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from perfed.building import build_method, build_stage
 from perfed.clock import Clock
@@ -21,8 +21,7 @@ from perfed.method import Method, entry
 from perfed.model import STAGES, Model
 from perfed.participation import Participation
 from perfed.plan import EngineName, Plan
-
-_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+from perfed.settings import STRICT
 
 
 class Evaluation(BaseModel):
@@ -39,7 +38,7 @@ class Evaluation(BaseModel):
         targets: mean accuracies (fractions); the summary says when each was first reached in an evaluated round.
     """
 
-    model_config = _STRICT
+    model_config = STRICT
 
     every: int = Field(10, ge=1)
     split: Literal["test", "validation", "train"] = "test"
@@ -65,7 +64,7 @@ class Evaluation(BaseModel):
 class Snapshots(BaseModel):
     """Embedded samples kept for the report: of which clients (the first ones) and after which rounds (0: start)."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     clients: int = Field(3, ge=0)
     rounds: tuple[int, ...] = ()
@@ -77,7 +76,7 @@ class Snapshots(BaseModel):
 
 
 class _PathSettings(BaseModel):
-    model_config = _STRICT
+    model_config = STRICT
 
     chunk: int = Field(ge=0)
     threads: int = Field(ge=1)
@@ -86,7 +85,7 @@ class _PathSettings(BaseModel):
 class _PlanSettings(BaseModel):
     """The ``[plan]`` table; ``paths`` are choices that a run has recorded."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     engine: EngineName = "auto"
     chunk: int = Field(0, ge=0)
@@ -97,7 +96,7 @@ class _PlanSettings(BaseModel):
 class Experiment(BaseModel):
     """Everything a run depends on; the content of an experiment's TOML file."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     name: str = "experiment"
     description: str = ""

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 from torch import Tensor
 
 from perfed.errors import PerfedError
 from perfed.model import STAGES, Chain, Model, Parameters
 from perfed.placement import SHARED, Placement, place
+from perfed.settings import STRICT
 from perfed.tree import Tree
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class Method(BaseModel):
     Local training settings are fields of every method. Unknown settings are an error.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = STRICT
 
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": SHARED}
     without: ClassVar[tuple[str, ...]] = ()
@@ -275,13 +276,17 @@ class Method(BaseModel):
         return Reply(gradient=found, num_samples=cohort.num_samples)
 
     def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
-        """Fit the personal parameters of clients that were never used (Tziotis et al. 2023, remark 4.8)."""
+        """Fit what is a client's own to the newest shared parameters, for clients that were never used.
+
+        Source: Tziotis et al. 2023, remark 4.8. These are the personal parameters; a method that keeps a client's own
+        model in a parameter set says here how that is trained.
+        """
         cohort.load(shared)
         cohort.fit(cohort.personal_parameters, epochs=self.local_epochs, penalties=self.penalties(cohort, terms))
 
-    def personalise_unused(self, cohort: Cohort, terms: dict[str, Any], **payload: Any) -> None:
-        """:meth:`settle`, then :meth:`personalise`: the own model of a client that was never used."""
-        self.settle(cohort, payload["shared"], terms)
+    def personalise_unused(self, cohort: Cohort, unused: dict[str, Any], **payload: Any) -> None:
+        """:meth:`settle` with what ``unused`` holds, then :meth:`personalise` with its ``payload``."""
+        self.settle(cohort, **unused)
         self.personalise(cohort, **payload)
 
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
@@ -292,7 +297,10 @@ class Method(BaseModel):
 
     @property
     def epochs_per_round(self) -> int:
-        """Local epochs of a round, all phases together: the work that clocks time by steps."""
+        """Local epochs of a round, all phases and models together: the work that clocks time by steps.
+
+        One epoch is one gradient for each mini-batch of the client.
+        """
         return self.local_epochs
 
     @property

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from perfed.settings import STRICT
 from perfed.stages import StageRule
-
-_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Srpfl(StageRule):
@@ -43,7 +42,7 @@ class Flanp(StageRule):
 class Deadline(BaseModel):
     """All replies that arrive within ``seconds`` are used; a round without any changes nothing."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     seconds: float | None = Field(None, gt=0, description="after the start of the round, communication included")
 
@@ -51,7 +50,7 @@ class Deadline(BaseModel):
 class OverSelection(BaseModel):
     """``factor`` times as many clients are invited as are used; the first replies count."""
 
-    model_config = _STRICT
+    model_config = STRICT
 
     factor: float = Field(1.3, ge=1, description="invited clients per used one")
 
@@ -68,7 +67,7 @@ class Participation(BaseModel):
             shared ones, and keeps those at the end (Tziotis et al. 2023, remark 4.8); always so with ``srpfl``.
     """
 
-    model_config = _STRICT
+    model_config = STRICT
 
     policy: Literal["uniform", "srpfl", "flanp", "deadline", "overselection"] = "uniform"
     rate: float = Field(1.0, gt=0, le=1)

@@ -238,7 +238,7 @@ class Server:
         policy.observe(record.train_loss, gradient, num_samples)
 
     def settle(self, ids: Sequence[str], number: int) -> None:
-        """Let clients that were never used fit their personal parameters, where the policy says so.
+        """Let clients that were never used fit what is their own, where the policy says so.
 
         Args:
             ids: the clients that were never used.
@@ -286,7 +286,7 @@ class Server:
         """Metrics of each client's own model, made by the method's ``personalise``, on ``split``.
 
         What the models say of every sample is appended to ``outputs``, if given. Where the policy lets clients that
-        were ``never_used`` fit their personal parameters (:meth:`settle`), they do so before, on a copy.
+        were ``never_used`` fit what is their own (:meth:`settle`), they do so before, on a copy.
         """
         method, chosen = self.setup.method, self.engine.federation.ids if ids is None else ids
         unused = set(never_used) if self.participation.fits_unused else set()
@@ -294,6 +294,6 @@ class Server:
         payload = method.download(self.state)
         metrics = self.engine.evaluate(payload, rest, split, round_, outputs)
         if fitted:
-            payload |= {"terms": method.term_payload(self.state)}
+            payload |= {"unused": {"shared": self.state.shared, "terms": method.term_payload(self.state)}}
             metrics |= self.engine.evaluate(payload, fitted, split, round_, outputs, program="personalise_unused")
         return metrics

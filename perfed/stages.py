@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from perfed.errors import PerfedError
+from perfed.settings import STRICT
 
 
 class StageRule(BaseModel):
     """How many clients the first stage has, and when a stage ends; the number doubles from stage to stage."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = STRICT
 
     first: int = Field(4, ge=1, description="n_0, clients used in the first stage")
     rule: str

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from torch import Tensor
 
 from perfed.aggregate import masked_mean
 from perfed.errors import PerfedError
 from perfed.method import FederationInfo, ParameterSet
+from perfed.settings import STRICT
 from perfed.step import Step
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ Penalty = Callable[[Step], Tensor]
 class Term(BaseModel):
     """Base of all terms: does nothing. Hyper-parameters are fields; anything that changes is in parameter sets."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = STRICT
 
     name: ClassVar[str] = ""
 

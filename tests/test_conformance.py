@@ -9,6 +9,7 @@ import pytest
 import torch
 from engines import ENGINES, blobs, every_tensor, make, network_for, serve, train
 
+from perfed.clock import Clock
 from perfed.errors import PerfedError
 from perfed.federation import Federation
 from perfed.method import method_names
@@ -85,6 +86,7 @@ def test_two_rounds_leave_finite_states_and_metrics(name, case):
         method, federation = METHODS[name](), build()
         arguments = {"model": network_for(method, federation.num_classes), "rounds": 9, **options}
         arguments["participation"] = policy
+        arguments["clock"] = Clock(speeds="fixed") if policy is SRPFL else None
         if case == "input dimensions differ" and shares_embedding(method, federation):
             with pytest.raises(PerfedError, match=r"shares 'embedding.*shape differs between clients") as error:
                 serve(method, federation, **arguments)
@@ -92,11 +94,15 @@ def test_two_rounds_leave_finite_states_and_metrics(name, case):
             continue
         server = serve(method, federation, **arguments)
         server.prepare()
+        never = set(federation.ids)
         for number in (1, 2):
             record = server.round(number, measure="test")
+            never -= set(record.participants)
+            assert set(server.evaluate("test", never_used=never)) == set(server.evaluate("test"))
             wanted = number if policy is SRPFL else max(1, int(policy.rate * len(federation)))
             assert len(record.participants) == wanted
             assert isfinite(record.train_loss), (engine, number)
+        server.settle(sorted(never), 2)  # only SRPFL does so
         for path, tensor in every_tensor(server).items():
             assert bool(torch.isfinite(tensor.double()).all()), (engine, path)
         metrics = server.evaluate("test")

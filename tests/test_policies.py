@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from engines import ENGINES, blobs, cohort, difference, every_tensor, make, network, serve, train
+from engines import ENGINES, blobs, cohort, difference, every_tensor, make, network, network_for, serve, train
 from pydantic import ValidationError
 from scipy import stats
 
@@ -307,6 +307,24 @@ def test_the_time_of_a_scripted_run_equals_the_hand_computation(tmp_path):
     assert two[0].seconds == 22.0
     slow = _records(serve(make("fedavg"), federation, clock=scripted(tmp_path, 0.0)), 2)
     assert [record.seconds for record in slow] == [9.0, 5.0]
+
+
+@pytest.mark.parametrize("name", ["ditto", "apfl", "fedrod", "l2gd", "pfedme", "lg-fedavg", "fedproto-g", "flic-hl"])
+def test_clients_that_were_never_used_fit_own_models_wherever_the_method_keeps_them(name):
+    slow = {"lam": 0.1} if name == "ditto" else {}
+    method = make(name, lr=0.02, local_epochs=20, **slow)
+    server = serve(method, blobs((5, 4, 3, 6)), model=network_for(method), participation=staged(), clock=FIXED)
+    train(server, 1)
+    (used,) = server.round(2).participants
+    never = [client for client in ("c0", "c1", "c2", "c3") if client != used]
+    before = server.evaluate("train")
+    fitted = server.evaluate("train", never_used=never)
+    assert fitted[used] == before[used]
+    server.settle(never, 2)
+    settled = server.evaluate("train")
+    for client in never:
+        assert fitted[client]["loss"] < 0.8 * before[client]["loss"]
+        assert settled[client]["loss"] < 0.8 * before[client]["loss"]
 
 
 def _records(server: Server, rounds: int) -> list:

@@ -32,6 +32,11 @@ class APFL(Method):
         """``local``: each client's v."""
         return {"local": ParameterSet("client", like="shared")}
 
+    @property
+    def epochs_per_round(self) -> int:
+        """Of both models."""
+        return 2 * self.local_epochs
+
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange; w is the plain mean over the round's clients."""
         reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server))
@@ -59,6 +64,10 @@ class APFL(Method):
         reply = Reply(shared=cohort.shared(), terms=self.after_terms(cohort, terms))
         cohort.load(self.mixture(local, local, cohort.model))
         return reply
+
+    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
+        """One local training; its reply is dropped."""
+        self.train(cohort, shared, terms)
 
     def mixture(self, names: Sequence[str] | Parameters, local: Parameters, other: Parameters) -> Parameters:
         """``alpha v + (1 - alpha) w`` of the parameters in ``names``."""

@@ -27,6 +27,11 @@ class Ditto(FedAvg):
         """``local``: each client's v."""
         return {"local": ParameterSet("client", like="shared")}
 
+    @property
+    def epochs_per_round(self) -> int:
+        """Of both models."""
+        return 2 * self.local_epochs
+
     def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
         """w on the local loss, then v on the local loss near the w that was received."""
         cohort.load(shared)
@@ -43,6 +48,10 @@ class Ditto(FedAvg):
         )
         cohort.load(cohort.state["local"])
         return reply
+
+    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
+        """One local training; its reply is dropped."""
+        self.train(cohort, shared, terms)
 
     def download(self, server: ServerState) -> dict[str, Any]:
         """Nothing: a client has its own model."""

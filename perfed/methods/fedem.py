@@ -40,6 +40,11 @@ class FedEM(Method):
             "mixture": ParameterSet("client", init=self._uniform),
         }
 
+    @property
+    def epochs_per_round(self) -> int:
+        """Of every component."""
+        return self.components * self.local_epochs
+
     def _uniform(self, info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
         return {"weights": torch.full((self.components,), 1 / self.components, dtype=info.dtype)}
 

@@ -52,6 +52,10 @@ class FedRoD(FedAvg):
         cohort.state["personal_head"] = {**personal, **buffers}
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
 
+    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
+        """One local training; its reply is dropped."""
+        self.train(cohort, shared, terms)
+
     def loss(self, cohort: Cohort, buffers: Parameters) -> Loss:
         """``CE(g + log n_ic) + CE(stop(g) + p(stop(features)))``; ``buffers`` are those of the personal head."""
         log_counts = cohort.class_counts.clamp_min(self.absent_count).log()

@@ -37,6 +37,11 @@ class HFMAML(Method):
     adapt_steps: int = Field(1, ge=0, description="steps from the global model before evaluation")
     adapt_batch: Literal["all", "mini-batch"] = Field("all", description="samples of each of these steps")
 
+    @property
+    def epochs_per_round(self) -> int:
+        """Every local step takes two to four gradients; a product with the Hessian counts as one."""
+        return {"first-order": 2, "exact": 3, "hessian-free": 4}[self.variant] * self.local_epochs
+
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the plain mean over the round's clients."""
         reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server))

@@ -48,6 +48,11 @@ class L2GD(Method):
         """p, or what gives ``local_epochs`` local iterations per round on average."""
         return 1 / max(2, self.local_epochs) if self.p is None else self.p
 
+    @property
+    def epochs_per_round(self) -> int:
+        """On average."""
+        return round(1 / self.probability)
+
     def sets(self) -> dict[str, ParameterSet]:
         """``local``: each client's x_i."""
         return {"local": ParameterSet("client", like="shared")}
@@ -67,6 +72,12 @@ class L2GD(Method):
         cohort.fit(STAGES, epochs=int(epochs[0]), penalties=self.penalties(cohort, terms))
         cohort.state["local"] = cohort.shared()
         return Reply(local=cohort.shared(), terms=self.after_terms(cohort, terms))
+
+    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
+        """``local_epochs`` local iterations from the newest mean."""
+        cohort.load(shared)
+        cohort.state["local"] = cohort.shared()
+        self.train(cohort, torch.tensor([self.local_epochs]), terms)
 
     def average(self, cohort: Cohort, mean: dict[str, Any], repeats: Tensor) -> Reply:
         """``x_i <- mean + (x_i - mean) / (1 + a)``, as often as iterations average."""

@@ -51,6 +51,11 @@ class PFedMe(Method):
         """``theta``: each client's personal model."""
         return {"theta": ParameterSet("client", like="shared")}
 
+    @property
+    def epochs_per_round(self) -> int:
+        """Every mini-batch takes K gradients."""
+        return self.inner_steps * self.local_epochs
+
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the server's step to the plain mean over the round's clients."""
         reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server))
@@ -84,6 +89,10 @@ class PFedMe(Method):
         cohort.state["theta"] = {**cohort.shared(), **theta}
         cohort.load(theta)
         return reply
+
+    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
+        """One local training; its reply is dropped."""
+        self.train(cohort, shared, terms)
 
     def _rate(self, name: str) -> float:
         """``eta lam``."""
