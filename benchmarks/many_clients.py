@@ -41,7 +41,7 @@ def measure(clients: int, participants: int, rounds: int) -> dict[str, float]:
         policy="srpfl",
         rate=min(1.0, participants / clients),
         last_round="sampled",
-        srpfl={"first": participants, "rule": "fixed", "stage_rounds": 1},
+        srpfl={"first": max(1, participants // 4), "rule": "fixed", "stage_rounds": 5},
     )
     server = Server(federation, setup, Plan("stacked"), policy, rounds + 1, clock=Clock(speeds="dynamic"))
     server.prepare()

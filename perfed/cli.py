@@ -26,7 +26,7 @@ from perfed.experiment import Run, resume, start
 from perfed.method import entry, known_names
 from perfed.overrides import override, parse_value
 from perfed.plan import ENGINES
-from perfed.report import TextTable, write_report
+from perfed.report import TextTable, all_tables, load_runs, with_communication, write_report
 from perfed.report.partition import ClassTable, terminal_tables, write_partition_page
 from perfed.store import RunDirectory
 from perfed.targets import described
@@ -207,7 +207,7 @@ def compare_command(
     out: OutOption = None,
 ) -> None:
     """Train several methods over several seeds: one table, one report, comparison.json."""
-    names = comparing.parse_names(methods, known_names())
+    names = comparing.parse_names(methods)
     numbers = comparing.parse_seeds(seeds)
     table = override(find_experiment(experiment), _shared_settings(engine, settings), names)
     out = out or _default_out(str(table.get("name", "comparison")))
@@ -256,7 +256,7 @@ def tune_command(
     out: OutOption = None,
 ) -> None:
     """Choose settings on validation data only, with the same budget for every method."""
-    names = comparing.parse_names(methods, known_names())
+    names = comparing.parse_names(methods)
     table = override(find_experiment(experiment), _shared_settings(engine, settings), names)
     out = out or _default_out(f"tune-{table.get('name', 'experiment')}")
     numbers, where = comparing.parse_seeds(seeds), _device(device)
@@ -350,12 +350,27 @@ def _list_experiments() -> list[dict[str, Any]]:
 @app.command("report")
 def report_command(
     directory: Annotated[Path, typer.Argument(help="a run's or a comparison's directory")],
+    communication: Annotated[
+        float | None, typer.Option("--communication", help="seconds per exchange, in place of what the runs had")
+    ] = None,
 ) -> None:
-    """Write report.html of a run or a comparison anew."""
+    """Write report.html of a run or a comparison anew; with --communication another file, and the tables."""
+    if communication is not None:
+        _report_with(directory, communication)
+        return
     if comparing.is_comparison(directory):
         report = comparing.Comparison.read(directory).conclude()[2]
     else:
         report = write_report([directory], directory / "report.html", title=directory.name)
+    console.print(f"report: {report}", soft_wrap=True, highlight=False)
+
+
+def _report_with(directory: Path, communication: float) -> None:
+    places = comparing.Comparison.read(directory).started() if comparing.is_comparison(directory) else [directory]
+    for table in all_tables([with_communication(run, communication) for run in load_runs(places)]):
+        console.print(_shown(table))
+    out = directory / f"report-communication-{communication:g}.html"
+    report = write_report(places, out, title=directory.name, communication=communication)
     console.print(f"report: {report}", soft_wrap=True, highlight=False)
 
 

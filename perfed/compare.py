@@ -18,19 +18,22 @@ from perfed.config import validate
 from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.experiment import Run, resume, start
+from perfed.method import entry, known_names
 from perfed.overrides import override, resolve
 from perfed.report import TextTable, all_tables, load_runs, rows_of, write_report
 from perfed.store import RunDirectory, write_atomic
 
 
-def parse_names(text: str, allowed: Sequence[str]) -> list[str]:
-    """Names separated by commas, each one of ``allowed``, none twice."""
+def parse_names(text: str) -> list[str]:
+    """Names of methods separated by commas, none twice."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise PerfedError(f"--methods: at least one is needed; allowed: {', '.join(allowed)}")
+        raise PerfedError(f"--methods: at least one is needed; allowed: {', '.join(known_names())}")
     for name in names:
-        if name not in allowed:
-            raise PerfedError(f"--methods: unknown method '{name}'; allowed: {', '.join(allowed)}")
+        try:
+            entry(name)
+        except PerfedError as error:
+            raise PerfedError(f"--methods: {error}") from None
     if len(set(names)) < len(names):
         raise PerfedError(f"--methods {text}: a method is named twice")
     return names
@@ -135,16 +138,25 @@ class Comparison:
                     experiment = validate(_method_table(self.table, method, seed))
                     yield method, seed, start(experiment, data_dir=data_dir, out=where, device=device)
 
+    def started(self) -> list[Path]:
+        """Directories of the runs that have started.
+
+        Raises:
+            PerfedError: there are none.
+        """
+        places = [self.directory(m, s) for m in self.methods for s in self.seeds]
+        started = [place for place in places if (place / "config.toml").exists()]
+        if not started:
+            raise PerfedError(f"{self.path}: no run has started yet")
+        return started
+
     def conclude(self) -> tuple[list[TextTable], float | None, Path]:
         """Write ``comparison.json`` and ``report.html`` of the runs that have started.
 
         Returns:
             The tables, the mean accuracy of the Bayes oracle where the data has one, and the report's path.
         """
-        places = [self.directory(m, s) for m in self.methods for s in self.seeds]
-        started = [place for place in places if (place / "config.toml").exists()]
-        if not started:
-            raise PerfedError(f"{self.path}: no run has started yet")
+        started = self.started()
         runs = load_runs(started)
         write_atomic(self.path / "comparison.json", json.dumps(rows_of(runs), indent=2) + "\n")
         report = write_report(started, self.path / "report.html", title=str(self.table.get("name", "comparison")))

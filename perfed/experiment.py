@@ -151,7 +151,7 @@ class Run:
         if evaluate and self.directory is not None:
             for name, arrays in done.arrays.items():
                 self.directory.write_arrays(name, number, {key: np.asarray(value) for key, value in arrays.items()})
-        record.update(bytes_up=done.bytes_up, bytes_down=done.bytes_down)
+        record.update(exchanges=done.exchanges, bytes_up=done.bytes_up, bytes_down=done.bytes_down)
         self._done = number
         self.history.append(record)
         self._snapshot(number)

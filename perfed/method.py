@@ -17,6 +17,7 @@ from torch import Tensor
 
 from perfed.errors import PerfedError
 from perfed.model import STAGES, Chain, Model, Parameters
+from perfed.participation import POLICIES
 from perfed.placement import SHARED, Placement, place
 from perfed.settings import STRICT
 from perfed.tree import Tree
@@ -394,10 +395,20 @@ def preset(name: str, method: str, policy: str, summary: str) -> None:
 
 
 def entry(name: str) -> Entry:
-    """The registered method or preset called ``name``."""
-    if name not in _REGISTRY and name not in _PRESETS:
-        raise PerfedError(f"unknown method '{name}'; allowed: {', '.join(known_names())}")
-    return _REGISTRY[name] if name in _REGISTRY else _PRESETS[name]
+    """The registered method or preset called ``name``, or ``METHOD+POLICY``: a method under a participation policy.
+
+    Raises:
+        PerfedError: there is none; says what is allowed.
+    """
+    found = _REGISTRY.get(name) or _PRESETS.get(name)
+    if found is not None:
+        return found
+    base, _, policy = name.rpartition("+")
+    if base in _REGISTRY and policy in POLICIES:
+        summary = f"{base} under the participation policy {policy}"
+        return replace(_REGISTRY[base], name=name, summary=summary, base=base, policy=policy)
+    allowed = f"{', '.join(known_names())}, or METHOD+POLICY with one of the policies {', '.join(POLICIES)}"
+    raise PerfedError(f"unknown method '{name}'; allowed: {allowed}")
 
 
 def method_names() -> list[str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, Field
 
 from perfed.settings import STRICT
 from perfed.stages import StageRule
+
+PolicyName = Literal["uniform", "srpfl", "flanp", "deadline", "overselection"]
+POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
 class Srpfl(StageRule):
@@ -21,8 +24,8 @@ class Srpfl(StageRule):
     rule: Literal["plateau", "fixed", "theory"] = Field("plateau", description="when a stage ends")
     contraction: float | None = Field(None, gt=0, lt=1, description="a of theorem 4.7, for rule 'theory'")
     excess: float = Field(1.1, gt=1, lt=math.sqrt(2), description="c-hat of the target error, for rule 'theory'")
-    rate: float = Field(1.0, gt=0, description="of the exponential times, for rule 'theory'")
-    cost: float = Field(0.0, ge=0, description="of communication, for rule 'theory'")
+    rate: float = Field(1.0, gt=0, description="of the exponential times that rule 'theory' supposes")
+    cost: float = Field(0.0, ge=0, description="of communication that rule 'theory' supposes")
     double: Literal["clients", "samples"] = Field("clients", description="what doubles from stage to stage")
     redraw: Literal["round", "stage"] = Field("round", description="how often the invited clients are drawn")
 
@@ -69,7 +72,7 @@ class Participation(BaseModel):
 
     model_config = STRICT
 
-    policy: Literal["uniform", "srpfl", "flanp", "deadline", "overselection"] = "uniform"
+    policy: PolicyName = "uniform"
     rate: float = Field(1.0, gt=0, le=1)
     last_round: Literal["all", "sampled"] = "all"
     fit_unused: bool = False

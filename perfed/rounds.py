@@ -37,7 +37,7 @@ class RoundRecord:
         after: metrics right after local training, by client id; empty if they were not asked for.
         arrays: what the method showed of this round, by name; see :meth:`perfed.method.Clients.show`.
         counts: what the method counted in this round, by name.
-        exchanges: with the clients.
+        exchanges: with the clients; of those with everybody after the round one counts, as in ``seconds``.
         seconds: virtual time that the round took.
         replied: virtual seconds of each invited client's reply, by id.
     """
@@ -219,6 +219,7 @@ class Server:
         record.bytes_down += extra.bytes_down
         record.seconds = choice.seconds + self.clock.communication * max(0, record.exchanges - 1)
         record.seconds += self.selection.waiting_for_all(number) if extra.exchanges else 0.0
+        record.exchanges += min(1, extra.exchanges)  # those with everybody are one wait
         record.replied = choice.replied
         return record
 

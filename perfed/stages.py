@@ -52,8 +52,6 @@ class Stages:
             lengths = given if isinstance(given, list) else [given]
             if not lengths or min(lengths) < 1:
                 raise PerfedError(f"{where}.stage_rounds must be at least 1 (given: {given})")
-        elif settings.stage_rounds is not None:
-            raise PerfedError(f"{where}.stage_rounds is for rule 'fixed', not for '{settings.rule}'")
         self.settings = settings
         self.lengths = lengths
         self.final = False

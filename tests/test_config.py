@@ -196,7 +196,7 @@ def test_a_function_that_returns_no_module_says_so():
         ("batch_size=0", r"batch_size: .*at least 1|batch_size: .*greater than or equal to 1"),
         ("local_epochs=-1", "local_epochs: .*greater than or equal to 0"),
         ("lr=-1", "lr: must be a finite number, at least 0"),
-        ("lr=nan", "lr: must be a finite number"),
+        ("lr=nan", "lr: input should be a finite number"),
         ("lr={neck = 1.0}", "'neck' is not a stage; allowed: embedding, body, head"),
         ("lambda1=-1", r"methods\.flic-class\.lambda1: .*\(given: -1\)"),
         ("optimizer=lion", "optimizer: .*'adam' or 'sgd'"),

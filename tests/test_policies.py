@@ -200,7 +200,6 @@ def test_over_selection_invites_more_clients_than_it_uses():
         (srpfl(stage_rounds=[3, 0]), r"participation\.srpfl\.stage_rounds must be at least 1 \(given: \[3, 0\]\)"),
         (srpfl(rule="theory", stage_rounds=None), r"rule = 'theory' needs participation\.srpfl\.contraction"),
         (srpfl(contraction=0.1), r"rule = 'theory' needs participation\.srpfl\.contraction, others none"),
-        (srpfl(rule="plateau"), r"participation\.srpfl\.stage_rounds is for rule 'fixed', not for 'plateau'"),
         ({"policy": "flanp", "flanp": {"mu": 1.0}}, r"rule = 'gradient' needs participation\.flanp\.mu, others none"),
         ({"policy": "flanp", "flanp": {"first": 11}}, r"participation\.flanp\.first is 11, but only 10"),
         ({"policy": "flanp", "flanp": {"rule": "gradient"}}, r"rule = 'gradient' needs participation\.flanp\.mu"),

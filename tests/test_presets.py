@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from command_line import EXPERIMENT, TINY, perfed
 
@@ -12,6 +13,7 @@ from perfed.errors import PerfedError
 from perfed.method import entry, method_names, preset_names
 from perfed.overrides import override
 from perfed.presets import base_of
+from perfed.report import load_runs, with_communication
 
 
 def experiment(*settings: str, method: str = "fedrep-srpfl"):
@@ -64,6 +66,37 @@ def test_a_preset_refuses_another_policy():
 def test_unknown_names_are_told_of_presets():
     with pytest.raises(PerfedError, match=r"unknown method 'fedrep-fast'; allowed: .*, fedrep-srpfl, flanp"):
         experiment(method="fedrep-fast")
+
+
+def test_any_method_goes_with_any_policy_by_a_plus():
+    built = experiment("srpfl={first=1}", method="fedpac+srpfl")
+    assert type(built.build_method()) is entry("fedpac").method and base_of("fedpac+srpfl") == "fedpac"
+    assert built.build_participation().policy == "srpfl"
+    for wrong in ("fedpac+fast", "fast+srpfl", "fedrep-srpfl+srpfl", "+srpfl", "fedpac+"):
+        with pytest.raises(PerfedError, match=r"unknown method '.*'; allowed: .*METHOD\+POLICY .* srpfl, flanp"):
+            entry(wrong)
+
+
+def test_a_report_with_another_cost_of_communication_is_that_of_runs_that_had_it(tmp_path):
+    settings = ("clock.speeds=fixed", "rate=1.0", "srpfl={first=1, rule='fixed', stage_rounds=1}", "targets=[0.01]")
+    names = "hetfedrep,hetfedrep+srpfl,flic-hl+srpfl"
+    for cost in (2, 5):
+        given = (f"clock.communication={cost}", "methods.flic-hl.realign_epochs=1")  # an exchange with everybody
+        out = tmp_path / str(cost)
+        result = perfed("compare", EXPERIMENT, *TINY, *settings, *given, "--methods", names, "--out", out)
+        assert result.code == 0, result.err
+    moved = load_runs([tmp_path / "2" / name / "seed-0" for name in names.split(",")])
+    moved = [with_communication(run, 5.0) for run in moved]
+    real = load_runs([tmp_path / "5" / name / "seed-0" for name in names.split(",")])
+    for one, other in zip(moved, real, strict=True):
+        assert [r.virtual_time for r in one.rounds] == pytest.approx([r.virtual_time for r in other.rounds])
+        assert one.summary.virtual_time == pytest.approx(other.summary.virtual_time)
+        assert one.summary.targets[0].virtual_time == pytest.approx(other.summary.targets[0].virtual_time)
+        np.testing.assert_allclose(one.clients.seconds, other.clients.seconds)
+    result = perfed("report", tmp_path / "2", "--communication", "5")
+    assert result.code == 0 and "Speed-up at 1 %" in result.out
+    assert "5 s of communication" in (tmp_path / "2" / "report-communication-5.html").read_text()
+    assert perfed("report", tmp_path / "2", "--communication", "-1").code == 2
 
 
 def test_a_comparison_with_its_base_says_the_speed_up(tmp_path):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engines import ENGINES, blobs, cohort, every_tensor, make, quick, serve, train
+from engines import ENGINES, blobs, cohort, difference, every_tensor, make, quick, serve, train
 
+from perfed.clock import Clock
 from perfed.errors import PerfedError
 from perfed.method import Method, ParameterSet, Reply, each
+from perfed.participation import Participation
 
 
 class Counting(Method):
@@ -84,6 +86,29 @@ def test_a_round_that_fails_leaves_nothing_behind(engine, fail):
     server.setup.method = quick(Counting)
     server.round(2)  # and can simply be repeated
     assert counters(server) == dict.fromkeys(IDS, 4.0) and server.engine.changed == set(IDS)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_second_exchange_that_fails_under_srpfl_leaves_nothing_behind(engine, monkeypatch):
+    policy = Participation(policy="srpfl", srpfl={"first": 1, "rule": "fixed", "stage_rounds": 1})
+    options = {"participation": policy, "clock": Clock(speeds="fixed"), **ENGINES[engine]}
+    servers = [train(serve(make("feddar-sa"), blobs((5, 4, 3, 6)), **options), 1) for _ in range(2)]
+    before = {path: tensor.clone() for path, tensor in every_tensor(servers[0]).items()}
+    asked = []
+
+    def train_body(self, cohort, **sent):
+        asked.extend(cohort.ids)
+        raise RuntimeError("lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(servers[0].setup.method), "train_body", train_body)
+        with pytest.raises(RuntimeError, match="lost"):
+            servers[0].round(2)
+    assert asked and len(asked) < 4
+    after = every_tensor(servers[0])
+    assert all(torch.equal(after[path], tensor) for path, tensor in before.items())
+    assert servers[0].round(2).participants == servers[1].round(2).participants
+    assert difference(*servers) == 0  # as if nothing had happened
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -93,7 +93,8 @@ def metric_by_seconds(runs: Sequence[Run], metric: str) -> go.Figure | None:
             marker = {"color": colour, "size": 6, "opacity": 0.7}
             figure.add_scatter(x=x, y=y, text=text, name=escape(method), mode="markers", marker=marker)
     if all(seconds > 0 for trace in figure.data for seconds in trace.x):
-        figure.update_xaxes(type="log")  # speeds of clients often differ by orders of magnitude
+        # Speeds of clients often differ by orders of magnitude; plotly's own labels between powers of ten mislead.
+        figure.update_xaxes(type="log", dtick=1, minor={"ticks": "outside"})
     return figure if figure.data else None
 
 

@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from perfed.report.arrays import load_combination, load_snapshot
+from perfed.report.communication import with_communication
 from perfed.report.comparison import compare_table, metric_tables, rows_of
 from perfed.report.curves import metric_curves
 from perfed.report.figures import (
@@ -62,17 +63,19 @@ summary {{ cursor: pointer; margin: 0.4rem 0; }}
 """
 
 
-def write_report(run_dirs: Sequence[Path], out: Path, *, title: str) -> Path:
+def write_report(run_dirs: Sequence[Path], out: Path, *, title: str, communication: float | None = None) -> Path:
     """Write the report of the runs (several methods and seeds of one data set) to ``out`` and return it.
 
     What a run that is not finished lacks is left out, with a sentence saying so. The file appears whole or
-    not at all.
+    not at all. With ``communication``, as if every exchange had cost so many seconds.
 
     Raises:
         PerfedError: no run given, a file that cannot be read (named with its line), one method and seed
             given twice, or finished runs of different data sets.
     """
     runs = load_runs(run_dirs)
+    if communication is not None:
+        runs = [with_communication(run, communication) for run in runs]
     sections = [
         _comparison(runs),
         *_targets(runs),
@@ -84,7 +87,8 @@ def write_report(run_dirs: Sequence[Path], out: Path, *, title: str) -> Path:
         *_combination(runs),
         _settings(runs),
     ]
-    page = PAGE.format(title=escape(title), facts=_facts(runs), plotlyjs=get_plotlyjs(), sections="\n".join(sections))
+    facts, body = _facts(runs, communication), "\n".join(sections)
+    page = PAGE.format(title=escape(title), facts=facts, plotlyjs=get_plotlyjs(), sections=body)
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.{os.getpid()}.tmp")
@@ -96,7 +100,7 @@ def write_report(run_dirs: Sequence[Path], out: Path, *, title: str) -> Path:
     return out
 
 
-def _facts(runs: Sequence[Run]) -> str:
+def _facts(runs: Sequence[Run], communication: float | None) -> str:
     methods, seeds = methods_of(runs), sorted({run.seed for run in runs})
     clients = sorted({len(run.clients.ids) for run in runs if run.clients})
     done = sorted({run.rounds[-1].round if run.rounds else 0 for run in runs})
@@ -107,6 +111,11 @@ def _facts(runs: Sequence[Run]) -> str:
         f"{_count(len(seeds), 'seed')} ({', '.join(map(str, seeds))})",
         *([f"{_range(clients)} clients"] if clients else []),
         f"{_range(done)} rounds",
+        *(
+            []
+            if communication is None
+            else [f"{communication:g} s of communication per exchange, as set for this report"]
+        ),
     ]
     return " · ".join(escape(fact) for fact in facts)
 

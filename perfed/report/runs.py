@@ -54,6 +54,7 @@ class Round(_Measured):
     round: int
     wall_seconds: float | None = None
     virtual_time: float | None = None
+    exchanges: int | None = None
     bytes_up: int | None = None
     bytes_down: int | None = None
 
