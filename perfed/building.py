@@ -127,6 +127,8 @@ def _check_type(where: str, value: Any, default: Any) -> None:
     else:
         least = 0 if default == 0 else 1
         fits, wanted = type(value) is int and value >= least, f"an integer, at least {least}"
+    if where.endswith(".dropout"):
+        fits, wanted = fits and value < 1, "a number, at least 0 and below 1"
     if not fits:
         raise PerfedError(f"{where}: must be {wanted} (given: {value!r})")
 
@@ -135,7 +137,7 @@ def _user_stage(where: str, kind: str, options: dict[str, Any]) -> StageFactory:
     module, _, attribute = kind.partition(":")
     try:
         function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise PerfedError(f"{where}.kind: cannot load '{kind}': {error}") from None
 
     def build(shape: Shape) -> torch.nn.Module:

@@ -22,7 +22,7 @@ from perfed.building import setting_names
 from perfed.config import Experiment, experiment_names, find_experiment, validate
 from perfed.datasets import dataset_names, describe, load
 from perfed.errors import PerfedError
-from perfed.experiment import Run, resume, start
+from perfed.experiment import Run, resume, start, usable_device
 from perfed.method import entry, known_names
 from perfed.overrides import override, parse_value
 from perfed.plan import ENGINES
@@ -39,7 +39,6 @@ app = typer.Typer(
 )
 console = Console(width=None if sys.stdout.isatty() else 150)
 
-_DEVICES = ("cpu", "cuda", "mps", "xpu")
 _INTERRUPTED = "interrupted; 'perfed resume DIR' continues from the last checkpoint"
 
 ExperimentName = Annotated[str, typer.Argument(help="a shipped experiment ('perfed list experiments') or a .toml file")]
@@ -49,7 +48,7 @@ Settings = Annotated[
 EngineOption = Annotated[
     str | None, typer.Option("--engine", help=f"one of: {', '.join(ENGINES)} ; else the experiment's")
 ]
-DeviceOption = Annotated[str, typer.Option("--device", help="'cpu', 'cuda', 'cuda:1', ...")]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="'cpu', 'cuda', ... in place of the experiment's")]
 DataOption = Annotated[Path | None, typer.Option("--data-dir", help="folder of data files, before PERFED_DATA")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="directory for results; runs/NAME-TIME if not given")]
 MethodsOption = Annotated[str, typer.Option("--methods", help="names separated by commas")]
@@ -65,16 +64,8 @@ def _settings(engine: str | None, settings: list[str] | None) -> list[str]:
     return [*(settings or []), *([f'plan.engine="{engine}"'] if engine else [])]
 
 
-def _device(name: str) -> torch.device:
-    kind = name.partition(":")[0]
-    if kind not in _DEVICES:
-        raise PerfedError(f"--device {name}: unknown device; allowed: {', '.join(_DEVICES)}, or one with a number")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise PerfedError(f"--device {name}: {str(error).splitlines()[0]}") from None
-    return device
+def _device(name: str | None) -> torch.device | None:
+    return None if name is None else usable_device(name, f"--device {name}")
 
 
 @contextmanager
@@ -131,7 +122,7 @@ def run_command(
     method: Annotated[str | None, typer.Option("--method", help="in place of the experiment's method")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="of data, initial values and mini-batches")] = None,
     engine: EngineOption = None,
-    device: DeviceOption = "cpu",
+    device: DeviceOption = None,
     data_dir: DataOption = None,
     out: OutOption = None,
 ) -> None:
@@ -171,12 +162,13 @@ def _shared_settings(engine: str | None, settings: list[str] | None) -> list[str
 @app.command("resume")
 def resume_command(
     directory: Annotated[Path, typer.Argument(help="a run's or a comparison's directory")],
-    device: DeviceOption = "cpu",
+    device: DeviceOption = None,
     data_dir: DataOption = None,
 ) -> None:
     """Continue an interrupted run or comparison from its last checkpoint, to the same bits."""
+    where = _device(device)
     if comparing.is_comparison(directory):
-        _compare(comparing.Comparison.read(directory), data_dir, _device(device))
+        _compare(comparing.Comparison.read(directory), data_dir, where)
         return
     held = RunDirectory(directory)
     if held.finished:
@@ -187,7 +179,7 @@ def resume_command(
             write_report([directory], report, title=directory.name)
         console.print(f"report: {report}", soft_wrap=True, highlight=False)
         return
-    run = resume(directory, data_dir=data_dir, device=_device(device))
+    run = resume(directory, data_dir=data_dir, device=where)
     for note in run.notes:
         console.print(note, style="yellow", markup=False, highlight=False)
     _print_summary(_execute(run, run.name))
@@ -202,7 +194,7 @@ def compare_command(
     methods: MethodsOption = "",
     seeds: Annotated[str, typer.Option("--seeds", help="'0..2' (inclusive), '0,3,5' or '7'")] = "0",
     engine: EngineOption = None,
-    device: DeviceOption = "cpu",
+    device: DeviceOption = None,
     data_dir: DataOption = None,
     out: OutOption = None,
 ) -> None:
@@ -217,11 +209,12 @@ def compare_command(
     _compare(planned, data_dir, where)
 
 
-def _compare(planned: comparing.Comparison, data_dir: Path | None, device: torch.device) -> None:
+def _compare(planned: comparing.Comparison, data_dir: Path | None, device: torch.device | None) -> None:
     for method, seed, run in planned.runs(data_dir, device):
         try:
             summary = _execute(run, f"{method} seed {seed}")
         except PerfedError as error:
+            planned.abandon()
             raise PerfedError(f"{method}, seed {seed}: {error}") from None
         accuracy = summary.get("accuracy")
         text = f"{100 * accuracy['mean']:.1f} %" if accuracy else ""
@@ -251,7 +244,7 @@ def tune_command(
     grid: Annotated[list[str] | None, typer.Option("--grid", help="key=v1,v2,...; may be given several times")] = None,
     seeds: Annotated[str, typer.Option("--seeds", help="as in compare")] = "0",
     engine: EngineOption = None,
-    device: DeviceOption = "cpu",
+    device: DeviceOption = None,
     data_dir: DataOption = None,
     out: OutOption = None,
 ) -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,9 @@ def _method_table(table: dict[str, Any], method: str, seed: int) -> dict[str, An
     return {**table, "method": method, "seed": seed}
 
 
-def _check(table: dict[str, Any], methods: list[str], seed: int, data_dir: Path | None, device: torch.device) -> None:
+def _check(
+    table: dict[str, Any], methods: list[str], seed: int, data_dir: Path | None, device: torch.device | None
+) -> None:
     """Build every method's run without starting it, so that bad settings and data are found before any training."""
     experiments = [validate(_method_table(table, method, seed)) for method in methods]
     data = experiments[0]
@@ -99,7 +102,7 @@ class Comparison:
         methods: list[str],
         seeds: list[int],
         data_dir: Path | None,
-        device: torch.device,
+        device: torch.device | None,
     ) -> Comparison:
         """Check that every method can start on the data, then make the directory.
 
@@ -108,6 +111,8 @@ class Comparison:
         """
         _check(table, methods, seeds[0], data_dir, device)
         RunDirectory.create(path)
+        if device is not None:
+            table = {**table, "device": str(device)}
         content = {"methods": methods, "seeds": seeds, "experiment": table}
         write_atomic(path / "comparison.toml", tomli_w.dumps(content))
         return cls(path, table, methods, seeds)
@@ -117,15 +122,24 @@ class Comparison:
         """The comparison that :meth:`create` wrote."""
         try:
             content = tomllib.loads((path / "comparison.toml").read_text())
-            return cls(path, content["experiment"], content["methods"], content["seeds"])
-        except (tomllib.TOMLDecodeError, KeyError, OSError) as error:
+            names, seeds = [str(name) for name in content["methods"]], [int(seed) for seed in content["seeds"]]
+            return cls(path, dict(content["experiment"]), names, seeds)
+        except (tomllib.TOMLDecodeError, KeyError, OSError, UnicodeDecodeError, TypeError, ValueError) as error:
             raise PerfedError(f"{path / 'comparison.toml'}: cannot be read: {error}") from None
+
+    def abandon(self) -> None:
+        """Take back a comparison of which no run could begin."""
+        if not any(self.path.rglob("config.toml")):
+            (self.path / "comparison.toml").unlink(missing_ok=True)
+            for place in (*(self.path / method for method in self.methods), self.path):
+                with suppress(OSError):  # not there, or not empty
+                    place.rmdir()
 
     def directory(self, method: str, seed: int) -> Path:
         """Where a run is."""
         return self.path / method / f"seed-{seed}"
 
-    def runs(self, data_dir: Path | None, device: torch.device) -> Iterator[tuple[str, int, Run]]:
+    def runs(self, data_dir: Path | None, device: torch.device | None) -> Iterator[tuple[str, int, Run]]:
         """The runs that are not finished, ready to execute."""
         for seed in self.seeds:
             for method in self.methods:
@@ -198,7 +212,7 @@ class Search:
         seeds: list[int],
         grid: Sequence[str],
         data_dir: Path | None,
-        device: torch.device,
+        device: torch.device | None,
     ) -> Search:
         """Check the grid; every method must know every key, or the budgets would differ.
 
@@ -247,7 +261,7 @@ class Search:
     def execute(
         self,
         data_dir: Path | None,
-        device: torch.device,
+        device: torch.device | None,
         progress: Callable[[int, int, float | None], None] | None,
     ) -> dict[str, tuple[list[str], float]]:
         """Run the whole grid and write the results.

@@ -104,6 +104,7 @@ class Experiment(BaseModel):
     seed: int = Field(0, ge=0)
     rounds: int = Field(ge=1)
     dtype: Literal["float32", "float64"] = "float32"
+    device: str = Field("cpu", description="'cpu', 'cuda', 'cuda:1', ...")
     checkpoint_seconds: float = Field(30.0, ge=0, description="least time between two checkpoints")
     data: dict[str, Any]
     model: dict[str, Any]

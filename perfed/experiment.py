@@ -32,6 +32,7 @@ from perfed.tally import Tally
 from perfed.targets import updated
 from perfed.tree import map_leaves
 
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
 Progress = Callable[[int, int, float | None], None]
 
 
@@ -86,9 +87,11 @@ class Run:
         self.history: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
         self.notes: list[str] = []
-        self._done = -1
+        self._done = self._saved = -1
         self._tally = Tally.empty(self.evaluation.targets)
         self._wall = 0.0
+        if federation.num_domains and self.evaluation.when == "after":
+            self.notes.append("no metrics per domain: they are measured before local training (evaluation.when)")
         if self.evaluation.split != "train" and all(c.split(self.evaluation.split) is None for c in federation):
             raise PerfedError(f"evaluation.split = '{self.evaluation.split}': no client has such data")
         if self.evaluation.targets and federation.num_classes is None:
@@ -103,14 +106,20 @@ class Run:
             progress: called after each round with its number, the number of rounds, and the mean accuracy if known.
 
         Raises:
-            PerfedError: the training loss of a client became NaN or infinite; the last checkpoint stays.
+            PerfedError: the training loss of a client became NaN or infinite; the state before that round is kept as a
+                checkpoint. An error before round 1 takes the directory away again.
         """
         with use_threads(self.plan.threads):
             started = time.perf_counter() - self._wall
             saved = time.perf_counter()
             if self._done < 0:
-                with _diverging("preparation before round 1"):
-                    self.server.prepare()
+                try:
+                    with _diverging("preparation before round 1"):
+                        self.server.prepare()
+                except PerfedError:
+                    if self.directory is not None:
+                        self.directory.abandon()
+                    raise
                 self._done = 0
                 self._snapshot(0)
                 if self.directory is not None and time.perf_counter() - saved >= self.checkpoint_seconds:
@@ -118,8 +127,13 @@ class Run:
                     self._save()
                     saved = time.perf_counter()
             for number in range(self._done + 1, self.rounds + 1):
-                with _diverging(f"round {number}"):
-                    record = self._round(number, started)
+                try:
+                    with _diverging(f"round {number}"):
+                        record = self._round(number, started)
+                except (PerfedError, KeyboardInterrupt):
+                    if self.directory is not None and self.server.committed == self._done != self._saved:
+                        self._save()
+                    raise
                 self._wall = time.perf_counter() - started
                 if self.directory is not None:
                     self.directory.append_round(record)
@@ -167,14 +181,14 @@ class Run:
     def _evaluate(self, number: int, done: RoundRecord) -> dict[str, Any]:
         settings = self.evaluation
         ids = done.participants if settings.who == "participants" else None
-        outputs: list[Outputs] | None = [] if self.federation.num_domains else None
+        # Outputs are those of ``personalise``, before local training.
+        outputs: list[Outputs] | None = [] if self.federation.num_domains and settings.when == "before" else None
         unused = [] if number == self.rounds else self._never_used  # at the end they have settled
         before = self.server.evaluate(settings.split, ids, number, outputs, never_used=unused)
-        self._tally.after = done.after
-        chosen = before if settings.when == "before" else done.after
+        chosen, self._tally.other = (before, done.after) if settings.when == "before" else (done.after, before)
         metrics, domains = summarise(chosen, self._weights()), {}
         found: Metrics = {}
-        if outputs is not None:
+        if outputs:
             found, self._tally.client_domains = by_domain(outputs, self.federation)
             domains = {"domains": with_extremes(found)}
         self._tally.evaluated(chosen, found, settings.last)
@@ -218,10 +232,12 @@ class Run:
         if "oracle_accuracy" in self.federation.notes:
             self.summary["oracle_accuracy"] = float(self.federation.notes["oracle_accuracy"])
         if self.directory is not None:
-            before = tally.metrics if self.evaluation.when == "before" else {}
+            before, after = tally.metrics, tally.other
+            if self.evaluation.when == "after":
+                before, after = after, before
             seconds = tally.seconds if self.server.clock.speeds != "none" else {}
             split, rounds = self.evaluation.split, tally.taken_part
-            table = client_table(self.federation, split, before, tally.after, rounds, seconds, tally.client_domains)
+            table = client_table(self.federation, split, before, after, rounds, seconds, tally.client_domains)
             self.directory.write_clients(*table)
             self.directory.write_summary(self.summary)
 
@@ -255,6 +271,7 @@ class Run:
             "notes": self.notes,
             "plan": self.plan.to_dict(),
         }
+        self._saved = self._done
         self.directory.save(self._done, self.server.state.tree(), engine.states, engine.changed, progress)
         engine.changed.clear()
 
@@ -265,6 +282,7 @@ class Run:
         if found is None:
             self.directory.truncate_rounds(-1)
             return
+        self.server.committed = self._saved = found.round
         device = self.server.setup.device
         for name, value in found.server.items():
             setattr(self.server.state, name, map_leaves(value, lambda _, t: t.to(device)))
@@ -276,7 +294,7 @@ class Run:
         self._wall = found.progress["wall_seconds"]
         self.notes = [*found.progress["notes"], *found.notes]
         self.plan.paths.update(Plan.from_dict(found.progress["plan"]).paths)
-        self.directory.truncate_rounds(found.round)
+        self.notes += self.directory.truncate_rounds(found.round)
 
 
 def start(
@@ -285,16 +303,19 @@ def start(
     data_dir: Path | None = None,
     out: Path | None = None,
     federation: Federation | None = None,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
 ) -> Run:
     """A new run of ``experiment``; with ``out``, its directory is made and the configuration written.
+
+    ``device``: in place of the experiment's.
 
     Raises:
         PerfedError: bad settings or data, or ``out`` already holds a run; nothing is written then.
     """
     if federation is None:
         federation = load(experiment.data["name"], experiment.data_options, seed=experiment.seed, data_dir=data_dir)
-    run = _build(experiment, federation, device)
+    experiment = _on(experiment, device)
+    run = _build(experiment, federation)
     if out is not None:
         run.directory = RunDirectory.create(out)
         _keep_config(run, experiment, run.directory)
@@ -306,9 +327,11 @@ def resume(
     *,
     data_dir: Path | None = None,
     federation: Federation | None = None,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
 ) -> Run:
     """The run in ``path``, at its last whole checkpoint; ends with the same bits as if never interrupted.
+
+    ``device``: in place of the one that it was started on.
 
     Raises:
         PerfedError: no run in ``path``, or all its checkpoints are damaged.
@@ -317,14 +340,35 @@ def resume(
     experiment = read(directory.read_config(), str(path / "config.toml"))
     if federation is None:
         federation = load(experiment.data["name"], experiment.data_options, seed=experiment.seed, data_dir=data_dir)
-    run = _build(experiment, federation, device)
+    experiment = _on(experiment, device)
+    run = _build(experiment, federation)
     run.directory = directory
     run.restore()
     _keep_config(run, experiment, directory)
     return run
 
 
-def _build(experiment: Experiment, federation: Federation, device: torch.device | str) -> Run:
+def usable_device(name: str, where: str) -> torch.device:
+    """The torch device called ``name``.
+
+    Raises:
+        PerfedError: there is no such kind, or this machine has none; starts with ``where``.
+    """
+    if name.partition(":")[0] not in _DEVICES:
+        raise PerfedError(f"{where}: unknown device; allowed: {', '.join(_DEVICES)}, or one with a number")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise PerfedError(f"{where}: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def _on(experiment: Experiment, device: torch.device | str | None) -> Experiment:
+    return experiment if device is None else experiment.model_copy(update={"device": str(device)})
+
+
+def _build(experiment: Experiment, federation: Federation) -> Run:
     outputs = federation.num_classes or _num_targets(federation)
     return Run(
         federation,
@@ -334,7 +378,7 @@ def _build(experiment: Experiment, federation: Federation, device: torch.device 
         rounds=experiment.rounds,
         seed=experiment.seed,
         dtype=experiment.torch_dtype,
-        device=device,
+        device=usable_device(experiment.device, f"device = '{experiment.device}'"),
         participation=experiment.build_participation(),
         clock=experiment.clock,
         evaluation=experiment.evaluation,

@@ -122,6 +122,7 @@ class Federation:
         num_classes: int | None = None,
         name: str = "data",
         class_names: Sequence[str] | None = None,
+        domain_names: Sequence[str] | None = None,
     ) -> Federation:
         """Build a federation from numpy arrays or tensors.
 
@@ -134,6 +135,7 @@ class Federation:
             num_classes: number of classes; for integer targets the default is the largest label + 1.
             name: what reports call the data.
             class_names: names of the classes.
+            domain_names: names of the domains 0..M-1; without them M is the largest id + 1.
 
         Raises:
             PerfedError: a missing or unknown key, or any fault listed for :class:`Federation`.
@@ -154,7 +156,8 @@ class Federation:
             largest = [int(s.y.max()) for c in built for n in SPLITS if (s := c.split(n)) is not None]
             num_classes = max(largest) + 1 if largest else None
         names = None if class_names is None else tuple(class_names)
-        return cls(tuple(built), num_classes, name=name, class_names=names)
+        domains = None if domain_names is None else tuple(domain_names)
+        return cls(tuple(built), num_classes, name=name, class_names=names, domain_names=domains)
 
     @property
     def num_domains(self) -> int:
@@ -288,6 +291,9 @@ def _check_domains(federation: Federation) -> None:
         if domain.dtype != torch.int64:
             raise PerfedError(f"client '{client.id}': {name} domain ids must be integers, not {domain.dtype}")
         low, high = int(domain.min()), int(domain.max())
+        if names is None and high >= sum(len(s) for _, _, s in splits):
+            problem = "ids count the domains from 0, and there are fewer samples than that"
+            raise PerfedError(f"client '{client.id}': {name} domain id {high} is not allowed: {problem}")
         if low < 0 or (names is not None and high >= len(names)):
             bad = low if low < 0 else high
             raise PerfedError(f"client '{client.id}': {name} domain id {bad} is not allowed; ids are {allowed}")

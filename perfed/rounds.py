@@ -173,6 +173,9 @@ class Server:
         rounds: number of rounds of the whole run.
         clock: how long the clients take.
 
+    Attributes:
+        committed: number of the last round that has changed the state; a round that fails leaves it as it was.
+
     Raises:
         PerfedError: settings of participation or clock that do not fit the clients.
     """
@@ -194,6 +197,7 @@ class Server:
         self.selection = Selection(participation, self.clock, who, setup.seed, rounds)
         self.engine = engine(federation.to(dtype=setup.dtype, device=setup.device), setup, plan)
         self.state = setup.server_state(federation)
+        self.committed = 0
 
     def prepare(self) -> RoundRecord:
         """What the method does before the first round, with all clients."""
@@ -212,6 +216,7 @@ class Server:
             return RoundRecord([], float("nan"), 0, 0, {}, seconds=choice.seconds, replied=choice.replied)
         clients = _Clients(self.engine, choice.ids, number, "round", measure, invited=len(choice.replied))
         record = self._transaction(clients, self.setup.method.round)
+        self.committed = number
         self._observe(record, number)
         everyone = _Clients(self.engine, self.engine.federation.ids, number, "finish", None)
         extra = self._transaction(everyone, self.setup.method.finish)

@@ -13,6 +13,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,14 @@ class RunDirectory:
             return (self.path / "config.toml").read_text()
         except OSError:
             raise PerfedError(f"{self.path}: no run here (config.toml is missing)") from None
+        except UnicodeDecodeError as error:
+            raise PerfedError(f"{self.path / 'config.toml'}: is not text: {error}") from None
+
+    def abandon(self) -> None:
+        """Take back the configuration of a run that could not begin, and the directory if nothing else is in it."""
+        (self.path / "config.toml").unlink(missing_ok=True)
+        with suppress(OSError):  # not empty
+            self.path.rmdir()
 
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add a line to ``rounds.jsonl``."""
@@ -120,19 +129,26 @@ class RunDirectory:
         with (self.path / "rounds.jsonl").open("a") as file:
             file.write(line)
 
-    def truncate_rounds(self, last: int) -> None:
-        """Drop the lines of rounds after ``last``, and a torn last line."""
+    def truncate_rounds(self, last: int) -> list[str]:
+        """Drop the lines of rounds after ``last``, and a torn last line.
+
+        Returns:
+            A note if lines before that were damaged; they are dropped too.
+        """
         file = self.path / "rounds.jsonl"
         if not file.exists():
-            return
-        kept = []
-        for line in file.read_text().splitlines():
+            return []
+        kept, damaged = [], 0
+        text = file.read_text(errors="replace")
+        for line in text.splitlines():
             try:
                 if json.loads(line)["round"] <= last:
                     kept.append(line + "\n")
             except (json.JSONDecodeError, KeyError, TypeError):
-                break
+                damaged += 1
         write_atomic(file, "".join(kept))
+        damaged -= bool(text) and not text.endswith("\n")  # a killed process leaves half a line
+        return [f"rounds.jsonl: {damaged} damaged lines dropped"] if damaged > 0 else []
 
     def write_clients(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Write ``clients.csv``."""
@@ -153,6 +169,8 @@ class RunDirectory:
             content: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise PerfedError(f"{self.path / 'summary.json'}: cannot be read: {error}") from None
+        if not isinstance(content, dict) or not {"method", "metrics", "notes"} <= content.keys():
+            raise PerfedError(f"{self.path / 'summary.json'}: is not the summary of a run")
         return content
 
     def write_arrays(self, name: str, round_: int, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -26,7 +26,8 @@ class Tally:
         counts: what the method counted, by name.
         recent: each client's metrics in the last evaluated rounds.
         recent_domains: metrics of each domain in the same rounds, as :func:`perfed.evaluate.by_domain` gives them.
-        after: metrics right after local training, of the last evaluated round.
+        other: metrics of the last evaluated round at the other moment: after local training where those before it are
+            reported, and the other way round.
         client_domains: metrics of each client in each domain, of the last evaluated round.
     """
 
@@ -37,7 +38,7 @@ class Tally:
     counts: dict[str, int] = field(default_factory=dict)
     recent: list[Metrics] = field(default_factory=list)
     recent_domains: list[Metrics] = field(default_factory=list)
-    after: Metrics = field(default_factory=dict)
+    other: Metrics = field(default_factory=dict)
     client_domains: Metrics = field(default_factory=dict)
 
     @classmethod

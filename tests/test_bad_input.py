@@ -51,6 +51,11 @@ CASES: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("run", EXPERIMENT, "rounds=ten"), ("rounds: ", "integer", "'ten'")),
     (("run", EXPERIMENT, "rounds=0"), ("rounds: ", "greater than or equal to 1")),
     (("run", EXPERIMENT, "rounds=-1"), ("rounds: ", "greater than or equal to 1")),
+    (("run", EXPERIMENT, "pretrain_epochs=-1"), ("pretrain_epochs", "greater than or equal to 0", "'validated'")),
+    (("run", EXPERIMENT, "lambda1=inf"), ("lambda1", "finite")),
+    (("run", EXPERIMENT, "model.embedding={kind='mlp', out=64, dropout=1.0}"), ("embedding.dropout", "below 1")),
+    (("run", EXPERIMENT, "model.embedding={kind=':'}"), ("model.embedding.kind: cannot load ':'",)),
+    (("run", EXPERIMENT, "device=abacus"), ("device = 'abacus': unknown device; allowed: cpu, cuda",)),
     (("run", EXPERIMENT, "clients=0"), ("data.clients = 0", "integer >= 1")),
     (("run", EXPERIMENT, "clients=-5"), ("data.clients = -5", "integer >= 1")),
     (("run", EXPERIMENT, "classes_per_client=0"), ("data.classes_per_client = 0",)),
@@ -157,9 +162,30 @@ def test_a_damaged_summary_or_configuration(here):
     (here / "out" / "summary.json").write_text("{")
     refused(perfed("resume", "out"), "summary.json: cannot be read")
     refused(perfed("report", "out"), "summary.json, line 1: not JSON")
+    (here / "out" / "summary.json").write_text("{}")
+    refused(perfed("resume", "out"), "summary.json: is not the summary of a run")
     (here / "out" / "summary.json").unlink()
     (here / "out" / "config.toml").write_text("rounds = 'x'")
     refused(perfed("resume", "out"), "out/config.toml: ")
+    (here / "out" / "config.toml").write_bytes(b"\xff\xfe")
+    refused(perfed("resume", "out"), "out/config.toml: is not text")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"methods = 5\nseeds = [0]\nexperiment = {}"])
+def test_a_damaged_comparison(here, content):
+    (here / "comparison.toml").write_bytes(content)
+    for command in ("resume", "report"):
+        refused(perfed(command, "."), "comparison.toml: cannot be read")
+
+
+def test_what_cannot_begin_leaves_no_directory(here):
+    """The method finds out only with the data at hand."""
+    settings = ("rounds=1", "clients=3", "plan.engine=stacked", "plan.threads=1")
+    settings += ("head_epochs=1", "methods.feddar-sa.hessian_limit_mb=1e-6")
+    for command, option in (("run", "--method"), ("compare", "--methods")):
+        result = perfed(command, "feddar-synthetic", option, "feddar-sa", *settings, "--out", "out")
+        refused(result, "hessian_limit_mb")
+        assert list(here.iterdir()) == []
 
 
 # Data files --------------------------------------------------------------------------------------------------
@@ -188,7 +214,15 @@ def without_keys(file: Path) -> None:
     np.savez(file, something_else=np.zeros(3))
 
 
-@pytest.mark.parametrize("damage", [no_archive, truncated, without_keys])
+def encrypted(file: Path) -> None:
+    np.savez(file, x_train=np.zeros((100, 6)))
+    data = bytearray(file.read_bytes())
+    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.index(mark) + flags] |= 1
+    file.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("damage", [no_archive, truncated, without_keys, encrypted])
 def test_a_corrupt_data_file(here, damage):
     damage(here / "bci_flic_common.npz")
     before = contents(here)

@@ -56,7 +56,8 @@ def test_run_leaves_exactly_these_files(run_dir):
 
 
 def test_rounds_have_the_agreed_keys(run_dir):
-    always = {"round", "wall_seconds", "virtual_time", "participants", "train_loss", "bytes_up", "bytes_down"}
+    always = {"round", "wall_seconds", "virtual_time", "participants", "train_loss"}
+    always |= {"exchanges", "bytes_up", "bytes_down"}
     lines = records(run_dir / "rounds.jsonl")
     assert [line["round"] for line in lines] == [1, 2, 3]
     assert set(lines[0]) == always

@@ -193,20 +193,32 @@ def test_resuming_a_finished_run_prints_its_summary_and_changes_nothing(whole):
     assert contents(whole) == before
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(tmp_path):
-    diverging = ("optimizer=sgd", "lr=1e30", "local_epochs=1", "checkpoint_seconds=0", "participation.rate=1.0")
+@pytest.mark.parametrize(("seconds", "kept"), [(0, [0, 1]), (30, [1])])
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path, seconds, kept):
+    diverging = ("optimizer=sgd", "lr=1e30", "local_epochs=1", "participation.rate=1.0")
+    diverging = (*diverging, f"checkpoint_seconds={seconds}")
     out = tmp_path / "run"
     result = perfed("run", EXPERIMENT, *TINY, *diverging, "methods.local.lr=1e30", "--method", "local", "--out", out)
     assert result.code == 2
     assert result.err.startswith("perfed: round 2: the training loss of client '00")
     assert result.err.count("\n") == 1
-    assert checkpoints(out) == ["state-000000.json", "state-000001.json"]
+    assert checkpoints(out) == [f"state-{number:06d}.json" for number in kept]
     assert [line["round"] for line in rounds(out)] == [1]
     before = tensors(out)
     again = perfed("resume", out)
     assert (again.code, again.err) == (2, result.err)
     assert all(torch.equal(tensor, before[name]) for name, tensor in tensors(out).items())
     assert not (out / "summary.json").exists()
+
+
+def test_damaged_lines_of_rounds_are_reported(interrupted, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(interrupted, out)
+    lines = (out / "rounds.jsonl").read_text().splitlines(keepends=True)
+    (out / "rounds.jsonl").write_bytes(b"\xff\n" + "".join(lines[1:]).encode())
+    result = perfed("resume", out)
+    assert result.code == 0 and "rounds.jsonl: 1 damaged lines dropped" in result.out
+    assert [line["round"] for line in rounds(out)] == list(range(2, 13))
 
 
 @pytest.mark.parametrize("method", ["flic-class", "hetfedrep"])

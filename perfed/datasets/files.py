@@ -77,7 +77,7 @@ def load_npz(name: str, data_dir: Path | None, keys: Sequence[str]) -> dict[str,
             return {key: file[key] for key in keys}
     except PerfedError:
         raise
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         raise PerfedError(f"file '{path}' cannot be read ({reason}); it may be truncated: get it anew") from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -50,7 +50,7 @@ class Anchors(Term):
         "once",
         description="steps on the means per round: one (paper), or as many as mini-batches (authors' program)",
     )
-    pretrain_epochs: int | Literal["validated"] = Field(
+    pretrain_epochs: Annotated[int, Field(ge=0)] | Literal["validated"] = Field(
         "validated",
         description="epochs of alignment before round 1; 'validated': each client stops on held-out data",
     )
