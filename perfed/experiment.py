@@ -165,6 +165,8 @@ class Run:
         if evaluate and self.directory is not None:
             for name, arrays in done.arrays.items():
                 self.directory.write_arrays(name, number, {key: np.asarray(value) for key, value in arrays.items()})
+        if any(done.counts.values()):
+            record["counts"] = {name: ids for name, ids in done.counts.items() if ids}
         record.update(exchanges=done.exchanges, bytes_up=done.bytes_up, bytes_down=done.bytes_down)
         self._done = number
         self.history.append(record)
@@ -207,6 +209,7 @@ class Run:
     def _finish(self) -> None:
         tally = self._tally
         metrics = summarise(tally.metrics, self._weights())
+        counted = [f"{name.replace('_', ' ')}: {n} (clients in rounds.jsonl)" for name, n in tally.counts.items() if n]
         self.summary = {
             "method": self.name,
             "dataset": self.federation.name,
@@ -222,7 +225,7 @@ class Run:
             **({"counts": tally.counts} if tally.counts else {}),
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "plan": self.plan.to_dict(),
-            "notes": [*self.plan.describe(), *self.notes],
+            "notes": [*self.plan.describe(), *self.notes, *counted],
             "versions": {
                 "perfed": _version(),
                 "torch": torch.__version__,

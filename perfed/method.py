@@ -168,8 +168,8 @@ class Clients(Protocol):
     def show(self, name: str, **arrays: Tensor | Sequence[str]) -> None:
         """Let the run keep ``arrays`` of this round, if it is an evaluated one, in ``NAME/round-NNNN.npz``."""
 
-    def count(self, name: str, number: int) -> None:
-        """Add ``number`` to what the run's summary has under ``counts``."""
+    def count(self, name: str, ids: Sequence[str]) -> None:
+        """Let the run say that ``name`` happened to these clients: ids by round, numbers in the summary."""
 
     def run(
         self, program: Callable[..., Reply | None], *, reduce: Mapping[str, Fold] | None = None, **payload: Any

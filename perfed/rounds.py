@@ -36,7 +36,7 @@ class RoundRecord:
         bytes_up, bytes_down: of all replies and payloads.
         after: metrics right after local training, by client id; empty if they were not asked for.
         arrays: what the method showed of this round, by name; see :meth:`perfed.method.Clients.show`.
-        counts: what the method counted in this round, by name.
+        counts: the clients that the method counted in this round, by name of what happened to them.
         exchanges: with the clients; of those with everybody after the round one counts, as in ``seconds``.
         seconds: virtual time that the round took.
         replied: virtual seconds of each invited client's reply, by id.
@@ -48,7 +48,7 @@ class RoundRecord:
     bytes_down: int
     after: Metrics
     arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, list[str]] = field(default_factory=dict)
     exchanges: int = 0
     seconds: float = 0.0
     replied: dict[str, float] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class _Clients:
         self.after: Metrics = {}
         self.losses: list[torch.Tensor] = []
         self.arrays: dict[str, dict[str, Any]] = {}
-        self.counts: dict[str, int] = {}
+        self.counts: dict[str, list[str]] = {}
 
     def key(self, purpose: str) -> torch.Tensor:
         """See :class:`perfed.method.Clients`."""
@@ -88,9 +88,9 @@ class _Clients:
         """See :class:`perfed.method.Clients`."""
         self.arrays[name] = arrays
 
-    def count(self, name: str, number: int) -> None:
+    def count(self, name: str, ids: Sequence[str]) -> None:
         """See :class:`perfed.method.Clients`."""
-        self.counts[name] = self.counts.get(name, 0) + number
+        self.counts[name] = [*self.counts.get(name, []), *ids]
 
     @property
     def info(self) -> FederationInfo:

@@ -23,7 +23,7 @@ class Tally:
         taken_part: rounds in which each client was used, by id; clients that never were are left out.
         replied: number and sum of the virtual seconds of each client's replies, by id.
         virtual_time: seconds since the start.
-        counts: what the method counted, by name.
+        counts: how many clients the method counted, by name of what happened to them.
         recent: each client's metrics in the last evaluated rounds.
         recent_domains: metrics of each domain in the same rounds, as :func:`perfed.evaluate.by_domain` gives them.
         other: metrics of the last evaluated round at the other moment: after local training where those before it are
@@ -54,8 +54,8 @@ class Tally:
         for client, seconds in done.replied.items():
             times, total = self.replied.get(client, (0, 0.0))
             self.replied[client] = [times + 1, total + seconds]
-        for name, count in done.counts.items():
-            self.counts[name] = self.counts.get(name, 0) + count
+        for name, ids in done.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + len(ids)
 
     def evaluated(self, metrics: Metrics, domains: Metrics, last: int) -> None:
         """Keep the metrics of an evaluated round, those of the ``last`` ones at most."""

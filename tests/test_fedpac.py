@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engines import blobs, cohort, difference, make, network, serve, train
+from engines import blobs, cohort, difference, make, network, network_for, serve, train
 
 from perfed import combination
 from perfed.combination import combination_weights
 from perfed.errors import PerfedError
+from perfed.experiment import Run
 from perfed.federation import Federation
 from perfed.method import Method
+from perfed.plan import Plan
 from perfed.terms import Prototypes
 
 GROUPS = {"labels": [[0, 1], [0, 1], [2, 3], [2, 3]], "num_classes": 4}
@@ -184,9 +186,22 @@ def test_a_problem_that_does_not_solve_leaves_the_client_its_own_head_and_is_cou
     server = serve(fedpac(), blobs((9, 8, 7)))
     server.prepare()
     record = server.round(1)
-    assert record.counts == {"unsolved_combinations": 1}
+    assert record.counts == {"unsolved_combinations": ["c1"]}
     own = server.engine.states["c1"]["model"]["head.weight"]
     torch.testing.assert_close(heads(server)[0]["c1"], own)
+
+
+def test_a_run_says_whose_problems_did_not_solve(monkeypatch):
+    def broken(matrix, linear=None):
+        raise combination.QPFailed("no")
+
+    monkeypatch.setattr(combination, "simplex_qp", broken)
+    method = fedpac()
+    run = Run(blobs((9, 8)), method, network_for(method), rounds=2, plan=Plan("stacked", threads=1))
+    summary = run.execute()
+    assert [line["counts"] for line in run.history] == [{"unsolved_combinations": ["c0", "c1"]}] * 2
+    assert "unsolved combinations: 4 (clients in rounds.jsonl)" in summary["notes"]
+    assert summary["counts"] == {"unsolved_combinations": 4}
 
 
 def test_regression_is_refused():

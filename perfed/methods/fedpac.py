@@ -91,7 +91,7 @@ class FedPAC(Method):
                 sent["means"], moments, counts, ridge=self.ridge, cut=self.cut
             )
         clients.show("combination", weights=weights, clients=reply.ids)
-        clients.count("unsolved_combinations", int(failed.sum()))
+        clients.count("unsolved_combinations", [i for i, bad in zip(reply.ids, failed.tolist(), strict=True) if bad])
         mixed = {name: torch.tensordot(weights.to(t), t, 1) for name, t in reply.head.items()}
         return {i: {name: t[row] for name, t in mixed.items()} for row, i in enumerate(reply.ids)}
 
