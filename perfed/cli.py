@@ -216,8 +216,8 @@ def _compare(planned: comparing.Comparison, data_dir: Path | None, device: torch
         except PerfedError as error:
             planned.abandon()
             raise PerfedError(f"{method}, seed {seed}: {error}") from None
-        accuracy = summary.get("accuracy")
-        text = f"{100 * accuracy['mean']:.1f} %" if accuracy else ""
+        found = [f"{name} {values['mean']:.4g}" for name, values in summary["metrics"].items()]
+        text = f"{100 * summary['accuracy']['mean']:.1f} %" if "accuracy" in summary else ", ".join(found)
         console.print(f"{method} seed {seed}: {text} in {summary['wall_seconds']:.1f} s", highlight=False)
     tables, oracle, report = planned.conclude()
     for table in tables:
@@ -269,7 +269,7 @@ def tune_command(
 def partition_command(
     experiment: ExperimentName,
     settings: Settings = None,
-    show: Annotated[bool, typer.Option("--show", help="print the tables client x class and client x domain")] = False,
+    show: Annotated[bool, typer.Option("--show", help="print and draw client x class and client x domain")] = False,
     seed: Annotated[int | None, typer.Option("--seed", help="in place of the experiment's")] = None,
     data_dir: DataOption = None,
     out: Annotated[Path | None, typer.Option("--out", help="HTML file for a picture of the table")] = None,
@@ -283,6 +283,7 @@ def partition_command(
     if show:
         for shown in terminal_tables(held, console.width):
             console.print(shown, markup=False, highlight=False)
+        out = out or _default_out(f"partition-{checked.name}").with_suffix(".html")
     if out is not None:
         console.print(f"picture: {write_partition_page(held, out)}", soft_wrap=True, markup=False, highlight=False)
 

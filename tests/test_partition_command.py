@@ -42,9 +42,11 @@ def here(tmp_path, monkeypatch) -> Path:
 
 
 def shown(result: Outcome) -> list[list[str]]:
-    """The words of each line below the summary."""
+    """The words of each line between the summary and where the picture is."""
     assert (result.code, result.err) == (0, "") and is_plain(result.out)
-    return [line.split() for line in result.out.splitlines()[1:]]
+    *lines, last = result.out.splitlines()[1:]
+    assert Path(last.removeprefix("picture: ")).is_file()
+    return [line.split() for line in lines]
 
 
 def test_the_summary_is_one_line():

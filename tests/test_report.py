@@ -311,7 +311,7 @@ def test_combination_weights_are_drawn_as_heat_maps(tmp_path: Path) -> None:
     assert "combination" not in Page(write_report([run], tmp_path / "plain.html", title="t").read_text()).sections
     write_combination(run / "combination")
     page = Page(write_report([run], tmp_path / "report.html", title="t").read_text())
-    assert "combination" in page.sections and "plot-combination" in page.plots
+    assert "combination" in page.sections and "plot-combination-0" in page.plots
     figure = combination_heat_maps([load_combination(file) for file in load_runs([run])[0].combination_files])
     assert [annotation.text for annotation in figure.layout.annotations] == ["Round 1", "Round 2", "Round 3"]
     np.testing.assert_allclose(figure.data[2].z, np.eye(4))

@@ -215,7 +215,7 @@ def test_feddar_heads_are_pooled_least_squares_and_absent_domains_do_not_count()
 # FLIC, algorithm S3 and theorem S3
 
 
-def flic_run(signs, *, share=1.0, rounds=90):
+def flic_run(signs, *, share=1.0, rounds=90, round_=theory.fedrep_round):
     problem = theory.embedded_problem(60, 12, 2, widest=16, samples=20, seed=1)
     estimate = torch.where(torch.arange(12) % 2 == 0, 1.0, -1.0).to(F64) if signs is None else signs
     sample, everyone = problem.sampler(estimate), torch.arange(60)
@@ -223,7 +223,7 @@ def flic_run(signs, *, share=1.0, rounds=90):
     step = 1 / (4 * largest)
     active = [rng.order(rng.key(0, "active", t, everyone))[: int(share * 60)] for t in range(rounds)]
     start = theory.moment_start(sample(everyone, 0), 2)
-    bases = theory.trajectory(theory.fedrep_round, sample, start, step, active)
+    bases = theory.trajectory(round_, sample, start, step, active)
     flipped = (estimate * problem.signs)[..., None] * problem.oracle.basis
     return problem, bases, flipped, step, smallest
 
@@ -236,6 +236,22 @@ def test_flic_finds_the_flipped_map_and_not_the_oracles(share):
     assert fitted_rate(to_flipped)[0] == pytest.approx(math.log1p(-step * smallest), rel=0.1)
     to_oracle = theory.principal_angle_distance(bases, problem.oracle.basis)
     assert to_oracle.min() > 0.5 and abs(to_oracle[-1] - to_oracle[60]) < 1e-5
+
+
+def flic_recovers(**changes):
+    problem, bases, flipped, step, _ = flic_run(None, **changes)
+    distances = theory.principal_angle_distance(bases, flipped)
+    return falls_linearly(distances, theorem_rate(problem.oracle.heads, step, distances[0]))
+
+
+def test_flic_would_not_find_it_with_a_small_step_for_the_heads_or_one_clients_update(monkeypatch):
+    def alone(basis, for_heads, for_basis, step):
+        one = [theory.Batch(*(part[:1] for part in batch)) for batch in (for_heads, for_basis)]
+        return theory.fedrep_round(basis, *one, step)
+
+    assert flic_recovers() and not flic_recovers(round_=alone)
+    monkeypatch.setattr(theory, "solve_heads", lambda gram, moment: 1e-3 * moment)
+    assert not flic_recovers()
 
 
 def test_fedrep_on_the_oracles_features_finds_the_oracles_map():

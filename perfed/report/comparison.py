@@ -137,12 +137,16 @@ def _difference(
     return Difference(reference, seeds, mean, mean - half, mean + half)
 
 
-def metric_tables(table: Sequence[ComparisonRow]) -> list[TextTable]:
-    """The rows of :func:`compare_table` as text, one table per metric; accuracy in percent, differences in points."""
-    return [_metric_table(metric, list(rows)) for metric, rows in groupby(table, key=lambda row: row.metric)]
+def metric_tables(table: Sequence[ComparisonRow], reported: str) -> list[TextTable]:
+    """The rows of :func:`compare_table` as text, one table per metric; accuracy in percent, differences in points.
+
+    ``reported`` says which numbers they are (:func:`perfed.report.runs.reported`).
+    """
+    each = groupby(table, key=lambda row: row.metric)
+    return [_metric_table(metric, list(rows), f"{metric}: {reported}" if reported else metric) for metric, rows in each]
 
 
-def _metric_table(metric: str, rows: Sequence[ComparisonRow]) -> TextTable:
+def _metric_table(metric: str, rows: Sequence[ComparisonRow], title: str) -> TextTable:
     header = [
         "Method",
         "Seeds",
@@ -153,7 +157,7 @@ def _metric_table(metric: str, rows: Sequence[ComparisonRow]) -> TextTable:
         f"Difference to {rows[0].method} [95 % interval]",
         "Wall time (s)",
     ]
-    return TextTable(metric, header, [_cells(row) for row in rows])
+    return TextTable(title, header, [_cells(row) for row in rows])
 
 
 def _cells(row: ComparisonRow) -> list[str]:

@@ -10,6 +10,7 @@ from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
@@ -25,10 +26,12 @@ from perfed.report.figures import (
     metric_per_client,
     sorted_clients,
 )
-from perfed.report.runs import Run, load_runs, main_metric, methods_of
+from perfed.report.runs import Run, load_runs, main_metric, methods_of, reported
 from perfed.report.tables import domain_tables, speed_table
 from perfed.report.targets import target_table
 from perfed.report.text import TextTable
+
+MAX_HEAT_MAPS = 12
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -150,7 +153,8 @@ def _table(table: TextTable) -> str:
 
 
 def _comparison(runs: Sequence[Run]) -> str:
-    parts = [_table(table) for table in metric_tables(compare_table(rows_of(runs)))]
+    tables = metric_tables(compare_table(rows_of(runs)), reported(runs))
+    parts = [part for table in tables for part in (f"<h3>{escape(table.title)}</h3>", _table(table))]
     if parts:
         parts.append(_note("Spread over the clients is averaged over the seeds. Differences are paired by seed."))
     unfinished = [f"{run.method} with seed {run.seed}" for run in runs if not run.summary]
@@ -238,18 +242,19 @@ def _embedding(runs: Sequence[Run]) -> str:
 
 
 def _combination(runs: Sequence[Run]) -> list[str]:
-    """Heat maps of the first run that combined heads: its first, middle and last evaluated round."""
-    run = next((run for run in runs if run.combination_files), None)
-    if run is None:
+    """Heat maps of each method's first run that combined heads: all its evaluated rounds, of many a dozen."""
+    first = {run.method: run for run in reversed(runs) if run.combination_files}
+    parts: list[str] = []
+    for method in (name for name in methods_of(runs) if name in first):
+        run = first[method]
+        files = run.combination_files
+        places = np.linspace(0, len(files) - 1, min(len(files), MAX_HEAT_MAPS)).round().astype(int)
+        figure = combination_heat_maps([load_combination(files[place]) for place in places])
+        parts += [f"<h3>{escape(method)}, seed {run.seed}</h3>", _plot(f"plot-combination-{len(parts) // 2}", figure)]
+    if not parts:
         return []
-    files = run.combination_files
-    chosen = [load_combination(files[i]) for i in sorted({0, len(files) // 2, len(files) - 1})]
-    note = _note(
-        f"Weights of {run.method} with seed {run.seed}: row i shows whose heads client i's head was made of. "
-        "Blocks are groups of clients whose data are alike."
-    )
-    figure = combination_heat_maps(chosen)
-    return [_section("combination", "Combination of the heads", _plot("plot-combination", figure), note)]
+    note = "Row i shows whose heads client i's head was made of. Blocks are groups of clients whose data are alike."
+    return [_section("combination", "Combination of the heads", *parts, _note(note))]
 
 
 def _settings(runs: Sequence[Run]) -> str:

@@ -82,6 +82,7 @@ class Summary(_Measured):
     plan: dict[str, Any] = {}
     notes: list[str] = []
     oracle_accuracy: float | None = None
+    evaluation: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,17 @@ def load_runs(run_dirs: Sequence[Path]) -> list[Run]:
 def methods_of(runs: Sequence[Run]) -> list[str]:
     """The methods' names, each once, in the order in which they first appear."""
     return list(dict.fromkeys(run.method for run in runs))
+
+
+def reported(runs: Sequence[Run]) -> str:
+    """Which numbers the summaries hold: of which models, when, on what; empty where no run says it or they differ."""
+    found = set()
+    for settings in (run.summary.evaluation for run in runs if run.summary and run.summary.evaluation):
+        last = int(settings["last"])
+        rounds = "last round" if last == 1 else f"mean of the last {last} evaluated rounds"
+        who = "" if settings["who"] == "all" else "participants, "
+        found.add(f"{who}{settings['when']} local training, {rounds}, {settings['split']} data")
+    return found.pop() if len(found) == 1 else ""
 
 
 def main_metric(runs: Sequence[Run]) -> str | None:
