@@ -2,7 +2,8 @@
 
 ``python benchmarks/many_clients.py [--rounds N] [--participants N]``
 
-FedRep-SRPFL with dynamic speeds; one thread; a process of its own for each number of clients. A round should take the
+FedRep-SRPFL with dynamic speeds: 100 clients are invited, of which 25, 50 and then all are used; rounds with all count.
+One thread; a process of its own for each number of clients. A round should take the
 same time whatever the number of clients, and memory should grow by a client's data and personal parameters.
 """
 
@@ -49,8 +50,8 @@ def measure(clients: int, participants: int, rounds: int) -> dict[str, float]:
     seconds = []
     for number in range(1, rounds + 1):
         before = time.perf_counter()
-        assert len(server.round(number).participants) == participants
-        seconds.append(time.perf_counter() - before)
+        if len(server.round(number).participants) == participants:
+            seconds.append(time.perf_counter() - before)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"start_s": started, "round_ms": 1000 * median(seconds), "peak_mb": peak}
 
