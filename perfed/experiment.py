@@ -73,6 +73,8 @@ class Run:
         directory: RunDirectory | None = None,
         checkpoint_seconds: float = 30.0,
     ) -> None:
+        if rounds < 1:
+            raise PerfedError(f"rounds must be at least 1 (given: {rounds})")
         self.federation = federation
         self.name = name or type(method).__name__
         self.rounds = rounds

@@ -195,7 +195,8 @@ class Federation:
 
 def _as_tensor(value: Any, what: str, client: str) -> Tensor:
     try:
-        array = value if isinstance(value, Tensor) else torch.from_numpy(np.ascontiguousarray(value))
+        # Read-only arrays are copied: a tensor can be written to.
+        array = value if isinstance(value, Tensor) else torch.from_numpy(np.require(value, requirements=["C", "W"]))
     except (TypeError, ValueError) as error:
         raise PerfedError(f"client '{client}': {what} cannot become a tensor ({str(error).splitlines()[0]})") from None
     return array
@@ -244,6 +245,10 @@ def _check_client(client: Client, num_classes: int | None) -> None:
             continue
         if split.y.shape[0] != len(split) or (split.domain is not None and split.domain.shape != (len(split),)):
             raise PerfedError(f"{where}: {name} inputs, targets and domain ids must have the same length")
+        if torch.is_floating_point(split.y) != torch.is_floating_point(client.train.y):
+            raise PerfedError(f"{where}: {name} targets are {split.y.dtype}, training targets {client.train.y.dtype}")
+        if 0 in split.x.shape[1:]:
+            raise PerfedError(f"{where}: {name} inputs have shape {tuple(split.x.shape[1:])}, so no features at all")
         if tuple(split.x.shape[1:]) != client.input_shape:
             raise PerfedError(
                 f"{where}: {name} inputs have shape {tuple(split.x.shape[1:])}, training inputs {client.input_shape}"

@@ -299,12 +299,32 @@ def with_infinity_in_test() -> dict[str, Any]:
         (client(0), "client 'b' has no training data"),
         ({"x_test": np.ones((2, 4)), "y_test": np.zeros(2, int)}, "client 'b' has no training data"),
         ({"x_train": np.ones((2, 4))}, "client 'b': 'y_train' is missing"),
+        (
+            client() | {"y_test": np.full(5, 0.5)},
+            "client 'b': test targets are torch.float64, training targets torch.int64",
+        ),
         (client() | {"z_train": 3}, "client 'b': unknown key 'z_train'; allowed: "),
     ],
 )
 def test_bad_clients(arrays, says):
     with pytest.raises(PerfedError, match=says):
         Federation.from_arrays({"a": client(seed=1), "b": arrays}, num_classes=3)
+
+
+def test_inputs_without_features_and_runs_without_rounds():
+    with pytest.raises(PerfedError, match=r"client 'a': train inputs have shape \(0,\), so no features at all"):
+        Federation.from_arrays({"a": {"x_train": np.ones((3, 0)), "y_train": np.zeros(3, int)}})
+    federation = Federation.from_arrays({"a": client(), "b": client(seed=1)})
+    for rounds in (0, -1):
+        with pytest.raises(PerfedError, match="rounds must be at least 1"):
+            Run(federation, build_method("local", {}), Model(head=linear(3)), rounds=rounds)
+
+
+@pytest.mark.filterwarnings("error")
+def test_read_only_arrays_are_fine():
+    x, y = np.ones((3, 2)), np.zeros(3, int)
+    x.flags.writeable = y.flags.writeable = False
+    assert len(Federation.from_arrays({"a": {"x_train": x, "y_train": y}}).clients[0].train) == 3
 
 
 def trained(federation: Federation, method: str, **options: Any) -> Run:

@@ -71,8 +71,8 @@ def test_presets_have_the_layers_their_papers_describe():
         "ReLU",
     ]
     pooled = ["Conv2d", "MaxPool2d", "Sigmoid", "Conv2d", "MaxPool2d", "Sigmoid", "Flatten", "Linear"]
-    assert layers(digits_cnn(64, dropout=0), (1, 16, 16)) == pooled
-    assert layers(digits_cnn(64), (1, 16, 16)) == [*pooled[:4], "Dropout2d", *pooled[4:]]
+    assert layers(digits_cnn(64), (1, 16, 16)) == pooled
+    assert layers(digits_cnn(64, dropout=0.5), (1, 16, 16)) == [*pooled[:4], "Dropout2d", *pooled[4:]]
     assert layers(hidden_layer(4), (9,)) == ["Linear", "LeakyReLU"]
     assert layers(cnn((4,), 3, 2, final_activation=False), (1, 8, 8))[-1] == "Linear"
 

@@ -39,6 +39,9 @@ def bci_common(seed: int, data_dir: Path | None) -> Federation:
     names, subjects = data["dataset_of_user"].tolist(), data["subject_of_user"].tolist()
     require(FILE, len(names) == len(subjects), "'dataset_of_user' and 'subject_of_user' differ in length")
     for split in ("train", "test"):
+        kinds = [data[f"{part}_{split}"].dtype.kind for part in ("x", "y", "user")]
+        problem = f"'x_{split}' must hold real numbers, 'y_{split}' and 'user_{split}' integers"
+        require(FILE, kinds[0] in "fiu" and kinds[1] in "iu" and kinds[2] in "iu", problem)
         lengths = {len(data[f"{part}_{split}"]) for part in ("x", "y", "user")}
         require(FILE, len(lengths) == 1, f"'x_{split}', 'y_{split}' and 'user_{split}' differ in length")
     clients: dict[str, dict[str, Any]] = {}
