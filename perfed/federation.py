@@ -292,11 +292,12 @@ def _check_domains(federation: Federation) -> None:
         )
     names = federation.domain_names
     allowed = "at least 0" if names is None else f"from 0 to {len(names) - 1}, as there are {len(names)} domain names"
+    samples = sum(len(split) for _, _, split in splits)
     for client, name, domain in known:
         if domain.dtype != torch.int64:
             raise PerfedError(f"client '{client.id}': {name} domain ids must be integers, not {domain.dtype}")
         low, high = int(domain.min()), int(domain.max())
-        if names is None and high >= sum(len(s) for _, _, s in splits):
+        if names is None and high >= samples:
             problem = "ids count the domains from 0, and there are fewer samples than that"
             raise PerfedError(f"client '{client.id}': {name} domain id {high} is not allowed: {problem}")
         if low < 0 or (names is not None and high >= len(names)):
