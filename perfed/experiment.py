@@ -132,7 +132,7 @@ class Run:
                 try:
                     with _diverging(f"round {number}"):
                         record = self._round(number, started)
-                except (PerfedError, KeyboardInterrupt):
+                except PerfedError:
                     if self.directory is not None and self.server.committed == self._done != self._saved:
                         self._save()
                     raise
