@@ -143,7 +143,10 @@ class Trace(BaseModel):
     @field_validator("file")
     @classmethod
     def _absolute(cls, value: str) -> str:
-        return str(Path(value).expanduser().absolute()) if value else value
+        try:
+            return str(Path(value).expanduser().absolute()) if value else value
+        except RuntimeError as error:  # nobody has this home
+            raise ValueError(str(error)) from None
 
     def read(self, ids: Sequence[str], rounds: int) -> Mapping[str, Mapping[int | None, float]]:
         """Seconds by client id and round; ``None`` stands for all rounds that are not named.

@@ -299,6 +299,9 @@ class Search:
             picked = override(given, assignments, [method])
             own = dict(picked.get("methods", {}).get(method, {}))
             training, model = (_changed(picked.get(part, {}), given.get(part, {})) for part in ("training", "model"))
+            # Chosen values that equal the experiment's too: a method under a policy would else take its base's choice.
+            named = {assignment.partition("=")[0].removeprefix("training.") for assignment in assignments}
+            training |= {key: value for key, value in picked.get("training", {}).items() if key in named}
             own = {**training, **own}
             if model:
                 own["model"] = {**model, **own.get("model", {})}

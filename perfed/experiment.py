@@ -170,9 +170,9 @@ class Run:
         if any(done.counts.values()):
             record["counts"] = {name: ids for name, ids in done.counts.items() if ids}
         record.update(exchanges=done.exchanges, bytes_up=done.bytes_up, bytes_down=done.bytes_down)
+        self._snapshot(number)
         self._done = number
         self.history.append(record)
-        self._snapshot(number)
         return record
 
     @property

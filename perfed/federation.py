@@ -195,11 +195,12 @@ class Federation:
 
 def _as_tensor(value: Any, what: str, client: str) -> Tensor:
     try:
+        if isinstance(value, Tensor):
+            return value
         # Read-only arrays are copied: a tensor can be written to.
-        array = value if isinstance(value, Tensor) else torch.from_numpy(np.require(value, requirements=["C", "W"]))
+        return torch.from_numpy(np.require(np.atleast_1d(value), requirements=["C", "W"]))
     except (TypeError, ValueError) as error:
         raise PerfedError(f"client '{client}': {what} cannot become a tensor ({str(error).splitlines()[0]})") from None
-    return array
 
 
 def _domain_ids(ids: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -211,11 +212,18 @@ class Server:
             number: of the round.
             measure: split on which participants score their models right after local training.
         """
+        policy = copy.deepcopy(self.selection.policy.state)
         choice = self.selection.choose(number)
         if not choice.ids:  # no reply in time
+            self.committed = number
             return RoundRecord([], float("nan"), 0, 0, {}, seconds=choice.seconds, replied=choice.replied)
         clients = _Clients(self.engine, choice.ids, number, "round", measure, invited=len(choice.replied))
-        record = self._transaction(clients, self.setup.method.round)
+        try:
+            record = self._transaction(clients, self.setup.method.round)
+        except BaseException:
+            self.selection.policy.state.clear()
+            self.selection.policy.state.update(policy)
+            raise
         self.committed = number
         self._observe(record, number)
         everyone = _Clients(self.engine, self.engine.federation.ids, number, "finish", None)

@@ -320,6 +320,11 @@ def test_inputs_without_features_and_runs_without_rounds():
             Run(federation, build_method("local", {}), Model(head=linear(3)), rounds=rounds)
 
 
+def test_a_single_value_is_not_an_array():
+    with pytest.raises(PerfedError, match="must have the same length"):
+        Federation.from_arrays({"a": {"x_train": np.zeros((2, 2)), "y_train": np.int64(3)}})
+
+
 @pytest.mark.filterwarnings("error")
 def test_read_only_arrays_are_fine():
     x, y = np.ones((3, 2)), np.zeros(3, int)

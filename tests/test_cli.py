@@ -17,10 +17,11 @@ import torch
 from command_line import EXPERIMENT, TINY, contents, is_plain, perfed, run_tiny
 
 from perfed import compare
-from perfed.config import experiment_names, read
+from perfed.config import experiment_names, find_experiment, read
 from perfed.datasets import catalogue, dataset_names, load
 from perfed.federation import Federation
 from perfed.method import method_names, preset_names
+from perfed.overrides import override
 
 SPREAD = {"mean", "std", "min", "p10", "max"}
 
@@ -179,6 +180,17 @@ def test_an_interrupted_comparison_is_completed(compared, tmp_path):
 
 
 GRID = ("--methods", "local,flic-class", "--grid", "lr=1e-3,1e-1", "--grid", "batch_size=4,100")
+
+
+def test_a_method_under_a_policy_keeps_its_own_choice(tmp_path):
+    """Also where that is the experiment's value and the method alone has chosen another one."""
+    table = override(find_experiment(EXPERIMENT), ["lr=0.01"], ["fedrep"])
+    names = ["fedrep", "fedrep+srpfl"]
+    search = compare.Search(tmp_path, table, table, names, [0], [])
+    search._write_chosen({"fedrep": ["lr=0.1"], "fedrep+srpfl": ["lr=0.01"]})
+    chosen = read((tmp_path / "chosen.toml").read_text(), "chosen.toml")
+    for name, rate in zip(names, (0.1, 0.01), strict=True):
+        assert chosen.model_copy(update={"method": name}).build_method().lr == rate
 
 
 def test_tune_gives_every_method_the_same_grid_and_never_looks_at_test_data(tmp_path, monkeypatch):

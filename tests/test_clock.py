@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from engines import blobs, make, serve
+from pydantic import ValidationError
 from scipy import stats
 
 from perfed import rng
@@ -152,6 +153,8 @@ def test_traces_that_cannot_be_used_are_refused(tmp_path, lines, message):
 
 
 def test_a_trace_that_is_not_there_is_refused():
+    with pytest.raises(ValidationError, match="home"):
+        Clock(speeds="trace", trace={"file": "~no-such-user/x.csv"})
     with pytest.raises(PerfedError, match=r"clock\.speeds = 'trace' needs clock\.trace\.file"):
         Timer(Clock(speeds="trace"), people(2), 0, 2)
     with pytest.raises(PerfedError, match=r"clock\.trace\.file = '/.*/nowhere\.csv': cannot be read: No such file"):

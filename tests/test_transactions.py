@@ -107,6 +107,7 @@ def test_a_second_exchange_that_fails_under_srpfl_leaves_nothing_behind(engine, 
     assert asked and len(asked) < 4
     after = every_tensor(servers[0])
     assert all(torch.equal(after[path], tensor) for path, tensor in before.items())
+    assert servers[0].selection.policy.state == servers[1].selection.policy.state
     assert servers[0].round(2).participants == servers[1].round(2).participants
     assert difference(*servers) == 0  # as if nothing had happened
 

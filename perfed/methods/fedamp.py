@@ -82,6 +82,9 @@ class FedAMP(Method):
         """Each client's own model."""
         return {"model": each(server.models)}
 
+    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
+        """Nothing: clients' models are not made of the shared parameters."""
+
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """w_i."""
         cohort.load(payload["model"])

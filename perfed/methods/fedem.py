@@ -101,6 +101,9 @@ class FedEM(Method):
                 )
         return {name: torch.stack([entry[name] for entry in trained], 1) for name in components}
 
+    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
+        """Nothing: clients' models are not made of the shared parameters."""
+
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """Mixture weights for the received components."""
         self.expect(cohort, payload["components"])

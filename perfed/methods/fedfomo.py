@@ -97,6 +97,9 @@ class FedFomo(Method):
         gains = torch.where(scale > 0, gains / scale, 0.0)[:, 1:]
         return Reply(model=cohort.shared(), gains=gains, terms=self.after_terms(cohort, terms))
 
+    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
+        """Nothing: clients' models are not made of the shared parameters."""
+
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """Combine."""
         self.combine(cohort, payload["models"])

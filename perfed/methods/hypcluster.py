@@ -63,6 +63,9 @@ class HypCluster(Method):
         """All k models."""
         return {"models": server.models}
 
+    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
+        """Nothing: clients' models are not made of the shared parameters."""
+
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """The best model, as received."""
         self.choose(cohort, payload["models"])

@@ -134,6 +134,9 @@ class PFedHN(Method):
         change = {name: generated[name] - tensor for name, tensor in cohort.shared().items()}
         return Reply(change=change, terms=self.after_terms(cohort, terms))
 
+    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
+        """Nothing: clients' models are not made of the shared parameters."""
+
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """The generated model."""
         cohort.load(payload["generated"])

@@ -26,7 +26,9 @@ def with_communication(run: Run, seconds: float) -> Run:
     if settings.get("participation", {}).get("policy") == "deadline":
         raise PerfedError(f"{run.directory}: under a deadline communication changes who is used; run it anew")
     later, exchanges, rounds = {}, 0, []
-    for line in run.rounds:
+    for number, line in enumerate(run.rounds, 1):
+        if line.round != number:
+            raise PerfedError(f"{run.directory}: rounds.jsonl lacks round {number}")
         if line.exchanges is None or line.virtual_time is None:
             raise PerfedError(f"{run.directory}: rounds.jsonl lacks exchanges or virtual_time in round {line.round}")
         exchanges += line.exchanges

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -101,11 +101,12 @@ class ClientValues:
     after: NDArray[np.float64]
     rounds: NDArray[np.float64]
     seconds: NDArray[np.float64]
+    when: str = "before"
 
     @property
     def reported(self) -> NDArray[np.float64]:
-        """The metric that the summary is about: before local training, after it where only that was evaluated."""
-        return self.before if np.isfinite(self.before).any() else self.after
+        """The metric that the summary is about, before or after local training as ``when`` says."""
+        return self.before if self.when == "before" else self.after
 
     @property
     def timed(self) -> bool:
@@ -203,7 +204,7 @@ def load_run(directory: Path) -> Run:
         seed=seed,
         config_text=text,
         rounds=_load_rounds(rounds) if rounds.is_file() else (),
-        clients=_load_clients(clients) if clients.is_file() else None,
+        clients=_load_clients(clients, settings) if clients.is_file() else None,
         summary=_parsed(Summary, _text(summary), summary) if summary.is_file() else None,
     )
 
@@ -236,7 +237,7 @@ def _load_rounds(file: Path) -> tuple[Round, ...]:
     return tuple(_parsed(Round, text, file, line) for line, text in enumerate(lines, 1) if text.strip())
 
 
-def _load_clients(file: Path) -> ClientValues | None:
+def _load_clients(file: Path, settings: Mapping[str, Any]) -> ClientValues | None:
     """The first metric of ``clients.csv``, accuracy before any other; None where nothing was measured."""
     reader = csv.DictReader(_text(file).splitlines())
     columns = reader.fieldnames or []
@@ -259,7 +260,8 @@ def _load_clients(file: Path) -> ClientValues | None:
     unknown = np.full(len(ids), np.nan)
     others = {name: table[:, 2 + column] for column, name in enumerate(optional)}
     rounds, seconds = (others.get(name, unknown) for name in ("rounds", "seconds"))
-    return ClientValues(metric, tuple(ids), table[:, 0], table[:, 1], rounds, seconds)
+    when = "after" if settings.get("evaluation", {}).get("when") == "after" else "before"
+    return ClientValues(metric, tuple(ids), table[:, 0], table[:, 1], rounds, seconds, when)
 
 
 def _number(cell: str) -> float:
