@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed import rng
-from perfed.aggregate import masked_mean
+from perfed.aggregate import Average, masked_mean
 from perfed.batches import ClassMembers, class_members, class_slots
 from perfed.cohort import Cohort
 from perfed.divergence import sample_w2
@@ -59,9 +59,7 @@ class Anchors(Term):
     realign_epochs: int = Field(
         0, ge=0, description="alignment epochs of all clients after each round (authors' program)"
     )
-    anchor_average: Literal["samples", "uniform"] = Field(
-        "uniform", description="omega_i of the anchors: the same for all clients, or n_i ('samples')"
-    )
+    anchor_average: Average = "uniform"
     w2: Literal["closed-form", "two-sample"] = Field(
         "closed-form",
         description="W2 against the anchor itself (paper), or against samples of it (authors' program)",

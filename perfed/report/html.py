@@ -152,9 +152,14 @@ def _table(table: TextTable) -> str:
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{lines}</tbody></table></div>'
 
 
+def _titled(tables: Sequence[TextTable]) -> list[str]:
+    """Each table below its title."""
+    return [part for table in tables for part in (f"<h3>{escape(table.title)}</h3>", _table(table))]
+
+
 def _comparison(runs: Sequence[Run]) -> str:
     tables = metric_tables(compare_table(rows_of(runs)), reported(runs))
-    parts = [part for table in tables for part in (f"<h3>{escape(table.title)}</h3>", _table(table))]
+    parts = _titled(tables)
     if parts:
         parts.append(_note("Spread over the clients is averaged over the seeds. Differences are paired by seed."))
     unfinished = [f"{run.method} with seed {run.seed}" for run in runs if not run.summary]
@@ -178,7 +183,7 @@ def _domains(runs: Sequence[Run]) -> list[str]:
     tables = domain_tables(runs)
     if not tables:
         return []
-    parts = [part for table in tables for part in (f"<h3>{escape(table.title)}</h3>", _table(table))]
+    parts = _titled(tables)
     note = _note(
         "Mean, minimum and maximum over the domains are taken per run and then averaged over the seeds (± std)."
     )
