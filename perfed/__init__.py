@@ -8,10 +8,10 @@ The pieces a user needs first: :class:`Federation` (who the clients are), :class
 from perfed.building import build_method
 from perfed.datasets import load
 from perfed.errors import PerfedError
-from perfed.experiment import Run
 from perfed.federation import Client, Federation, Split
 from perfed.model import Model, cnn, digits_cnn, hidden_layer, linear, mlp
 from perfed.participation import Participation
+from perfed.run import Run
 
 __all__ = [
     "Client",

@@ -17,12 +17,12 @@ class CropFlip:
     Attributes:
         padding: pixels added on every side before a crop of the original size; 0 for none.
         flip: mirror an image with probability 1/2.
-        fill: value of the added pixels, e.g. that of black.
+        fill: value of the added pixels, per channel or for all, e.g. that of black.
     """
 
     padding: int = 4
     flip: bool = True
-    fill: float = 0.0
+    fill: tuple[float, ...] = (0.0,)
 
     def __call__(self, x: Tensor, keys: Tensor) -> Tensor:
         """Apply to images.
@@ -45,4 +45,5 @@ class CropFlip:
         flat = rows.clamp(0, height - 1)[..., :, None] * width + columns.clamp(0, width - 1)[..., None, :]
         index = flat.flatten(2).unsqueeze(2).expand(-1, -1, x.shape[2], -1)
         moved = x.flatten(3).gather(3, index).view(x.shape)
-        return torch.where(inside.unsqueeze(2), moved, self.fill)
+        fill = torch.tensor(self.fill, dtype=x.dtype, device=x.device).view(-1, 1, 1)
+        return torch.where(inside.unsqueeze(2), moved, fill)

@@ -14,8 +14,9 @@ import perfed.presets  # noqa: F401 - registers methods and presets
 from perfed import model as models
 from perfed.errors import PerfedError, first_problem
 from perfed.lstm import lstm
-from perfed.method import Method, entry
+from perfed.method import Method
 from perfed.model import Shape, StageFactory
+from perfed.registry import entry
 from perfed.terms import Term, term_class
 
 

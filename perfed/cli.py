@@ -5,31 +5,27 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
 from perfed import compare as comparing
-from perfed.building import setting_names
-from perfed.config import Experiment, experiment_names, find_experiment, validate
-from perfed.datasets import dataset_names, describe, load
+from perfed.config import Experiment, find_experiment, validate
+from perfed.datasets import load
 from perfed.errors import PerfedError
-from perfed.experiment import Run, resume, start, usable_device
-from perfed.method import entry, known_names
+from perfed.experiment import resume, start, usable_device
+from perfed.listing import LISTS
 from perfed.overrides import override, parse_value
 from perfed.plan import ENGINES
-from perfed.report import TextTable, all_tables, load_runs, with_communication, write_report
+from perfed.registry import entry
+from perfed.report import all_tables, load_runs, with_communication, write_report
 from perfed.report.partition import ClassTable, terminal_tables, write_partition_page
+from perfed.run import Run, installed_version
 from perfed.store import RunDirectory
-from perfed.targets import described
+from perfed.terminal import console, print_summary, progress, rich_table
 
 app = typer.Typer(
     add_completion=False,
@@ -37,7 +33,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Personalised federated learning: run, compare and tune methods on clients that differ.",
 )
-console = Console(width=None if sys.stdout.isatty() else 150)
 
 _INTERRUPTED = "interrupted; 'perfed resume DIR' continues from the last checkpoint"
 
@@ -54,6 +49,22 @@ OutOption = Annotated[Path | None, typer.Option("--out", help="directory for res
 MethodsOption = Annotated[str, typer.Option("--methods", help="names separated by commas")]
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        console.print(f"perfed {installed_version()}", highlight=False)
+        raise typer.Exit
+
+
+VersionOption = Annotated[
+    bool, typer.Option("--version", help="print the version and stop", callback=_print_version, is_eager=True)
+]
+
+
+@app.callback()
+def _common(version: VersionOption = False) -> None:
+    pass
+
+
 def _default_out(name: str) -> Path:
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
@@ -68,51 +79,9 @@ def _device(name: str | None) -> torch.device | None:
     return None if name is None else usable_device(name, f"--device {name}")
 
 
-@contextmanager
-def _progress(label: str, rounds: int) -> Iterator[Any]:
-    """Live round, accuracy and time left on a terminal; nothing elsewhere."""
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[accuracy]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(label, total=rounds, accuracy="")
-        last = {"accuracy": ""}
-
-        def update(number: int, total: int, accuracy: float | None) -> None:
-            if accuracy is not None:
-                last["accuracy"] = f"accuracy {100 * accuracy:.1f} %"
-            bar.update(task, completed=number, accuracy=last["accuracy"])
-
-        yield update
-
-
 def _execute(run: Run, label: str) -> dict[str, Any]:
-    with _progress(label, run.rounds) as update:
+    with progress(label, run.rounds) as update:
         return run.execute(update)
-
-
-def _print_summary(summary: dict[str, Any]) -> None:
-    for note in summary["notes"]:
-        console.print(f"  {note}", style="dim", markup=False, highlight=False)
-    for name, values in summary["metrics"].items():
-        scale, unit = (100, " %") if name.startswith("accuracy") else (1, "")
-        cells = ", ".join(f"{key} {scale * value:.4g}" for key, value in values.items())
-        console.print(f"{summary['method']}: {name}{unit}: {cells}", markup=False, highlight=False)
-    for name, values in summary.get("domains", {}).items():
-        scale, unit = (100, " %") if name == "accuracy" else (1, "")
-        of_each = ", ".join(f"{domain} {scale * value:.4g}" for domain, value in values.items())
-        console.print(f"{summary['method']}: {name}{unit} by domain: {of_each}", markup=False, highlight=False)
-    for line in described(summary.get("targets", [])):
-        console.print(f"{summary['method']}: {line}", markup=False, highlight=False)
-    if "oracle_accuracy" in summary:
-        console.print(f"Bayes oracle (known centres): {100 * summary['oracle_accuracy']:.1f} %", highlight=False)
 
 
 @app.command("run")
@@ -137,7 +106,7 @@ def run_command(
     out = out or _default_out(checked.name)
     run = start(checked, data_dir=data_dir, out=out, device=_device(device))
     console.print(f"results: {out}", soft_wrap=True, highlight=False)
-    _print_summary(_execute(run, checked.method))
+    print_summary(_execute(run, checked.method))
     report = write_report([out], out / "report.html", title=f"{checked.name}: {checked.method}")
     console.print(f"report: {report}", soft_wrap=True, highlight=False)
 
@@ -173,7 +142,7 @@ def resume_command(
     held = RunDirectory(directory)
     if held.finished:
         console.print("this run has finished", highlight=False)
-        _print_summary(held.read_summary())
+        print_summary(held.read_summary())
         report = directory / "report.html"
         if not report.exists():
             write_report([directory], report, title=directory.name)
@@ -182,7 +151,7 @@ def resume_command(
     run = resume(directory, data_dir=data_dir, device=where)
     for note in run.notes:
         console.print(note, style="yellow", markup=False, highlight=False)
-    _print_summary(_execute(run, run.name))
+    print_summary(_execute(run, run.name))
     report = write_report([directory], directory / "report.html", title=f"{run.federation.name}: {run.name}")
     console.print(f"report: {report}", soft_wrap=True, highlight=False)
 
@@ -221,19 +190,10 @@ def _compare(planned: comparing.Comparison, data_dir: Path | None, device: torch
         console.print(f"{method} seed {seed}: {text} in {summary['wall_seconds']:.1f} s", highlight=False)
     tables, oracle, report = planned.conclude()
     for table in tables:
-        console.print(_shown(table))
+        console.print(rich_table(table))
     if oracle is not None:
         console.print(f"Bayes oracle (known centres), mean over seeds: {100 * oracle:.1f} %", highlight=False)
     console.print(f"report: {report}", soft_wrap=True, highlight=False)
-
-
-def _shown(table: TextTable) -> Table:
-    shown = Table(title=Text(table.title))
-    for index, title in enumerate(table.header):
-        shown.add_column(Text(title), justify="left" if index == 0 else "right")
-    for row in table.rows:
-        shown.add_row(*map(Text, row))
-    return shown
 
 
 @app.command("tune")
@@ -254,7 +214,7 @@ def tune_command(
     out = out or _default_out(f"tune-{table.get('name', 'experiment')}")
     numbers, where = comparing.parse_seeds(seeds), _device(device)
     search = comparing.Search.create(out, table, names, numbers, grid or [], data_dir, where)
-    with _progress("tuning", search.size) as update:
+    with progress("tuning", search.size) as update:
         chosen = search.execute(data_dir, where, update)
     shown = Table(title=f"chosen on validation data ({search.size} runs)")
     for title in ("method", "settings", "validation"):
@@ -294,10 +254,9 @@ def list_command(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, with all settings")] = False,
 ) -> None:
     """List what is there."""
-    makers = {"methods": _list_methods, "datasets": _list_datasets, "experiments": _list_experiments}
-    if what not in makers:
-        raise PerfedError(f"unknown list '{what}'; allowed: {', '.join(makers)}")
-    items = makers[what]()
+    if what not in LISTS:
+        raise PerfedError(f"unknown list '{what}'; allowed: {', '.join(LISTS)}")
+    items = LISTS[what]()
     if as_json:
         typer.echo(json.dumps(items, indent=2, default=str))
         return
@@ -305,40 +264,6 @@ def list_command(
     for item in items:
         table.add_row(item["name"], item["summary"])
     console.print(table, markup=False)
-
-
-def _list_methods() -> list[dict[str, Any]]:
-    found = []
-    for name in known_names():
-        item = entry(name)
-        fields = {**item.method.model_fields}
-        for term in item.terms:
-            fields.update(term.model_fields)
-        described = {
-            key: {"default": field.get_default(call_default_factory=True), "description": field.description}
-            for key, field in fields.items()
-            if key in setting_names(name)
-        }
-        made_of = {"base": item.base, "policy": item.policy} if item.base else {}
-        found.append({"name": name, "summary": item.summary, **made_of, "settings": described})
-    return found
-
-
-def _list_datasets() -> list[dict[str, Any]]:
-    found = []
-    for name in dataset_names():
-        item = describe(name)
-        options = {o.name: {"default": o.default, "allowed": o.allowed} for o in item.options}
-        found.append({"name": name, "summary": item.summary, "files": list(item.files), "options": options})
-    return found
-
-
-def _list_experiments() -> list[dict[str, Any]]:
-    tables = {name: find_experiment(name) for name in experiment_names()}
-    return [
-        {"name": n, "summary": t.get("description", ""), "method": t.get("method"), "data": t["data"]}
-        for n, t in tables.items()
-    ]
 
 
 @app.command("report")
@@ -362,7 +287,7 @@ def report_command(
 def _report_with(directory: Path, communication: float) -> None:
     places = comparing.Comparison.read(directory).started() if comparing.is_comparison(directory) else [directory]
     for table in all_tables([with_communication(run, communication) for run in load_runs(places)]):
-        console.print(_shown(table))
+        console.print(rich_table(table))
     out = directory / f"report-communication-{communication:g}.html"
     report = write_report(places, out, title=directory.name, communication=communication)
     console.print(f"report: {report}", soft_wrap=True, highlight=False)

@@ -18,10 +18,11 @@ import torch
 from perfed.config import validate
 from perfed.datasets import load
 from perfed.errors import PerfedError
-from perfed.experiment import Run, resume, start
-from perfed.method import entry, known_names
+from perfed.experiment import resume, start
 from perfed.overrides import override, resolve
+from perfed.registry import entry, known_names
 from perfed.report import TextTable, all_tables, load_runs, rows_of, write_report
+from perfed.run import Run
 from perfed.store import RunDirectory, write_atomic
 
 

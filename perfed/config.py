@@ -17,10 +17,11 @@ from perfed.building import build_method, build_stage
 from perfed.clock import Clock
 from perfed.datasets import check_options, dataset_names
 from perfed.errors import PerfedError, first_problem
-from perfed.method import Method, entry
+from perfed.method import Method
 from perfed.model import STAGES, Model
 from perfed.participation import Participation
 from perfed.plan import EngineName, Plan
+from perfed.registry import entry
 from perfed.settings import STRICT
 
 

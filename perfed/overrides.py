@@ -12,8 +12,9 @@ from perfed.clock import Clock
 from perfed.config import Evaluation, Experiment
 from perfed.datasets import dataset_names, describe
 from perfed.errors import PerfedError
-from perfed.method import Method, entry
+from perfed.method import Method
 from perfed.participation import Participation
+from perfed.registry import entry
 from perfed.terms import term_class, term_names
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import perfed.methods  # noqa: F401 - registers the methods
-from perfed.method import entry, preset
+from perfed.registry import entry, preset
 
 preset("fedrep-srpfl", "fedrep", "srpfl", "FedRep under SRPFL's participation (Tziotis et al. 2023, Algorithm 1)")
 preset("lg-srpfl", "lg-fedavg", "srpfl", "LG-FedAvg under SRPFL's participation (Tziotis et al. 2023, section 5)")

@@ -15,11 +15,12 @@ from perfed.codec import decode, encode
 from perfed.cohort import Cohort
 from perfed.engine import Exchange, InProcessEngine
 from perfed.federation import Federation
-from perfed.method import Method, entry
+from perfed.method import Method
 from perfed.methods.fedbn import FedBN
 from perfed.model import Model, hidden_layer, linear, mlp
 from perfed.participation import Participation
 from perfed.plan import Plan
+from perfed.registry import entry
 from perfed.rounds import Server
 from perfed.state import Setup
 from perfed.terms import Term

@@ -14,10 +14,10 @@ from perfed.building import build_method
 from perfed.config import Evaluation
 from perfed.errors import PerfedError
 from perfed.evaluate import client_table
-from perfed.experiment import Run
 from perfed.federation import Federation
 from perfed.model import Model, linear, mlp
 from perfed.plan import Plan
+from perfed.run import Run
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from perfed import compare
 from perfed.config import experiment_names, find_experiment, read
 from perfed.datasets import catalogue, dataset_names, load
 from perfed.federation import Federation
-from perfed.method import method_names, preset_names
 from perfed.overrides import override
+from perfed.registry import method_names, preset_names
 
 SPREAD = {"mean", "std", "min", "p10", "max"}
 
@@ -319,6 +320,12 @@ def test_help_and_no_arguments():
     assert "runs/NAME-TIME" in " ".join(perfed("run", "--help").out.split())
     nothing = perfed()
     assert nothing.code == 2 and nothing.err == "" and "Usage: perfed" in nothing.out
+
+
+def test_the_version_is_that_of_the_package():
+    result = perfed("--version")
+    assert result.code == 0
+    assert result.out == f"perfed {metadata.version('perfed')}\n"
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):

@@ -12,9 +12,9 @@ from perfed.building import build_method
 from perfed.config import experiment_names, find_experiment, read, validate
 from perfed.datasets import catalogue
 from perfed.errors import PerfedError
-from perfed.method import method_names
 from perfed.methods.flic import Anchors
 from perfed.overrides import override, parse_value, resolve
+from perfed.registry import method_names
 from perfed.terms import Proximal
 
 SMALL = """

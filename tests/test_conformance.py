@@ -12,10 +12,10 @@ from engines import ENGINES, blobs, every_tensor, make, network_for, serve, trai
 from perfed.clock import Clock
 from perfed.errors import PerfedError
 from perfed.federation import Federation
-from perfed.method import method_names
 from perfed.methods.flic import Anchors
 from perfed.participation import Participation
 from perfed.placement import SENT
+from perfed.registry import method_names
 from perfed.terms import Proximal
 
 ANCHORS = Anchors(pretrain_epochs=1, pretrain_batch_size=4)

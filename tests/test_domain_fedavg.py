@@ -12,8 +12,8 @@ from perfed.aggregate import masked_mean
 from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.federation import Federation
-from perfed.method import method_names
 from perfed.model import STAGES
+from perfed.registry import method_names
 
 
 def test_re_weighting_changes_nothing_where_domains_are_equally_frequent_and_something_elsewhere():

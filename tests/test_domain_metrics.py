@@ -14,8 +14,8 @@ from sklearn.metrics import roc_auc_score
 
 from perfed.errors import PerfedError
 from perfed.evaluate import Outputs, by_domain, outputs_of, summarise, with_extremes
-from perfed.experiment import Run
 from perfed.federation import Federation
+from perfed.run import Run
 from perfed.store import RunDirectory
 from perfed.tally import Tally
 

@@ -9,10 +9,10 @@ from engines import blobs, cohort, difference, make, network, network_for, serve
 from perfed import combination
 from perfed.combination import combination_weights
 from perfed.errors import PerfedError
-from perfed.experiment import Run
 from perfed.federation import Federation
 from perfed.method import Method
 from perfed.plan import Plan
+from perfed.run import Run
 from perfed.terms import Prototypes
 
 GROUPS = {"labels": [[0, 1], [0, 1], [2, 3], [2, 3]], "num_classes": 4}

@@ -170,10 +170,10 @@ def test_losses_of_samples_are_those_of_the_module():
 
 def test_crops_and_flips_are_those_of_a_plain_loop():
     images = torch.arange(2 * 50 * 2 * 5 * 4, dtype=torch.float64).view(2, 50, 2, 5, 4) + 1
-    out = CropFlip(padding=2, fill=-1.0)(images, torch.tensor([1, 2]))
+    out = CropFlip(padding=2, fill=(-1.0, -2.0))(images, torch.tensor([1, 2]))
     kinds = set()
     for before, after in zip(images.flatten(0, 1), out.flatten(0, 1), strict=True):
-        padded = F.pad(before, (2, 2, 2, 2), value=-1.0)
+        padded = torch.stack([F.pad(before[channel], (2, 2, 2, 2), value=-1.0 - channel) for channel in (0, 1)])
         found = [
             (i, j, flip)
             for i in range(5)

@@ -11,11 +11,11 @@ from engines import ENGINES, blobs, cohort, difference, every_tensor, make, netw
 
 from perfed import rng
 from perfed.divergence import gaussian_w2, sample_w2
-from perfed.method import entry
 from perfed.methods import fedrep
 from perfed.methods.fedrep import HetFedRep
 from perfed.methods.flic import Anchors
 from perfed.model import stage_of
+from perfed.registry import entry
 from perfed.validated import best_epochs, hold_out
 
 CLASSES, LATENT = 3, 3

@@ -10,9 +10,9 @@ from command_line import EXPERIMENT, TINY, perfed
 
 from perfed.config import find_experiment, validate
 from perfed.errors import PerfedError
-from perfed.method import entry, method_names, preset_names
 from perfed.overrides import override
 from perfed.presets import base_of
+from perfed.registry import entry, method_names, preset_names
 from perfed.report import load_runs, with_communication
 
 

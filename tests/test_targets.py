@@ -13,8 +13,9 @@ from engines import blobs, make, network
 from perfed.config import Evaluation, Experiment, find_experiment, validate
 from perfed.errors import PerfedError
 from perfed.evaluate import spread
-from perfed.experiment import Run, resume, start
+from perfed.experiment import resume, start
 from perfed.overrides import override
+from perfed.run import Run
 from perfed.targets import described, unreached, updated
 
 TARGETS = (0.1, 0.3, 0.5, 1.0)

@@ -14,7 +14,7 @@ from perfed.datasets.pooled import pooled
 
 MNIST_MEAN, MNIST_STD = (0.1307,), (0.3081,)
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-BLACK = -sum(mean / std for mean, std in zip(CIFAR_MEAN, CIFAR_STD, strict=True)) / 3
+BLACK = tuple(-mean / std for mean, std in zip(CIFAR_MEAN, CIFAR_STD, strict=True))
 FASHION = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 CHARACTER_GROUPS = (tuple(range(10)), tuple(range(10, 36)), tuple(range(36, 62)))
@@ -64,9 +64,9 @@ def cifar10(seed: int, data_dir: Path | None, *, augment: bool = False) -> Pool:
 
     The images come from JPEG files (lossy) that are decoded once and kept in ``~/.cache/perfed``. Inputs are
     ``(3, 32, 32)``, pixels in [0, 1] normalised per channel: mean 0.4914, 0.4822, 0.4465, standard deviation 0.2023,
-    0.1994, 0.2010. ``augment``: training images are cropped at random after 4 black pixels were added on every side
-    (-2.36 after normalisation, the mean over the channels), and flipped with probability 1/2. Further options are those
-    of :class:`perfed.datasets.options.PartitionOptions`.
+    0.1994, 0.2010. ``augment``: training images are cropped at random after 4 black pixels were added on every side,
+    and flipped with probability 1/2. Further options are those of
+    :class:`perfed.datasets.options.PartitionOptions`.
 
     Source: Krizhevsky 2009.
     """

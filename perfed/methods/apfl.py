@@ -11,8 +11,9 @@ from torch import Tensor
 
 from perfed.aggregate import weighted_mean
 from perfed.cohort import Cohort
-from perfed.method import Clients, Method, ParameterSet, Reply, ServerState, register
+from perfed.method import Clients, Method, ParameterSet, Reply, ServerState
 from perfed.model import STAGES, Parameters
+from perfed.registry import register
 from perfed.step import Step, cross_entropy, squared_error
 
 

@@ -7,9 +7,10 @@ from typing import Any
 from pydantic import Field
 
 from perfed.cohort import Cohort
-from perfed.method import ParameterSet, Reply, ServerState, register
+from perfed.method import ParameterSet, Reply, ServerState
 from perfed.methods.fedavg import FedAvg
 from perfed.model import STAGES
+from perfed.registry import register
 
 
 @register("ditto")

@@ -12,10 +12,11 @@ from torch import Tensor
 from perfed.aggregate import masked_mean, weighted_mean
 from perfed.cohort import Cohort
 from perfed.domains import domain_means, domain_weights, of_domain, reweighted, unit_weights
-from perfed.method import Clients, Method, ParameterSet, Reply, ServerState, register
+from perfed.method import Clients, Method, ParameterSet, Reply, ServerState
 from perfed.methods.fedavg import FedAvg
 from perfed.model import STAGES, stage_of
 from perfed.placement import PER_DOMAIN, SHARED, Placement
+from perfed.registry import register
 from perfed.step import Loss
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from perfed import tree
 from perfed.aggregate import weighted_mean
 from perfed.cohort import Cohort
-from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState, each, register
+from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState, each
 from perfed.model import STAGES, Parameters
+from perfed.registry import register
 
 
 @register("fedamp")

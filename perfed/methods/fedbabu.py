@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from perfed.cohort import Cohort
-from perfed.method import register
 from perfed.methods.fedavg import FedAvg
 from perfed.model import STAGES, stage_of
 from perfed.placement import FROZEN, PERSONAL, SHARED, Placement
+from perfed.registry import register
 
 
 @register("fedbabu")

@@ -15,10 +15,11 @@ from perfed.cohort import Cohort
 from perfed.domains import domain_means, reweighted
 from perfed.errors import PerfedError
 from perfed.hessian import softmax_hessian, squared_error_hessian, with_ones
-from perfed.method import Clients, FederationInfo, Reply, ServerState, register
+from perfed.method import Clients, FederationInfo, Reply, ServerState
 from perfed.methods.domain_fedavg import DomainFedAvg
 from perfed.model import STAGES, stage_of
 from perfed.placement import PER_DOMAIN, SHARED, Placement
+from perfed.registry import register
 from perfed.second_order import Quadratics, add_quadratics, minimiser
 
 WEIGHT, BIAS = "head.weight", "head.bias"

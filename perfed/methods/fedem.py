@@ -12,8 +12,9 @@ from torch import Tensor
 
 from perfed.aggregate import weighted_mean
 from perfed.cohort import Cohort
-from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState, register
+from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState
 from perfed.model import STAGES, Parameters
+from perfed.registry import register
 
 
 @register("fedem")

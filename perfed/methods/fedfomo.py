@@ -12,8 +12,9 @@ from torch import Tensor
 from perfed import rng
 from perfed.cohort import Cohort
 from perfed.errors import PerfedError
-from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState, each, register
+from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState, each
 from perfed.model import STAGES, Parameters
+from perfed.registry import register
 
 
 @register("fedfomo")

@@ -10,8 +10,9 @@ from pydantic import Field
 from perfed.aggregate import weighted_mean
 from perfed.cohort import Cohort
 from perfed.combination import client_statistics, combination_weights, combination_weights_general
-from perfed.method import Clients, Method, ParameterSet, Replies, Reply, ServerState, each, register
+from perfed.method import Clients, Method, ParameterSet, Replies, Reply, ServerState, each
 from perfed.placement import PERSONAL, SHARED, Placement
+from perfed.registry import register
 from perfed.terms import Prototypes
 
 

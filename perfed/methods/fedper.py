@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from perfed.method import register
 from perfed.methods.fedavg import FedAvg
 from perfed.placement import PERSONAL, SHARED, Placement
+from perfed.registry import register
 
 
 @register("fedper")

@@ -9,8 +9,9 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed.cohort import Cohort
-from perfed.method import Reply, ServerState, register
+from perfed.method import Reply, ServerState
 from perfed.methods.local import Local
+from perfed.registry import register
 from perfed.terms import Prototypes
 
 _FAR = -1e9

@@ -8,8 +8,9 @@ from pydantic import Field
 
 from perfed.aggregate import Average, client_mean
 from perfed.cohort import Cohort
-from perfed.method import Clients, Method, Reply, ServerState, register
+from perfed.method import Clients, Method, Reply, ServerState
 from perfed.placement import PERSONAL, SHARED, Placement
+from perfed.registry import register
 
 
 @register("fedrep")

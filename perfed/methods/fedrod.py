@@ -9,9 +9,10 @@ from torch import Tensor
 
 from perfed.cohort import Cohort
 from perfed.errors import PerfedError
-from perfed.method import ParameterSet, Reply, register
+from perfed.method import ParameterSet, Reply
 from perfed.methods.fedavg import FedAvg
 from perfed.model import STAGES, Model, Parameters
+from perfed.registry import register
 from perfed.step import Loss, Step, sample_losses
 
 

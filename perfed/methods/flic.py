@@ -16,9 +16,10 @@ from perfed.cohort import Cohort
 from perfed.divergence import sample_w2
 from perfed.errors import PerfedError
 from perfed.fast_w2 import gaussian_w2_sets
-from perfed.method import Clients, FederationInfo, ParameterSet, Replies, Reply, ServerState, register
+from perfed.method import Clients, FederationInfo, ParameterSet, Replies, Reply, ServerState
 from perfed.methods.fedrep import HetFedRep
 from perfed.model import stage_of
+from perfed.registry import register
 from perfed.step import Step
 from perfed.terms import Penalty, Term, register_term
 from perfed.validated import best_epochs, hold_out

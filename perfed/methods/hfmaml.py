@@ -11,8 +11,9 @@ from pydantic import Field
 from perfed.aggregate import weighted_mean
 from perfed.cohort import Cohort
 from perfed.fit import Gradient
-from perfed.method import Clients, Method, Reply, ServerState, register
+from perfed.method import Clients, Method, Reply, ServerState
 from perfed.model import STAGES, Parameters
+from perfed.registry import register
 from perfed.step import Step
 
 

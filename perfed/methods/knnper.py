@@ -15,8 +15,9 @@ from torch.nn.functional import one_hot
 from perfed import rng
 from perfed.cohort import Cohort
 from perfed.errors import PerfedError
-from perfed.method import Reply, register
+from perfed.method import Reply
 from perfed.methods.fedavg import FedAvg
+from perfed.registry import register
 
 _SEARCH_BYTES = 16 << 20
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from perfed.cohort import Cohort
-from perfed.method import Clients, Method, Reply, ServerState, register
+from perfed.method import Clients, Method, Reply, ServerState
 from perfed.model import STAGES
 from perfed.placement import PERSONAL, Placement
+from perfed.registry import register
 
 
 @register("local")

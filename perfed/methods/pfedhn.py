@@ -13,9 +13,10 @@ from torch import Tensor
 from perfed import rng
 from perfed.cohort import Cohort
 from perfed.errors import PerfedError
-from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState, each, register
+from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState, each
 from perfed.model import STAGES, Chain, Parameters
 from perfed.placement import PERSONAL, SHARED, Placement
+from perfed.registry import register
 
 _SMALLEST = 4  # random directions of fewer dimensions are often nearly parallel
 

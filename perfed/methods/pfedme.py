@@ -11,9 +11,10 @@ from pydantic import Field, ValidationInfo, field_validator
 from perfed.aggregate import weighted_mean
 from perfed.cohort import Cohort
 from perfed.fit import Gradient
-from perfed.method import Clients, Method, ParameterSet, Reply, ServerState, register
+from perfed.method import Clients, Method, ParameterSet, Reply, ServerState
 from perfed.model import STAGES, Parameters, stage_of
 from perfed.optim import OptimizerState
+from perfed.registry import register
 from perfed.step import Step
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from perfed.aggregate import weighted_mean
 from perfed.cohort import Cohort
 from perfed.errors import PerfedError
-from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState, register
+from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState
 from perfed.model import STAGES, Parameters, stage_of
+from perfed.registry import register
 from perfed.step import Step
 
 

@@ -1,0 +1,47 @@
+"""What ``perfed list`` knows: methods, data sets and experiments with their settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perfed.building import setting_names
+from perfed.config import experiment_names, find_experiment
+from perfed.datasets import dataset_names, describe
+from perfed.registry import entry, known_names
+
+
+def _methods() -> list[dict[str, Any]]:
+    found = []
+    for name in known_names():
+        item = entry(name)
+        fields = {**item.method.model_fields}
+        for term in item.terms:
+            fields.update(term.model_fields)
+        described = {
+            key: {"default": field.get_default(call_default_factory=True), "description": field.description}
+            for key, field in fields.items()
+            if key in setting_names(name)
+        }
+        made_of = {"base": item.base, "policy": item.policy} if item.base else {}
+        found.append({"name": name, "summary": item.summary, **made_of, "settings": described})
+    return found
+
+
+def _datasets() -> list[dict[str, Any]]:
+    found = []
+    for name in dataset_names():
+        item = describe(name)
+        options = {o.name: {"default": o.default, "allowed": o.allowed} for o in item.options}
+        found.append({"name": name, "summary": item.summary, "files": list(item.files), "options": options})
+    return found
+
+
+def _experiments() -> list[dict[str, Any]]:
+    tables = {name: find_experiment(name) for name in experiment_names()}
+    return [
+        {"name": n, "summary": t.get("description", ""), "method": t.get("method"), "data": t["data"]}
+        for n, t in tables.items()
+    ]
+
+
+LISTS = {"methods": _methods, "datasets": _datasets, "experiments": _experiments}

@@ -1,0 +1,95 @@
+"""Methods by name: registered ones, presets, and METHOD+POLICY."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from perfed.errors import PerfedError
+from perfed.method import Method
+from perfed.participation import POLICIES
+
+if TYPE_CHECKING:
+    from perfed.terms import Term
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered method: a class, the terms it always has, and settings that differ from the class's defaults.
+
+    A preset also has the name of its method (``base``) and a participation ``policy``.
+    """
+
+    name: str
+    method: type[Method]
+    terms: tuple[type[Term], ...] = ()
+    defaults: Mapping[str, Any] | None = None
+    summary: str = ""
+    base: str = ""
+    policy: str = ""
+
+
+_REGISTRY: dict[str, Entry] = {}
+_PRESETS: dict[str, Entry] = {}
+
+
+def register(
+    name: str,
+    *,
+    terms: tuple[type[Term], ...] = (),
+    defaults: Mapping[str, Any] | None = None,
+    summary: str = "",
+) -> Callable[[type[Method]], type[Method]]:
+    """Class decorator: make the method known under ``name``; may be applied several times with different settings.
+
+    Args:
+        name: as used on the command line.
+        terms: term classes that belong to this method; their hyper-parameters become the method's.
+        defaults: settings that differ from the class's own defaults.
+        summary: one line for ``perfed list methods``; default: the first line of the class's docstring.
+    """
+
+    def add(cls: type[Method]) -> type[Method]:
+        text = summary or (cls.__doc__ or name).strip().splitlines()[0]
+        _REGISTRY[name] = Entry(name, cls, terms, defaults, text)
+        return cls
+
+    return add
+
+
+def preset(name: str, method: str, policy: str, summary: str) -> None:
+    """Make ``method`` under the participation ``policy`` known as ``name``."""
+    _PRESETS[name] = replace(entry(method), name=name, summary=summary, base=method, policy=policy)
+
+
+def entry(name: str) -> Entry:
+    """The registered method or preset called ``name``, or ``METHOD+POLICY``: a method under a participation policy.
+
+    Raises:
+        PerfedError: there is none; says what is allowed.
+    """
+    found = _REGISTRY.get(name) or _PRESETS.get(name)
+    if found is not None:
+        return found
+    base, _, policy = name.rpartition("+")
+    if base in _REGISTRY and policy in POLICIES:
+        summary = f"{base} under the participation policy {policy}"
+        return replace(_REGISTRY[base], name=name, summary=summary, base=base, policy=policy)
+    allowed = f"{', '.join(known_names())}, or METHOD+POLICY with one of the policies {', '.join(POLICIES)}"
+    raise PerfedError(f"unknown method '{name}'; allowed: {allowed}")
+
+
+def method_names() -> list[str]:
+    """Names of all registered methods, sorted."""
+    return sorted(_REGISTRY)
+
+
+def preset_names() -> list[str]:
+    """Names of all presets, sorted."""
+    return sorted(_PRESETS)
+
+
+def known_names() -> list[str]:
+    """Names that :func:`entry` knows: the methods, then the presets."""
+    return [*method_names(), *preset_names()]
