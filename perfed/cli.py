@@ -107,7 +107,7 @@ def run_command(
     run = start(checked, data_dir=data_dir, out=out, device=_device(device))
     console.print(f"results: {out}", soft_wrap=True, highlight=False)
     print_summary(_execute(run, checked.method))
-    report = write_report([out], out / "report.html", title=f"{checked.name}: {checked.method}")
+    report = write_report(load_runs([out]), out / "report.html", title=f"{checked.name}: {checked.method}")
     console.print(f"report: {report}", soft_wrap=True, highlight=False)
 
 
@@ -145,14 +145,14 @@ def resume_command(
         print_summary(held.read_summary())
         report = directory / "report.html"
         if not report.exists():
-            write_report([directory], report, title=directory.name)
+            write_report(load_runs([directory]), report, title=directory.name)
         console.print(f"report: {report}", soft_wrap=True, highlight=False)
         return
     run = resume(directory, data_dir=data_dir, device=where)
     for note in run.notes:
         console.print(note, style="yellow", markup=False, highlight=False)
     print_summary(_execute(run, run.name))
-    report = write_report([directory], directory / "report.html", title=f"{run.federation.name}: {run.name}")
+    report = write_report(load_runs([directory]), directory / "report.html", title=f"{run.federation.name}: {run.name}")
     console.print(f"report: {report}", soft_wrap=True, highlight=False)
 
 
@@ -280,16 +280,16 @@ def report_command(
     if comparing.is_comparison(directory):
         report = comparing.Comparison.read(directory).conclude()[2]
     else:
-        report = write_report([directory], directory / "report.html", title=directory.name)
+        report = write_report(load_runs([directory]), directory / "report.html", title=directory.name)
     console.print(f"report: {report}", soft_wrap=True, highlight=False)
 
 
 def _report_with(directory: Path, communication: float) -> None:
     places = comparing.Comparison.read(directory).started() if comparing.is_comparison(directory) else [directory]
-    for table in all_tables([with_communication(run, communication) for run in load_runs(places)]):
+    runs = [with_communication(run, communication) for run in load_runs(places)]
+    for table in all_tables(runs):
         console.print(rich_table(table))
-    out = directory / f"report-communication-{communication:g}.html"
-    report = write_report(places, out, title=directory.name, communication=communication)
+    report = write_report(runs, directory / f"report-communication-{communication:g}.html", title=directory.name)
     console.print(f"report: {report}", soft_wrap=True, highlight=False)
 
 

@@ -21,7 +21,7 @@ from perfed.errors import PerfedError
 from perfed.experiment import resume, start
 from perfed.overrides import override, resolve
 from perfed.registry import entry, known_names
-from perfed.report import TextTable, all_tables, load_runs, rows_of, write_report
+from perfed.report import TextTable, all_tables, comparison_rows, load_runs, write_report
 from perfed.run import Run
 from perfed.store import RunDirectory, write_atomic
 
@@ -173,8 +173,8 @@ class Comparison:
         """
         started = self.started()
         runs = load_runs(started)
-        write_atomic(self.path / "comparison.json", json.dumps(rows_of(runs), indent=2) + "\n")
-        report = write_report(started, self.path / "report.html", title=str(self.table.get("name", "comparison")))
+        write_atomic(self.path / "comparison.json", json.dumps(comparison_rows(runs), indent=2) + "\n")
+        report = write_report(runs, self.path / "report.html", title=str(self.table.get("name", "comparison")))
         oracles = [_oracle(place) for place in started]
         known = [value for value in oracles if value is not None]
         return all_tables(runs), float(np.mean(known)) if known else None, report

@@ -139,7 +139,7 @@ def read_page(file: Path) -> Page:
 
 
 def test_table_has_the_means_and_the_paired_interval(run_dirs):
-    fedavg, flic = compare_table(comparison_rows(run_dirs))
+    fedavg, flic = compare_table(comparison_rows(load_runs(run_dirs)))
     assert (fedavg.method, fedavg.metric, fedavg.seeds, fedavg.difference) == (
         "fedavg",
         "accuracy",
@@ -156,16 +156,16 @@ def test_table_has_the_means_and_the_paired_interval(run_dirs):
 
 
 def test_differences_pair_common_seeds_only(run_dirs):
-    rows = comparison_rows([run_dirs[1], *run_dirs[2:]])
+    rows = comparison_rows(load_runs([run_dirs[1], *run_dirs[2:]]))
     assert [(row["method"], row["seed"]) for row in rows] == [("fedavg", 1), ("flic", 0), ("flic", 1)]
     difference = compare_table(rows)[1].difference
     assert (difference.seeds, difference.low, difference.high) == ((1,), None, None)
     assert difference.mean == pytest.approx(0.18)
-    assert compare_table(comparison_rows([run_dirs[0], run_dirs[3]]))[1].difference is None
+    assert compare_table(comparison_rows(load_runs([run_dirs[0], run_dirs[3]])))[1].difference is None
 
 
 def test_comparison_keeps_the_order_in_which_methods_were_given(run_dirs):
-    rows = comparison_rows(run_dirs[::-1])
+    rows = comparison_rows(load_runs(run_dirs[::-1]))
     assert [(row["method"], row["seed"]) for row in rows] == [
         ("flic", 0),
         ("flic", 1),
@@ -176,7 +176,7 @@ def test_comparison_keeps_the_order_in_which_methods_were_given(run_dirs):
 
 
 def test_page_is_complete_and_self_contained(run_dirs, tmp_path):
-    out = write_report(run_dirs, tmp_path / "new" / "report.html", title="A <b> & c")
+    out = write_report(load_runs(run_dirs), tmp_path / "new" / "report.html", title="A <b> & c")
     page = read_page(out)
     assert page.sections == ["comparison", "rounds", "clients", "embedding", "settings"]
     assert page.plots == PLOTS
@@ -202,20 +202,20 @@ def test_page_is_complete_and_self_contained(run_dirs, tmp_path):
 
 def test_unfinished_runs_are_reported_as_far_as_they_are(tmp_path):
     run = write_run(tmp_path / "run", "flic", 0, finished=False)
-    page = read_page(write_report([run], tmp_path / "report.html", title="Half"))
+    page = read_page(write_report(load_runs([run]), tmp_path / "report.html", title="Half"))
     assert page.plots == ["plot-rounds"]
     assert "Not finished, so not in the table: flic with seed 0." in page.words
     (run / "rounds.jsonl").unlink()
-    page = read_page(write_report([run], tmp_path / "report.html", title="Nothing yet"))
+    page = read_page(write_report(load_runs([run]), tmp_path / "report.html", title="Nothing yet"))
     assert page.plots == [] and "No round has been evaluated yet." in page.words
 
 
 def test_regression_shows_its_own_metric(tmp_path):
     run = write_run(tmp_path / "run", "fedavg", 0, metric="mse")
-    page = read_page(write_report([run], tmp_path / "report.html", title="Regression"))
+    page = read_page(write_report(load_runs([run]), tmp_path / "report.html", title="Regression"))
     assert page.cells[:4] == ["fedavg", "1", "0.6", "0.1"]
     assert page.plots == PLOTS[:3]
-    assert "accuracy" not in comparison_rows([run])[0]
+    assert "accuracy" not in comparison_rows(load_runs([run]))[0]
 
 
 @pytest.mark.parametrize(
@@ -239,22 +239,22 @@ def test_regression_shows_its_own_metric(tmp_path):
 def test_corrupt_files_are_named(run_dirs, tmp_path, file, text, message):
     (run_dirs[2] / file).write_text(text)
     with pytest.raises(PerfedError, match=message) as error:
-        write_report(run_dirs, tmp_path / "report.html", title="x")
+        write_report(load_runs(run_dirs), tmp_path / "report.html", title="x")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "report.html").exists()
 
 
 def test_impossible_collections_of_runs_are_refused(run_dirs, tmp_path):
     with pytest.raises(PerfedError, match="no run directory given"):
-        comparison_rows([])
+        load_runs([])
     with pytest.raises(PerfedError, match=r"no config\.toml, so not a run directory"):
-        comparison_rows([tmp_path / "absent"])
+        load_runs([tmp_path / "absent"])
     with pytest.raises(PerfedError, match="both hold method 'fedavg' with seed 0"):
-        comparison_rows([run_dirs[0], shutil.copytree(run_dirs[0], tmp_path / "copy")])
+        load_runs([run_dirs[0], shutil.copytree(run_dirs[0], tmp_path / "copy")])
     summary = run_dirs[0] / "summary.json"
     summary.write_text(summary.read_text().replace('"toy"', '"digits"'))
     with pytest.raises(PerfedError, match="different data sets cannot be compared: digits, toy"):
-        comparison_rows(run_dirs)
+        load_runs(run_dirs)
 
 
 @pytest.mark.parametrize(("samples", "dimension"), [(1, 2), (3, 1), (5, 1), (700, 3)])
@@ -279,7 +279,7 @@ def browser() -> str:
 
 def test_browser_draws_every_plot(run_dirs, tmp_path):
     chromium = browser()
-    out = write_report(run_dirs, tmp_path / "report.html", title="Two methods")
+    out = write_report(load_runs(run_dirs), tmp_path / "report.html", title="Two methods")
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     command = [chromium, *CHROMIUM_FLAGS, profile, "--dump-dom", out.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
@@ -302,19 +302,22 @@ def test_the_embedding_shown_is_of_a_run_with_anchors(run_dirs, tmp_path):
     (without / "snapshots").mkdir()
     np.savez(without / "snapshots" / "round-0000.npz", z=np.eye(6), y=np.arange(6) % 3, client=np.array(["a"] * 6))
     ordered = [without, *(d for d in run_dirs if d != without)]
-    page = write_report(ordered, tmp_path / "report.html", title="toy").read_text()
+    page = write_report(load_runs(ordered), tmp_path / "report.html", title="toy").read_text()
     assert "and anchors of flic with seed" in page
 
 
 def test_combination_weights_are_drawn_as_heat_maps(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", "fedavg", 0)
-    assert "combination" not in Page(write_report([run], tmp_path / "plain.html", title="t").read_text()).sections
+    assert (
+        "combination"
+        not in Page(write_report(load_runs([run]), tmp_path / "plain.html", title="t").read_text()).sections
+    )
     write_combination(run / "combination")
-    page = Page(write_report([run], tmp_path / "report.html", title="t").read_text())
+    page = Page(write_report(load_runs([run]), tmp_path / "report.html", title="t").read_text())
     assert "combination" in page.sections and "plot-combination-0" in page.plots
     figure = combination_heat_maps([load_combination(file) for file in load_runs([run])[0].combination_files])
     assert [annotation.text for annotation in figure.layout.annotations] == ["Round 1", "Round 2", "Round 3"]
     np.testing.assert_allclose(figure.data[2].z, np.eye(4))
     np.savez(run / "combination" / "round-0002.npz", weights=np.zeros((3, 4)), clients=np.array(["a"]))
     with pytest.raises(PerfedError, match=r"round-0002.npz: needs weights"):
-        write_report([run], tmp_path / "report.html", title="t")
+        write_report(load_runs([run]), tmp_path / "report.html", title="t")

@@ -108,7 +108,7 @@ def test_without_a_base_method_there_is_no_speed_up_and_without_targets_no_table
 
 def test_comparison_rows_say_virtual_time_and_targets_with_their_nulls(tmp_path):
     first, second = comparison_rows(
-        [made(tmp_path / "a", "fedrep", 0, times={0.8: None}, clock=True), made(tmp_path / "b", "local", 0)]
+        load_runs([made(tmp_path / "a", "fedrep", 0, times={0.8: None}, clock=True), made(tmp_path / "b", "local", 0)])
     )
     assert first["virtual_time"] == 40.0
     assert first["targets"] == [{"accuracy": 0.8, "round": None, "virtual_time": None, "wall_seconds": None}]
@@ -208,7 +208,7 @@ def test_the_page_has_the_tables_and_the_new_figures(tmp_path):
     summary = runs[0] / "summary.json"
     domains = {"domains": {"accuracy": domain_values(0.123, 0.5)}}
     summary.write_text(json.dumps(json.loads(summary.read_text()) | domains))
-    page = read_page(write_report(runs, tmp_path / "report.html", title="t"))
+    page = read_page(write_report(load_runs(runs), tmp_path / "report.html", title="t"))
     sections = ["comparison", "targets", "domains", "rounds", "clients", "speeds", "embedding", "settings"]
     assert page.sections == sections
     assert page.plots == ["plot-rounds", "plot-clients", "plot-sorted", "plot-speeds"]
@@ -234,7 +234,7 @@ window.addEventListener('load', async () => {
 
 def test_a_browser_changes_the_axis_at_a_click(tmp_path):
     chromium = browser()
-    out = write_report(clocked(tmp_path), tmp_path / "report.html", title="Clock")
+    out = write_report(load_runs(clocked(tmp_path)), tmp_path / "report.html", title="Clock")
     out.write_text(out.read_text(encoding="utf-8").replace("</body>", f"{CLICK}</body>"), encoding="utf-8")
     command = [chromium, *CHROMIUM_FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", out.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

@@ -1,7 +1,7 @@
 """What a run leaves behind, read back: the comparison of several runs and the HTML report."""
 
 from perfed.report.communication import with_communication
-from perfed.report.comparison import ComparisonRow, Difference, compare_table, comparison_rows, rows_of
+from perfed.report.comparison import ComparisonRow, Difference, compare_table, comparison_rows
 from perfed.report.html import write_report
 from perfed.report.runs import load_runs
 from perfed.report.tables import all_tables
@@ -15,7 +15,6 @@ __all__ = [
     "compare_table",
     "comparison_rows",
     "load_runs",
-    "rows_of",
     "with_communication",
     "write_report",
 ]

@@ -46,4 +46,4 @@ def with_communication(run: Run, seconds: float) -> Run:
         summary = summary.model_copy(update={"targets": targets, "virtual_time": total})
     if clients is not None:
         clients = replace(clients, seconds=clients.seconds + more)
-    return replace(run, rounds=tuple(rounds), summary=summary, clients=clients)
+    return replace(run, rounds=tuple(rounds), summary=summary, clients=clients, communication=seconds)

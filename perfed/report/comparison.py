@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from scipy import stats  # type: ignore[import-untyped]
 
-from perfed.report.runs import Run, load_runs
+from perfed.report.runs import Run
 from perfed.report.text import UNKNOWN, TextTable, axis_title, metric_text
 
 CONFIDENCE = 0.95
@@ -56,20 +55,10 @@ class ComparisonRow:
     difference: Difference | None
 
 
-def comparison_rows(run_dirs: Sequence[Path]) -> list[dict[str, Any]]:
+def comparison_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """One entry per finished run: method, seed, metrics, accuracy (classification only), wall_seconds,
-    virtual_time, and targets where the run had any.
-
-    Sorted by the order in which the methods first appear, then by seed; unfinished runs are left out.
-
-    Raises:
-        PerfedError: as :func:`perfed.report.runs.load_runs`.
+    virtual_time, and targets where the run had any; unfinished runs are left out.
     """
-    return rows_of(load_runs(run_dirs))
-
-
-def rows_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The same for runs already read."""
     keys = {"method", "seed", "metrics", "accuracy", "wall_seconds", "virtual_time", "targets"}
     rows = [run.summary.model_dump(include=keys) for run in runs if run.summary]
     return [{key: value for key, value in row.items() if value is not None} for row in rows]

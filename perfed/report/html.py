@@ -15,8 +15,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from perfed.report.arrays import load_combination, load_snapshot
-from perfed.report.communication import with_communication
-from perfed.report.comparison import compare_table, metric_tables, rows_of
+from perfed.report.comparison import compare_table, comparison_rows, metric_tables
 from perfed.report.curves import metric_curves
 from perfed.report.figures import (
     MAX_SAMPLES,
@@ -26,7 +25,7 @@ from perfed.report.figures import (
     metric_per_client,
     sorted_clients,
 )
-from perfed.report.runs import Run, load_runs, main_metric, methods_of, reported
+from perfed.report.runs import Run, main_metric, methods_of, reported
 from perfed.report.tables import domain_tables, speed_table
 from perfed.report.targets import target_table
 from perfed.report.text import TextTable
@@ -66,19 +65,15 @@ summary {{ cursor: pointer; margin: 0.4rem 0; }}
 """
 
 
-def write_report(run_dirs: Sequence[Path], out: Path, *, title: str, communication: float | None = None) -> Path:
+def write_report(runs: Sequence[Run], out: Path, *, title: str) -> Path:
     """Write the report of the runs (several methods and seeds of one data set) to ``out`` and return it.
 
     What a run that is not finished lacks is left out, with a sentence saying so. The file appears whole or
-    not at all. With ``communication``, as if every exchange had cost so many seconds.
+    not at all.
 
     Raises:
-        PerfedError: no run given, a file that cannot be read (named with its line), one method and seed
-            given twice, or finished runs of different data sets.
+        PerfedError: arrays of a run that cannot be read.
     """
-    runs = load_runs(run_dirs)
-    if communication is not None:
-        runs = [with_communication(run, communication) for run in runs]
     sections = [
         _comparison(runs),
         *_targets(runs),
@@ -90,7 +85,7 @@ def write_report(run_dirs: Sequence[Path], out: Path, *, title: str, communicati
         *_combination(runs),
         _settings(runs),
     ]
-    facts, body = _facts(runs, communication), "\n".join(sections)
+    facts, body = _facts(runs), "\n".join(sections)
     page = PAGE.format(title=escape(title), facts=facts, plotlyjs=get_plotlyjs(), sections=body)
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +98,7 @@ def write_report(run_dirs: Sequence[Path], out: Path, *, title: str, communicati
     return out
 
 
-def _facts(runs: Sequence[Run], communication: float | None) -> str:
+def _facts(runs: Sequence[Run]) -> str:
     methods, seeds = methods_of(runs), sorted({run.seed for run in runs})
     clients = sorted({len(run.clients.ids) for run in runs if run.clients})
     done = sorted({run.rounds[-1].round if run.rounds else 0 for run in runs})
@@ -114,11 +109,11 @@ def _facts(runs: Sequence[Run], communication: float | None) -> str:
         f"{_count(len(seeds), 'seed')} ({', '.join(map(str, seeds))})",
         *([f"{_range(clients)} clients"] if clients else []),
         f"{_range(done)} rounds",
-        *(
-            []
-            if communication is None
-            else [f"{communication:g} s of communication per exchange, as set for this report"]
-        ),
+        *{
+            f"{run.communication:g} s of communication per exchange, as set for this report"
+            for run in runs
+            if run.communication is not None
+        },
     ]
     return " · ".join(escape(fact) for fact in facts)
 
@@ -158,7 +153,7 @@ def _titled(tables: Sequence[TextTable]) -> list[str]:
 
 
 def _comparison(runs: Sequence[Run]) -> str:
-    tables = metric_tables(compare_table(rows_of(runs)), reported(runs))
+    tables = metric_tables(compare_table(comparison_rows(runs)), reported(runs))
     parts = _titled(tables)
     if parts:
         parts.append(_note("Spread over the clients is averaged over the seeds. Differences are paired by seed."))

@@ -116,7 +116,10 @@ class ClientValues:
 
 @dataclass(frozen=True)
 class Run:
-    """One run directory; ``clients`` and ``summary`` are None while the run is unfinished."""
+    """One run directory; ``clients`` and ``summary`` are None while the run is unfinished.
+
+    ``communication``: seconds per exchange, where they were set anew for a report.
+    """
 
     directory: Path
     method: str
@@ -125,6 +128,7 @@ class Run:
     rounds: tuple[Round, ...]
     clients: ClientValues | None
     summary: Summary | None
+    communication: float | None = None
 
     @property
     def snapshot_files(self) -> list[Path]:

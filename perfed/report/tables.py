@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfed.report.comparison import compare_table, metric_tables, rows_of
+from perfed.report.comparison import compare_table, comparison_rows, metric_tables
 from perfed.report.runs import ClientValues, Run, main_metric, methods_of, reported
 from perfed.report.targets import target_table
 from perfed.report.text import TextTable, axis_title, mean_std, metric_text
@@ -19,7 +19,7 @@ OVER_DOMAINS = ("mean", "min", "max")
 def all_tables(runs: Sequence[Run]) -> list[TextTable]:
     """Those that the runs have data for: comparison, time to accuracy, domains, slower and faster clients."""
     maybe = [target_table(runs), *domain_tables(runs), speed_table(runs, main_metric(runs))]
-    return [*metric_tables(compare_table(rows_of(runs)), reported(runs)), *(table for table in maybe if table)]
+    return [*metric_tables(compare_table(comparison_rows(runs)), reported(runs)), *(table for table in maybe if table)]
 
 
 def domain_tables(runs: Sequence[Run]) -> list[TextTable]:
