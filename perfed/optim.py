@@ -13,6 +13,7 @@ from torch.optim.sgd import sgd
 
 from perfed.model import Parameters, stage_of
 
+_BETA_1, _BETA_2, _EPS = 0.9, 0.999, 1e-8
 
 @dataclass(frozen=True)
 class Group:
@@ -46,9 +47,7 @@ class OptimizerState:
         self.first = {name: torch.zeros_like(t) for name, t in params.items()} if spec.needs_memory else {}
         self.second = {name: torch.zeros_like(t) for name, t in params.items()} if spec.kind == "adam" else {}
         device = next(iter(params.values())).device
-        # A counter that sits on the device only where the fused kernel wants it there.
         self.counters = {name: torch.zeros((), device=device) for name in params}
-        self.started = False
 
     def narrow(self, clients: int) -> None:
         """Keep the first ``clients`` clients."""
@@ -72,21 +71,25 @@ class OptimizerState:
                 _adam(params, g, first, second, [self.counters[n] for n in names], group)
             else:
                 self._sgd(names, params, g, group)
-        self.started = True
 
     @torch.no_grad()
     def pull(self, near: Parameters, strength: float) -> None:
         """The implicit step on ``s/2 |w - near|^2``: ``w <- (w + r s near) / (1 + r s)``, for parameters in ``near``.
 
-        The rate r is the length of a step for a constant gradient: lr, and with momentum m lr / (1 - m), so that the
-        resting point is that of the loss with this penalty.
+        The rate r is the length of a step for a constant gradient of size one: lr, with momentum m lr / (1 - m), and
+        with Adam lr divided by the root of each parameter's second moment, so that the resting point is that of the
+        loss with this penalty.
         """
-        momentum = self.spec.momentum if self.spec.kind == "sgd" else 0.0
         for group in self.spec.groups:
-            rate = group.lr * strength / (1 - momentum)
+            steps = max(float(self.counters[name]) for name in group.names)
             for name in group.names:
-                if name in near:
-                    self.params[name].add_(near[name], alpha=rate).div_(1 + rate)
+                if name not in near:
+                    continue
+                rate = torch.as_tensor(strength * group.lr / (1 - self.spec.momentum), dtype=self.params[name].dtype)
+                if self.spec.kind == "adam":
+                    root = (self.second[name] / (1 - _BETA_2 ** max(steps, 1.0))).sqrt_().add_(_EPS)
+                    rate = strength * group.lr / root
+                self.params[name].lerp_(near[name], rate / (1 + rate))
 
     def _sgd(self, names: list[str], params: list[Tensor], grads: list[Tensor], group: Group) -> None:
         # The buffers start at zero and the first step uses the plain gradient, as torch.optim.SGD with dampening 0.
@@ -116,14 +119,14 @@ def _adam(
     """One step of torch's fused Adam; on CPUs without the 30 us of checks around it, if torch has the bare kernel."""
     lr, decay = group.lr, group.weight_decay
     if _FUSED_ADAM is None or params[0].device.type != "cpu":
-        settings: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "lr": lr, "weight_decay": decay, "eps": 1e-8}
+        settings: dict[str, Any] = {"beta1": _BETA_1, "beta2": _BETA_2, "lr": lr, "weight_decay": decay, "eps": _EPS}
         adam(params, grads, first, second, [], counters, fused=True, amsgrad=False, maximize=False, **settings)
         return
     counter = counters[0]
     counter += 1
     _FUSED_ADAM(
         params, grads, first, second, [], [counter] * len(params),
-        lr=lr, beta1=0.9, beta2=0.999, weight_decay=decay, eps=1e-8, amsgrad=False, maximize=False,
+        lr=lr, beta1=_BETA_1, beta2=_BETA_2, weight_decay=decay, eps=_EPS, amsgrad=False, maximize=False,
     )  # fmt: skip
 
 

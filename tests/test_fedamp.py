@@ -81,7 +81,7 @@ def grouped(clients=6, samples=24) -> Federation:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_training_finds_the_groups(engine):
     model = Model(body=hidden_layer(8), head=linear(2))
-    method = make("fedamp", lr=0.05, local_epochs=2)
+    method = make("fedamp", lr=0.05, local_epochs=2, lam=0.1)
     server = train(serve(method, grouped(), model=model, **ENGINES[engine]), 8)
     record = server.round(9)
     xi = record.arrays["combination"]["weights"]
