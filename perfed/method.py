@@ -193,6 +193,8 @@ class Method(BaseModel):
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": SHARED}
     without: ClassVar[tuple[str, ...]] = ()
     needs_domains: ClassVar[bool] = False
+    moves_shared: ClassVar[bool] = True
+    """Whether rounds change ``server.shared``; else a policy cannot ask for the gradient there."""
 
     optimizer: Literal["adam", "sgd"] = Field("adam", description="local optimiser")
     lr: float | dict[str, float] = Field(1e-3, description="learning rate, or one per stage (missing stages: 1e-3)")

@@ -15,6 +15,7 @@ from perfed.model import Parameters, stage_of
 
 _BETA_1, _BETA_2, _EPS = 0.9, 0.999, 1e-8
 
+
 @dataclass(frozen=True)
 class Group:
     """Parameters that share optimiser settings; ``lr`` and ``weight_decay`` per step."""

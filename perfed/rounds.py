@@ -198,6 +198,11 @@ class Server:
         self.selection = Selection(participation, self.clock, who, setup.seed, rounds)
         self.engine = engine(federation.to(dtype=setup.dtype, device=setup.device), setup, plan)
         self.state = setup.server_state(federation)
+        if self.selection.policy.wants_gradient and not (setup.method.moves_shared and self.state.shared):
+            raise PerfedError(
+                "participation.flanp.rule = 'gradient' measures the gradient at the shared model, and this method "
+                "moves none; allowed: fixed, plateau"
+            )
         self.committed = 0
 
     def prepare(self) -> RoundRecord:

@@ -70,7 +70,7 @@ class Step:
 
     @cached_property
     def weight(self) -> Tensor:
-        """``(clients, batch)``: 1 / batch size for samples, 0 for padding; sums to one per client."""
+        """``(clients, batch)``: 1 / batch size, times the sample's own weight if there are any; 0 for padding."""
         return self.block.weight[self.at, :, : self.width]
 
     @cached_property
@@ -135,7 +135,7 @@ class Step:
 
     def after(self, stage: str, x: Tensor) -> Tensor:
         """Apply all stages behind ``stage`` to ``x``; parameters per domain are taken by turns."""
-        domain = by_turns(x, self.params, self.per_domain)
+        domain = by_turns(x, self.params, self.per_domain, self.block.first_step + self.at)
         for name in self.chain.stages[self.chain.stages.index(stage) + 1 :]:
             x = self.apply(name, x, domain=domain)
         return x
@@ -150,12 +150,15 @@ class Step:
         return replace(self, params={**self.params, **params}, _outputs={})
 
 
-def by_turns(x: Tensor, params: Parameters, per_domain: frozenset[str]) -> Tensor | None:
-    """Domains for inputs ``(clients, batch, ...)`` of no domain: 0, 1, ..., M - 1, 0, ...; ``None`` without domains."""
+def by_turns(x: Tensor, params: Parameters, per_domain: frozenset[str], first: int) -> Tensor | None:
+    """Domains for inputs ``(clients, batch, ...)`` of no domain, by turns from ``first`` on; ``None`` without domains.
+
+    With another ``first`` in every step each input meets all domains.
+    """
     if not per_domain:
         return None
     domains = next(t.shape[1] for name, t in params.items() if stage_of(name) in per_domain)
-    return (torch.arange(x.shape[1], device=x.device) % domains).expand(x.shape[:2])
+    return ((first + torch.arange(x.shape[1], device=x.device)) % domains).expand(x.shape[:2])
 
 
 def cross_entropy(step: Step) -> Tensor:

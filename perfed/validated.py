@@ -22,25 +22,20 @@ _DEFAULT = 10
 def hold_out(cohort: Cohort) -> tuple[Samples, Samples]:
     """Split each client's training samples into a kept and a held-out part.
 
-    The held-out part is the client's own validation split where it has one, else a quarter of each class's training
-    samples, chosen by key. A class with one sample keeps it.
+    The held-out part is a quarter of each class, chosen by key; a class with one sample keeps it. A client's own
+    validation split is not used, so that what is chosen on it has not seen it.
     """
-    train, own = cohort.samples(), cohort.samples("validation")
+    train = cohort.samples()
     labels = train.y.cpu().numpy()
     keys = cohort.key("hold out")
     kept, held = [], []
     for row, (start, count) in enumerate(zip(train.starts, train.counts, strict=True)):
         everything = np.arange(start, start + count)
-        if own.counts[row] > 0:
-            kept.append(everything)
-            held.append(len(labels) + own.starts[row] + np.arange(own.counts[row]))
-            continue
         draw = rng.bits(keys[row], int(count)).cpu().numpy()
         chosen = _quarter_of_each_class(labels[start : start + count], draw)
         kept.append(everything[~chosen])
         held.append(everything[chosen])
-    x, y = torch.cat([train.x, own.x]), torch.cat([train.y, own.y])
-    return _select(x, y, kept), _select(x, y, held)
+    return _select(train, kept), _select(train, held)
 
 
 def _quarter_of_each_class(labels: IntArray, draw: IntArray) -> NDArray[np.bool_]:
@@ -52,25 +47,22 @@ def _quarter_of_each_class(labels: IntArray, draw: IntArray) -> NDArray[np.bool_
     return chosen
 
 
-def _select(x: Tensor, y: Tensor, parts: list[IntArray]) -> Samples:
-    index = torch.from_numpy(np.concatenate(parts)).to(x.device)
-    return Samples(x[index], y[index], np.array([len(part) for part in parts], dtype=np.int64))
+def _select(samples: Samples, parts: list[IntArray]) -> Samples:
+    index = torch.from_numpy(np.concatenate(parts)).to(samples.x.device)
+    return samples.take(index, np.array([len(part) for part in parts], dtype=np.int64))
 
 
-def best_epochs(
-    train: Callable[[int], None], score: Callable[[], Tensor], limit: int, patience: int = _PATIENCE
-) -> IntArray:
+def best_epochs(train: Callable[[int], None], score: Callable[[], Tensor], limit: int) -> IntArray:
     """The number of epochs after which each client's held-out score was lowest; at most ``limit``.
 
     Looks after 1, 2, 3, 5, 7, 10, 15, 20, 30, ... epochs; a client stops looking when it has not improved at the last
-    ``patience`` looks.
+    three looks.
 
     Args:
         train: ``train(epochs)`` trains all clients on their kept samples for that many more epochs.
         score: held-out score of each client, ``(n,)``; lower is better, NaN where a client holds nothing out: it
             then trains for 10 epochs.
         limit: most epochs.
-        patience: looks without improvement.
     """
     looks = [epochs for epochs in _CHECKS if epochs < limit] + [limit]
     best, lowest = np.zeros(0, dtype=np.int64), np.zeros(0)
@@ -82,9 +74,9 @@ def best_epochs(
         if look == 0:
             best, lowest = np.zeros(len(found), dtype=np.int64), np.full(len(found), np.inf)
         # Each client stops looking when its own patience is over, however long others in the stack go on.
-        better = (look - 1 - best < patience) & (found < lowest)
+        better = (look - 1 - best < _PATIENCE) & (found < lowest)
         best, lowest = np.where(better, look, best), np.where(better, found, lowest)
-        if (look - best >= patience).all():
+        if (look - best >= _PATIENCE).all():
             break
     chosen: IntArray = np.array(looks, dtype=np.int64)[best]
     chosen[~np.isfinite(lowest)] = min(_DEFAULT, limit)

@@ -223,13 +223,13 @@ class View:
         sums.index_add_(0, self.client_of(samples) * classes + samples.y, features)
         return sums.view(self.n, classes, -1) / self.class_counts.clamp_min(1)[:, :, None]
 
-    def after(self, stage: str, z: Tensor, params: Parameters | None = None) -> Tensor:
+    def after(self, stage: str, z: Tensor, params: Parameters | None = None, turn: int = 0) -> Tensor:
         """Apply the stages behind ``stage`` in evaluation mode to ``z`` ``(n, batch, ...)``, with gradients.
 
-        Parameters per domain are taken by turns.
+        Parameters per domain are taken by turns, from ``turn`` on.
         """
         run = Pass({**self.model, **(params or {})})
-        domain = by_turns(z, run.params, self.per_domain)
+        domain = by_turns(z, run.params, self.per_domain, turn)
         for name in self.chain.stages[self.chain.stages.index(stage) + 1 :]:
             z = self._apply(name, z, run, domain)
         return z

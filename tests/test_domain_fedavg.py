@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from engines import blobs, cohort, difference, make, network, serve, train
+from pydantic import ValidationError
 
 from perfed.aggregate import masked_mean
 from perfed.datasets import load
@@ -191,3 +192,19 @@ def test_the_warm_up_is_fedavg_with_the_same_parameters_for_all_domains(name):
     server.round(3)
     weight = server.state.shared["head.weight"]
     assert not torch.allclose(weight[0], weight[1], atol=1e-3)
+
+
+def test_in_the_warm_up_a_trained_client_is_measured_with_what_it_trained():
+    """Its samples are of the second domain, and the warm-up's go through the first one's head."""
+    (client,) = blobs((12,))
+    second = [replace(s, domain=torch.ones_like(s.domain)) for s in (client.train, client.test)]
+    federation = replace(blobs((12,)), clients=(replace(client, train=second[0], test=second[1]),))
+    server = serve(make("fedavg-multi-head", warmup_rounds=1, warmup_epochs=3, lr=0.05), federation)
+    server.prepare()
+    record = server.round(1, measure="train")
+    assert record.after["c0"]["loss"] == pytest.approx(server.evaluate("train")["c0"]["loss"])
+
+
+def test_separate_models_cannot_be_reweighted():
+    with pytest.raises(ValidationError, match="no model sees two domains"):
+        make("separate-fedavg", reweight=True)

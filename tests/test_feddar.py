@@ -344,6 +344,9 @@ def test_exact_heads_are_for_plain_regression():
     with pytest.raises(PerfedError, match="head_epochs = 'exact' is for regression without terms"):
         serve(make("feddar-wa", head_epochs="exact"), blobs((6, 5))).prepare()
     model = Model(body=mlp((6,), 3), head=mlp((4,), 1))
+    with pytest.raises(PerfedError, match="'exact' trains no personal parameters, and the placement has some"):
+        method = make("feddar-wa", head_epochs="exact", placement={"embedding": "personal"})
+        serve(method, blobs((6, 5), regression=True), model=network(1)).prepare()
     with pytest.raises(PerfedError, match="head_epochs = 'exact' needs a linear head with bias"):
         serve(make("feddar-wa", head_epochs="exact"), blobs((6, 5), regression=True), model=model).prepare()
     with pytest.raises(ValueError, match="head_epochs"):

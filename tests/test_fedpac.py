@@ -11,6 +11,8 @@ from perfed.combination import combination_weights
 from perfed.errors import PerfedError
 from perfed.federation import Federation
 from perfed.method import Method
+from perfed.model import Model, hidden_layer, mlp
+from perfed.participation import Participation
 from perfed.plan import Plan
 from perfed.run import Run
 from perfed.terms import Prototypes
@@ -141,6 +143,32 @@ def test_clients_that_were_not_chosen_keep_their_head_and_take_the_newest_body()
         assert torch.equal(before[client], after[client]) == (client not in record.participants)
     body = server.state.shared["body.0.weight"]
     assert all(torch.equal(row, body) for row in group.model["body.0.weight"])
+
+
+def test_a_client_that_was_never_used_is_evaluated_with_the_head_it_fitted():
+    """The server has no combined head for it; the initial one in its table must not come in between."""
+    federation = blobs((8, 7, 6, 5))
+    policy = Participation(rate=0.25, last_round="sampled", fit_unused=True)
+    server = train(serve(fedpac(), federation, participation=policy), 1)
+    (used,) = [i for i in federation.ids if server.state.combined[i]["combined"]]
+    unused = [i for i in federation.ids if i != used]
+    plain, fitted = server.evaluate("train"), server.evaluate("train", never_used=unused)
+    assert fitted[used] == plain[used]
+    assert all(fitted[i]["loss"] < plain[i]["loss"] for i in unused)
+    server.settle(unused, 1)
+    settled = server.evaluate("train")
+    assert all(settled[i]["loss"] < plain[i]["loss"] for i in unused)
+
+
+def test_what_of_a_head_is_not_personal_or_not_trained_is_not_combined():
+    """Batch-norm's statistics stay with the client, and a shared bias is the server's."""
+    head = mlp((4,), 3, batch_norm=True)
+    train(serve(fedpac(), blobs((9, 8, 7, 6)), model=Model(body=hidden_layer(5), head=head), rate=0.5), 3)
+    server = train(serve(fedpac(placement={"head.bias": "shared"}), blobs((9, 8, 7, 6)), rate=0.5), 3)
+    _, group = heads(server)
+    assert all(torch.equal(row, server.state.shared["head.bias"]) for row in group.model["head.bias"])
+    rows = group.model["head.weight"]
+    assert not torch.allclose(rows[0], rows[1])
 
 
 def test_the_order_of_the_clients_changes_nothing():

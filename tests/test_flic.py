@@ -11,11 +11,13 @@ from engines import ENGINES, blobs, cohort, difference, every_tensor, make, netw
 
 from perfed import rng
 from perfed.divergence import gaussian_w2, sample_w2
+from perfed.errors import PerfedError
 from perfed.methods import fedrep
 from perfed.methods.fedrep import HetFedRep
 from perfed.methods.flic import Anchors
 from perfed.model import stage_of
 from perfed.registry import entry
+from perfed.step import by_turns
 from perfed.validated import best_epochs, hold_out
 
 CLASSES, LATENT = 3, 3
@@ -356,7 +358,7 @@ def test_a_clients_epochs_do_not_depend_on_who_else_is_looking():
     assert best_epochs(*looking([unlucky, patient]), 100).tolist() == [2, 100]
 
 
-def test_held_out_samples_are_the_validation_split_or_a_quarter_of_each_class():
+def test_held_out_samples_are_a_quarter_of_each_class_and_never_validation_data():
     federation = blobs((16, 9, 3), labels=[[0, 1], [2], [0, 1, 2]])
     group = cohort(flic(), federation)
     kept, held = hold_out(group)
@@ -364,14 +366,16 @@ def test_held_out_samples_are_the_validation_split_or_a_quarter_of_each_class():
     assert held.y[:4].bincount().tolist() == [2, 2]
     rows = {tuple(r) for r in torch.cat([kept.x, held.x]).tolist()}
     assert rows == {tuple(r) for r in group.samples().x.tolist()} and len(rows) == 28
-    validated = cohort(flic(), blobs((8, 5), validation=3))
-    kept, held = hold_out(validated)
-    assert kept.counts.tolist() == [8, 5] and held.counts.tolist() == [3, 3]
-    assert torch.equal(held.x, validated.samples("validation").x)
+    with_validation = replace(federation, clients=tuple(replace(c, validation=c.test) for c in federation))
+    again = hold_out(cohort(flic(), with_validation))
+    assert torch.equal(again[0].x, kept.x) and torch.equal(again[1].x, held.x)
+
+
+UNEQUAL = blobs((16, 12, 8, 1))
 
 
 def test_what_a_client_holds_out_does_not_depend_on_who_else_is_there():
-    mixed = mixed_validation()
+    mixed = UNEQUAL
     together = cohort(flic(), mixed)
     kept, held = hold_out(together)
     for row, client in enumerate(mixed.ids):
@@ -382,24 +386,17 @@ def test_what_a_client_holds_out_does_not_depend_on_who_else_is_there():
             assert torch.equal(all_.x[mine], one.x) and torch.equal(all_.y[mine], one.y)
 
 
-def mixed_validation():
-    """Clients with and without a validation split of their own."""
-    federation = blobs((16, 12, 8, 1), validation=4)
-    clients = [replace(c, validation=None) if i % 2 else c for i, c in enumerate(federation)]
-    return replace(federation, clients=tuple(clients))
-
-
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_validated_pretraining_differs_between_clients_and_agrees_across_engines(dropout):
     settings = {"pretrain_epochs": "validated", "pretrain_max_epochs": 40, "anchor_std": 0.5, "lr": 0.1}
     runs = {
-        name: train(serve(flic(**settings), mixed_validation(), model=network(dropout=dropout), **options), 1)
+        name: train(serve(flic(**settings), UNEQUAL, model=network(dropout=dropout), **options), 1)
         for name, options in {**ENGINES, "pairs": {"engine": "stacked", "chunk": 2}}.items()
     }
     for name, run in runs.items():
         assert difference(run, runs["sequential"]) <= 1e-8, name
-    server = serve(flic(**settings), mixed_validation())
-    term, group = server.setup.method.all_terms[0], cohort(flic(**settings), mixed_validation(), round_=0)
+    server = serve(flic(**settings), UNEQUAL)
+    term, group = server.setup.method.all_terms[0], cohort(flic(**settings), UNEQUAL, round_=0)
     means = server.state.anchors["mean"].expand(4, -1, -1)
     before = {name: tensor.clone() for name, tensor in group.model.items()}
     epochs = term._validated_epochs(group, means, term.alignment(group, means))
@@ -409,6 +406,20 @@ def test_validated_pretraining_differs_between_clients_and_agrees_across_engines
 
 
 # After each round ---------------------------------------------------------------------------------------------
+
+
+def test_an_embedding_that_is_shared_in_part_is_refused():
+    method = make("fedavg", more_terms=(quick(Anchors),), placement={"embedding.2.*": "personal"})
+    with pytest.raises(PerfedError, match=r"aligns personal embeddings, but 'embedding\.0\.weight' is shared; give"):
+        serve(method, blobs((6, 5))).prepare()
+
+
+def test_in_time_every_sample_of_an_anchor_meets_every_domain():
+    """By turns: with as many samples as here, the same ones would else always meet the same domains' heads."""
+    params, x = {"head.weight": torch.zeros(1, 5, 2, 3)}, torch.zeros(1, 8, 3)
+    met = torch.cat([by_turns(x, params, frozenset({"head"}), step) for step in range(5)])
+    assert all(sorted(column) == [0, 1, 2, 3, 4] for column in met.T.tolist())
+    assert by_turns(x, params, frozenset(), 0) is None
 
 
 @pytest.mark.parametrize("engine", ENGINES)

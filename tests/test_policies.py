@@ -310,7 +310,7 @@ def test_the_time_of_a_scripted_run_equals_the_hand_computation(tmp_path):
 
 @pytest.mark.parametrize("name", ["ditto", "apfl", "fedrod", "l2gd", "pfedme", "lg-fedavg", "fedproto-g", "flic-hl"])
 def test_clients_that_were_never_used_fit_own_models_wherever_the_method_keeps_them(name):
-    slow = {"lam": 0.1} if name == "ditto" else {}
+    slow = {"lam": 0.1} if name in ("ditto", "pfedme") else {}
     method = make(name, lr=0.02, local_epochs=20, **slow)
     server = serve(method, blobs((5, 4, 3, 6)), model=network_for(method), participation=staged(), clock=FIXED)
     train(server, 1)
@@ -384,6 +384,13 @@ def squared_norm(server: Server, ids: list[str]) -> float:
     rows = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
     error = rows @ torch.cat([weight[0], bias]) - y
     return float((2 * rows.T @ error / len(x)).square().sum())
+
+
+@pytest.mark.parametrize("name", ["hypcluster", "fedem", "fedfomo", "fedamp", "pfedhn", "local"])
+def test_a_gradient_is_asked_for_only_where_there_is_a_shared_model(name):
+    policy = Participation(policy="flanp", flanp={"first": 1, "rule": "gradient", "mu": 1.0})
+    with pytest.raises(PerfedError, match=r"rule = 'gradient' measures .* moves none; allowed: fixed, plateau"):
+        serve(make(name), blobs((5, 4, 3)), participation=policy, clock=FIXED)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

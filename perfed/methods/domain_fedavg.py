@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from perfed.aggregate import masked_mean, weighted_mean
@@ -55,9 +55,7 @@ class DomainFedAvg(Method):
             self.domain_round(server, clients)
             return
         reply = clients.run(self.warm_up, shared=server.shared, terms=self.term_payload(server))
-        means = weighted_mean(reply.shared, reply.num_samples)
-        same = {n: t[:1].expand_as(t).clone() for n, t in means.items() if self._one_each(n)}
-        server.shared = {**means, **same}
+        server.shared = weighted_mean(reply.shared, reply.num_samples)
         self.absorb_terms(server, reply)
 
     def domain_round(self, server: ServerState, clients: Clients) -> None:
@@ -75,12 +73,14 @@ class DomainFedAvg(Method):
         return {**self.default_placement, **self.placement}.get(stage_of(name)) == PER_DOMAIN
 
     def warm_up(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
-        """All stages together on the plain loss; every sample passes the first domain's parameters."""
+        """All stages together on the plain loss; every sample passes the first domain's parameters, which all get."""
         cohort.load(shared)
         samples = cohort.samples()
         assert samples.domain is not None
         samples = replace(samples, domain=torch.zeros_like(samples.domain))
         cohort.fit(STAGES, epochs=self.warmup_epochs, samples=samples, penalties=self.penalties(cohort, terms))
+        for name in filter(self._one_each, cohort.model):
+            cohort.model[name] = cohort.model[name][:, :1].expand_as(cohort.model[name]).clone()
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
 
     def loss(self, cohort: Cohort) -> Loss | None:
@@ -116,6 +116,13 @@ class SeparateFedAvg(DomainFedAvg):
     """
 
     default_placement: ClassVar[dict[str, Placement]] = dict.fromkeys(STAGES, PER_DOMAIN)
+
+    @field_validator("reweight")
+    @classmethod
+    def _counts_domains_alike(cls, value: bool) -> bool:
+        if value:
+            raise ValueError("true has no effect here: no model sees two domains; allowed: false")
+        return value
 
     def loss(self, cohort: Cohort) -> Loss:
         """The sum of the domains' mean losses."""

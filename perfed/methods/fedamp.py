@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -28,6 +28,8 @@ class FedAMP(Method):
     not taken part yet are sent to nobody. Parameters that are placed personal are trained along and not mixed.
     ``sigma`` is in units of squared distances of models; clients much farther apart than that do not meet.
     """
+
+    moves_shared: ClassVar[bool] = False
 
     alpha: float = Field(1.0, gt=0, description="alpha_k: step of the message passing")
     sigma: float = Field(1.0, gt=0, description="squared distance of two models at which attention falls to 1/e")

@@ -18,7 +18,7 @@ from perfed.hessian import softmax_hessian, squared_error_hessian, with_ones
 from perfed.method import Clients, FederationInfo, Reply, ServerState
 from perfed.methods.domain_fedavg import DomainFedAvg
 from perfed.model import STAGES, stage_of
-from perfed.placement import PER_DOMAIN, SHARED, Placement
+from perfed.placement import PER_DOMAIN, PERSONAL, SHARED, Placement
 from perfed.registry import register
 from perfed.second_order import Quadratics, add_quadratics, minimiser
 
@@ -92,6 +92,8 @@ class FedDAR(DomainFedAvg):
             _check_linear(server.shared, "head_epochs = 'exact'")
             if clients.info.num_classes is not None or self.all_terms or not self.alternate:
                 raise PerfedError("head_epochs = 'exact' is for regression without terms, heads and body in turns")
+            if PERSONAL in self.placement.values():
+                raise PerfedError("head_epochs = 'exact' trains no personal parameters, and the placement has some")
         super().prepare(server, clients)
 
     def _check_hessians(self, shared: Mapping[str, Tensor], info: FederationInfo) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,10 +27,13 @@ class FedEM(Method):
     client. Predicts with the mixture (eq. 5).
 
     Beyond the paper: before evaluation every client (also one that never took part) does the E-step and the M-step of
-    its mixture weights with the received components. Terms' penalties act on each component, not weighted by ``q_m``.
+    its mixture weights with the received components. Terms' penalties act on each component; those that are means over
+    samples (prototypes) weigh a sample by ``q_m``, as the loss does.
     Personal parameters, if the placement has any, are one set per client that all components use: each component's
     training starts from the same values, and the mean of the results weighted by the mixture weights is kept.
     """
+
+    moves_shared: ClassVar[bool] = False
 
     components: int = Field(3, ge=1, description="number M of shared components")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -32,6 +32,8 @@ class FedFomo(Method):
     before the ``max``, scaled to absolute sum 1 (the authors' program divides by their sum, which may be near 0).
     Before evaluation a client combines what P likes best now. Personal parameters are neither sent nor combined.
     """
+
+    moves_shared: ClassVar[bool] = False
 
     downloads: int = Field(5, ge=0, description="models M sent to each client per round (fewer if fewer exist)")
     epsilon: float = Field(0.3, ge=0, le=1, description="probability that a sent model is chosen at random")

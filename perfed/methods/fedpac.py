@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from perfed.aggregate import weighted_mean
 from perfed.cohort import Cohort
 from perfed.combination import client_statistics, combination_weights, combination_weights_general
-from perfed.method import Clients, Method, ParameterSet, Replies, Reply, ServerState, each
+from perfed.method import Clients, FederationInfo, Method, ParameterSet, Replies, Reply, ServerState, each
 from perfed.placement import PERSONAL, SHARED, Placement
 from perfed.registry import register
 from perfed.terms import Prototypes
@@ -18,14 +20,11 @@ from perfed.terms import Prototypes
 
 @register(
     "fedpac-none",
-    terms=(Prototypes,),
-    defaults={"alignment": 0.0, "collaboration": False},
+    defaults={"collaboration": False},
     summary="FedPAC's ablation: its local training alone (Xu et al. 2023, Table 2)",
 )
 @register(
     "fedpac-cc",
-    terms=(Prototypes,),
-    defaults={"alignment": 0.0},
     summary="FedPAC's ablation: classifier collaboration alone (Xu et al. 2023, Table 2)",
 )
 @register(
@@ -67,19 +66,22 @@ class FedPAC(Method):
         return self.head_lr if stage == "head" else super().lr_of(stage)
 
     def sets(self) -> dict[str, ParameterSet]:
-        """The clients' combined heads, by id."""
-        return {"heads": ParameterSet("table", like="head")} if self.collaboration else {}
+        """The clients' combined heads, by id, and which clients have one."""
+        if not self.collaboration:
+            return {}
+        return {"heads": ParameterSet("table", like="head"), "combined": ParameterSet("table", init=_not_yet)}
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange; mean of the bodies, means of the classes (the term), combined heads."""
-        sent: dict[str, Any] = {}
-        if self.collaboration:
-            sent["heads"] = each({i: server.heads[i] for i in clients.ids})
+        sent = self._sent_heads(server, clients.ids)
         reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server), **sent)
         server.shared = weighted_mean(reply.shared, reply.num_samples)
         self.absorb_terms(server, reply)
         if self.collaboration:
-            server.heads = {**server.heads, **self._combine(reply, clients)}
+            mixed = self._combine(reply, clients)
+            server.heads = {**server.heads, **{i: {**server.heads[i], **head} for i, head in mixed.items()}}
+            done = {i: {"combined": torch.ones_like(server.combined[i]["combined"])} for i in mixed}
+            server.combined = {**server.combined, **done}
 
     def _combine(self, reply: Replies, clients: Clients) -> dict[str, Any]:
         """``phi_i = sum_j alpha_ij phi_j`` with the weights of eq. 11, over the round's clients, by id."""
@@ -98,7 +100,7 @@ class FedPAC(Method):
 
     def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any], **sent: Any) -> Reply:
         """Statistics with the received body, head, body, class means with the new body (the term)."""
-        cohort.load(shared, *sent.values())
+        cohort.load(shared, self._own_heads(cohort, **sent))
         content: dict[str, Any] = {}
         if self.collaboration:
             content["statistics"] = self._statistics(cohort)
@@ -106,7 +108,7 @@ class FedPAC(Method):
         cohort.fit(cohort.personal_parameters, epochs=self.head_epochs, penalties=penalties)
         cohort.fit(cohort.shared_parameters, epochs=self.local_epochs, penalties=penalties)
         if self.collaboration:
-            content["head"] = {name: cohort.model[name].detach() for name in cohort.trainable("head")}
+            content["head"] = {name: cohort.model[name].detach() for name in _personal_head(cohort)}
         content |= {"shared": cohort.shared(), "num_samples": cohort.num_samples}
         return Reply(**content, terms=self.after_terms(cohort, terms))
 
@@ -126,8 +128,32 @@ class FedPAC(Method):
 
     def download(self, server: ServerState) -> dict[str, Any]:
         """The body, and the combined heads."""
-        return {"shared": server.shared, **({"heads": each(server.heads)} if self.collaboration else {})}
+        return {"shared": server.shared, **self._sent_heads(server, server.heads if self.collaboration else ())}
+
+    def _sent_heads(self, server: ServerState, ids: Iterable[str]) -> dict[str, Any]:
+        if not self.collaboration:
+            return {}
+        ids = list(ids)
+        return {
+            "heads": each({i: server.heads[i] for i in ids}),
+            "combined": each({i: server.combined[i] for i in ids}),
+        }
+
+    def _own_heads(self, cohort: Cohort, **sent: Any) -> dict[str, Any]:
+        """The combined heads; a client that has none yet keeps its own. The rest of a head is the client's."""
+        if not self.collaboration:
+            return {}
+        chosen, own = sent["combined"]["combined"], {name: cohort.model[name] for name in _personal_head(cohort)}
+        return {n: torch.where(chosen.view(-1, *[1] * (t.ndim - 1)), sent["heads"][n], t) for n, t in own.items()}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """The newest body with the client's combined head."""
-        cohort.load(*payload.values())
+        cohort.load(payload["shared"], self._own_heads(cohort, **payload))
+
+
+def _personal_head(cohort: Cohort) -> list[str]:
+    return [name for name in cohort.trainable("head") if cohort.places[name] == "personal"]
+
+
+def _not_yet(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+    return {"combined": torch.tensor(False)}

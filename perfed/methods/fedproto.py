@@ -14,8 +14,6 @@ from perfed.methods.local import Local
 from perfed.registry import register
 from perfed.terms import Prototypes
 
-_FAR = -1e9
-
 
 @register(
     "fedproto-l",
@@ -60,10 +58,14 @@ class FedProto(Local):
         cohort.scratch["means"] = sent.get("centroids") or cohort.state.get("centroids")
 
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
-        """Minus the squared distance to each class mean as logits, or those of the classifier."""
+        """Minus the squared distance to each class mean as logits, one less than all others without a mean; or those
+        of the classifier.
+        """
         means = cohort.scratch["means"]
         if self.predict_with == "classifier" or means is None or not means["known"].any():
             return cohort.forward(x)
         features = cohort.forward(x, stages=cohort.chain.before("head")).flatten(2)
         distances = torch.cdist(features, means["mean"]).square()
-        return torch.where(means["known"][:, None], -distances, _FAR)
+        known = means["known"][:, None]
+        farthest = distances.masked_fill(~known, 0).amax(-1, keepdim=True)
+        return -torch.where(known, distances, farthest + 1)

@@ -19,6 +19,7 @@ from perfed.fast_w2 import gaussian_w2_sets
 from perfed.method import Clients, FederationInfo, ParameterSet, Replies, Reply, ServerState
 from perfed.methods.fedrep import HetFedRep
 from perfed.model import stage_of
+from perfed.placement import SENT
 from perfed.registry import register
 from perfed.step import Step
 from perfed.terms import Penalty, Term, register_term
@@ -36,7 +37,8 @@ class Anchors(Term):
     ``Z_cj ~ anchor_c`` to the local loss, c running over the classes of the mini-batch. Means are learnt by one Adam
     step per round; the covariance is ``anchor_scale`` times the identity and stays.
     Departures from Algorithm S2: a client sends the anchors of its own classes only (which reveals which classes it
-    holds; ``send_all`` hides it), and the server averages each anchor over the clients that hold the class.
+    holds; with ``send_all`` only to who compares them with those sent), and the server averages each anchor over the
+    clients that hold the class.
     """
 
     name: ClassVar[str] = "anchors"
@@ -217,7 +219,7 @@ class Anchors(Term):
             noise = rng.normal(keys, classes * self.anchor_samples * k, mean.dtype).view(n, classes, -1, k)
             v = mean.detach().clone().requires_grad_(True)
             z = (v[:, :, None] + self.anchor_scale**0.5 * noise).flatten(1, 2)
-            logits = cohort.after(EMBEDDING, z, params=cohort.received)
+            logits = cohort.after(EMBEDDING, z, params=cohort.received, turn=count)
             labels = torch.arange(classes, device=z.device).repeat_interleave(self.anchor_samples).repeat(n)
             losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels, reduction="sum")
             (found,) = torch.autograd.grad(losses / self.anchor_samples, v)
@@ -226,11 +228,12 @@ class Anchors(Term):
 
 
 def _check_embedding(cohort: Cohort) -> None:
+    way = 'give the model an embedding and set placement = {"embedding": "personal"}'
     if not any(stage_of(name) == EMBEDDING for name in cohort.personal_parameters):
-        raise PerfedError(
-            "the anchors term aligns personal embeddings, and this run has none; give the model an embedding and "
-            'set placement = {"embedding": "personal"}'
-        )
+        raise PerfedError(f"the anchors term aligns personal embeddings, and this run has none; {way}")
+    sent = [name for name, place in cohort.places.items() if stage_of(name) == EMBEDDING and place in SENT]
+    if sent:
+        raise PerfedError(f"the anchors term aligns personal embeddings, but '{sent[0]}' is shared; {way}")
 
 
 def _members(step: Step, num_classes: int) -> ClassMembers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +24,8 @@ class HypCluster(Method):
     one that no client of a round chose stays as it is. Clients weigh n_i in the mean of their cluster (IFCA: 1).
     Personal parameters, if the placement has any, stay one per client and are used with whichever model is chosen.
     """
+
+    moves_shared: ClassVar[bool] = False
 
     clusters: int = Field(3, ge=1, description="number k of shared models")
 

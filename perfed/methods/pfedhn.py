@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -37,6 +37,8 @@ class PFedHN(Method):
     embeddings standard normal. Generated models thus start as the usual initial model plus a change of the same scale.
     Buffers (batch-norm statistics) are not generated but personal; personal parameters stay with the client.
     """
+
+    moves_shared: ClassVar[bool] = False
 
     hyper_lr: float = Field(0.01, ge=0, description="learning rate alpha of hypernetwork and embeddings")
     hidden_layers: int = Field(3, ge=1, description="hidden layers of the hypernetwork")
