@@ -191,3 +191,29 @@ def _moments(x: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, 
     floor = mean.square().sum(1) * n * (4 * torch.finfo(x.dtype).eps) ** 2
     centred = centred * (centred.square().sum((1, 2)) > floor)[:, None, None]
     return centred, mean, centred.square().sum((1, 2)), n
+
+
+def cka(first: Tensor, second: Tensor) -> Tensor:
+    """Centred kernel alignment ``<HKH, HLH> / (|HKH| |HLH|)`` of Gram matrices, between 0 and 1; 0 for a constant one.
+
+    Args:
+        first, second: K and L, ``(..., m, m)``, of the same m samples.
+
+    Returns:
+        ``(...)``.
+
+    Source: Kornblith et al. 2019, "Similarity of Neural Network Representations Revisited", section 3.
+
+    Example:
+        >>> k = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> float(cka(k, 3 * k))
+        1.0
+    """
+    one, other = _centred(first), _centred(second)
+    norms = one.flatten(-2).norm(dim=-1) * other.flatten(-2).norm(dim=-1)
+    aligned: Tensor = (one * other).sum((-2, -1)) / norms.clamp_min(torch.finfo(first.dtype).tiny)
+    return aligned
+
+
+def _centred(gram: Tensor) -> Tensor:
+    return gram - gram.mean(-1, keepdim=True) - gram.mean(-2, keepdim=True) + gram.mean((-2, -1), keepdim=True)

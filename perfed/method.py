@@ -22,6 +22,7 @@ from perfed.tree import Tree
 
 if TYPE_CHECKING:
     from perfed.cohort import Cohort
+    from perfed.federation import Client
     from perfed.fit import Gradient
     from perfed.step import Step
     from perfed.terms import Penalty, Term
@@ -253,6 +254,10 @@ class Method(BaseModel):
         return {"shared": server.shared}
 
     # Client programs ---------------------------------------------------------------------------------------
+
+    def local_data(self, client: Client, key: Tensor) -> Client:
+        """What the client makes of its data before the run starts, and then works on."""
+        return client
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """Make each client's own model from its state and ``payload``; runs on a copy that is thrown away."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -163,6 +163,14 @@ def _population(federation: Federation, method: Method) -> Population:
     )
 
 
+def _seen_by(setup: Setup, federation: Federation) -> Federation:
+    """The federation with what the method makes of each client's data."""
+    keys = {client: rng.key(setup.seed, "local data", client) for client in federation.ids}
+    made = tuple(setup.method.local_data(client, keys[client.id]) for client in federation)
+    same = all(new is old for new, old in zip(made, federation, strict=True))
+    return federation if same else replace(federation, clients=made)
+
+
 class Server:
     """A run's server: its state, the engine, and who takes part.
 
@@ -191,6 +199,7 @@ class Server:
         engine: type[InProcessEngine] = InProcessEngine,
         clock: Clock | None = None,
     ) -> None:
+        federation = _seen_by(setup, federation)
         self.setup = setup
         self.clock = clock or Clock()
         self.participation = participation

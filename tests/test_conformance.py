@@ -13,6 +13,7 @@ from perfed.clock import Clock
 from perfed.errors import PerfedError
 from perfed.federation import Federation
 from perfed.methods.flic import Anchors
+from perfed.methods.tsne import TSNEFedRep
 from perfed.participation import Participation
 from perfed.placement import SENT
 from perfed.registry import method_names
@@ -73,6 +74,8 @@ FEDERATIONS = {
 
 
 def shares_embedding(server_method, federation) -> bool:
+    if isinstance(server_method, TSNEFedRep):
+        return False  # every client brings its inputs to one dimension first
     chain = server_method.adapt(network_for(server_method, federation.num_classes)).build((3,))
     return any(n.startswith("embedding") and p in SENT for n, p in server_method.places(chain).items())
 

@@ -11,6 +11,7 @@ from perfed.methods import (
     feddar,
     fedem,
     fedfomo,
+    fedhenn,
     fedminmax,
     fedpac,
     fedper,
@@ -26,6 +27,7 @@ from perfed.methods import (
     pfedhn,
     pfedme,
     scaffold,
+    tsne,
 )
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "feddar",
     "fedem",
     "fedfomo",
+    "fedhenn",
     "fedminmax",
     "fedpac",
     "fedper",
@@ -54,4 +57,5 @@ __all__ = [
     "pfedhn",
     "pfedme",
     "scaffold",
+    "tsne",
 ]

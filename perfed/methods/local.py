@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from perfed.cohort import Cohort
-from perfed.method import Clients, Method, Reply, ServerState
+from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState
 from perfed.model import STAGES
 from perfed.placement import PERSONAL, Placement
 from perfed.registry import register
@@ -29,3 +33,30 @@ class Local(Method):
         """All stages together."""
         cohort.fit(STAGES, epochs=self.local_epochs, penalties=self.penalties(cohort, terms))
         return Reply(terms=self.after_terms(cohort, terms))
+
+
+@register("local-full")
+class LocalFull(Local):
+    """Every client trains a model of its own in every round, whoever takes part; nothing is sent."""
+
+    def sets(self) -> dict[str, ParameterSet]:
+        """``trained``: the last round in which a client trained."""
+        return {"trained": ParameterSet("client", init=_never)}
+
+    def train(self, cohort: Cohort, terms: dict[str, Any]) -> Reply:
+        """All stages together, of the clients that have not trained in this round yet."""
+        done = cohort.state["trained"]["round"]
+        now = torch.full_like(done, cohort.where.round)
+        epochs = np.where((done == now).cpu().numpy(), 0, self.local_epochs)
+        cohort.fit(STAGES, epochs=epochs, penalties=self.penalties(cohort, terms))
+        cohort.state["trained"] = {"round": now}
+        return Reply(terms=self.after_terms(cohort, terms))
+
+    def finish(self, server: ServerState, clients: Clients) -> None:
+        """The others."""
+        clients.run(self.train, terms=self.term_payload(server))
+        super().finish(server, clients)
+
+
+def _never(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+    return {"round": torch.tensor(0)}

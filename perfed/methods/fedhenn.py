@@ -1,0 +1,89 @@
+"""FedHeNN: models of any architecture, whose features are made alike on common inputs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from perfed import rng
+from perfed.cohort import Cohort
+from perfed.divergence import cka
+from perfed.errors import PerfedError
+from perfed.method import Clients, Reply, ServerState
+from perfed.methods.local import Local
+from perfed.model import STAGES
+from perfed.placement import PER_DOMAIN
+from perfed.registry import register
+from perfed.step import Step
+from perfed.terms import Penalty
+
+
+@register("fedhenn")
+class FedHeNN(Local):
+    """Local models with ``f(w) + eta (1 - CKA(K_i, K))``, K the mean of the clients' kernels (Makhija et al. 2022).
+
+    As FLIC compares with it (Rakotomamonjy et al. 2024): every round draws new N(0, 1) inputs, the same for all and cut
+    to each client's shape; K_i is the Gram matrix of what the head gets for them. Two exchanges: kernels of the
+    received models, then local training towards their mean. Inputs pass in evaluation mode. CKA is the centred one;
+    the authors of FLIC used it without centring and with the other sign, which hardly mattered at their eta.
+    """
+
+    eta: float = Field(0.1, ge=0, description="weight of the alignment of kernels")
+    points: int = Field(100, ge=2, description="common inputs per round")
+
+    def prepare(self, server: ServerState, clients: Clients) -> None:
+        """Common inputs belong to no domain."""
+        if PER_DOMAIN in {stage: place for stage, place in self.placement.items() if stage != "head"}.values():
+            raise PerfedError(
+                "fedhenn compares what the head gets for inputs of no domain; only the head can be per-domain"
+            )
+        super().prepare(server, clients)
+
+    def round(self, server: ServerState, clients: Clients) -> None:
+        """Kernels and their mean, then local training."""
+        key = clients.key("common inputs")
+        kernels = clients.run(self.kernels, key=key).kernel
+        reply = clients.run(self.train_aligned, key=key, kernel=kernels.mean(0), terms=self.term_payload(server))
+        self.absorb_terms(server, reply)
+
+    def kernels(self, cohort: Cohort, key: Tensor) -> Reply:
+        """K_i ``(n, points, points)``."""
+        return Reply(kernel=_gram(cohort.forward(self.inputs(cohort, key), stages=cohort.chain.before("head"))))
+
+    def train_aligned(self, cohort: Cohort, key: Tensor, kernel: Tensor, terms: dict[str, Any]) -> Reply:
+        """All stages together."""
+        penalties = [*self.penalties(cohort, terms), self._alignment(cohort, self.inputs(cohort, key), kernel)]
+        cohort.fit(STAGES, epochs=self.local_epochs, penalties=penalties if self.eta else penalties[:-1])
+        return Reply(terms=self.after_terms(cohort, terms))
+
+    def inputs(self, cohort: Cohort, key: Tensor) -> Tensor:
+        """The common inputs ``(n, points, ...)``: every entry depends on the key and its position alone.
+
+        A smaller shape holds the first entries of a larger one.
+        """
+        shape = cohort.samples().x.shape[1:]
+        keys = rng.key(key[:, None], torch.arange(self.points, device=key.device))
+        for size in shape[:-1]:
+            keys = rng.key(keys.unsqueeze(-1), torch.arange(size, device=key.device))
+        x = rng.normal(keys, shape[-1], cohort.dtype)
+        lengths = torch.tensor([client.input_shape[-1] for client in cohort.clients], device=key.device)
+        own = torch.arange(shape[-1], device=key.device) < lengths[:, None]
+        return x * own.view(-1, *[1] * len(shape), shape[-1])
+
+    def _alignment(self, cohort: Cohort, x: Tensor, kernel: Tensor) -> Penalty:
+        def value(step: Step) -> Tensor:
+            still, z = replace(step, trained=frozenset(), _outputs={}), step.of(x)
+            for stage in step.chain.before("head"):
+                z = still.apply(stage, z)
+            return self.eta * (1 - cka(_gram(z), step.of(kernel)))
+
+        return value
+
+
+def _gram(features: Tensor) -> Tensor:
+    flat = features.flatten(2)
+    return flat @ flat.transpose(1, 2)

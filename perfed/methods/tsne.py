@@ -1,0 +1,48 @@
+"""FedRep on inputs that every client has brought to one space by itself, with t-SNE."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from perfed.federation import SPLITS, Client
+from perfed.methods.fedrep import FedRep
+from perfed.registry import register
+
+
+@register("fedrep-tsne")
+class TSNEFedRep(FedRep):
+    """FedRep on each client's own t-SNE projection, to R^64 (Rakotomamonjy et al. 2024, S3.7).
+
+    t-SNE has no map for new samples: a client projects all its splits together, without labels, by exact t-SNE with
+    250 iterations from a random start, as the authors did. Perplexity is at most a third of the other samples.
+    """
+
+    dimension: int = Field(64, ge=1, description="of the projection")
+    perplexity: float = Field(20.0, gt=0, description="of t-SNE")
+
+    def local_data(self, client: Client, key: Tensor) -> Client:
+        """The client's samples, projected."""
+        from sklearn.manifold import TSNE
+
+        splits = {name: split for name in SPLITS if (split := client.split(name)) is not None}
+        x = torch.cat([split.x.flatten(1) for split in splits.values()]).double().numpy()
+        found = np.zeros((len(x), self.dimension))
+        if len(x) > 1:
+            tsne = TSNE(
+                self.dimension,
+                perplexity=min(self.perplexity, (len(x) - 1) / 3),
+                method="exact",
+                init="random",
+                max_iter=250,
+                random_state=int(key) & 0x7FFFFFFF,
+            )
+            found = tsne.fit_transform(x)
+        parts = torch.from_numpy(found).to(client.train.x.dtype).split([len(split) for split in splits.values()])
+        new: dict[str, Any] = {name: replace(splits[name], x=part) for name, part in zip(splits, parts, strict=True)}
+        return replace(client, **new, feature_names=None)
