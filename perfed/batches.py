@@ -58,15 +58,15 @@ class Samples:
         return Samples(self.x[rows], self.y[rows], counts, weight, domain)
 
     @classmethod
-    def pack(cls, splits: Sequence[Split], width: int | None = None, device: torch.device | None = None) -> Samples:
+    def pack(cls, splits: Sequence[Split], width: int | None = None) -> Samples:
         """Put the samples of ``splits`` one behind the other; vectors are padded to ``width``."""
         xs = [s.x if width is None else F.pad(s.x, (0, width - s.x.shape[1])) for s in splits]
         x = xs[0] if len(xs) == 1 else torch.cat(xs)
         y = splits[0].y if len(splits) == 1 else torch.cat([s.y for s in splits])
         ids = [s.domain for s in splits if s.domain is not None]
-        domain = torch.cat(ids).to(device) if len(ids) == len(splits) else None
+        domain = torch.cat(ids) if len(ids) == len(splits) else None
         counts = np.array([len(s) for s in splits], dtype=np.int64)
-        return cls(x.to(device), y.to(device), counts, domain=domain)
+        return cls(x, y, counts, domain=domain)
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,11 @@ from perfed.model import Chain, Parameters, stage_of
 from perfed.optim import Optimizer, optimizer_for
 from perfed.placement import SENT, Placement
 from perfed.plan import Plan
-from perfed.step import Loss, Step, cross_entropy, squared_error
+from perfed.step import Loss, Penalty, Step, cross_entropy, squared_error
 from perfed.view import View
 
 if TYPE_CHECKING:
     from perfed.method import Method
-    from perfed.terms import Penalty
 
 _TRIAL_STEPS = 3
 

@@ -1,4 +1,4 @@
-"""Experiments as TOML: validation, overrides, and the objects they describe."""
+"""Experiments as TOML: validation, and the objects they describe."""
 
 from __future__ import annotations
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
@@ -17,8 +15,6 @@ from perfed.errors import PerfedError
 _SIZES = (4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 # Singular values below this part of the largest have no gradient: there it only amplifies rounding.
 CUT = 1e-3
-
-IntArray = NDArray[np.int64]
 
 
 def centred_nuclear_norm(x: Tensor, counts: Sequence[int]) -> Tensor:

@@ -79,24 +79,6 @@ class Outputs:
     y: NDArray[Any]
     outputs: NDArray[np.float64]
 
-    def by_domain(self, num_classes: int | None) -> dict[str, dict[int, float]]:
-        """Each metric of each domain, over the samples of all clients: metric -> domain -> value."""
-        found: dict[str, dict[int, float]] = {}
-        for domain in np.unique(self.domain).tolist():
-            rows = self.domain == domain
-            for name, value in _metrics(self.y[rows], self.outputs[rows], num_classes).items():
-                found.setdefault(name, {})[domain] = value
-        return found
-
-    def by_client_and_domain(self, num_classes: int | None) -> dict[str, dict[int, dict[str, float]]]:
-        """Metrics of each client in each domain that it holds: client id -> domain -> metric -> value."""
-        found: dict[str, dict[int, dict[str, float]]] = {}
-        for client in np.unique(self.client).tolist():
-            for domain in np.unique(self.domain[self.client == client]).tolist():
-                rows = (self.client == client) & (self.domain == domain)
-                found.setdefault(client, {})[domain] = _metrics(self.y[rows], self.outputs[rows], num_classes)
-        return found
-
 
 def _metrics(y: NDArray[Any], outputs: NDArray[np.float64], num_classes: int | None) -> dict[str, float]:
     """``accuracy``, and ``auc`` for two classes that both occur; ``mse`` for regression."""
@@ -140,12 +122,15 @@ def by_domain(
     outputs = Outputs(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Outputs)))
     names = federation.domain_names or [str(m) for m in range(federation.num_domains)]
     domains: dict[str, dict[str, float]] = {}
-    for metric, values in outputs.by_domain(federation.num_classes).items():
-        domains[metric] = {names[m]: value for m, value in values.items()}
-    clients = {
-        client: {f"{metric}_{names[m]}": v for m, values in held.items() for metric, v in values.items()}
-        for client, held in outputs.by_client_and_domain(federation.num_classes).items()
-    }
+    clients: dict[str, dict[str, float]] = {}
+    for m in np.unique(outputs.domain).tolist():
+        rows = outputs.domain == m
+        for metric, value in _metrics(outputs.y[rows], outputs.outputs[rows], federation.num_classes).items():
+            domains.setdefault(metric, {})[names[m]] = value
+        for client in np.unique(outputs.client[rows]).tolist():
+            own = rows & (outputs.client == client)
+            found = _metrics(outputs.y[own], outputs.outputs[own], federation.num_classes)
+            clients.setdefault(client, {}).update({f"{metric}_{names[m]}": value for metric, value in found.items()})
     return domains, clients
 
 

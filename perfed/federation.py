@@ -78,7 +78,7 @@ class Federation:
         name: what the data set is called in reports.
         class_names: C names, if known.
         notes: facts about the data worth printing, e.g. the accuracy of the Bayes rule under ``"oracle_accuracy"``.
-        domain_names: M names of the domains, if known; in reports domains have their numbers otherwise.
+        domain_names: of the domains 0, 1, ... (there may be more than occur); without them reports have the numbers.
         augment: random changes to the inputs of every training mini-batch, for images.
         words: where inputs are token ids, what the ids from 2 on stand for (0: padding, 1: other words).
 
@@ -135,7 +135,7 @@ class Federation:
             num_classes: number of classes; for integer targets the default is the largest label + 1.
             name: what reports call the data.
             class_names: names of the classes.
-            domain_names: names of the domains 0..M-1; without them M is the largest id + 1.
+            domain_names: names of the domains 0, 1, ...; M is the largest id + 1, with or without them.
 
         Raises:
             PerfedError: a missing or unknown key, or any fault listed for :class:`Federation`.

@@ -94,18 +94,22 @@ class Task:
 
     def part(self, first: int, stop: int) -> Task:
         """The same fit for clients ``first..stop-1``; parameters are views."""
-        starts = self.samples.starts
-        begin = int(starts[first])
+        begin = int(self.samples.starts[first])
         end = begin + int(self.samples.counts[first:stop].sum())
+        return self.of(slice(first, stop), slice(begin, end))
+
+    def of(self, clients: slice | IntArray, samples: slice | Tensor) -> Task:
+        """The same fit for some clients, at the positions ``clients``, whose samples are at ``samples``."""
+        at = clients if isinstance(clients, slice) else torch.from_numpy(clients).to(self.keys.device)
         return replace(
             self,
-            params={name: tensor[first:stop] for name, tensor in self.params.items()},
-            near={name: tensor[first:stop] for name, tensor in self.near.items()},
-            samples=self.samples.take(slice(begin, end), self.samples.counts[first:stop]),
-            keys=self.keys[first:stop],
-            raw=None if self.raw is None else self.raw[begin:end],
-            rows=self.rows[first:stop],
-            epochs=None if self.epochs is None else self.epochs[first:stop],
+            params={name: tensor[at] for name, tensor in self.params.items()},
+            near={name: tensor[at] for name, tensor in self.near.items()},
+            samples=self.samples.take(samples, self.samples.counts[clients]),
+            keys=self.keys[at],
+            raw=None if self.raw is None else self.raw[samples],
+            rows=self.rows[clients],
+            epochs=None if self.epochs is None else self.epochs[clients],
         )
 
 
@@ -130,24 +134,12 @@ def run(task: Task, *, limit: int | None = None) -> tuple[Tensor, IntArray]:
 
 def _run_sorted(task: Task, order: IntArray, limit: int | None) -> tuple[Tensor, IntArray]:
     """Run with the clients sorted by decreasing number of steps, and put the results back in place."""
-    index = torch.from_numpy(order).to(task.keys.device)
     starts, counts = task.samples.starts, task.samples.counts
     rows = torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in order]))
-    params = {name: tensor[index] for name, tensor in task.params.items()}
-    raw = None if task.raw is None else task.raw[rows]
-    sorted_task = replace(
-        task,
-        params=params,
-        near={name: tensor[index] for name, tensor in task.near.items()},
-        samples=task.samples.take(rows, counts[order]),
-        keys=task.keys[index],
-        raw=raw,
-        rows=task.rows[order],
-        epochs=None if task.epochs is None else task.epochs[order],
-    )
+    sorted_task = task.of(order, rows)
     losses, steps = run(sorted_task, limit=limit)
     for name in task.trained:
-        task.params[name][index] = params[name]
+        task.params[name][torch.from_numpy(order).to(task.keys.device)] = sorted_task.params[name]
     back = np.argsort(order)
     return losses[torch.from_numpy(back).to(losses.device)], steps[back]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfed.building import setting_names
 from perfed.config import experiment_names, find_experiment
 from perfed.datasets import dataset_names, describe
 from perfed.registry import entry, known_names
@@ -20,7 +19,6 @@ def _methods() -> list[dict[str, Any]]:
         described = {
             key: {"default": field.get_default(call_default_factory=True), "description": field.description}
             for key, field in fields.items()
-            if key in setting_names(name)
         }
         made_of = {"base": item.base, "policy": item.policy} if item.base else {}
         found.append({"name": name, "summary": item.summary, **made_of, "settings": described})
@@ -32,7 +30,8 @@ def _datasets() -> list[dict[str, Any]]:
     for name in dataset_names():
         item = describe(name)
         options = {o.name: {"default": o.default, "allowed": o.allowed} for o in item.options}
-        found.append({"name": name, "summary": item.summary, "files": list(item.files), "options": options})
+        about = {"name": name, "summary": item.summary, "task": item.task, "files": list(item.files)}
+        found.append({**about, "options": options})
     return found
 
 

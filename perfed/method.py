@@ -15,17 +15,17 @@ import torch
 from pydantic import BaseModel, Field, field_validator
 from torch import Tensor
 
+from perfed.cohort import Cohort
+from perfed.federation import Client
+from perfed.fit import Gradient
 from perfed.model import STAGES, Chain, Model, Parameters
 from perfed.placement import SHARED, Placement, place
 from perfed.settings import STRICT
+from perfed.step import Penalty, Step
 from perfed.tree import Tree
 
 if TYPE_CHECKING:
-    from perfed.cohort import Cohort
-    from perfed.federation import Client
-    from perfed.fit import Gradient
-    from perfed.step import Step
-    from perfed.terms import Penalty, Term
+    from perfed.terms import Term
 
 Home = Literal["server", "client", "table"]
 Fold = Callable[[Any, dict[str, Any]], Any]
@@ -43,7 +43,6 @@ class FederationInfo:
         latent_shape: output shape of the embedding (of the first stage, if there is no embedding).
         representation: numbers that the head gets, all axes together.
         shared: shape of every shared parameter and buffer by name.
-        seed: of the run.
         dtype: of parameters and inputs.
     """
 
@@ -53,7 +52,6 @@ class FederationInfo:
     latent_shape: tuple[int, ...]
     representation: int
     shared: Mapping[str, tuple[int, ...]]
-    seed: int
     dtype: torch.dtype
 
 

@@ -1,7 +1,7 @@
 """Models as chains of stages, ``embedding -> body -> head``, and the presets for each stage.
 
 A stage is a factory: called with the shape of one input (no batch axis) it returns any ``torch.nn.Module``.
-A stage may be absent. Where a stage's parameters live is the method's business (:mod:`perfed.method`).
+A stage may be absent. Where a stage's parameters live is the method's business (:mod:`perfed.placement`).
 """
 
 from __future__ import annotations

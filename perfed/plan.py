@@ -59,7 +59,6 @@ class Plan:
         chunk: clients per chunk under ``"stacked"`` (0: all).
         threads: in all, and of one chunk outside ``"auto"`` (0: torch's own number when the plan is made).
         paths: choices already made.
-        trials: seconds per client of every way tried, by kind of work.
         on_choice: called after each new choice, e.g. to write it down.
         reasons: what must run one client at a time, and why.
     """
@@ -69,7 +68,6 @@ class Plan:
     threads: int = 0
     paths: dict[str, Path] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    trials: dict[str, dict[str, float]] = field(default_factory=dict)
     on_choice: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -93,7 +91,7 @@ class Plan:
         if clients == 1:  # whether or not there is a choice for more, or a run with the choices made would differ
             return Path(1, self.threads)
         if kind not in self.paths:
-            self.paths[kind] = self._fastest(kind, clients, trial, parallel)
+            self.paths[kind] = self._fastest(clients, trial, parallel)
             self.on_choice()
         return self.paths[kind]
 
@@ -119,7 +117,7 @@ class Plan:
         """Chunks that run at the same time."""
         return max(1, min(len(path.spans(clients)), self.threads // path.threads)) if parallel else 1
 
-    def _fastest(self, kind: str, clients: int, trial: Callable[[int], None], parallel: bool) -> Path:
+    def _fastest(self, clients: int, trial: Callable[[int], None], parallel: bool) -> Path:
         """The path with the least median time; more threads must pay clearly: a busy machine slows them most."""
         seconds: dict[Path, float] = {}
         for threads in sorted({1, self.threads}):
@@ -132,7 +130,6 @@ class Plan:
                 if seconds[path] > _HOPELESS * quickest:
                     break  # larger stacks of large models only get slower, and trying them takes long
                 quickest = min(quickest, seconds[path])
-        self.trials[kind] = {f"chunk {p.chunk or clients}, {p.threads} threads": s for p, s in seconds.items()}
         alone = min((path for path in seconds if path.threads == 1), key=lambda path: seconds[path])
         best = min(seconds, key=lambda path: seconds[path])
         return best if seconds[best] < _THREADS_PAY * seconds[alone] else alone

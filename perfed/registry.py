@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfed.errors import PerfedError
 from perfed.method import Method
 from perfed.participation import POLICIES
-
-if TYPE_CHECKING:
-    from perfed.terms import Term
+from perfed.terms import Term
 
 
 @dataclass(frozen=True)

@@ -45,9 +45,9 @@ class RoundRecord:
 
     participants: list[str]
     train_loss: float
-    bytes_up: int
-    bytes_down: int
-    after: Metrics
+    bytes_up: int = 0
+    bytes_down: int = 0
+    after: Metrics = field(default_factory=dict)
     arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
     counts: dict[str, list[str]] = field(default_factory=dict)
     exchanges: int = 0
@@ -63,23 +63,18 @@ class _Clients:
         engine: InProcessEngine,
         ids: list[str],
         round_: int,
-        stage: str,
+        kind: str,
         measure: str | None,
         invited: int | None = None,
     ) -> None:
         self._engine = engine
-        self._stage = stage
+        self._kind = kind
         self._measure = measure
         self._invited = len(ids) if invited is None else invited
-        self.exchanges = 0
         self.ids = sorted(ids)
         self.round = round_
-        self.bytes_up = 0
-        self.bytes_down = 0
-        self.after: Metrics = {}
         self.losses: list[torch.Tensor] = []
-        self.arrays: dict[str, dict[str, Any]] = {}
-        self.counts: dict[str, list[str]] = {}
+        self.record = RoundRecord(self.ids, float("nan"))
 
     def key(self, purpose: str) -> torch.Tensor:
         """See :class:`perfed.method.Clients`."""
@@ -87,11 +82,11 @@ class _Clients:
 
     def show(self, name: str, **arrays: Any) -> None:
         """See :class:`perfed.method.Clients`."""
-        self.arrays[name] = arrays
+        self.record.arrays[name] = arrays
 
     def count(self, name: str, ids: Sequence[str]) -> None:
         """See :class:`perfed.method.Clients`."""
-        self.counts[name] = [*self.counts.get(name, []), *ids]
+        self.record.counts[name] = [*self.record.counts.get(name, []), *ids]
 
     @property
     def info(self) -> FederationInfo:
@@ -102,24 +97,24 @@ class _Clients:
         self, program: Callable[..., Reply | None], *, reduce: Mapping[str, Fold] | None = None, **payload: Any
     ) -> Replies:
         """One exchange; see :class:`perfed.method.Clients`."""
-        index = self.exchanges + _FIRST_EXCHANGE[self._stage]
+        record = self.record
+        index = record.exchanges + _FIRST_EXCHANGE[self._kind]
         exchange = Exchange(_program_name(self._engine, program), self.round, index, self._measure)
         folds = {name: self._counted(name, fold) for name, fold in (reduce or {}).items()}
-        replies, metrics = self._engine.run(exchange, payload, self.ids, folds)
-        self.exchanges += 1
-        self.after = metrics
+        replies, record.after = self._engine.run(exchange, payload, self.ids, folds)
+        record.exchanges += 1
         self.losses.append(replies.train_loss)
-        self.bytes_up += sum(_size(value) for name, value in replies.content.items() if name not in folds)
+        record.bytes_up += sum(_size(value) for name, value in replies.content.items() if name not in folds)
         sent = sum(_sent(value, len(self.ids)) for value in payload.values())
         # The first exchange goes to all invited clients, those whose replies are not used among them.
-        self.bytes_down += sent * self._invited // len(self.ids) if self.exchanges == 1 else sent
+        record.bytes_down += sent * self._invited // len(self.ids) if record.exchanges == 1 else sent
         return replies
 
     def _counted(self, name: str, fold: Fold) -> Fold:
         """``fold`` that counts the bytes of entry ``name`` of every reply."""
 
         def counting(total: Any, reply: dict[str, Any]) -> Any:
-            self.bytes_up += _size(reply[name])
+            self.record.bytes_up += _size(reply[name])
             return fold(total, reply)
 
         return counting
@@ -230,7 +225,7 @@ class Server:
         choice = self.selection.choose(number)
         if not choice.ids:  # no reply in time
             self.committed = number
-            return RoundRecord([], float("nan"), 0, 0, {}, seconds=choice.seconds, replied=choice.replied)
+            return RoundRecord([], float("nan"), seconds=choice.seconds, replied=choice.replied)
         clients = _Clients(self.engine, choice.ids, number, "round", measure, invited=len(choice.replied))
         try:
             record = self._transaction(clients, self.setup.method.round)
@@ -259,8 +254,8 @@ class Server:
             self.engine.discard()
             mean = weighted_mean(reply.gradient, reply.num_samples)
             gradient = sum(float(g.double().square().sum()) for g in mean.values())
-            record.bytes_up += clients.bytes_up
-            record.bytes_down += clients.bytes_down
+            record.bytes_up += clients.record.bytes_up
+            record.bytes_down += clients.record.bytes_down
             record.exchanges += 1
         num_samples = sum(len(self.engine.clients[client].train) for client in record.participants)
         policy.observe(record.train_loss, gradient, num_samples)
@@ -291,17 +286,9 @@ class Server:
             raise
         self.engine.commit(clients.ids)
         losses = [float(loss[torch.isfinite(loss)].mean()) for loss in clients.losses if torch.isfinite(loss).any()]
-        mean = sum(losses) / len(losses) if losses else float("nan")
-        return RoundRecord(
-            clients.ids,
-            mean,
-            clients.bytes_up,
-            clients.bytes_down,
-            clients.after,
-            clients.arrays,
-            clients.counts,
-            clients.exchanges,
-        )
+        if losses:
+            clients.record.train_loss = sum(losses) / len(losses)
+        return clients.record
 
     def evaluate(
         self,

@@ -152,7 +152,6 @@ class Setup:
             latent_shape=latent,
             representation=prod(chain.output_shapes[before[-1]] if before else shape),
             shared={name: tuple(t.shape) for name, t in chain.tensors().items() if places[name] in SENT},
-            seed=self.seed,
             dtype=self.dtype,
         )
 

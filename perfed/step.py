@@ -17,6 +17,7 @@ from perfed.layers import Pass, apply_module, apply_per_domain
 from perfed.model import Chain, Parameters, stage_of
 
 Loss = Callable[["Step"], Tensor]
+Penalty = Loss
 
 
 @dataclass

@@ -1,14 +1,15 @@
 """The run directory: what a run leaves behind, and how it is found again.
 
-Files are written under another name and renamed, so that a killed process never leaves half a file. A checkpoint is a
-manifest (JSON) with the checksums of the files it needs; client files are shared between checkpoints and rewritten
-only for clients that changed. The last two checkpoints are kept.
+Files but ``rounds.jsonl`` are written under another name and renamed, so that a killed process never leaves half of
+one. A checkpoint is a manifest (JSON) with the checksums of the files it needs; client files are shared between
+checkpoints and rewritten only for clients that changed. The last two checkpoints are kept.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import math
 import os
@@ -152,12 +153,9 @@ class RunDirectory:
 
     def write_clients(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Write ``clients.csv``."""
-        temporary = self.path / ".clients.csv.tmp"
-        with temporary.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(columns)
-            writer.writerows([["" if _missing(v) else v for v in row] for row in rows])
-        os.replace(temporary, self.path / "clients.csv")
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows([columns, *(["" if _missing(v) else v for v in row] for row in rows)])
+        write_atomic(self.path / "clients.csv", text.getvalue())
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""
@@ -177,9 +175,9 @@ class RunDirectory:
         """Write ``NAME/round-NNNN.npz``."""
         folder = self.path / name
         folder.mkdir(exist_ok=True)
-        temporary = folder / ".arrays.npz"
-        np.savez_compressed(temporary, allow_pickle=False, **dict(arrays))
-        os.replace(temporary, folder / f"round-{round_:04d}.npz")
+        content = io.BytesIO()
+        np.savez_compressed(content, allow_pickle=False, **dict(arrays))
+        write_atomic(folder / f"round-{round_:04d}.npz", content.getvalue())
 
     @property
     def finished(self) -> bool:

@@ -7,24 +7,19 @@ training that adds to the reply, and updates its own state from the replies. Eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
 from perfed.aggregate import masked_mean
+from perfed.cohort import Cohort
 from perfed.errors import PerfedError
-from perfed.method import FederationInfo, ParameterSet
+from perfed.method import Clients, FederationInfo, ParameterSet, Replies, ServerState
 from perfed.settings import STRICT
-from perfed.step import Step
-
-if TYPE_CHECKING:
-    from perfed.cohort import Cohort
-    from perfed.method import Clients, Replies, ServerState
-
-Penalty = Callable[[Step], Tensor]
+from perfed.step import Penalty, Step
 
 
 class Term(BaseModel):

@@ -282,7 +282,7 @@ def test_a_grid_over_the_model_goes_to_the_methods_own_model(tmp_path):
     ("what", "names", "keys"),
     [
         ("methods", lambda: [*method_names(), *preset_names()], {"name", "summary", "settings"}),
-        ("datasets", dataset_names, {"name", "summary", "files", "options"}),
+        ("datasets", dataset_names, {"name", "summary", "task", "files", "options"}),
         ("experiments", experiment_names, {"name", "summary", "method", "data"}),
     ],
 )

@@ -18,8 +18,7 @@ from perfed.methods.local import Local
 from perfed.model import STAGES
 from perfed.placement import PER_DOMAIN
 from perfed.registry import register
-from perfed.step import Step
-from perfed.terms import Penalty
+from perfed.step import Penalty, Step
 
 
 @register("fedhenn")

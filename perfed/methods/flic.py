@@ -21,8 +21,8 @@ from perfed.methods.fedrep import HetFedRep
 from perfed.model import stage_of
 from perfed.placement import SENT
 from perfed.registry import register
-from perfed.step import Step
-from perfed.terms import Penalty, Term, register_term
+from perfed.step import Penalty, Step
+from perfed.terms import Term, register_term
 from perfed.validated import best_epochs, hold_out
 
 EMBEDDING = "embedding"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from collections.abc import Sequence
 from html import escape
@@ -29,6 +28,7 @@ from perfed.report.runs import Run, main_metric, methods_of, reported
 from perfed.report.tables import domain_tables, speed_table
 from perfed.report.targets import target_table
 from perfed.report.text import TextTable
+from perfed.store import write_atomic
 
 MAX_HEAT_MAPS = 12
 
@@ -89,12 +89,7 @@ def write_report(runs: Sequence[Run], out: Path, *, title: str) -> Path:
     page = PAGE.format(title=escape(title), facts=facts, plotlyjs=get_plotlyjs(), sections=body)
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_text(page, encoding="utf-8")
-        os.replace(unfinished, out)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_atomic(out, page)
     return out
 
 
