@@ -41,6 +41,11 @@ def build_method(name: str, settings: Mapping[str, Any], training: Mapping[str, 
         PerfedError: unknown setting, or a value that is not allowed; names ``methods.NAME.key`` or ``training.key``.
     """
     found = entry(name)
+    if found.base and training is None:
+        raise PerfedError(
+            f"'{name}' is the method '{found.base}' under the policy '{found.policy}': build '{found.base}' and give "
+            f"the run participation = Participation(policy='{found.policy}')"
+        )
     for key in training or {}:
         if key not in Method.model_fields or key == "terms":
             allowed = sorted(set(Method.model_fields) - {"terms"})

@@ -16,14 +16,15 @@ from perfed import compare as comparing
 from perfed.config import Experiment, find_experiment, validate
 from perfed.datasets import load
 from perfed.errors import PerfedError
-from perfed.experiment import resume, start, usable_device
+from perfed.experiment import resume, start
 from perfed.listing import LISTS
+from perfed.machine import installed_version, usable_device
 from perfed.overrides import override, parse_value
 from perfed.plan import ENGINES
 from perfed.registry import entry
 from perfed.report import all_tables, load_runs, with_communication, write_report
 from perfed.report.partition import ClassTable, terminal_tables, write_partition_page
-from perfed.run import Run, installed_version
+from perfed.run import Run
 from perfed.store import RunDirectory
 from perfed.terminal import console, print_summary, progress, rich_table
 
@@ -34,7 +35,7 @@ app = typer.Typer(
     help="Personalised federated learning: run, compare and tune methods on clients that differ.",
 )
 
-_INTERRUPTED = "interrupted; 'perfed resume DIR' continues from the last checkpoint"
+_INTERRUPTED = "interrupted; 'perfed resume DIR' continues a run or comparison from its last checkpoint"
 
 ExperimentName = Annotated[str, typer.Argument(help="a shipped experiment ('perfed list experiments') or a .toml file")]
 Settings = Annotated[
@@ -179,21 +180,27 @@ def compare_command(
 
 
 def _compare(planned: comparing.Comparison, data_dir: Path | None, device: torch.device | None) -> None:
+    failed = []
     for method, seed, run in planned.runs(data_dir, device):
         try:
             summary = _execute(run, f"{method} seed {seed}")
         except PerfedError as error:
-            planned.abandon()
-            raise PerfedError(f"{method}, seed {seed}: {error}") from None
+            failed.append(f"{method}, seed {seed}: {error}")
+            console.print(f"failed: {failed[-1]}", style="red", markup=False, highlight=False)
+            continue
         found = [f"{name} {values['mean']:.4g}" for name, values in summary["metrics"].items()]
         text = f"{100 * summary['accuracy']['mean']:.1f} %" if "accuracy" in summary else ", ".join(found)
         console.print(f"{method} seed {seed}: {text} in {summary['wall_seconds']:.1f} s", highlight=False)
+    if planned.abandoned():
+        raise PerfedError(failed[0])
     tables, oracle, report = planned.conclude()
     for table in tables:
         console.print(rich_table(table))
     if oracle is not None:
         console.print(f"Bayes oracle (known centres), mean over seeds: {100 * oracle:.1f} %", highlight=False)
     console.print(f"report: {report}", soft_wrap=True, highlight=False)
+    if failed:
+        raise PerfedError(f"{len(failed)} of {len(planned.methods) * len(planned.seeds)} runs failed; {failed[0]}")
 
 
 @app.command("tune")
@@ -295,6 +302,7 @@ def _report_with(directory: Path, communication: float) -> None:
 
 def main() -> None:
     """Entry point: errors of the user are one line and exit code 2."""
+    sys.path.insert(0, str(Path.cwd()))  # for modules of the user: methods and stages
     try:
         code = typer.main.get_command(app)(prog_name="perfed", standalone_mode=False)
     except PerfedError as error:

@@ -128,13 +128,15 @@ class Comparison:
         except (tomllib.TOMLDecodeError, KeyError, OSError, UnicodeDecodeError, TypeError, ValueError) as error:
             raise PerfedError(f"{path / 'comparison.toml'}: cannot be read: {error}") from None
 
-    def abandon(self) -> None:
-        """Take back a comparison of which no run could begin."""
-        if not any(self.path.rglob("config.toml")):
-            (self.path / "comparison.toml").unlink(missing_ok=True)
-            for place in (*(self.path / method for method in self.methods), self.path):
-                with suppress(OSError):  # not there, or not empty
-                    place.rmdir()
+    def abandoned(self) -> bool:
+        """Whether no run could begin; the comparison is then taken back."""
+        if any(self.path.rglob("config.toml")):
+            return False
+        (self.path / "comparison.toml").unlink(missing_ok=True)
+        for place in (*(self.path / method for method in self.methods), self.path):
+            with suppress(OSError):  # not there, or not empty
+                place.rmdir()
+        return True
 
     def directory(self, method: str, seed: int) -> Path:
         """Where a run is."""
@@ -274,20 +276,29 @@ class Search:
         done = 0
         for method in self.methods:
             for point in self.points:
-                scores = []
+                scores: list[float] = []
+                failed = None
                 for seed in self.seeds:
                     table = override(self.table, point, [method])
                     experiment = validate(_method_table(table, method, seed))
-                    summary = start(experiment, data_dir=data_dir, device=device).execute()
-                    scores.append(_validation_score(summary))
+                    try:
+                        summary = start(experiment, data_dir=data_dir, device=device).execute()
+                        scores.append(_validation_score(summary))
+                    except PerfedError as error:  # a grid may hold rates that diverge
+                        failed = f"seed {seed}: {error}"
                     done += 1
                     if progress is not None:
-                        progress(done, self.size, scores[-1])
-                results.append({"method": method, "settings": point, "scores": scores, "mean": float(np.mean(scores))})
+                        progress(done, self.size, scores[-1] if scores else None)
+                found = {"mean": None, "failed": failed} if failed else {"mean": float(np.mean(scores))}
+                results.append({"method": method, "settings": point, "scores": scores, **found})
                 write_atomic(self.path / "grid.json", json.dumps(results, indent=2) + "\n")
         chosen: dict[str, tuple[list[str], float]] = {}
         for method in self.methods:
-            best = max((r for r in results if r["method"] == method), key=lambda r: r["mean"])
+            mine = [r for r in results if r["method"] == method]
+            if all(r["mean"] is None for r in mine):
+                first = f"{' '.join(mine[0]['settings'])}, {mine[0]['failed']}"
+                raise PerfedError(f"{method}: no point of the grid could be trained to the end; the first: {first}")
+            best = max((r for r in mine if r["mean"] is not None), key=lambda r: r["mean"])
             chosen[method] = (best["settings"], best["mean"])
         self._write_chosen({method: settings for method, (settings, _) in chosen.items()})
         return chosen

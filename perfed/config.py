@@ -239,7 +239,8 @@ def experiment_names() -> list[str]:
 def find_experiment(name: str) -> dict[str, Any]:
     """The TOML table of a shipped experiment, or of the file ``name``.
 
-    ``extends = "OTHER"`` takes everything the file does not say from another experiment: tables are merged key by key,
+    ``extends = "OTHER"`` takes everything the file does not say from another experiment, or file beside it: tables are
+    merged key by key,
     except ``data`` and stages that name their ``kind``, which count as a whole.
 
     Raises:
@@ -257,6 +258,9 @@ def _extended(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
         return table
     if not isinstance(base, str):
         raise PerfedError(f"{name}: extends must be the name of an experiment (given: {base!r})")
+    beside = Path(name).parent / base
+    if base not in experiment_names() and name not in experiment_names() and beside.is_file():
+        base = str(beside)
     return _merged(_extended(base, (*seen, name)), table)
 
 
@@ -280,7 +284,7 @@ def _table(name: str) -> dict[str, Any]:
             raise PerfedError(f"{name}: cannot be read: {error}") from None
     else:
         near = difflib.get_close_matches(name, experiment_names(), n=1)
-        hint = f" (did you mean '{near[0]}'?)" if near else ""
+        hint = f" (did you mean '{near[0]}'?)" if near else " (no such file)" if path.suffix == ".toml" else ""
         raise PerfedError(
             f"unknown experiment '{name}'{hint}; give a .toml file or one of: {', '.join(experiment_names())}"
         )

@@ -8,12 +8,9 @@ import torch
 
 from perfed.config import Experiment, read
 from perfed.datasets import load
-from perfed.errors import PerfedError
 from perfed.federation import Federation
 from perfed.run import Run
 from perfed.store import RunDirectory
-
-_DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 def start(
@@ -67,22 +64,6 @@ def resume(
     return run
 
 
-def usable_device(name: str, where: str) -> torch.device:
-    """The torch device called ``name``.
-
-    Raises:
-        PerfedError: there is no such kind, or this machine has none; starts with ``where``.
-    """
-    if name.partition(":")[0] not in _DEVICES:
-        raise PerfedError(f"{where}: unknown device; allowed: {', '.join(_DEVICES)}, or one with a number")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise PerfedError(f"{where}: {str(error).splitlines()[0]}") from None
-    return device
-
-
 def _on(experiment: Experiment, device: torch.device | str | None) -> Experiment:
     return experiment if device is None else experiment.model_copy(update={"device": str(device)})
 
@@ -97,7 +78,7 @@ def _build(experiment: Experiment, federation: Federation) -> Run:
         rounds=experiment.rounds,
         seed=experiment.seed,
         dtype=experiment.torch_dtype,
-        device=usable_device(experiment.device, f"device = '{experiment.device}'"),
+        device=experiment.device,
         participation=experiment.build_participation(),
         clock=experiment.clock,
         evaluation=experiment.evaluation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -112,6 +113,9 @@ class Federation:
                     f"client '{client.id}' has inputs of shape {client.input_shape}; augmentation needs images "
                     "(channels, height, width)"
                 )
+        classes = self.num_classes or 0
+        if self.class_names is not None and len(self.class_names) != classes:
+            raise PerfedError(f"{len(self.class_names)} class names for {classes} classes; one each is needed")
         _check_domains(self)
 
     @classmethod
@@ -176,6 +180,19 @@ class Federation:
         """Client ids in sorted order."""
         return [c.id for c in self.clients]
 
+    @property
+    def fingerprint(self) -> int:
+        """A number that changes with the clients' ids, sizes, shapes or targets."""
+        mark = 0
+        for client in self.clients:
+            for name in SPLITS:
+                split = client.split(name)
+                if split is not None:
+                    facts = f"{client.id} {name} {tuple(split.x.shape)}".encode()
+                    targets = split.y.double().cpu().numpy().tobytes()
+                    mark = zlib.crc32(targets, zlib.crc32(facts, mark))
+        return mark
+
     def to(self, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Federation:
         """The same federation on ``device``, with floating-point inputs and targets in ``dtype``."""
 
@@ -197,6 +214,11 @@ def _as_tensor(value: Any, what: str, client: str) -> Tensor:
     try:
         if isinstance(value, Tensor):
             return value
+        if np.asarray(value).dtype.kind in "USO":
+            raise PerfedError(
+                f"client '{client}': {what} holds texts or objects, not numbers; code labels as 0, 1, ... and "
+                "categories as columns of numbers (scikit-learn's LabelEncoder and OneHotEncoder do)"
+            )
         # Read-only arrays are copied: a tensor can be written to.
         return torch.from_numpy(np.require(np.atleast_1d(value), requirements=["C", "W"]))
     except (TypeError, ValueError) as error:
@@ -256,8 +278,11 @@ def _check_client(client: Client, num_classes: int | None) -> None:
             )
         _check_finite(client, name, split)
         if num_classes is not None:
+            if split.y.ndim != 1:
+                shape = tuple(split.y.shape)
+                raise PerfedError(f"{where}: {name} labels have shape {shape}; ({len(split)},) is needed")
             low, high = int(split.y.min()), int(split.y.max())
-            if split.y.ndim != 1 or low < 0 or high >= num_classes:
+            if low < 0 or high >= num_classes:
                 bad = low if low < 0 else high
                 raise PerfedError(f"{where}: {name} label {bad} is outside the classes 0..{num_classes - 1}")
     if client.feature_names is not None and (len(client.feature_names),) != client.input_shape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,9 +65,17 @@ def preset(name: str, method: str, policy: str, summary: str) -> None:
 def entry(name: str) -> Entry:
     """The registered method or preset called ``name``, or ``METHOD+POLICY``: a method under a participation policy.
 
+    ``module:NAME`` imports the module first, which registers the method NAME.
+
     Raises:
         PerfedError: there is none; says what is allowed.
     """
+    if ":" in name:
+        module, _, name = name.partition(":")
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # whatever a user's file does
+            raise PerfedError(f"method '{module}:{name}': cannot import '{module}': {error}") from None
     found = _REGISTRY.get(name) or _PRESETS.get(name)
     if found is not None:
         return found

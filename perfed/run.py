@@ -6,18 +6,21 @@ import platform
 import resource
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from importlib import metadata
+from contextlib import contextmanager, nullcontext
+from math import isnan
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from perfed.clock import Clock
+from perfed.cohort import Cohort
 from perfed.config import Evaluation, Snapshots
 from perfed.errors import PerfedError
 from perfed.evaluate import Metrics, Outputs, by_domain, client_table, summarise, with_extremes
 from perfed.federation import Federation
+from perfed.machine import installed_version, usable_device
 from perfed.method import Method
 from perfed.model import Chain, Model, Parameters
 from perfed.participation import Participation
@@ -81,7 +84,7 @@ class Run:
         self.plan = plan or Plan()
         self.directory = directory
         self.checkpoint_seconds = checkpoint_seconds
-        setup = Setup(method, model, seed, dtype, device)
+        setup = Setup(method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"))
         self.server = Server(federation, setup, self.plan, participation or Participation(), rounds, clock=clock)
         self.history: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
@@ -108,7 +111,7 @@ class Run:
             PerfedError: the training loss of a client became NaN or infinite; the state before that round is kept as a
                 checkpoint. An error before round 1 takes the directory away again.
         """
-        with use_threads(self.plan.threads):
+        with use_threads(self.plan.threads), nullcontext() if self.directory is None else self.directory.alone():
             started = time.perf_counter() - self._wall
             saved = time.perf_counter()
             if self._done < 0:
@@ -186,6 +189,12 @@ class Run:
         outputs: list[Outputs] | None = [] if self.federation.num_domains and settings.when == "before" else None
         unused = [] if number == self.rounds else self._never_used  # at the end they have settled
         before = self.server.evaluate(settings.split, ids, number, outputs, never_used=unused)
+        for client, values in before.items():
+            if any(isnan(value) for value in values.values()):
+                raise PerfedError(
+                    f"round {number}: the model of client '{client}' gives values that are no numbers; lower the "
+                    "learning rate or look at this client's data"
+                )
         chosen, self._tally.other = (before, done.after) if settings.when == "before" else (done.after, before)
         metrics, domains = summarise(chosen, self._weights()), {}
         found: Metrics = {}
@@ -243,17 +252,53 @@ class Run:
             self.directory.write_clients(*table)
             self.directory.write_summary(self.summary)
 
+    def predict(self, client: str, x: Tensor, domain: Tensor | None = None) -> Tensor:
+        """What one client's own model says of new inputs, as in evaluation.
+
+        Args:
+            client: its id.
+            x: ``(samples, ...)``, inputs of the client's shape.
+            domain: ``(samples,)`` domain ids, for methods that need them.
+
+        Returns:
+            Logits ``(samples, C)``, or values.
+
+        Raises:
+            PerfedError: an unknown client, inputs of another shape, no domains, or a method that projects the data.
+        """
+        cohort, method = self._own_model(client), self.server.setup.method
+        shape = self.server.engine.clients[client].input_shape
+        if type(method).local_data is not Method.local_data:
+            raise PerfedError(f"{self.name} projects a client's samples together; it has no model for new ones")
+        if tuple(x.shape[1:]) != shape:
+            raise PerfedError(f"client '{client}' has inputs of shape {shape}, not {tuple(x.shape[1:])}")
+        if domain is None and (method.needs_domains or cohort.per_domain):
+            raise PerfedError(f"{self.name} needs the domain of every sample")
+        cohort.domain = None if domain is None else domain[None].to(cohort.device)
+        return method.predict(cohort, x[None].to(cohort.device, cohort.dtype))[0]
+
     def model(self, client: str) -> tuple[Chain, Parameters]:
-        """One client's own model: the modules with its parameters loaded, and those parameters by name."""
-        if client not in self.server.engine.clients:
-            raise PerfedError(f"unknown client '{client}'; ids are: {', '.join(self.federation.ids[:5])}, ...")
-        payload = self.server.setup.method.download(self.server.state)
-        (cohort,) = self.server.engine.cohorts([client], payload, self._done)
+        """One client's own model: the modules with its parameters loaded, and those parameters by name.
+
+        Raises:
+            PerfedError: an unknown client, or a method that predicts with more than these modules.
+        """
+        cohort, method = self._own_model(client), self.server.setup.method
+        changed = (type(method).predict is not Method.predict, type(method).local_data is not Method.local_data)
+        if any(changed) or cohort.per_domain:
+            raise PerfedError(f"{self.name} predicts with more than one chain of modules; use predict() of the run")
         shapes = {name: tensor.shape for name, tensor in cohort.chain.tensors().items()}
         parameters = unstack_parameters(cohort.model, 0, shapes)
         chain = self.server.setup.model.build(cohort.chain.input_shape).to(cohort.dtype)
         chain.load_state_dict(parameters)
         return chain.eval(), parameters
+
+    def _own_model(self, client: str) -> Cohort:
+        if client not in self.server.engine.clients:
+            raise PerfedError(f"unknown client '{client}'; ids are: {', '.join(self.federation.ids[:5])}, ...")
+        payload = self.server.setup.method.download(self.server.state)
+        (cohort,) = self.server.engine.cohorts([client], payload, self._done)
+        return cohort
 
     def _snapshot(self, number: int) -> None:
         if self.directory is not None and number in self.snapshots.rounds:
@@ -272,6 +317,7 @@ class Run:
             "wall_seconds": self._wall,
             "notes": self.notes,
             "plan": self.plan.to_dict(),
+            "data": self.federation.fingerprint,
         }
         self._saved = self._done
         self.directory.save(self._done, self.server.state.tree(), engine.states, engine.changed, progress)
@@ -284,6 +330,11 @@ class Run:
         if found is None:
             self.directory.truncate_rounds(-1)
             return
+        if found.progress.get("data", self.federation.fingerprint) != self.federation.fingerprint:
+            raise PerfedError(
+                f"{self.directory.path}: this run was on other clients, samples or targets than those of "
+                f"'{self.federation.name}'; continue it with the same (in Python, resume(..., federation=...))"
+            )
         self.server.committed = self._saved = found.round
         device = self.server.setup.device
         for name, value in found.server.items():
@@ -309,11 +360,3 @@ def _diverging(where: str) -> Iterator[None]:
         raise PerfedError(
             f"{where}: training diverged: {reason} failed on values that are no longer finite; lower the learning rate"
         ) from None
-
-
-def installed_version() -> str:
-    """Version of perfed, "unknown" where it is not installed."""
-    try:
-        return metadata.version("perfed")
-    except metadata.PackageNotFoundError:
-        return "unknown"

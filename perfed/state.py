@@ -113,6 +113,7 @@ class Setup:
         """
         info = self.info(federation)
         self._check_shared(federation)
+        self._check_outputs(federation)
         shape = federation.clients[0].input_shape
         places = self.places(shape)
         everything = self.initial(shape, self.chain(shape).stages)
@@ -177,6 +178,17 @@ class Setup:
             name: t.expand(info.num_domains, *t.shape).clone() if places[name] == PER_DOMAIN else t
             for name, t in values.items()
         }
+
+    def _check_outputs(self, federation: Federation) -> None:
+        first = federation.clients[0]
+        chain, target = self.chain(first.input_shape), tuple(first.train.y.shape[1:])
+        shape = chain.output_shapes[chain.stages[-1]]
+        if federation.num_classes is None:
+            fits, needed = prod(shape) == prod(target), f"{prod(target)} values"
+        else:
+            fits, needed = len(shape) == 1 and shape[0] >= federation.num_classes, f"{federation.num_classes} classes"
+        if not fits:
+            raise PerfedError(f"the model's outputs have shape {shape}, but the data have {needed}; change the head")
 
     def _check_shared(self, federation: Federation) -> None:
         first = federation.clients[0]

@@ -8,13 +8,14 @@ checkpoints and rewritten only for clients that changed. The last two checkpoint
 from __future__ import annotations
 
 import csv
+import fcntl
 import hashlib
 import io
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,23 @@ class RunDirectory:
         except OSError as error:
             raise PerfedError(f"--out {path}: cannot be made: {error.strerror}") from None
         return cls(path)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes from working on the same run.
+
+        Raises:
+            PerfedError: one does.
+        """
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise PerfedError(f"{self.path}: another process is working on this run") from None
+            yield
+        finally:
+            os.close(handle)
 
     # Configuration and results -----------------------------------------------------------------------------
 

@@ -49,7 +49,7 @@ def print_summary(summary: dict[str, Any]) -> None:
         console.print(f"  {note}", style="dim", markup=False, highlight=False)
     for name, values in summary["metrics"].items():
         scale, unit = (100, " %") if name.startswith("accuracy") else (1, "")
-        cells = ", ".join(f"{key} {scale * value:.4g}" for key, value in values.items())
+        cells = ", ".join(f"{key} {'-' if value is None else f'{scale * value:.4g}'}" for key, value in values.items())
         console.print(f"{summary['method']}: {name}{unit}: {cells}", markup=False, highlight=False)
     for name, values in summary.get("domains", {}).items():
         scale, unit = (100, " %") if name == "accuracy" else (1, "")

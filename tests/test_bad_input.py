@@ -43,7 +43,7 @@ COMPARE = ("compare", EXPERIMENT, "--methods", "local,hetfedrep")
 TUNE = ("tune", EXPERIMENT, "--methods", "local,hetfedrep")
 CASES: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("run", "flic-digit-views"), ("unknown experiment 'flic-digit-views'", "did you mean 'flic-digits-views'?")),
-    (("run", "nowhere.toml"), ("unknown experiment 'nowhere.toml'", "one of: ")),
+    (("run", "nowhere.toml"), ("unknown experiment 'nowhere.toml' (no such file)", "one of: ")),
     (("run", EXPERIMENT, "--method", "flick"), ("unknown method 'flick'", "allowed: apfl, ")),
     (("run", EXPERIMENT, "lamda1=0"), ("unknown key 'lamda1'", "did you mean: lambda1")),
     (("run", EXPERIMENT, "methods.flic-hl.lamda1=0"), ("unknown key 'methods.flic-hl.lamda1'", "allowed: ")),

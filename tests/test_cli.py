@@ -335,7 +335,10 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(compare.Run, "execute", interrupt)
     result = perfed("run", EXPERIMENT, *TINY, "--out", tmp_path / "out")
     assert (result.code, result.out) == (130, f"results: {tmp_path}/out\n")
-    assert result.err == "perfed: interrupted; 'perfed resume DIR' continues from the last checkpoint\n"
+    assert (
+        result.err
+        == "perfed: interrupted; 'perfed resume DIR' continues a run or comparison from its last checkpoint\n"
+    )
 
 
 def test_the_module_is_a_program_too():

@@ -1,0 +1,164 @@
+"""What goes wrong in one run of many, between processes, or in files of the user's own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import EXPERIMENT, TINY, perfed, run_tiny
+
+from perfed import experiment, registry
+from perfed.building import build_method
+from perfed.config import read
+from perfed.errors import PerfedError
+from perfed.federation import Federation
+from perfed.store import RunDirectory
+
+DIVERGES = ('methods.local.optimizer="sgd"', "methods.local.lr=1e12")
+OWN = '''
+from perfed.methods.fedper import FedPer
+from perfed.registry import register
+
+
+@register("mine")
+class Mine(FedPer):
+    """A method of the user's own."""
+'''
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(registry, "_REGISTRY", {**registry._REGISTRY})
+    return tmp_path
+
+
+def test_a_run_that_diverges_does_not_stop_a_comparison(here):
+    command = ("compare", EXPERIMENT, "--methods", "local,hetfedrep", *TINY, *DIVERGES, "--out", "out")
+    result = perfed(*command)
+    assert result.code == 2
+    assert result.err.startswith("perfed: 1 of 2 runs failed; local, seed 0: round ") and result.err.count("\n") == 1
+    assert [row["method"] for row in json.loads((here / "out" / "comparison.json").read_text())] == ["hetfedrep"]
+    again = perfed("resume", "out")
+    assert again.code == 2 and "1 of 2 runs failed; local, seed 0" in again.err
+
+
+def test_a_search_leaves_out_what_diverges(here):
+    grid = ("--grid", "lr=1e12,1e-2", "--grid", 'optimizer="sgd"')
+    result = perfed("tune", EXPERIMENT, "--methods", "local", *grid, *TINY, "--out", "out")
+    assert result.code == 0, result.err
+    bad, good = json.loads((here / "out" / "grid.json").read_text())
+    assert bad["mean"] is None and "seed 0: round" in bad["failed"]
+    assert good["mean"] > 0 and "failed" not in good
+    assert "lr=1e-2" in result.out
+    grid = ("--grid", "lr=1e12", "--grid", 'optimizer="sgd"')
+    every = perfed("tune", EXPERIMENT, "--methods", "local", *grid, *TINY, "--out", "no")
+    assert every.code == 2
+    assert "local: no point of the grid could be trained to the end; the first: lr=1e12" in every.err
+
+
+def test_a_model_that_is_no_numbers_after_its_last_step_is_no_result(here):
+    settings = ("rounds=1", "clients=4", "local_epochs=1", "lr=1e30", 'optimizer="sgd"', "batch_size=1000")
+    result = perfed("run", EXPERIMENT, "--method", "local", *settings, "--out", "out")
+    assert result.code == 2
+    assert "round 1: the model of client '00" in result.err and "no numbers; lower the learning rate" in result.err
+    assert not (here / "out" / "summary.json").exists()
+
+
+def test_two_processes_do_not_work_on_one_run(here):
+    result = perfed("run", EXPERIMENT, *TINY, "--method", "local", "rounds=0", "--out", "out")
+    assert result.code == 2
+    run_tiny(here / "out", "--method", "local")
+    (here / "out" / "summary.json").unlink()
+    with RunDirectory(here / "out").alone():
+        busy = perfed("resume", "out")
+        assert busy.code == 2 and "out: another process is working on this run" in busy.err
+    assert perfed("resume", "out").code == 0
+
+
+def federation(seed: int) -> Federation:
+    draw = np.random.default_rng(seed)
+    return Federation.from_arrays(
+        {
+            f"{i:03d}": {
+                f"{part}_{split}": draw.normal(size=(8, 64)) if part == "x" else draw.integers(0, 10, 8)
+                for part in "xy"
+                for split in ("train", "test")
+            }
+            for i in range(4)
+        },
+        num_classes=10,
+    )
+
+
+def test_a_run_on_data_of_ones_own_is_continued_on_these_alone(here):
+    run_tiny(here / "model", "--method", "local", "checkpoint_seconds=0")
+    checked = read((here / "model" / "config.toml").read_text(), "config.toml")
+    run = experiment.start(checked, out=here / "out", federation=federation(0))
+    run.execute()
+    (here / "out" / "summary.json").unlink()
+    result = perfed("resume", "out")
+    assert result.code == 2 and "this run was on other clients, samples or targets" in result.err
+    with pytest.raises(PerfedError, match="on other clients"):
+        experiment.resume(here / "out", federation=federation(1))
+    assert experiment.resume(here / "out", federation=federation(0)).execute()["rounds"] == 3
+
+
+def test_a_method_in_a_file_of_ones_own(here):
+    (here / "own_methods.py").write_text(OWN)
+    result = perfed("compare", EXPERIMENT, "--methods", "own_methods:mine,local", *TINY, "--out", "out")
+    assert result.code == 2 and "shares 'embedding" in result.err  # FedPer has no personal embedding
+    placed = 'methods.own_methods:mine.placement={embedding="personal"}'
+    result = perfed("compare", EXPERIMENT, "--methods", "own_methods:mine,local", *TINY, placed, "--out", "out")
+    assert result.code == 0, result.err
+    (here / "out" / "own_methods:mine" / "seed-0" / "summary.json").unlink()
+    assert perfed("resume", "out").code == 0
+    for name, says in (("nowhere:mine", "cannot import 'nowhere'"), ("own_methods:yours", "unknown method 'yours'")):
+        refused = perfed("run", EXPERIMENT, "--method", name, "--out", "other")
+        assert refused.code == 2 and says in refused.err
+
+
+def test_an_experiment_extends_the_file_beside_it(here):
+    folder = Path("folder")
+    folder.mkdir()
+    (folder / "base.toml").write_text(f'extends = "{EXPERIMENT}"\nrounds = 2\n')
+    (folder / "mine.toml").write_text('extends = "base.toml"\nname = "mine"\n')
+    result = perfed("run", "folder/mine.toml", "--method", "local", *TINY[1:], "--out", "out")
+    assert result.code == 0, result.err
+    assert json.loads((here / "out" / "summary.json").read_text())["rounds"] == 2
+
+
+def test_a_data_folder_that_is_not_there_is_not_passed_over(here, monkeypatch):
+    (here / "data").mkdir()
+    np.savez(here / "data" / "mnist.npz", x_train=np.zeros(1))
+    monkeypatch.setenv("PERFED_DATA", str(here / "data"))
+    result = perfed("run", "flic-mnist-usps", "--data-dir", "dta", "--out", "out")
+    assert result.code == 2 and "--data-dir dta: no such folder" in result.err
+
+
+@pytest.mark.parametrize("name", ["fedrep-srpfl", "flanp", "fedpac+srpfl"])
+def test_a_policy_is_not_dropped_silently_in_python(name):
+    with pytest.raises(PerfedError, match=f"'{name.replace('+', '.')}' is the method .* under the policy"):
+        build_method(name, {})
+
+
+@pytest.mark.parametrize(
+    ("arrays", "says"),
+    [
+        ({"y_train": np.array(["cat", "dog"])}, "y_train holds texts or objects, not numbers; code labels as 0, 1"),
+        ({"x_train": np.array([["a"], [None]], object)}, "x_train holds texts or objects"),
+        ({"y_train": np.array([[0], [1]])}, r"train labels have shape \(2, 1\); \(2,\) is needed"),
+    ],
+)
+def test_what_labels_and_columns_must_be(arrays, says):
+    with pytest.raises(PerfedError, match=f"client 'a': {says}"):
+        Federation.from_arrays({"a": {"x_train": np.ones((2, 3)), "y_train": np.array([0, 1]), **arrays}})
+
+
+def test_every_class_has_a_name_or_none():
+    with pytest.raises(PerfedError, match="1 class names for 2 classes"):
+        Federation.from_arrays({"a": {"x_train": np.ones((2, 3)), "y_train": np.array([0, 1])}}, class_names=["cat"])

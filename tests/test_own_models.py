@@ -1,0 +1,93 @@
+"""A site's own model after a run: what evaluation used, for inputs of one's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from engines import blobs, make, network, network_for
+
+from perfed.errors import PerfedError
+from perfed.federation import Client, Federation, Split
+from perfed.method import Method
+from perfed.model import Model, linear, mlp
+from perfed.plan import Plan
+from perfed.registry import method_names
+from perfed.run import Run
+
+
+def done(name: str, federation: Federation) -> Run:
+    method = make(name)
+    run = Run(federation, method, network_for(method), name=name, rounds=2, plan=Plan("stacked", threads=1))
+    run.execute()
+    return run
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_predictions_are_those_that_were_evaluated(name):
+    federation = blobs((12, 9, 7), test=9)
+    run = done(name, federation)
+    measured = run.server.evaluate("test", round_=2)
+    for client in federation:
+        test = client.test
+        if type(run.server.setup.method).local_data is not Method.local_data:
+            with pytest.raises(PerfedError, match="it has no model for new ones"):
+                run.predict(client.id, test.x)
+            continue
+        found = run.predict(client.id, test.x, test.domain)
+        assert float((found.argmax(1) == test.y).float().mean()) == pytest.approx(measured[client.id]["accuracy"])
+        try:
+            chain, _ = run.model(client.id)
+        except PerfedError as error:
+            assert "predicts with more than one chain of modules; use predict() of the run" in str(error)
+        else:
+            torch.testing.assert_close(chain(test.x.float()), found)
+
+
+def test_the_plain_methods_have_a_chain():
+    federation = blobs((9, 8), dims=(4, 3))
+    for name in ("local", "hetfedrep", "flic-class", "fedhenn"):
+        chain, parameters = done(name, federation).model("c1")
+        assert chain(federation.clients[1].test.x.float()).shape == (6, 3)
+        assert set(parameters) == set(chain.state_dict())
+
+
+def test_what_cannot_be_predicted_is_refused():
+    run = done("fedavg-multi-head", blobs())
+    x = blobs().clients[0].test.x
+    with pytest.raises(PerfedError, match="unknown client 'nobody'"):
+        run.predict("nobody", x)
+    with pytest.raises(PerfedError, match=r"client 'c0' has inputs of shape \(4,\), not \(3,\)"):
+        run.predict("c0", x[:, :3])
+    with pytest.raises(PerfedError, match="needs the domain of every sample"):
+        run.predict("c0", x)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_a_head_with_fewer_outputs_than_classes_is_refused(outputs):
+    model = Model(body=mlp((), 4), head=linear(outputs))
+    with pytest.raises(PerfedError, match=rf"outputs have shape \({outputs},\), but the data have 3 classes"):
+        Run(blobs(), make("fedavg"), model, rounds=1)
+
+
+def test_a_regression_needs_as_many_outputs_as_targets():
+    with pytest.raises(PerfedError, match=r"outputs have shape \(3,\), but the data have 1 values"):
+        Run(blobs(regression=True), make("fedavg"), network(3), rounds=1)
+    pairs = Split(torch.randn(5, 4), torch.randn(5, 2))
+    Run(Federation((Client("a", pairs, pairs),), None), make("fedavg"), network(2), rounds=1).execute()
+
+
+def test_a_device_that_is_not_there_is_one_line():
+    with pytest.raises(PerfedError, match="device = 'gpu': unknown device; allowed: cpu"):
+        Run(blobs(), make("local"), network(), rounds=1, device="gpu")
+
+
+def test_the_fingerprint_is_of_clients_sizes_shapes_and_targets():
+    plain = blobs()
+    first, *rest = plain.clients
+    flipped = replace(first, train=replace(first.train, y=first.train.y.flip(0)))
+    shorter = replace(first, train=first.train.take(torch.arange(len(first.train) - 1)))
+    renamed = replace(first, id="z")
+    marks = {replace(plain, clients=(other, *rest)).fingerprint for other in (first, flipped, shorter, renamed)}
+    assert len(marks) == 4 and blobs().fingerprint == plain.fingerprint
