@@ -6,8 +6,11 @@ The pieces a user needs first: :class:`Federation` (who the clients are), :class
 """
 
 from perfed.building import build_method
+from perfed.clock import Clock
+from perfed.config import Evaluation
 from perfed.datasets import load
 from perfed.errors import PerfedError
+from perfed.experiment import resume
 from perfed.federation import Client, Federation, Split
 from perfed.model import Model, cnn, digits_cnn, hidden_layer, linear, mlp
 from perfed.participation import Participation
@@ -15,6 +18,8 @@ from perfed.run import Run
 
 __all__ = [
     "Client",
+    "Clock",
+    "Evaluation",
     "Federation",
     "Model",
     "Participation",
@@ -28,4 +33,5 @@ __all__ = [
     "linear",
     "load",
     "mlp",
+    "resume",
 ]

@@ -143,7 +143,7 @@ def _user_stage(where: str, kind: str, options: dict[str, Any]) -> StageFactory:
     module, _, attribute = kind.partition(":")
     try:
         function = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever a user's file does
         raise PerfedError(f"{where}.kind: cannot load '{kind}': {error}") from None
 
     def build(shape: Shape) -> torch.nn.Module:

@@ -11,6 +11,7 @@ from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from perfed.errors import PerfedError
 
@@ -95,6 +96,7 @@ class Model:
         for name, factory in self.factories.items():
             try:
                 module = factory(shape)
+                _check_parameters(module, name)
                 was_training = module.training
                 with torch.no_grad():
                     shape = tuple(module.eval()(torch.zeros((1, *shape))).shape[1:])
@@ -109,6 +111,18 @@ class Model:
         chain = Chain(modules, input_shape)
         chain.output_shapes = shapes
         return chain
+
+
+def _check_parameters(module: nn.Module, stage: str) -> None:
+    if any(is_lazy(parameter) for parameter in module.parameters()):
+        raise PerfedError(f"model.{stage} has lazy layers; give their sizes, the stage is told the shape of its input")
+    owners: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        first = owners.setdefault(id(parameter), name)
+        if first != name:
+            raise PerfedError(
+                f"model.{stage}: '{first}' and '{name}' are one parameter (tied weights); give each its own"
+            )
 
 
 def _single_values_by_running_statistics(module: nn.Module, inputs: tuple[Tensor]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from perfed.building import setting_names
 from perfed.clock import Clock
 from perfed.config import Evaluation, Experiment
-from perfed.datasets import dataset_names, describe
+from perfed.datasets import describe
 from perfed.errors import PerfedError
 from perfed.method import Method
 from perfed.participation import Participation
@@ -61,7 +61,7 @@ def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[
         return [(*path, *rest) for path in resolve(table, first, methods)]
     places: dict[str, list[tuple[str, ...]]] = {}
     name = _section(table, "data").get("name")
-    if isinstance(name, str) and name in dataset_names() and key in {o.name for o in describe(name).options}:
+    if key in _data_options(name):
         places["data"] = [("data", key)]
     holders = [m for m in methods if key in setting_names(m) | _term_settings(table, m)]
     if key in Method.model_fields and key != "terms":
@@ -91,6 +91,14 @@ def _section(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def _data_options(name: Any) -> set[str]:
+    """Names of the data set's options; none if there is no such data set (validation says so)."""
+    try:
+        return {option.name for option in describe(name).options} if isinstance(name, str) else set()
+    except PerfedError:
+        return set()
+
+
 def _unknown(key: str, data: Any, methods: Sequence[str]) -> str:
     known = {
         *Experiment.model_fields,
@@ -101,8 +109,7 @@ def _unknown(key: str, data: Any, methods: Sequence[str]) -> str:
     }
     for method in methods:
         known |= setting_names(method)
-    if isinstance(data, str) and data in dataset_names():
-        known |= {option.name for option in describe(data).options}
+    known |= _data_options(data)
     near = difflib.get_close_matches(key, sorted(known), n=3)
     hint = f"did you mean: {', '.join(near)}?" if near else f"allowed: {', '.join(sorted(known))}"
     return f"unknown key '{key}'; {hint}"

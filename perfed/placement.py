@@ -26,6 +26,8 @@ def place(chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, P
         rules: overriding rules. A key that is a stage's name applies to the stage; one that is the name of a module
             class (``"BatchNorm2d"``, or a prefix such as ``"BatchNorm"``) to the tensors of such modules; anything
             else is a pattern with wildcards on parameter names, of which the longest wins.
+
+    Parameters that do not require gradients (a pre-trained layer of the user's) are frozen, whatever the rules say.
     """
     result = {name: defaults[stage_of(name)] for name in chain.tensors()}
     owners = {name: type(chain.get_submodule(name.rpartition(".")[0])).__name__ for name in result}
@@ -42,6 +44,7 @@ def place(chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, P
             raise PerfedError(f"placement.{rule} matches no parameter; parameters are: {', '.join(result)}")
         for name in hit:
             result[name] = rules[rule]
+    result |= {name: FROZEN for name, parameter in chain.named_parameters() if not parameter.requires_grad}
     of_stage = {**defaults, **rules}
     for name, found in result.items():
         stage = stage_of(name)

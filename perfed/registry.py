@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from perfed.errors import PerfedError
 from perfed.method import Method
 from perfed.participation import POLICIES
+from perfed.plugins import own_name
 from perfed.terms import Term
 
 
@@ -70,12 +70,7 @@ def entry(name: str) -> Entry:
     Raises:
         PerfedError: there is none; says what is allowed.
     """
-    if ":" in name:
-        module, _, name = name.partition(":")
-        try:
-            importlib.import_module(module)
-        except Exception as error:  # whatever a user's file does
-            raise PerfedError(f"method '{module}:{name}': cannot import '{module}': {error}") from None
+    name = own_name(name, "method")
     found = _REGISTRY.get(name) or _PRESETS.get(name)
     if found is not None:
         return found

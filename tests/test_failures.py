@@ -29,6 +29,25 @@ class Mine(FedPer):
 '''
 
 
+OWN_DATA = """
+import numpy as np
+
+from perfed.datasets import dataset
+from perfed.federation import Federation
+
+
+@dataset("hospitals")
+def hospitals(seed, data_dir, *, sites: int = 4):
+    \"\"\"Tables of several hospitals with columns of their own.\"\"\"
+    draw = np.random.default_rng(seed)
+    tables = {}
+    for i in range(sites):
+        x, y = draw.normal(size=(30, 3 + i)), draw.integers(0, 3, 30)
+        tables[f"site-{i}"] = {"x_train": x[:20], "y_train": y[:20], "x_test": x[20:], "y_test": y[20:]}
+    return Federation.from_arrays(tables, num_classes=3)
+"""
+
+
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -120,6 +139,18 @@ def test_a_method_in_a_file_of_ones_own(here):
     for name, says in (("nowhere:mine", "cannot import 'nowhere'"), ("own_methods:yours", "unknown method 'yours'")):
         refused = perfed("run", EXPERIMENT, "--method", name, "--out", "other")
         assert refused.code == 2 and says in refused.err
+
+
+def test_data_in_a_file_of_ones_own(here):
+    (here / "own_data.py").write_text(OWN_DATA)
+    (here / "mine.toml").write_text(f"extends = '{EXPERIMENT}'\n[data]\nname = 'own_data:hospitals'\n")
+    result = perfed("compare", "mine.toml", "--methods", "local,hetfedrep", "sites=3", *TINY[3:], "--out", "out")
+    assert result.code == 0, result.err
+    summary = json.loads((here / "out" / "local" / "seed-0" / "summary.json").read_text())
+    assert summary["dataset"] == "own_data:hospitals"
+    assert len((here / "out" / "local" / "seed-0" / "clients.csv").read_text().splitlines()) == 4
+    result = perfed("run", "mine.toml", "sites=none", "--out", "other")
+    assert result.code == 2 and "sites" in result.err
 
 
 def test_an_experiment_extends_the_file_beside_it(here):

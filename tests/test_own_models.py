@@ -78,6 +78,46 @@ def test_a_regression_needs_as_many_outputs_as_targets():
     Run(Federation((Client("a", pairs, pairs),), None), make("fedavg"), network(2), rounds=1).execute()
 
 
+class Tied(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.second = self.first
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize(
+    ("module", "says"),
+    [
+        (Tied, r"model\.body: 'first\.weight' and 'second\.weight' are one parameter \(tied weights\)"),
+        (lambda: torch.nn.LazyLinear(4), r"model\.body has lazy layers; give their sizes"),
+    ],
+)
+def test_modules_that_cannot_be_kept_per_client_are_refused(module, says):
+    model = Model(body=lambda shape: module(), head=linear(3))
+    with pytest.raises(PerfedError, match=says):
+        Run(blobs(), make("fedavg"), model, rounds=1)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedrep", "local"])
+@pytest.mark.parametrize("engine", ["stacked", "sequential"])
+def test_what_does_not_require_gradients_stays_as_it_was_built(name, engine):
+    def body(shape):
+        layers = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 5))
+        torch.nn.init.constant_(layers[0].weight, 0.25)
+        layers[0].requires_grad_(False)
+        return layers
+
+    run = Run(blobs(), make(name), Model(body=body, head=linear(3)), rounds=2, plan=Plan(engine, threads=1))
+    run.execute()
+    _, parameters = run.model("c0")
+    assert (parameters["body.0.weight"] == 0.25).all()
+    assert "body.0.weight" not in run.server.state.shared
+    assert ("body.2.weight" in run.server.state.shared) == (name != "local")
+
+
 def test_a_device_that_is_not_there_is_one_line():
     with pytest.raises(PerfedError, match="device = 'gpu': unknown device; allowed: cpu"):
         Run(blobs(), make("local"), network(), rounds=1, device="gpu")

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from perfed.errors import PerfedError
 from perfed.federation import SPLITS, Client, Federation, Split
 from perfed.partition import generator
+from perfed.plugins import own_name
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -137,18 +138,19 @@ def describe(name: str) -> Description:
 
 
 def _find(name: str) -> _Entry:
-    if name not in _entries:
-        raise PerfedError(f"there is no data set '{name}'; available: {', '.join(dataset_names())}")
-    return _entries[name]
+    own = own_name(name, "data set")
+    if own not in _entries:
+        raise PerfedError(f"there is no data set '{own}'; available: {', '.join(dataset_names())}")
+    return _entries[own]
 
 
 def load(
-    name: str, options: Mapping[str, object] | None = None, *, seed: int, data_dir: Path | None = None
+    name: str, options: Mapping[str, object] | None = None, *, seed: int, data_dir: Path | str | None = None
 ) -> Federation:
     """Build the data set ``name``; the same arguments give the same federation.
 
     Args:
-        name: one of :func:`dataset_names`.
+        name: one of :func:`dataset_names`, or ``module:NAME``, which imports the module first.
         options: as listed by :func:`describe`; those left out have their defaults. With
             ``validation_fraction`` > 0 every client gives up that part of its training samples, by class;
             one training sample of each of its classes always stays. With ``domain_input`` the one-hot domain of every
@@ -168,7 +170,7 @@ def load(
     checked = _check_options(entry, dict(options or {}))
     fraction, domain_input = checked.pop("validation_fraction"), checked.pop("domain_input")
     with _one_thread():
-        federation = replace(entry.build(seed, data_dir, **checked), name=name)
+        federation = replace(entry.build(seed, None if data_dir is None else Path(data_dir), **checked), name=name)
         if fraction > 0:
             stratify = federation.num_classes is not None
             clients = tuple(_with_validation(client, fraction, stratify, seed) for client in federation)

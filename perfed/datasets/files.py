@@ -44,12 +44,12 @@ def find_file(name: str, data_dir: Path | None = None) -> Path:
         PerfedError: no folder holds it; names the folders and says how to get the file.
     """
     from_environment = os.environ.get("PERFED_DATA")
-    folders = [] if data_dir is None else [Path(data_dir)]
+    folders = [] if data_dir is None else [data_dir]
     folders += [Path(from_environment)] if from_environment else []
     folders.append(Path.home() / ".cache" / "perfed")
     for folder in folders:
         if (folder / name).is_file():
-            if data_dir is not None and not Path(data_dir).is_dir():  # a slip that another folder would hide
+            if data_dir is not None and not data_dir.is_dir():  # a slip that another folder would hide
                 raise PerfedError(f"--data-dir {data_dir}: no such folder")
             return folder / name
     searched = ", ".join(str(folder) for folder in folders)

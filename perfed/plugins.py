@@ -1,0 +1,23 @@
+"""Methods and data sets in files of the user's own."""
+
+from __future__ import annotations
+
+import importlib
+
+from perfed.errors import PerfedError
+
+
+def own_name(name: str, what: str) -> str:
+    """NAME of ``module:NAME``, after importing the module, which registers it; any other name as it is.
+
+    Raises:
+        PerfedError: the module cannot be imported; starts with ``what``.
+    """
+    module, colon, own = name.partition(":")
+    if not colon:
+        return name
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # whatever a user's file does
+        raise PerfedError(f"{what} '{name}': cannot import '{module}': {error}") from None
+    return own
