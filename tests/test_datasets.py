@@ -432,6 +432,7 @@ def test_folders_are_searched_in_order(no_folders, monkeypatch):
     folders = [no_folders / "home" / ".cache" / "perfed", no_folders / "env", no_folders / "given"]
     for folder in folders:
         folder.mkdir(parents=True)
+    for folder in folders:
         (folder / "a.npz").touch()
         assert find_file("a.npz", no_folders / "given") == folder / "a.npz"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -224,7 +225,12 @@ def test_hessians_over_the_limit_are_refused_before_anything_runs():
         server = serve(make("feddar-sa", **{"hessian_limit_mb": 1, **settings}), blobs(), model=wide(outputs))
         server.prepare()
         server.round(1)
-    regression = serve(make("feddar-sa", hessian_limit_mb=1), blobs(regression=True), model=wide(85))
+    clients = [
+        replace(c, **{s: replace(c.split(s), y=c.split(s).y[:, None].repeat(1, 3)) for s in ("train", "test")})
+        for c in blobs(regression=True)
+    ]
+    threefold = replace(blobs(regression=True), clients=tuple(clients))
+    regression = serve(make("feddar-sa", hessian_limit_mb=1), threefold, model=wide(85))
     regression.prepare()  # one Hessian of 86 x 86 for all three outputs
 
 
