@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engines import ENGINES, blobs, cohort, make, network, serve, train
+from engines import blobs, cohort, make, network, serve, train
 from torch import nn
 from torch.func import functional_call
 
@@ -89,17 +89,6 @@ def test_the_mixture_serves_clients_that_no_single_model_can_serve():
         metrics = server.evaluate("test")
         scores[alpha] = sum(values["accuracy"] for values in metrics.values()) / len(metrics)
     assert scores[0.0] < 0.7 and scores[0.5] > 0.85
-
-
-def normed(shape):
-    return nn.Sequential(nn.Linear(shape[0], 5), nn.BatchNorm1d(5), nn.ReLU())
-
-
-@pytest.mark.parametrize("model", [Model(head=linear(3)), Model(body=normed, head=linear(3))], ids=["head", "norm"])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_other_models(model, engine):
-    server = train(serve(make("apfl"), blobs((8, 7)), model=model, **ENGINES[engine]), 2)
-    assert all(0 <= values["accuracy"] <= 1 for values in server.evaluate("test").values())
 
 
 def test_with_personal_embeddings_and_anchors_and_for_regression():

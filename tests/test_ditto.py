@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engines import ENGINES, blobs, cohort, make, serve, train
+from engines import blobs, cohort, make, serve, train
 from torch import nn
 from torch.func import functional_call
 
@@ -79,17 +79,6 @@ def test_personal_parameters_are_trained_with_the_global_model():
     assert set(group.state["local"]) == set(shared)
     method.train(group, shared, {})
     assert not torch.equal(group.model["head.weight"], before)
-
-
-def normed(shape):
-    return nn.Sequential(nn.Linear(shape[0], 5), nn.BatchNorm1d(5), nn.ReLU())
-
-
-@pytest.mark.parametrize("model", [Model(head=linear(3)), Model(body=normed, head=linear(3))], ids=["head", "norm"])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_other_models(model, engine):
-    server = train(serve(make("ditto"), blobs((8, 7)), model=model, **ENGINES[engine]), 2)
-    assert all(0 <= values["accuracy"] <= 1 for values in server.evaluate("test").values())
 
 
 def test_with_personal_embeddings_and_anchors_and_for_regression():

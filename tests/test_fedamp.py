@@ -123,17 +123,6 @@ def test_clients_that_are_far_apart_train_alone():
         assert own.evaluate("test")[client] == pytest.approx(values, rel=1e-10)
 
 
-def normed(shape):
-    return nn.Sequential(nn.Linear(shape[0], 5), nn.BatchNorm1d(5), nn.ReLU())
-
-
-@pytest.mark.parametrize("model", [Model(head=linear(3)), Model(body=normed, head=linear(3))], ids=["head", "norm"])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_other_models(model, engine):
-    server = train(serve(make("fedamp"), blobs((8, 7)), model=model, **ENGINES[engine]), 2)
-    assert all(0 <= values["accuracy"] <= 1 for values in server.evaluate("test").values())
-
-
 def test_with_personal_embeddings_and_anchors_and_for_regression():
     anchors = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
     method = make("fedamp", placement={"embedding": "personal"}, more_terms=(anchors,))

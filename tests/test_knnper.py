@@ -12,7 +12,6 @@ from perfed.errors import PerfedError
 from perfed.federation import Federation
 from perfed.methods import knnper
 from perfed.methods.knnper import Memory
-from perfed.model import Model, linear
 
 KERNELS = {
     "exponential": lambda distance, width, scale: np.exp(-distance / scale),
@@ -131,12 +130,6 @@ def test_what_is_remembered_does_not_depend_on_the_engine(engine):
     scores = [run.evaluate("test") for run in runs]
     for client, values in scores[0].items():
         assert values == pytest.approx(scores[1][client], rel=1e-9)
-
-
-@pytest.mark.parametrize("model", [Model(head=linear(3)), Model(body=linear(3))])
-def test_models_of_one_stage(model):
-    server = train(serve(make("knnper"), blobs(), model=model), 1)
-    assert all(0 <= values["accuracy"] <= 1 for values in server.evaluate("test").values())
 
 
 def test_neighbours_help_where_clients_disagree_about_labels():

@@ -6,7 +6,6 @@ import pytest
 import torch
 from engines import ENGINES, blobs, make, serve, train
 from planes import LINEAR, flat, planes, quadratic
-from torch import nn
 
 from perfed import rng
 from perfed.errors import PerfedError
@@ -147,14 +146,3 @@ def test_flic_runs_on_it(engine):
         assert set(state["local"]) == set(server.state.shared) and not any("embedding" in n for n in state["local"])
     assert not torch.equal(server.state.anchors["mean"], mean)
     assert len(server.evaluate("test")) == 3
-
-
-def normed(shape):
-    return nn.Sequential(nn.Linear(shape[0], 5), nn.BatchNorm1d(5), nn.ReLU())
-
-
-@pytest.mark.parametrize("model", [Model(head=linear(3)), Model(body=normed, head=linear(3))], ids=["head", "norm"])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_other_models(model, engine):
-    server = train(serve(make("l2gd"), blobs((8, 7)), model=model, **ENGINES[engine]), 2)
-    assert all(0 <= values["accuracy"] <= 1 for values in server.evaluate("test").values())

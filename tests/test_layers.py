@@ -159,10 +159,8 @@ def test_batch_norm_is_reported_and_runs_one_client_at_a_time():
     "module", [Noisy(), Branching(), nn.Sequential(nn.Linear(6, 6), Noisy()), nn.AlphaDropout(0.5)]
 )
 def test_what_cannot_be_stacked_is_reported(module):
-    name = "Noisy|Branching|AlphaDropout|Sequential"
-    assert torch.nn.Module.__call__(module.eval(), torch.ones(2, 6)).shape == (2, 6)
     reason = why_not_stackable(module, (6,))
-    assert reason is not None and any(part in reason for part in name.split("|")) and "\n" not in reason
+    assert reason is not None and type(module).__name__ in reason and "\n" not in reason
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engines import ENGINES, blobs, cohort, make, serve, train
+from engines import blobs, cohort, make, serve, train
 from planes import LINEAR, flat, planes, quadratic
-from torch import nn
 
 from perfed.building import build_method
 from perfed.errors import PerfedError
 from perfed.methods.flic import Anchors
 from perfed.methods.pfedme import PFedMe
-from perfed.model import Model, linear
 
 FULL = {"optimizer": "sgd", "batch_size": 100}
 
@@ -98,17 +96,6 @@ def test_an_overshooting_step_of_w_is_an_error(settings):
     with pytest.raises(PerfedError, match=r"pfedme.eta: eta \* lam = [23] would carry w beyond theta"):
         build_method("pfedme", settings)
     assert PFedMe(lr=0.2, lam=5.0).lam == 5.0 and PFedMe(lr=0.5, eta=0.1).eta == 0.1
-
-
-def normed(shape):
-    return nn.Sequential(nn.Linear(shape[0], 5), nn.BatchNorm1d(5), nn.ReLU())
-
-
-@pytest.mark.parametrize("model", [Model(head=linear(3)), Model(body=normed, head=linear(3))], ids=["head", "norm"])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_other_models(model, engine):
-    server = train(serve(make("pfedme"), blobs((8, 7)), model=model, **ENGINES[engine]), 2)
-    assert all(0 <= values["accuracy"] <= 1 for values in server.evaluate("test").values())
 
 
 def test_with_personal_embeddings_and_anchors():

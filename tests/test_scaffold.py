@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engines import ENGINES, blobs, make, serve, train
+from engines import blobs, make, serve, train
 from planes import LINEAR, flat, planes, quadratic
 from torch import nn
 
@@ -135,17 +135,6 @@ def test_adam_is_an_error_and_momentum_is_not():
         serve(method, blobs())
     own = build_method("scaffold", {"optimizer": "sgd", "lr": 0.05}, {"optimizer": "adam", "lr": 1e-3})
     assert serve(own, blobs()).setup.method.lr == 0.05
-
-
-def normed(shape):
-    return nn.Sequential(nn.Linear(shape[0], 5), nn.BatchNorm1d(5), nn.ReLU())
-
-
-@pytest.mark.parametrize("model", [Model(head=linear(3)), Model(body=normed, head=linear(3))], ids=["head", "norm"])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_other_models(model, engine):
-    server = train(serve(make("scaffold"), blobs((8, 7)), model=model, **ENGINES[engine]), 2)
-    assert all(0 <= values["accuracy"] <= 1 for values in server.evaluate("test").values())
 
 
 def test_with_personal_embeddings_and_anchors_and_for_regression():
