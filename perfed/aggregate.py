@@ -21,19 +21,20 @@ def client_mean(stacked: Tree, num_samples: Tensor, average: Average) -> dict[st
     return weighted_mean(stacked, num_samples if average == "samples" else torch.ones_like(num_samples))
 
 
-def weighted_mean(stacked: Tree, weights: Tensor) -> dict[str, Any]:
+def weighted_mean(stacked: Tree, weights: Tensor | None = None) -> dict[str, Any]:
     """``sum_i w_i x_i / sum_i w_i`` of every tensor.
 
     Args:
         stacked: nested dictionary of ``(clients, ...)`` tensors.
-        weights: ``(clients,)``, not negative, not all zero.
+        weights: ``(clients,)``, not negative, not all zero; ``None``: all the same.
 
     Returns:
         The same structure without the client axis. Integer tensors (counters of batch-norm) are rounded.
     """
-    shares = weights.double() / weights.double().sum()
 
     def mean(_: str, x: Tensor) -> Tensor:
+        given = torch.ones(len(x)) if weights is None else weights
+        shares = given.double() / given.double().sum()
         value: Tensor = torch.tensordot(shares.to(x.device), x.double(), 1)
         return value.to(x.dtype) if torch.is_floating_point(x) else value.round().to(x.dtype)
 

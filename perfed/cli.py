@@ -85,6 +85,11 @@ def _execute(run: Run, label: str) -> dict[str, Any]:
         return run.execute(update)
 
 
+def _report(directory: Path, title: str) -> None:
+    report = write_report(load_runs([directory]), directory / "report.html", title=title)
+    console.print(f"report: {report}", soft_wrap=True, highlight=False)
+
+
 @app.command("run")
 def run_command(
     experiment: ExperimentName,
@@ -108,8 +113,7 @@ def run_command(
     run = start(checked, data_dir=data_dir, out=out, device=_device(device))
     console.print(f"results: {out}", soft_wrap=True, highlight=False)
     print_summary(_execute(run, checked.method))
-    report = write_report(load_runs([out]), out / "report.html", title=f"{checked.name}: {checked.method}")
-    console.print(f"report: {report}", soft_wrap=True, highlight=False)
+    _report(out, f"{checked.name}: {checked.method}")
 
 
 def _chosen_method(table: dict[str, Any], settings: list[str]) -> str:
@@ -144,17 +148,16 @@ def resume_command(
     if held.finished:
         console.print("this run has finished", highlight=False)
         print_summary(held.read_summary())
-        report = directory / "report.html"
-        if not report.exists():
-            write_report(load_runs([directory]), report, title=directory.name)
-        console.print(f"report: {report}", soft_wrap=True, highlight=False)
+        if (directory / "report.html").exists():
+            console.print(f"report: {directory / 'report.html'}", soft_wrap=True, highlight=False)
+        else:
+            _report(directory, directory.name)
         return
     run = resume(directory, data_dir=data_dir, device=where)
     for note in run.notes:
         console.print(note, style="yellow", markup=False, highlight=False)
     print_summary(_execute(run, run.name))
-    report = write_report(load_runs([directory]), directory / "report.html", title=f"{run.federation.name}: {run.name}")
-    console.print(f"report: {report}", soft_wrap=True, highlight=False)
+    _report(directory, f"{run.federation.name}: {run.name}")
 
 
 @app.command("compare")
@@ -286,9 +289,9 @@ def report_command(
         return
     if comparing.is_comparison(directory):
         report = comparing.Comparison.read(directory).conclude()[2]
+        console.print(f"report: {report}", soft_wrap=True, highlight=False)
     else:
-        report = write_report(load_runs([directory]), directory / "report.html", title=directory.name)
-    console.print(f"report: {report}", soft_wrap=True, highlight=False)
+        _report(directory, directory.name)
 
 
 def _report_with(directory: Path, communication: float) -> None:

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perfed.batches import Samples
-from perfed.errors import PerfedError
 from perfed.method import FederationInfo
 from perfed.step import Loss, Step, sample_losses
+from perfed.view import View
 
 
 def domain_weights(counts: Tensor) -> Tensor:
@@ -31,20 +31,17 @@ def domain_weights(counts: Tensor) -> Tensor:
     return totals.sum() / (totals.clamp_min(1) * held.sum()) * held
 
 
-def reweighted(samples: Samples, weights: Tensor, clients: Tensor) -> Samples:
-    """The samples, each with the weight of its domain.
+def reweighted(view: View, weights: Tensor) -> Samples:
+    """The training samples, each with the weight of its domain.
 
     Args:
-        samples: of some clients, with domains.
+        view: some clients.
         weights: ``(n, domains)``, the same for all clients or each its own.
-        clients: ``(total,)``, position of each sample's client.
 
     Raises:
         PerfedError: the domains are not known.
     """
-    if samples.domain is None:
-        raise PerfedError("this method needs the domain of every sample; the data do not say it")
-    return replace(samples, weight=weights[clients, samples.domain])
+    return replace(view.samples(), weight=weights.flatten()[view.domain_cells])
 
 
 def domain_means(num_domains: int, num_classes: int | None) -> Loss:

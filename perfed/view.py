@@ -117,13 +117,17 @@ class View:
         return frozenset(stage_of(name) for name, place in self.places.items() if place == PER_DOMAIN)
 
     @property
-    def domain_counts(self) -> Tensor:
-        """Training samples per client and domain, ``(n, M)``."""
+    def domain_cells(self) -> Tensor:
+        """``client M + domain`` of every training sample, ``(total,)``: its cell in a table of clients and domains."""
         domain = self.samples().domain
         if domain is None:
             raise PerfedError("this method needs the domain of every sample; the data do not say it")
-        cells = self.client_of(self.samples()) * self.num_domains + domain
-        return torch.bincount(cells, minlength=self.n * self.num_domains).view(self.n, -1).to(self.dtype)
+        return self.client_of(self.samples()) * self.num_domains + domain
+
+    @property
+    def domain_counts(self) -> Tensor:
+        """Training samples per client and domain, ``(n, M)``."""
+        return torch.bincount(self.domain_cells, minlength=self.n * self.num_domains).view(self.n, -1).to(self.dtype)
 
     def forward(self, x: Tensor, *, stages: Sequence[str] | None = None, params: Parameters | None = None) -> Tensor:
         """Apply ``stages`` (default: all) in evaluation mode to ``x`` ``(n, batch, ...)``, without gradients."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -41,7 +40,7 @@ class APFL(Method):
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange; w is the plain mean over the round's clients."""
         reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server))
-        server.shared = weighted_mean(reply.shared, torch.ones(len(reply.ids)))
+        server.shared = weighted_mean(reply.shared)
         self.absorb_terms(server, reply)
 
     def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:

@@ -90,7 +90,7 @@ class DomainFedAvg(Method):
     def train(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor, terms: dict[str, Any]) -> Reply:
         """All stages together, on the re-weighted loss."""
         cohort.load(shared)
-        samples = reweighted(cohort.samples(), weights, cohort.client_of(cohort.samples()))
+        samples = reweighted(cohort, weights)
         penalties = self.penalties(cohort, terms)
         cohort.fit(STAGES, epochs=self.local_epochs, samples=samples, loss=self.loss(cohort), penalties=penalties)
         return Reply(

@@ -158,7 +158,7 @@ class FedDAR(DomainFedAvg):
         """The body on the re-weighted loss, the heads frozen."""
         cohort.load(shared)
         body = tuple(name for name in cohort.shared_parameters if stage_of(name) != "head")
-        samples = reweighted(cohort.samples(), weights, cohort.client_of(cohort.samples()))
+        samples = reweighted(cohort, weights)
         cohort.fit(body, epochs=self.local_epochs, samples=samples, penalties=self.penalties(cohort, terms))
         shared = {name: t for name, t in cohort.shared().items() if stage_of(name) != "head"}
         return Reply(shared=shared, num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
@@ -175,7 +175,7 @@ def _solve_heads(cohort: Cohort) -> None:
     assert samples.domain is not None
     features = with_ones(cohort.representation().flatten(1)).double()
     y = samples.y.double().view(len(samples.y), -1)
-    group = cohort.client_of(samples) * cohort.num_domains + samples.domain
+    group = cohort.domain_cells
     joined = _joined(cohort.model, joint=False).flatten(0, 1).double()
     for index in torch.unique(group).tolist():
         joined[index] = torch.linalg.pinv(features[group == index], rtol=_RANK) @ y[group == index]

@@ -64,7 +64,7 @@ class FedMinMax(Method):
         """The domains' losses at the received model; then all stages together, on the weighted loss."""
         cohort.load(shared)
         losses = _domain_losses(cohort)
-        samples = reweighted(cohort.samples(), weights, cohort.client_of(cohort.samples()))
+        samples = reweighted(cohort, weights)
         cohort.fit(STAGES, epochs=self.local_epochs, samples=samples, penalties=self.penalties(cohort, terms))
         return Reply(
             shared=cohort.shared(),
@@ -98,11 +98,8 @@ def ascended(mu: Tensor, losses: Tensor, counts: Tensor, lr: float) -> Tensor:
 
 def _domain_losses(cohort: Cohort) -> Tensor:
     """Sum of the working model's losses over each client's samples of each domain, forward only: ``(n, M)``."""
-    samples = cohort.samples()
-    assert samples.domain is not None
     each = cohort.sample_losses()
-    cell = cohort.client_of(samples) * cohort.num_domains + samples.domain
-    return each.new_zeros(cohort.n * cohort.num_domains).index_add_(0, cell, each).view(cohort.n, -1)
+    return each.new_zeros(cohort.n * cohort.num_domains).index_add_(0, cohort.domain_cells, each).view(cohort.n, -1)
 
 
 def _no_shares(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import torch
 from pydantic import Field
 
 from perfed.aggregate import weighted_mean
@@ -46,7 +45,7 @@ class HFMAML(Method):
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the plain mean over the round's clients."""
         reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server))
-        server.shared = weighted_mean(reply.shared, torch.ones(len(reply.ids)))
+        server.shared = weighted_mean(reply.shared)
         self.absorb_terms(server, reply)
 
     def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:

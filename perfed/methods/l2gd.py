@@ -63,7 +63,7 @@ class L2GD(Method):
         count = _geometric(clients.key("local iterations"), self.probability)
         repeats = _geometric(clients.key("averaging iterations"), 1 - self.probability)
         reply = clients.run(self.train, epochs=torch.tensor(count), terms=self.term_payload(server))
-        server.shared = weighted_mean(reply.local, torch.ones(len(reply.ids)))
+        server.shared = weighted_mean(reply.local)
         clients.run(self.average, mean=server.shared, repeats=torch.tensor(repeats))
         self.absorb_terms(server, reply)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from pydantic import Field, ValidationInfo, field_validator
 
 from perfed.aggregate import weighted_mean
@@ -60,7 +59,7 @@ class PFedMe(Method):
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the server's step to the plain mean over the round's clients."""
         reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server))
-        mean = weighted_mean(reply.shared, torch.ones(len(reply.ids)))
+        mean = weighted_mean(reply.shared)
         old = server.shared
         server.shared = {
             name: (1 - self.beta) * old[name] + self.beta * t if t.is_floating_point() else t

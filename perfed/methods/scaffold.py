@@ -50,7 +50,7 @@ class Scaffold(Method):
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the steps on x and c."""
         reply = clients.run(self.train, shared=server.shared, control=server.control, terms=self.term_payload(server))
-        x, mean = server.shared, weighted_mean(reply.shared, torch.ones(len(reply.ids)))
+        x, mean = server.shared, weighted_mean(reply.shared)
         server.shared = {
             name: x[name] + self.server_lr * (y - x[name]) if y.is_floating_point() else y for name, y in mean.items()
         }
