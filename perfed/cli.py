@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
@@ -305,13 +306,17 @@ def _report_with(directory: Path, communication: float) -> None:
 
 def main() -> None:
     """Entry point: errors of the user are one line and exit code 2."""
-    sys.path.insert(0, str(Path.cwd()))  # for modules of the user: methods and stages
+    sys.path.insert(0, str(Path.cwd()))  # for modules of the user: methods, data sets and stages
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without the plus-minus sign
     try:
         code = typer.main.get_command(app)(prog_name="perfed", standalone_mode=False)
     except PerfedError as error:
         _fail(str(error), 2)
     except OSError as error:  # a full disk, a folder without permission
         _fail(f"{error.filename or 'file'}: {error.strerror or error}", 2)
+    except MemoryError as error:
+        _fail(f"not enough memory ({error})", 2)
     except KeyboardInterrupt:
         _fail(_INTERRUPTED, 130)
     except Exception as error:

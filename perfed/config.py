@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 import tomli_w
 import torch
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, ValidationError, field_validator
 
 from perfed.building import build_method, build_stage
 from perfed.clock import Clock
@@ -23,6 +23,9 @@ from perfed.participation import Participation
 from perfed.plan import EngineName, Plan
 from perfed.registry import entry
 from perfed.settings import STRICT
+
+# TOML has lists only.
+_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 
 
 class Evaluation(BaseModel):
@@ -47,12 +50,7 @@ class Evaluation(BaseModel):
     when: Literal["before", "after"] = "before"
     last: int = Field(1, ge=1)
     weights: Literal["uniform", "samples"] = "uniform"
-    targets: tuple[Annotated[float, Field(gt=0, le=1)], ...] = ()
-
-    @field_validator("targets", mode="before")
-    @classmethod
-    def _as_tuple(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
+    targets: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], _LIST] = ()
 
     @field_validator("targets")
     @classmethod
@@ -68,12 +66,7 @@ class Snapshots(BaseModel):
     model_config = STRICT
 
     clients: int = Field(3, ge=0)
-    rounds: tuple[int, ...] = ()
-
-    @field_validator("rounds", mode="before")
-    @classmethod
-    def _as_tuple(cls, value: Any) -> Any:
-        return tuple(value) if isinstance(value, list) else value
+    rounds: Annotated[tuple[NonNegativeInt, ...], _LIST] = ()
 
 
 class _PathSettings(BaseModel):

@@ -216,6 +216,8 @@ class Run:
 
     def _finish(self) -> None:
         tally = self._tally
+        if not tally.taken_part:
+            self.notes.append("no client's reply was used in any round")
         metrics = summarise(tally.metrics, self._weights())
         counted = [f"{name.replace('_', ' ')}: {n} (clients in rounds.jsonl)" for name, n in tally.counts.items() if n]
         self.summary = {

@@ -201,7 +201,7 @@ class Setup:
                         f"this method shares '{name}', but its shape differs between clients: "
                         f"{tuple(expected[name].shape)} at '{first.id}' (inputs {first.input_shape}), "
                         f"{tuple(tensor.shape)} at '{client.id}' (inputs {client.input_shape}); use a method "
-                        "with a personal embedding (hetfedrep, flic-class, flic-hl, local)"
+                        "with a personal embedding, such as hetfedrep, flic-class, flic-hl, lg-fedavg or local"
                     )
 
 
