@@ -11,7 +11,7 @@ from torch import Tensor
 
 from perfed import rng
 from perfed.aggregate import Average, masked_mean
-from perfed.batches import ClassMembers, class_members, class_slots
+from perfed.class_batches import ClassMembers, class_members, class_slots
 from perfed.cohort import Cohort
 from perfed.divergence import sample_w2
 from perfed.errors import PerfedError
