@@ -185,9 +185,9 @@ def compare_command(
 
 def _compare(planned: comparing.Comparison, data_dir: Path | None, device: torch.device | None) -> None:
     failed = []
-    for method, seed, run in planned.runs(data_dir, device):
+    for method, seed, make in planned.runs(data_dir, device):
         try:
-            summary = _execute(run, f"{method} seed {seed}")
+            summary = _execute(make(), f"{method} seed {seed}")
         except PerfedError as error:
             failed.append(f"{method}, seed {seed}: {error}")
             console.print(f"failed: {failed[-1]}", style="red", markup=False, highlight=False)
@@ -306,7 +306,7 @@ def _report_with(directory: Path, communication: float) -> None:
 
 def main() -> None:
     """Entry point: errors of the user are one line and exit code 2."""
-    sys.path.insert(0, str(Path.cwd()))  # for modules of the user: methods, data sets and stages
+    sys.path.append(str(Path.cwd()))  # for modules of the user: methods, data sets and stages
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without the plus-minus sign
     try:

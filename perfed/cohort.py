@@ -181,8 +181,8 @@ class Cohort(View):
             loss: one value per client; default cross-entropy or squared error. This and the functions below may be
                 called for different clients at the same time: what they keep must be in the step's block.
             penalties: added to the loss.
-            near, pull: keep the parameters named in ``near`` ``(n, ...)`` close to it by an implicit proximal step
-                on ``pull / 2 |w - near|^2`` after each update.
+            near, pull: the optimiser keeps the parameters named in ``near`` ``(n, ...)`` close to it by
+                ``pull / 2 |w - near|^2``: SGD by an implicit step, stable for any strength, Adam by its gradient.
             correct: edits the gradients before each update.
             step: makes the new values of the trained parameters itself, in place of the optimiser:
                 ``step(params, grad_fn, batches)``; ``grad_fn(params, batch)`` is the gradient of loss and penalties.

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,18 +143,18 @@ class Comparison:
         """Where a run is."""
         return self.path / method / f"seed-{seed}"
 
-    def runs(self, data_dir: Path | None, device: torch.device | None) -> Iterator[tuple[str, int, Run]]:
-        """The runs that are not finished, ready to execute."""
+    def runs(self, data_dir: Path | None, device: torch.device | None) -> Iterator[tuple[str, int, Callable[[], Run]]]:
+        """Method, seed, and what makes the run ready to execute, of the runs that are not finished."""
         for seed in self.seeds:
             for method in self.methods:
                 where = self.directory(method, seed)
                 if RunDirectory(where).finished:
                     continue
                 if (where / "config.toml").exists():
-                    yield method, seed, resume(where, data_dir=data_dir, device=device)
+                    yield method, seed, partial(resume, where, data_dir=data_dir, device=device)
                 else:
                     experiment = validate(_method_table(self.table, method, seed))
-                    yield method, seed, start(experiment, data_dir=data_dir, out=where, device=device)
+                    yield method, seed, partial(start, experiment, data_dir=data_dir, out=where, device=device)
 
     def started(self) -> list[Path]:
         """Directories of the runs that have started.
@@ -277,7 +278,7 @@ class Search:
         for method in self.methods:
             for point in self.points:
                 scores: list[float] = []
-                failed = None
+                failed = ""
                 for seed in self.seeds:
                     table = override(self.table, point, [method])
                     experiment = validate(_method_table(table, method, seed))
@@ -293,14 +294,20 @@ class Search:
                 results.append({"method": method, "settings": point, "scores": scores, **found})
                 write_atomic(self.path / "grid.json", json.dumps(results, indent=2) + "\n")
         chosen: dict[str, tuple[list[str], float]] = {}
+        failed = ""
         for method in self.methods:
             mine = [r for r in results if r["method"] == method]
-            if all(r["mean"] is None for r in mine):
-                first = f"{' '.join(mine[0]['settings'])}, {mine[0]['failed']}"
-                raise PerfedError(f"{method}: no point of the grid could be trained to the end; the first: {first}")
-            best = max((r for r in mine if r["mean"] is not None), key=lambda r: r["mean"])
-            chosen[method] = (best["settings"], best["mean"])
-        self._write_chosen({method: settings for method, (settings, _) in chosen.items()})
+            good = [r for r in mine if r["mean"] is not None]
+            if good:
+                best = max(good, key=lambda r: r["mean"])
+                chosen[method] = (best["settings"], best["mean"])
+            else:
+                failed = f"{method}: no point of the grid could be trained to the end; the first: "
+                failed += f"{' '.join(mine[0]['settings'])}, {mine[0]['failed']}"
+        if chosen:
+            self._write_chosen({method: settings for method, (settings, _) in chosen.items()})
+        if len(chosen) < len(self.methods):
+            raise PerfedError(failed)
         return chosen
 
     def _write_chosen(self, chosen: dict[str, list[str]]) -> None:
@@ -337,6 +344,8 @@ def _axis(entry: str) -> list[str]:
 
 def _validation_score(summary: dict[str, Any]) -> float:
     """Higher is better: accuracy, or minus the mean squared error."""
+    if not summary["metrics"]:
+        raise PerfedError("nothing was evaluated")
     if "accuracy" in summary:
         return float(summary["accuracy"]["mean"])
     return -float(summary["metrics"]["mse"]["mean"])

@@ -154,7 +154,15 @@ class Experiment(BaseModel):
     @property
     def _own(self) -> dict[str, Any]:
         """The method's table; a preset has that of its method, and its own on top."""
-        return _merged(self.methods.get(entry(self.method).base, {}), self.methods.get(self.method, {}))
+        return _merged(self._table_of(entry(self.method).base), self._table_of(self.method))
+
+    def _table_of(self, method: str) -> dict[str, Any]:
+        """``[methods.NAME]`` and ``[methods."module:NAME"]`` are of the same method."""
+        own: dict[str, Any] = {}
+        for name, table in self.methods.items():
+            if name.rpartition(":")[2] == method.rpartition(":")[2]:
+                own = _merged(own, table)
+        return own
 
     def build_model(self, num_outputs: int, words: Sequence[str] = ()) -> Model:
         """The experiment's model, with the method's own ``model`` table on top; the head gets ``num_outputs``.

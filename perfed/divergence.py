@@ -207,8 +207,11 @@ def cka(first: Tensor, second: Tensor) -> Tensor:
     """
     one, other = _centred(first), _centred(second)
     norms = one.flatten(-2).norm(dim=-1) * other.flatten(-2).norm(dim=-1)
-    aligned: Tensor = (one * other).sum((-2, -1)) / norms.clamp_min(torch.finfo(first.dtype).tiny)
-    return aligned
+    sizes = first.detach().flatten(-2).norm(dim=-1) * second.detach().flatten(-2).norm(dim=-1)
+    # Of constant features rounding alone is left, and its gradient would be anything.
+    floor = torch.finfo(first.dtype).eps * sizes + torch.finfo(first.dtype).tiny ** 0.5
+    aligned = (one * other).sum((-2, -1)) / norms.clamp_min(floor)
+    return torch.where(norms > floor, aligned, torch.zeros_like(aligned))
 
 
 def _centred(gram: Tensor) -> Tensor:

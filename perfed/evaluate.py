@@ -86,7 +86,8 @@ def _metrics(y: NDArray[Any], outputs: NDArray[np.float64], num_classes: int | N
         return {"mse": float(np.square(outputs.reshape(len(y), -1) - y.reshape(len(y), -1)).mean())}
     found = {"accuracy": float((outputs.argmax(1) == y).mean())}
     if num_classes == 2 and len(np.unique(y)) == 2:
-        found["auc"] = float(roc_auc_score(y, outputs[:, 1] - outputs[:, 0]))
+        margin = outputs[:, 1] - outputs[:, 0]
+        found["auc"] = float(roc_auc_score(y, margin)) if np.isfinite(margin).all() else float("nan")
     return found
 
 

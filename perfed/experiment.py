@@ -50,7 +50,7 @@ def resume(
     ``device``: in place of the one that it was started on.
 
     Raises:
-        PerfedError: no run in ``path``, or all its checkpoints are damaged.
+        PerfedError: no run in ``path``, another process works on it, or all its checkpoints are damaged.
     """
     directory = RunDirectory(path)
     experiment = read(directory.read_config(), str(path / "config.toml"))
@@ -59,8 +59,9 @@ def resume(
     experiment = _on(experiment, device)
     run = _build(experiment, federation)
     run.directory = directory
-    run.restore()
-    _keep_config(run, experiment, directory)
+    with directory.alone():
+        run.restore()
+        _keep_config(run, experiment, directory)
     return run
 
 

@@ -58,8 +58,8 @@ class Task:
         update: makes the new values itself, in place of optimiser and ``correct``.
         direction: makes what the optimiser takes for the gradient, in place of the gradient and ``correct``.
         streams: independent mini-batches that each ``update`` or ``direction`` gets.
-        near: parameters ``(clients, ...)`` by name; after each update the implicit step on ``pull / 2 |w - near|^2``,
-            which is stable for any strength (:meth:`perfed.optim.OptimizerState.pull`).
+        near: parameters ``(clients, ...)`` by name; the optimiser keeps those trained close to them by
+            ``pull / 2 |w - near|^2`` (:meth:`perfed.optim.OptimizerState.step`).
         per_domain: stages whose parameters have a domain axis.
         epochs, steps: length of the fit, epochs per client or steps for all; the other is ``None``.
         rows: position of each client in its cohort.
@@ -91,6 +91,10 @@ class Task:
     def clients(self) -> int:
         """Number of clients."""
         return len(self.samples.counts)
+
+    def near_of(self, state: OptimizerState) -> Parameters:
+        """:attr:`near` of the clients that are still active."""
+        return {name: t[: len(state.params[name])] for name, t in self.near.items()}
 
     def part(self, first: int, stop: int) -> Task:
         """The same fit for clients ``first..stop-1``; parameters are views."""
@@ -176,10 +180,7 @@ def _run(task: Task, plans: list[Schedule], limit: int | None) -> Tensor:
                 )
                 for b in together
             ]
-            losses = _step(task, state, batches)
-            if task.near:
-                state.pull({name: t[:active] for name, t in task.near.items()}, task.pull)
-            total[:active] += losses
+            total[:active] += _step(task, state, batches)
     return total
 
 
@@ -190,7 +191,7 @@ def _step(task: Task, state: OptimizerState, batches: list[Step]) -> Tensor:
     gradient = _Gradient(task)
     params = {name: t.detach() for name, t in state.params.items()}
     if task.direction is not None:
-        state.step(task.direction(params, gradient, batches))
+        state.step(task.direction(params, gradient, batches), task.near_of(state), task.pull)
     elif task.update is not None:
         new = task.update(params, gradient, batches)
         with torch.no_grad():
@@ -208,7 +209,7 @@ def _descend(task: Task, state: OptimizerState, step: Step) -> Tensor:
     grads = {n: g for n, g in zip(names, found, strict=True) if g is not None}
     if task.correct is not None:
         grads = task.correct(step, grads)
-    state.step(grads)
+    state.step(grads, task.near_of(state), task.pull)
     return losses.detach()
 
 

@@ -59,38 +59,38 @@ class OptimizerState:
             tensor.requires_grad_(True)
 
     @torch.no_grad()
-    def step(self, grads: Parameters) -> None:
-        """One update of :attr:`params`, in place."""
+    def step(self, grads: Parameters, near: Parameters | None = None, pull: float = 0.0) -> None:
+        """One update of :attr:`params`, in place, with ``pull / 2 |w - near|^2`` added to the loss.
+
+        After its own step, SGD takes the implicit one on that term, ``w <- (w + r s near) / (1 + r s)``, stable for any
+        s = ``pull``. The rate r is the length of a step for a constant gradient: lr, and with momentum m
+        lr / (1 - m), so that it rests where loss and term together do. Adam's steps have a bounded length; it adds the
+        term's gradient.
+
+        Args:
+            grads: of the loss.
+            near: some of the parameters.
+            pull: s.
+        """
+        near = near if near and pull else {}
+        if self.spec.kind == "adam":
+            for name, target in near.items():
+                term = pull * (self.params[name] - target)
+                grads = {**grads, name: grads[name] + term if name in grads else term}
         for group in self.spec.groups:
             names = [name for name in group.names if name in grads]
-            if not names:
-                continue
-            # The fused kernels walk memory in order: a transposed gradient would be applied to the wrong entries.
-            params, g = [self.params[n] for n in names], [grads[n].contiguous() for n in names]
-            if self.spec.kind == "adam":
-                first, second = [self.first[n] for n in names], [self.second[n] for n in names]
-                _adam(params, g, first, second, [self.counters[n] for n in names], group)
-            else:
-                self._sgd(names, params, g, group)
-
-    @torch.no_grad()
-    def pull(self, near: Parameters, strength: float) -> None:
-        """The implicit step on ``s/2 |w - near|^2``: ``w <- (w + r s near) / (1 + r s)``, for parameters in ``near``.
-
-        The rate r is the length of a step for a constant gradient of size one: lr, with momentum m lr / (1 - m), and
-        with Adam lr divided by the root of each parameter's second moment, so that the resting point is that of the
-        loss with this penalty.
-        """
-        for group in self.spec.groups:
-            steps = max(float(self.counters[name]) for name in group.names)
-            for name in group.names:
-                if name not in near:
-                    continue
-                rate = torch.as_tensor(strength * group.lr / (1 - self.spec.momentum), dtype=self.params[name].dtype)
+            if names:
+                # The fused kernels walk memory in order: a transposed gradient would be applied to the wrong entries.
+                params, g = [self.params[n] for n in names], [grads[n].contiguous() for n in names]
                 if self.spec.kind == "adam":
-                    root = (self.second[name] / (1 - _BETA_2 ** max(steps, 1.0))).sqrt_().add_(_EPS)
-                    rate = strength * group.lr / root
-                self.params[name].lerp_(near[name], rate / (1 + rate))
+                    first, second = [self.first[n] for n in names], [self.second[n] for n in names]
+                    _adam(params, g, first, second, [self.counters[n] for n in names], group)
+                else:
+                    self._sgd(names, params, g, group)
+            if self.spec.kind == "sgd":
+                rate = pull * group.lr / (1 - self.spec.momentum)
+                for name in near.keys() & set(group.names):
+                    self.params[name].lerp_(near[name], rate / (1 + rate))
 
     def _sgd(self, names: list[str], params: list[Tensor], grads: list[Tensor], group: Group) -> None:
         # The buffers start at zero and the first step uses the plain gradient, as torch.optim.SGD with dampening 0.

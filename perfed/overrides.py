@@ -96,6 +96,8 @@ def _data_options(name: Any) -> set[str]:
     try:
         return {option.name for option in describe(name).options} if isinstance(name, str) else set()
     except PerfedError:
+        if ":" in name:  # a file of the user's that does not import
+            raise
         return set()
 
 

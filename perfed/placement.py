@@ -44,7 +44,11 @@ def place(chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, P
             raise PerfedError(f"placement.{rule} matches no parameter; parameters are: {', '.join(result)}")
         for name in hit:
             result[name] = rules[rule]
-    result |= {name: FROZEN for name, parameter in chain.named_parameters() if not parameter.requires_grad}
+    for name, parameter in chain.named_parameters():
+        if not parameter.requires_grad:
+            if result[name] == PER_DOMAIN:
+                raise PerfedError(f"'{name}' does not require gradients, but everything in its stage is per-domain")
+            result[name] = FROZEN
     of_stage = {**defaults, **rules}
     for name, found in result.items():
         stage = stage_of(name)

@@ -162,8 +162,10 @@ def _seen_by(setup: Setup, federation: Federation) -> Federation:
     """The federation with what the method makes of each client's data."""
     keys = {client: rng.key(setup.seed, "local data", client) for client in federation.ids}
     made = tuple(setup.method.local_data(client, keys[client.id]) for client in federation)
-    same = all(new is old for new, old in zip(made, federation, strict=True))
-    return federation if same else replace(federation, clients=made)
+    if all(new is old for new, old in zip(made, federation, strict=True)):
+        return federation
+    images = all(len(client.input_shape) == 3 for client in made)
+    return replace(federation, clients=made, augment=federation.augment if images else None)
 
 
 class Server:

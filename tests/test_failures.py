@@ -8,13 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import EXPERIMENT, TINY, perfed, run_tiny
+from command_line import EXPERIMENT, TINY, contents, perfed, run_tiny
 
 from perfed import experiment, registry
 from perfed.building import build_method
-from perfed.config import read
+from perfed.config import Experiment, find_experiment, read, validate
+from perfed.datasets import catalogue
 from perfed.errors import PerfedError
 from perfed.federation import Federation
+from perfed.overrides import override
 from perfed.store import RunDirectory
 
 DIVERGES = ('methods.local.optimizer="sgd"', "methods.local.lr=1e12")
@@ -34,6 +36,7 @@ import numpy as np
 
 from perfed.datasets import dataset
 from perfed.federation import Federation
+from perfed.overrides import override
 
 
 @dataset("hospitals")
@@ -51,8 +54,11 @@ def hospitals(seed, data_dir, *, sites: int = 4):
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     monkeypatch.setattr(registry, "_REGISTRY", {**registry._REGISTRY})
+    monkeypatch.setattr(catalogue, "_entries", {**catalogue._entries})
+    for name in ("own_data", "own_methods"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path
 
 
@@ -97,6 +103,63 @@ def test_two_processes_do_not_work_on_one_run(here):
         busy = perfed("resume", "out")
         assert busy.code == 2 and "out: another process is working on this run" in busy.err
     assert perfed("resume", "out").code == 0
+
+
+def test_a_second_process_leaves_a_running_run_as_it_is(here):
+    table = read_experiment("rounds=6", "checkpoint_seconds=1000")
+    run = experiment.start(table, out=here / "out")
+
+    def look(number: int, total: int, accuracy: float | None) -> None:
+        if number == 4:
+            before = contents(here / "out")
+            with pytest.raises(PerfedError, match="another process is working on this run"):
+                experiment.resume(here / "out")
+            assert contents(here / "out") == before
+
+    run.execute(look)
+    assert (here / "out" / "rounds.jsonl").read_text().count("\n") == 6
+
+
+def read_experiment(*settings: str) -> Experiment:
+    return validate(override(find_experiment(EXPERIMENT), [*TINY, 'method="local"', *settings], ["local"]))
+
+
+def test_a_run_that_cannot_be_restored_does_not_stop_a_comparison(here):
+    command = ("compare", EXPERIMENT, "--methods", "local,hetfedrep", *TINY, "--out", "out")
+    assert perfed(*command).code == 0
+    broken = here / "out" / "local" / "seed-0"
+    (broken / "summary.json").unlink()
+    for manifest in (broken / "checkpoint").glob("*.json"):
+        manifest.write_text("{")
+    (here / "out" / "hetfedrep" / "seed-0" / "summary.json").unlink()
+    result = perfed("resume", "out")
+    assert result.code == 2 and "1 of 2 runs failed; local, seed 0" in result.err
+    assert (here / "out" / "hetfedrep" / "seed-0" / "summary.json").exists()
+
+
+def test_two_classes_and_no_numbers_are_one_line(here):
+    two = OWN_DATA.replace("integers(0, 3", "integers(0, 2").replace("num_classes=3", "num_classes=2")
+    (here / "own_data.py").write_text(two)
+    (here / "mine.toml").write_text(f"extends = '{EXPERIMENT}'\n[data]\nname = 'own_data:hospitals'\n")
+    bad = ('methods.local.optimizer="sgd"', "methods.local.lr=1e39", "batch_size=100", "rounds=1")
+    result = perfed("compare", "mine.toml", "--methods", "local,hetfedrep", *TINY[3:], *bad, "--out", "out")
+    assert result.code == 2 and "1 of 2 runs failed; local, seed 0: round 1" in result.err
+
+
+def test_settings_of_a_method_in_a_file_of_ones_own(here):
+    (here / "own_methods.py").write_text(OWN)
+    for name in ("mine", "own_methods:mine"):
+        for method in ("own_methods:mine", "own_methods:mine+deadline"):
+            table = {**find_experiment(EXPERIMENT), "method": method, "methods": {name: {"lr": 0.5}}}
+            table["participation"] = {"deadline": {"seconds": 1.0}}
+            assert validate(table).build_method().lr == 0.5, (name, method)
+
+
+def test_a_data_file_that_does_not_import_says_why(here):
+    (here / "own_data.py").write_text(OWN_DATA + "\nnonsense\n")
+    (here / "mine.toml").write_text(f"extends = '{EXPERIMENT}'\n[data]\nname = 'own_data:hospitals'\n")
+    result = perfed("run", "mine.toml", "sites=3", "--out", "out")
+    assert result.code == 2 and "name 'nonsense' is not defined" in result.err
 
 
 def federation(seed: int) -> Federation:

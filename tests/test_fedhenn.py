@@ -24,7 +24,11 @@ def test_cka_of_linear_kernels_is_the_one_of_their_features():
         torch.testing.assert_close(found[row], expected)
     turned = x[0] @ torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))[0] * 3 + 5
     torch.testing.assert_close(cka(x[0] @ x[0].T, turned @ turned.T), torch.tensor(1.0, dtype=torch.float64))
-    assert cka(torch.ones(4, 4), x[0, :4] @ x[0, :4].T) == 0
+    for constant in (torch.zeros(4, 3), torch.tensor([[0.3, 0.7, 0.11]]).repeat(4, 1)):
+        features = constant.double().requires_grad_()
+        value = cka(features @ features.T, x[0, :4] @ x[0, :4].T)
+        value.backward()
+        assert value == 0 and torch.isfinite(features.grad).all()
 
 
 def test_common_inputs_are_the_same_for_all_and_cut_to_each_clients_shape():

@@ -222,7 +222,7 @@ def test_the_resting_point_of_a_pulled_fit_does_not_depend_on_the_optimiser():
     plain = {"optimizer": "sgd", "lr": 0.05}
     for pull in (0.5, 20.0):
         ends = []
-        for settings in (plain, {**plain, "momentum": 0.8}, {"optimizer": "adam", "lr": 1e-3}):
+        for settings in (plain, {**plain, "momentum": 0.8}, {"optimizer": "adam", "lr": 3e-3}):
             group = cohort(quick(Local, batch_size=100, **settings), federation, model=Model(head=linear(3)))
             near = {name: torch.ones_like(t) for name, t in group.model.items()}
             group.fit(STAGES, steps=3000, near=near, pull=pull)
@@ -233,4 +233,4 @@ def test_the_resting_point_of_a_pulled_fit_does_not_depend_on_the_optimiser():
         (gradient,) = torch.autograd.grad(loss, leaf)
         torch.testing.assert_close(gradient, pull * (1 - leaf.detach()), rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(ends[0], ends[1], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(ends[0], ends[2], rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(ends[0], ends[2], rtol=0, atol=5e-3)

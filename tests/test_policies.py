@@ -310,7 +310,7 @@ def test_the_time_of_a_scripted_run_equals_the_hand_computation(tmp_path):
 
 @pytest.mark.parametrize("name", ["ditto", "apfl", "fedrod", "l2gd", "pfedme", "lg-fedavg", "fedproto-g", "flic-hl"])
 def test_clients_that_were_never_used_fit_own_models_wherever_the_method_keeps_them(name):
-    slow = {"ditto": {"lam": 0.1}, "pfedme": {"eta": 0.1}}.get(name, {})
+    slow = {"ditto": {"lam": 0.1}, "pfedme": {"lam": 2.0, "eta": 0.5}}.get(name, {})
     method = make(name, lr=0.02, local_epochs=20, **slow)
     server = serve(method, blobs((5, 4, 3, 6)), model=network_for(method), participation=staged(), clock=FIXED)
     train(server, 1)

@@ -18,9 +18,8 @@ class Ditto(FedAvg):
     """FedAvg, and local models v on ``f(v) + (lam / 2) |v - w|^2``, w as received (Li et al. 2021, Algorithm 1).
 
     Both models take ``local_epochs``. Parameters that are placed personal are trained with w and held fixed for v.
-    Departure: the step on the quadratic term is implicit, ``v <- (v + lr lam w) / (1 + lr lam)`` after the step on f
-    (with Adam, lr in units of each parameter's gradient): it rests at the same point, and is stable where an explicit
-    one diverges (lr lam > 2).
+    Departure: SGD's step on the quadratic term is implicit, ``v <- (v + lr lam w) / (1 + lr lam)`` after the step on f:
+    it rests at the same point, and is stable where an explicit one diverges (lr lam > 2).
     """
 
     lam: float = Field(1.0, ge=0, description="lambda: how strongly v is pulled to the global model")

@@ -22,7 +22,7 @@ class FedAMP(Method):
 
     Minimises ``sum_i f_i(w_i) + lam sum_{i<j} A(|w_i - w_j|^2)``, ``A(x) = 1 - exp(-x / sigma)``, by turns: the server
     makes ``u_i = sum_j xi_ij w_j`` with ``xi_ij = alpha A'(|w_i - w_j|^2)`` and ``xi_ii = 1 - sum_{j != i} xi_ij``;
-    client i then minimises ``f_i(w) + lam / (2 alpha) |w - u_i|^2``, starting at u_i, its proximal step implicit.
+    client i then minimises ``f_i(w) + lam / (2 alpha) |w - u_i|^2``, starting at u_i; SGD's proximal step is implicit.
     Departures: where the paper's condition xi_ii >= 0 fails (alpha not small enough), the weights of the others are
     divided by their sum, so that u_i stays a convex combination; ``alpha`` is constant. The models of clients that have
     not taken part yet are sent to nobody. Parameters that are placed personal are trained along and not mixed.

@@ -64,7 +64,7 @@ class FedHeNN(Local):
 
         A smaller shape holds the first entries of a larger one.
         """
-        shape = cohort.samples().x.shape[1:]
+        shape, key = cohort.samples().x.shape[1:], key.to(cohort.device)
         keys = rng.key(key[:, None], torch.arange(self.points, device=key.device))
         for size in shape[:-1]:
             keys = rng.key(keys.unsqueeze(-1), torch.arange(size, device=key.device))

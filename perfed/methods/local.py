@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from perfed.cohort import Cohort
+from perfed.errors import PerfedError
 from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState
 from perfed.model import STAGES
 from perfed.placement import PERSONAL, Placement
@@ -24,6 +25,12 @@ class Local(Method):
 
     default_placement: ClassVar[dict[str, Placement]] = dict.fromkeys(STAGES, PERSONAL)
 
+    def prepare(self, server: ServerState, clients: Clients) -> None:
+        """Refuse shared parameters, which would never be received."""
+        if server.shared:
+            raise PerfedError(f"nothing is sent by this method, but placement has shared '{next(iter(server.shared))}'")
+        super().prepare(server, clients)
+
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange in which nothing but the terms' tensors travels."""
         reply = clients.run(self.train, terms=self.term_payload(server))
@@ -37,7 +44,10 @@ class Local(Method):
 
 @register("local-full")
 class LocalFull(Local):
-    """Every client trains a model of its own in every round, whoever takes part; nothing is sent."""
+    """Every client trains a model of its own in every round, whoever takes part; nothing is sent.
+
+    A round in which no reply comes in time (a deadline) is none.
+    """
 
     def sets(self) -> dict[str, ParameterSet]:
         """``trained``: the last round in which a client trained."""
@@ -51,6 +61,9 @@ class LocalFull(Local):
         cohort.fit(STAGES, epochs=epochs, penalties=self.penalties(cohort, terms))
         cohort.state["trained"] = {"round": now}
         return Reply(terms=self.after_terms(cohort, terms))
+
+    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
+        """Nothing: clients that were never chosen have trained too."""
 
     def finish(self, server: ServerState, clients: Clients) -> None:
         """The others."""

@@ -25,8 +25,8 @@ class PFedMe(Method):
     evaluated; then ``w <- w - eta lam (w - theta)``. The server's step is ``w <- (1 - beta) w + beta mean_i w_i``.
     Inner steps are those of the run's optimiser, new for every mini-batch. Parameters that are placed personal take
     the inner steps without the quadratic term.
-    Departure: inner steps are implicit in the quadratic term, so that any ``lam`` is stable with any learning rate;
-    their fixed point is the same.
+    Departure: with SGD inner steps are implicit in the quadratic term, so that any ``lam`` is stable with any learning
+    rate; their fixed point is the same.
     """
 
     lam: float = Field(10.0, gt=0, description="lambda: strength of the quadratic term")
@@ -78,8 +78,7 @@ class PFedMe(Method):
             w = {name: params[name] for name in theta}
             inner = OptimizerState(settings, {name: params[name].clone() for name in own})
             for _ in range(self.inner_steps):
-                inner.step(gradient(inner.params, batches[0]))
-                inner.pull(w, self.lam)
+                inner.step(gradient(inner.params, batches[0]), w, self.lam)
             moved = {name: t.lerp(inner.params[name], self._rate(name)) for name, t in w.items()}
             return {**inner.params, **moved, **{f"theta/{name}": inner.params[name] for name in theta}}
 
