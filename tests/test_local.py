@@ -37,5 +37,5 @@ def test_clients_that_were_never_chosen_are_not_trained_once_more_at_the_end():
 
 @pytest.mark.parametrize("name", ["local", "local-full", "fedhenn", "fedproto"])
 def test_nothing_can_be_shared_where_nothing_is_sent(name):
-    with pytest.raises(PerfedError, match="nothing is sent by this method, but placement has shared 'body"):
+    with pytest.raises(PerfedError, match="no parameters are sent by this method, but placement has shared 'body"):
         serve(make(name, placement={"body": "shared"}), blobs()).prepare()

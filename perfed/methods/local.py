@@ -28,7 +28,9 @@ class Local(Method):
     def prepare(self, server: ServerState, clients: Clients) -> None:
         """Refuse shared parameters, which would never be received."""
         if server.shared:
-            raise PerfedError(f"nothing is sent by this method, but placement has shared '{next(iter(server.shared))}'")
+            raise PerfedError(
+                f"no parameters are sent by this method, but placement has shared '{next(iter(server.shared))}'"
+            )
         super().prepare(server, clients)
 
     def round(self, server: ServerState, clients: Clients) -> None:
