@@ -87,7 +87,7 @@ class OptimizerState:
                     _adam(params, g, first, second, [self.counters[n] for n in names], group)
                 else:
                     self._sgd(names, params, g, group)
-            if self.spec.kind == "sgd":
+            if near and self.spec.kind == "sgd":
                 rate = pull * group.lr / (1 - self.spec.momentum)
                 for name in near.keys() & set(group.names):
                     self.params[name].lerp_(near[name], rate / (1 + rate))
