@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -180,7 +181,7 @@ class Federation:
         """Client ids in sorted order."""
         return [c.id for c in self.clients]
 
-    @property
+    @cached_property
     def fingerprint(self) -> int:
         """A number that changes with the clients' ids, sizes, shapes or targets."""
         mark = 0

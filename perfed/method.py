@@ -257,6 +257,11 @@ class Method(BaseModel):
         """What the client makes of its data before the run starts, and then works on."""
         return client
 
+    @property
+    def changes_data(self) -> bool:
+        """Whether the method says what a client makes of its data (:meth:`local_data`)."""
+        return type(self).local_data is not Method.local_data
+
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """Make each client's own model from its state and ``payload``; runs on a copy that is thrown away."""
         cohort.load(payload["shared"])

@@ -74,9 +74,8 @@ class OptimizerState:
         """
         near = near if near and pull else {}
         if self.spec.kind == "adam":
-            for name, target in near.items():
-                term = pull * (self.params[name] - target)
-                grads = {**grads, name: grads[name] + term if name in grads else term}
+            terms = {name: pull * (self.params[name] - target) for name, target in near.items()}
+            grads = {**grads, **{name: grads[name] + t if name in grads else t for name, t in terms.items()}}
         for group in self.spec.groups:
             names = [name for name in group.names if name in grads]
             if names:

@@ -160,10 +160,9 @@ def _population(federation: Federation, method: Method) -> Population:
 
 def _seen_by(setup: Setup, federation: Federation) -> Federation:
     """The federation with what the method makes of each client's data."""
-    keys = {client: rng.key(setup.seed, "local data", client) for client in federation.ids}
-    made = tuple(setup.method.local_data(client, keys[client.id]) for client in federation)
-    if all(new is old for new, old in zip(made, federation, strict=True)):
+    if not setup.method.changes_data:
         return federation
+    made = tuple(setup.method.local_data(c, rng.key(setup.seed, "local data", c.id)) for c in federation)
     images = all(len(client.input_shape) == 3 for client in made)
     return replace(federation, clients=made, augment=federation.augment if images else None)
 

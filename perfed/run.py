@@ -271,7 +271,7 @@ class Run:
         """
         cohort, method = self._own_model(client), self.server.setup.method
         shape = self.server.engine.clients[client].input_shape
-        if type(method).local_data is not Method.local_data:
+        if method.changes_data:
             raise PerfedError(f"{self.name} projects a client's samples together; it has no model for new ones")
         if tuple(x.shape[1:]) != shape:
             raise PerfedError(f"client '{client}' has inputs of shape {shape}, not {tuple(x.shape[1:])}")
@@ -287,8 +287,7 @@ class Run:
             PerfedError: an unknown client, or a method that predicts with more than these modules.
         """
         cohort, method = self._own_model(client), self.server.setup.method
-        changed = (type(method).predict is not Method.predict, type(method).local_data is not Method.local_data)
-        if any(changed) or cohort.per_domain:
+        if type(method).predict is not Method.predict or method.changes_data or cohort.per_domain:
             raise PerfedError(f"{self.name} predicts with more than one chain of modules; use predict() of the run")
         shapes = {name: tensor.shape for name, tensor in cohort.chain.tensors().items()}
         parameters = unstack_parameters(cohort.model, 0, shapes)
