@@ -13,7 +13,7 @@ import torch
 import typer
 from rich.table import Table
 
-from perfed import compare as comparing
+from perfed.compare import Comparison, is_comparison, parse_names, parse_seeds
 from perfed.config import Experiment, find_experiment, validate
 from perfed.datasets import load
 from perfed.errors import PerfedError
@@ -26,8 +26,9 @@ from perfed.registry import entry
 from perfed.report import all_tables, load_runs, with_communication, write_report
 from perfed.report.partition import ClassTable, terminal_tables, write_partition_page
 from perfed.run import Run
+from perfed.search import Search, is_search
 from perfed.store import RunDirectory
-from perfed.terminal import console, print_summary, progress, rich_table
+from perfed.terminal import console, print_choice, print_summary, progress, rich_table
 
 app = typer.Typer(
     add_completion=False,
@@ -36,7 +37,7 @@ app = typer.Typer(
     help="Personalised federated learning: run, compare and tune methods on clients that differ.",
 )
 
-_INTERRUPTED = "interrupted; 'perfed resume DIR' continues a run or comparison from its last checkpoint"
+_INTERRUPTED = "interrupted; 'perfed resume DIR' continues a run, a comparison or a search"
 
 ExperimentName = Annotated[str, typer.Argument(help="a shipped experiment ('perfed list experiments') or a .toml file")]
 Settings = Annotated[
@@ -136,14 +137,19 @@ def _shared_settings(engine: str | None, settings: list[str] | None) -> list[str
 
 @app.command("resume")
 def resume_command(
-    directory: Annotated[Path, typer.Argument(help="a run's or a comparison's directory")],
+    directory: Annotated[Path, typer.Argument(help="a run's, a comparison's or a search's directory")],
     device: DeviceOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Continue an interrupted run or comparison from its last checkpoint, to the same bits."""
+    """Continue an interrupted run or comparison from its last checkpoint, to the same bits, or a search."""
     where = _device(device)
-    if comparing.is_comparison(directory):
-        _compare(comparing.Comparison.read(directory), data_dir, where)
+    if is_comparison(directory):
+        _compare(Comparison.read(directory), data_dir, where)
+        return
+    if is_search(directory):
+        search = Search.read(directory)
+        search.check(data_dir, where)
+        _tune(search, data_dir, where)
         return
     held = RunDirectory(directory)
     if held.finished:
@@ -173,17 +179,17 @@ def compare_command(
     out: OutOption = None,
 ) -> None:
     """Train several methods over several seeds: one table, one report, comparison.json."""
-    names = comparing.parse_names(methods)
-    numbers = comparing.parse_seeds(seeds)
+    names = parse_names(methods)
+    numbers = parse_seeds(seeds)
     table = override(find_experiment(experiment), _shared_settings(engine, settings), names)
     out = out or _default_out(str(table.get("name", "comparison")))
     where = _device(device)
-    planned = comparing.Comparison.create(out, table, names, numbers, data_dir, where)
+    planned = Comparison.create(out, table, names, numbers, data_dir, where)
     console.print(f"results: {out}", soft_wrap=True, highlight=False)
     _compare(planned, data_dir, where)
 
 
-def _compare(planned: comparing.Comparison, data_dir: Path | None, device: torch.device | None) -> None:
+def _compare(planned: Comparison, data_dir: Path | None, device: torch.device | None) -> None:
     failed = []
     for method, seed, make in planned.runs(data_dir, device):
         try:
@@ -220,20 +226,21 @@ def tune_command(
     out: OutOption = None,
 ) -> None:
     """Choose settings on validation data only, with the same budget for every method."""
-    names = comparing.parse_names(methods)
+    names = parse_names(methods)
     table = override(find_experiment(experiment), _shared_settings(engine, settings), names)
     out = out or _default_out(f"tune-{table.get('name', 'experiment')}")
-    numbers, where = comparing.parse_seeds(seeds), _device(device)
-    search = comparing.Search.create(out, table, names, numbers, grid or [], data_dir, where)
+    numbers, where = parse_seeds(seeds), _device(device)
+    search = Search.create(out, table, names, numbers, grid or [], data_dir, where)
+    console.print(f"results: {out}", soft_wrap=True, highlight=False)
+    _tune(search, data_dir, where)
+
+
+def _tune(search: Search, data_dir: Path | None, device: torch.device | None) -> None:
     with progress("tuning", search.size) as update:
-        chosen = search.execute(data_dir, where, update)
-    shown = Table(title=f"chosen on validation data ({search.size} runs)")
-    for title in ("method", "settings", "validation"):
-        shown.add_column(title)
-    for method, (assignment, value) in chosen.items():
-        shown.add_row(method, " ".join(assignment) or "(defaults)", f"{value:.4f}")
-    console.print(shown)
-    console.print(f"chosen settings: {out / 'chosen.toml'}\nwhole grid: {out / 'grid.json'}", highlight=False)
+        chosen = search.execute(data_dir, device, update)
+    print_choice(chosen, search.size)
+    for label, name in (("chosen settings", "chosen.toml"), ("whole grid", "grid.json")):
+        console.print(f"{label}: {search.path / name}", soft_wrap=True, highlight=False)
 
 
 @app.command("partition")
@@ -288,15 +295,15 @@ def report_command(
     if communication is not None:
         _report_with(directory, communication)
         return
-    if comparing.is_comparison(directory):
-        report = comparing.Comparison.read(directory).conclude()[2]
+    if is_comparison(directory):
+        report = Comparison.read(directory).conclude()[2]
         console.print(f"report: {report}", soft_wrap=True, highlight=False)
     else:
         _report(directory, directory.name)
 
 
 def _report_with(directory: Path, communication: float) -> None:
-    places = comparing.Comparison.read(directory).started() if comparing.is_comparison(directory) else [directory]
+    places = Comparison.read(directory).started() if is_comparison(directory) else [directory]
     runs = [with_communication(run, communication) for run in load_runs(places)]
     for table in all_tables(runs):
         console.print(rich_table(table))

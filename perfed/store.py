@@ -36,6 +36,7 @@ _RESULTS = (
     "clients.csv",
     "summary.json",
     "comparison.json",
+    "search.toml",
     "grid.json",
     "chosen.toml",
     "report.html",
@@ -95,7 +96,7 @@ class RunDirectory:
             raise PerfedError(f"--out {path}: exists and is not a directory")
         held = [name for name in _RESULTS if (path / name).exists()]
         if held:
-            begun = (path / "config.toml").exists() or (path / "comparison.toml").exists()
+            begun = any((path / name).exists() for name in ("config.toml", "comparison.toml", "search.toml"))
             hint = f", or 'perfed resume {path}'" if begun else ""
             raise PerfedError(f"--out {path}: already holds results ({held[0]}); choose another directory{hint}")
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,6 +59,16 @@ def print_summary(summary: dict[str, Any]) -> None:
         console.print(f"{summary['method']}: {line}", markup=False, highlight=False)
     if "oracle_accuracy" in summary:
         console.print(f"Bayes oracle (known centres): {100 * summary['oracle_accuracy']:.1f} %", highlight=False)
+
+
+def print_choice(chosen: Mapping[str, tuple[list[str], float]], runs: int) -> None:
+    """What a search of ``runs`` runs chose: method -> assignments and validation score."""
+    shown = Table(title=f"chosen on validation data ({runs} runs)")
+    for title in ("method", "settings", "validation"):
+        shown.add_column(title)
+    for method, (assignments, score) in chosen.items():
+        shown.add_row(method, " ".join(assignments) or "(defaults)", f"{score:.4f}")
+    console.print(shown)
 
 
 def rich_table(table: TextTable) -> Table:

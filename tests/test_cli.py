@@ -8,21 +8,17 @@ import math
 import subprocess
 import sys
 import tomllib
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from command_line import EXPERIMENT, TINY, contents, is_plain, perfed, run_tiny
 
-from perfed import compare
-from perfed.config import experiment_names, find_experiment, read
-from perfed.datasets import catalogue, dataset_names, load
-from perfed.federation import Federation
-from perfed.overrides import override
+from perfed.config import experiment_names, read
+from perfed.datasets import dataset_names
 from perfed.registry import method_names, preset_names
+from perfed.run import Run
 
 SPREAD = {"mean", "std", "min", "p10", "max"}
 
@@ -177,104 +173,6 @@ def test_an_interrupted_comparison_is_completed(compared, tmp_path):
     assert (directory / "report.html").exists()
 
 
-# tune --------------------------------------------------------------------------------------------------------
-
-
-GRID = ("--methods", "local,flic-class", "--grid", "lr=1e-3,1e-1", "--grid", "batch_size=4,100")
-
-
-def test_a_method_under_a_policy_keeps_its_own_choice(tmp_path):
-    """Also where that is the experiment's value and the method alone has chosen another one."""
-    table = override(find_experiment(EXPERIMENT), ["lr=0.01"], ["fedrep"])
-    names = ["fedrep", "fedrep+srpfl"]
-    search = compare.Search(tmp_path, table, table, names, [0], [])
-    search._write_chosen({"fedrep": ["lr=0.1"], "fedrep+srpfl": ["lr=0.01"]})
-    chosen = read((tmp_path / "chosen.toml").read_text(), "chosen.toml")
-    for name, rate in zip(names, (0.1, 0.01), strict=True):
-        assert chosen.model_copy(update={"method": name}).build_method().lr == rate
-
-
-def test_tune_gives_every_method_the_same_grid_and_never_looks_at_test_data(tmp_path, monkeypatch):
-    started = []
-    start = compare.start
-
-    def recording(experiment: Any, **options: Any) -> Any:
-        started.append(experiment)
-        return start(experiment, **options)
-
-    monkeypatch.setattr(compare, "start", recording)
-    result = perfed("tune", EXPERIMENT, *TINY, *GRID, "--out", tmp_path / "out")
-    assert (result.code, result.err) == (0, "")
-    assert is_plain(result.out)
-    assert all(experiment.evaluation.split == "validation" for experiment in started)
-    assert all(experiment.data["validation_fraction"] == 0.25 for experiment in started)
-
-    grid = json.loads((tmp_path / "out" / "grid.json").read_text())
-    assert all(set(point) == {"method", "settings", "scores", "mean"} for point in grid)
-    points = [[f"lr={lr}", f"batch_size={size}"] for lr in ("1e-3", "1e-1") for size in (4, 100)]
-    for method in ("local", "flic-class"):
-        assert [point["settings"] for point in grid if point["method"] == method] == points
-
-    text = (tmp_path / "out" / "chosen.toml").read_text()
-    chosen = tomllib.loads(text)
-    for method in ("local", "flic-class"):
-        best = max((point for point in grid if point["method"] == method), key=lambda point: point["mean"])
-        given = {key: chosen["methods"][method].get(key) for key in ("lr", "batch_size")}
-        shared = read(text, "chosen.toml").training
-        for assignment in best["settings"]:
-            key, _, value = assignment.partition("=")
-            assert (given[key] if given[key] is not None else shared[key]) == float(value)
-    assert perfed("run", tmp_path / "out" / "chosen.toml", "--out", tmp_path / "run").code == 0
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["evaluation"]["split"] == "test"
-
-
-@pytest.fixture
-def scrambled_test_labels():
-    """A data set whose test labels may be made worthless."""
-
-    @catalogue.dataset("scrambled")
-    def scrambled(seed: int, data_dir: Path | None, *, scramble: bool = False) -> Federation:
-        """Digits with random test labels."""
-        options = {"clients": 4, "samples_per_client": 20}
-        federation = load("digits-views", options, seed=seed)
-        if not scramble:
-            return federation
-        clients = []
-        for client in federation:
-            assert client.test is not None
-            clients.append(replace(client, test=replace(client.test, y=torch.full_like(client.test.y, 9))))
-        return replace(federation, clients=tuple(clients))
-
-    yield
-    del catalogue._entries["scrambled"]
-
-
-def test_the_choice_does_not_depend_on_the_test_labels(tmp_path, scrambled_test_labels):
-    file = tmp_path / "x.toml"
-    model = 'embedding = { kind = "mlp", hidden = [8], out = 4 }\nhead = "linear"'
-    file.write_text(f'method = "local"\nrounds = 2\n[data]\nname = "scrambled"\n[model]\n{model}\n')
-    grid = ("--methods", "local,hetfedrep", "--grid", "lr=1e-4,1e-2", "--seeds", "0,1")
-    for scramble in ("false", "true"):
-        result = perfed("tune", file, f"scramble={scramble}", "plan.threads=1", *grid, "--out", tmp_path / scramble)
-        assert result.code == 0, result.err
-    assert (tmp_path / "true" / "grid.json").read_text() == (tmp_path / "false" / "grid.json").read_text()
-    chosen = [tomllib.loads((tmp_path / which / "chosen.toml").read_text()) for which in ("true", "false")]
-    assert chosen[0].get("methods") == chosen[1].get("methods") != {}
-
-
-def test_a_grid_over_the_model_goes_to_the_methods_own_model(tmp_path):
-    grid = ("--methods", "local", "--grid", "model.embedding.out=3,5", "--grid", "rounds=1,2")
-    result = perfed("tune", EXPERIMENT, *TINY, *grid, "--out", tmp_path / "out")
-    assert result.code == 0, result.err
-    grid_points = json.loads((tmp_path / "out" / "grid.json").read_text())
-    best = dict(item.split("=") for item in max(grid_points, key=lambda point: point["mean"])["settings"])
-    chosen = tomllib.loads((tmp_path / "out" / "chosen.toml").read_text())
-    assert chosen["rounds"] == int(best["rounds"])
-    assert chosen["methods"]["local"]["model"]["embedding"]["out"] == int(best["model.embedding.out"])
-    assert chosen["model"]["embedding"]["out"] == 64
-
-
 # list, report, help ------------------------------------------------------------------------------------------
 
 
@@ -332,13 +230,10 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compare.Run, "execute", interrupt)
+    monkeypatch.setattr(Run, "execute", interrupt)
     result = perfed("run", EXPERIMENT, *TINY, "--out", tmp_path / "out")
     assert (result.code, result.out) == (130, f"results: {tmp_path}/out\n")
-    assert (
-        result.err
-        == "perfed: interrupted; 'perfed resume DIR' continues a run or comparison from its last checkpoint\n"
-    )
+    assert result.err == "perfed: interrupted; 'perfed resume DIR' continues a run, a comparison or a search\n"
 
 
 def test_the_module_is_a_program_too():
