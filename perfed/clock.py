@@ -7,11 +7,10 @@ participation policy learns them only as the moments at which replies arrive.
 from __future__ import annotations
 
 import csv
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -26,6 +25,10 @@ from perfed.settings import STRICT
 Seconds = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
+# Bounds that keep sums of times finite: thirty years.
+LONGEST = 1e9
+_Rate = Annotated[float, Field(ge=1 / LONGEST, description="lambda; the mean is 1 / lambda")]
+
 
 @dataclass(frozen=True)
 class Population:
@@ -35,15 +38,17 @@ class Population:
         ids: client ids, sorted.
         words: the ids as words of random keys, int64 ``(N,)``; see :func:`perfed.rng.words`.
         num_samples: training samples, int64 ``(N,)``.
-        steps: local mini-batch steps of a round, int64 ``(N,)``.
+        batches: mini-batches of an epoch, int64 ``(N,)``.
         group: label group of each client, int64 ``(N,)``; ``None`` where the data has no groups.
+        epochs: local epochs of a round, by its number from 1.
     """
 
     ids: tuple[str, ...]
     words: Tensor
     num_samples: Rows
-    steps: Rows
+    batches: Rows
     group: Rows | None = None
+    epochs: Callable[[int], int] = lambda round_: 1
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -54,7 +59,7 @@ class Fixed(BaseModel):
 
     model_config = STRICT
 
-    rate: float = Field(1.0, gt=0, description="lambda; the mean is 1 / lambda")
+    rate: _Rate = 1.0
 
     def times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
         """Seconds of the clients in ``rows``."""
@@ -89,8 +94,8 @@ class Stragglers(BaseModel):
     model_config = STRICT
 
     share: float = Field(0.1, ge=0, le=1, description="of the clients that are slow, rounded to whole clients")
-    fast: float = Field(0.1, gt=0, description="mean seconds of a fast client")
-    slow: float = Field(10.0, gt=0, description="mean seconds of a slow client")
+    fast: float = Field(0.1, gt=0, le=LONGEST, description="mean seconds of a fast client")
+    slow: float = Field(10.0, gt=0, le=LONGEST, description="mean seconds of a slow client")
 
     def times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
         """Seconds of the clients in ``rows``."""
@@ -105,7 +110,7 @@ class Correlated(BaseModel):
 
     model_config = STRICT
 
-    rate: float = Field(1.0, gt=0, description="lambda; the mean is 1 / lambda")
+    rate: _Rate = 1.0
 
     def times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
         """Seconds of the clients in ``rows``."""
@@ -126,11 +131,11 @@ class Steps(BaseModel):
 
     model_config = STRICT
 
-    seconds: float = Field(0.01, gt=0, description="of one mini-batch step")
+    seconds: float = Field(0.01, gt=0, le=LONGEST, description="of one mini-batch step")
 
     def times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
-        """Seconds of the clients in ``rows``."""
-        return self.seconds * who.steps[rows].astype(np.float64)
+        """Seconds of the clients in ``rows`` in round ``round_``."""
+        return self.seconds * who.epochs(round_) * who.batches[rows].astype(np.float64)
 
 
 class Trace(BaseModel):
@@ -168,7 +173,9 @@ class Trace(BaseModel):
                     if round_ in found.setdefault(row["client"], {}):
                         raise PerfedError(f"{where}: line {reader.line_num} says this client and round again")
                     found[row["client"]][round_] = seconds
-        except (OSError, UnicodeDecodeError, csv.Error) as error:
+        except PerfedError:
+            raise
+        except (OSError, ValueError, csv.Error) as error:  # ValueError: a name with a zero byte, or not text
             reason = error.strerror if isinstance(error, OSError) else "it is not CSV text"
             raise PerfedError(f"{where}: cannot be read: {reason}") from None
         for client in ids:
@@ -194,7 +201,7 @@ class Clock(BaseModel):
     model_config = STRICT
 
     speeds: Literal["none", "fixed", "dynamic", "stragglers", "correlated", "steps", "trace"] = "none"
-    communication: float = Field(0.0, ge=0)
+    communication: float = Field(0.0, ge=0, le=LONGEST)
     fixed: Fixed = Fixed()
     dynamic: Dynamic = Dynamic()
     stragglers: Stragglers = Stragglers()
@@ -250,6 +257,8 @@ def _trace_values(row: Mapping[str, str], where: str) -> tuple[int | None, float
         seconds = float(row["seconds"])
     except ValueError:
         raise PerfedError(f"{where}: round must be a number or *, seconds a number") from None
-    if not (math.isfinite(seconds) and seconds >= 0) or (round_ is not None and round_ < 1):
-        raise PerfedError(f"{where}: seconds must be at least 0 and round at least 1 (given: {seconds}, {text})")
+    if not 0 <= seconds <= LONGEST or (round_ is not None and round_ < 1):
+        raise PerfedError(
+            f"{where}: seconds must be from 0 to {LONGEST:g} and round at least 1 (given: {seconds}, {text})"
+        )
     return round_, seconds

@@ -19,6 +19,7 @@ from perfed.config import validate
 from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.experiment import resume, start
+from perfed.presets import method_and_policy
 from perfed.registry import entry, known_names
 from perfed.report import TextTable, all_tables, comparison_rows, load_runs, write_report
 from perfed.run import Run
@@ -70,6 +71,7 @@ def check_starts(
     table: dict[str, Any], methods: list[str], seed: int, data_dir: Path | None, device: torch.device | None
 ) -> None:
     """Build every method's run without starting it, so that bad settings and data are found before any training."""
+    _check_policies(table, methods)
     experiments = [validate(method_table(table, method, seed)) for method in methods]
     data = experiments[0]
     federation = load(data.data["name"], data.data_options, seed=seed, data_dir=data_dir)
@@ -78,6 +80,17 @@ def check_starts(
             start(experiment, federation=federation, device=device)
         except PerfedError as error:
             raise PerfedError(f"{experiment.method}: {error}") from None
+
+
+def _check_policies(table: dict[str, Any], methods: list[str]) -> None:
+    """With a policy for all, a method without one of its own is no base for the speed-up of the same under a policy."""
+    given = table.get("participation", {}).get("policy", "uniform")
+    own = [method for method in methods if method_and_policy(method)[1]]
+    if given != "uniform" and 0 < len(own) < len(methods):
+        raise PerfedError(
+            f"participation.policy = '{given}' is for all methods, and {own[0]} brings a policy of its own; "
+            "participation.policy=uniform leaves the others without one"
+        )
 
 
 @dataclass(frozen=True)

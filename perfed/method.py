@@ -304,9 +304,8 @@ class Method(BaseModel):
 
     # Terms -------------------------------------------------------------------------------------------------
 
-    @property
-    def epochs_per_round(self) -> int:
-        """Local epochs of a round, all phases and models together: the work that clocks time by steps.
+    def epochs_in(self, round_: int) -> int:
+        """Local epochs of round ``round_``, all phases and models together: the work that clocks time by steps.
 
         One epoch is one gradient for each mini-batch of the client.
         """

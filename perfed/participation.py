@@ -24,8 +24,6 @@ class Srpfl(StageRule):
     rule: Literal["plateau", "fixed", "theory"] = Field("plateau", description="when a stage ends")
     contraction: float | None = Field(None, gt=0, lt=1, description="a of theorem 4.7, for rule 'theory'")
     excess: float = Field(1.1, gt=1, lt=math.sqrt(2), description="c-hat of the target error, for rule 'theory'")
-    rate: float = Field(1.0, gt=0, description="of the exponential times that rule 'theory' supposes")
-    cost: float = Field(0.0, ge=0, description="of communication that rule 'theory' supposes")
     double: Literal["clients", "samples"] = Field("clients", description="what doubles from stage to stage")
     redraw: Literal["round", "stage"] = Field("round", description="how often the invited clients are drawn")
 
@@ -67,7 +65,7 @@ class Participation(BaseModel):
         last_round: ``"all"``: every client is invited to the last round (FLIC's and FedPAC's protocol), except by the
             policies in stages.
         fit_unused: a client that was never used is evaluated after fitting its personal parameters to the newest
-            shared ones, and keeps those at the end (Tziotis et al. 2023, remark 4.8); always so with ``srpfl``.
+            shared ones, and keeps those at the end (Tziotis et al. 2023, remark 4.8); not given: with ``srpfl`` only.
     """
 
     model_config = STRICT
@@ -75,7 +73,7 @@ class Participation(BaseModel):
     policy: PolicyName = "uniform"
     rate: float = Field(1.0, gt=0, le=1)
     last_round: Literal["all", "sampled"] = "all"
-    fit_unused: bool = False
+    fit_unused: bool | None = None
     srpfl: Srpfl = Srpfl()
     flanp: Flanp = Flanp()
     deadline: Deadline = Deadline()
@@ -84,7 +82,7 @@ class Participation(BaseModel):
     @property
     def fits_unused(self) -> bool:
         """Whether clients that were never used fit their personal parameters."""
-        return self.fit_unused or self.policy == "srpfl"
+        return self.policy == "srpfl" if self.fit_unused is None else self.fit_unused
 
     def count(self, clients: int) -> int:
         """``max(1, floor(rate * clients))``."""

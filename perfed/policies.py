@@ -102,7 +102,7 @@ class _OverSelection(Policy):
         if self.for_all(round_):
             return super().select(round_, ask)
         wanted = self.settings.count(len(self.who))
-        invited = math.ceil(self.settings.overselection.factor * wanted - 1e-9)
+        invited = math.ceil(min(self.settings.overselection.factor * wanted, len(self.who)) - 1e-9)
         return _first(ask(self.invited(round_, invited)), wanted)
 
 
@@ -131,9 +131,7 @@ class _Srpfl(Policy):
         if (own.rule == "theory") != (own.contraction is not None):
             raise PerfedError("participation.srpfl.rule = 'theory' needs participation.srpfl.contraction, others none")
         if own.contraction is not None:
-            lengths = stage_lengths(
-                sampled, own.first, own.contraction, excess=own.excess, rate=own.rate, cost=own.cost
-            )
+            lengths = stage_lengths(sampled, own.first, own.contraction, excess=own.excess)
         self.stages = Stages(own, lengths, "participation.srpfl")
         self.state = self.stages.state
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import perfed.methods  # noqa: F401 - registers the methods
-from perfed.registry import entry, preset
+from perfed.participation import POLICIES
+from perfed.registry import entry, preset, preset_names
 
 preset("fedrep-srpfl", "fedrep", "srpfl", "FedRep under SRPFL's participation (Tziotis et al. 2023, Algorithm 1)")
 preset("lg-srpfl", "lg-fedavg", "srpfl", "LG-FedAvg under SRPFL's participation (Tziotis et al. 2023, section 5)")
@@ -11,6 +12,19 @@ preset("flanp", "fedavg", "flanp", "FedAvg on the fastest clients, whose number 
 preset("flanp-ft", "fedavg-ft", "flanp", "FLANP; each client evaluates a copy fine-tuned on its own data")
 
 
-def base_of(name: str) -> str:
-    """Name of the method that ``name``, a method or a preset, runs."""
-    return entry(name).base or name
+def method_and_policy(name: str) -> tuple[str, str]:
+    """The method that ``name`` runs, without a module, and the policy that the name says; empty where it says none.
+
+    Reads nothing but the name and the shipped presets, so that results can be read where the user's module is not.
+
+    Example:
+        >>> method_and_policy("fedrep-srpfl"), method_and_policy("mine:avg+deadline"), method_and_policy("ditto")
+        (('fedrep', 'srpfl'), ('avg', 'deadline'), ('ditto', ''))
+    """
+    own = name.rpartition(":")[2]
+    method, plus, policy = own.rpartition("+")
+    if plus and policy in POLICIES:
+        return method, policy
+    if own in preset_names():
+        return entry(own).base, entry(own).policy
+    return own, ""

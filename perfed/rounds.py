@@ -153,8 +153,9 @@ def _population(federation: Federation, method: Method) -> Population:
         tuple(federation.ids),
         rng.words(federation.ids),
         sizes,
-        -(-sizes // method.batch_size) * method.epochs_per_round,
+        -(-sizes // method.batch_size),
         None if group is None else np.array([group[client] for client in federation.ids], np.int64),
+        method.epochs_in,
     )
 
 
@@ -261,17 +262,20 @@ class Server:
         num_samples = sum(len(self.engine.clients[client].train) for client in record.participants)
         policy.observe(record.train_loss, gradient, num_samples)
 
-    def settle(self, ids: Sequence[str], number: int) -> None:
+    def settle(self, ids: Sequence[str], number: int) -> int:
         """Let clients that were never used fit what is their own, where the policy says so.
 
         Args:
             ids: the clients that were never used.
             number: of the last round.
+
+        Returns:
+            Bytes sent to them.
         """
         if not ids or not self.participation.fits_unused:
-            return
+            return 0
         clients = _Clients(self.engine, list(ids), number, "settle", None)
-        self._transaction(clients, self._settle)
+        return self._transaction(clients, self._settle).bytes_down
 
     def _settle(self, server: ServerState, clients: _Clients) -> None:
         method = self.setup.method

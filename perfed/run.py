@@ -91,7 +91,7 @@ class Run:
         self.notes: list[str] = []
         self._done = self._saved = -1
         self._tally = Tally.empty(self.evaluation.targets)
-        self._wall = 0.0
+        self._wall = self._training = 0.0
         if federation.num_domains and self.evaluation.when == "after":
             self.notes.append("no metrics per domain: they are measured before local training (evaluation.when)")
         if self.evaluation.split != "train" and all(c.split(self.evaluation.split) is None for c in federation):
@@ -117,7 +117,7 @@ class Run:
             saved = time.perf_counter()
             if self._done < 0:
                 try:
-                    with _diverging("preparation before round 1"):
+                    with _diverging("preparation before round 1"), self._timed():
                         self.server.prepare()
                 except PerfedError:
                     if self.directory is not None:
@@ -150,13 +150,15 @@ class Run:
 
     def _round(self, number: int, started: float) -> dict[str, Any]:
         evaluate = self._evaluates(number)
-        done = self.server.round(number, measure=self.evaluation.split if evaluate else None)
-        self._tally.add(done)
-        if number == self.rounds:
-            self.server.settle(self._never_used, number)
+        with self._timed():
+            done = self.server.round(number, measure=self.evaluation.split if evaluate else None)
+            self._tally.add(done)
+            if number == self.rounds:
+                done.bytes_down += self.server.settle(self._never_used, number)
         record: dict[str, Any] = {
             "round": number,
             "wall_seconds": time.perf_counter() - started,
+            "training_seconds": self._training,
             "virtual_time": self._tally.virtual_time,
             "participants": done.participants,
             "train_loss": done.train_loss,
@@ -175,6 +177,13 @@ class Run:
         self._done = number
         self.history.append(record)
         return record
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Add the time to that of training."""
+        started = time.perf_counter()
+        yield
+        self._training += time.perf_counter() - started
 
     @property
     def _never_used(self) -> list[str]:
@@ -232,6 +241,7 @@ class Run:
             **({"targets": tally.targets} if tally.targets else {}),
             "evaluation": self.evaluation.model_dump(),
             "wall_seconds": self._wall,
+            "training_seconds": self._training,
             "virtual_time": tally.virtual_time,
             **({"counts": tally.counts} if tally.counts else {}),
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
@@ -317,6 +327,7 @@ class Run:
             "tally": self._tally.plain(),
             "policy": self.server.selection.policy.state,
             "wall_seconds": self._wall,
+            "training_seconds": self._training,
             "notes": self.notes,
             "plan": self.plan.to_dict(),
             "data": self.federation.fingerprint,
@@ -347,6 +358,7 @@ class Run:
         self._tally = Tally.of_plain(found.progress.get("tally", {}))
         self.server.selection.policy.state.update(found.progress["policy"])
         self._wall = found.progress["wall_seconds"]
+        self._training = found.progress.get("training_seconds", self._wall)  # older ones have one time for both
         self.notes = [*found.progress["notes"], *found.notes]
         self.plan.paths.update(Plan.from_dict(found.progress["plan"]).paths)
         self.notes += self.directory.truncate_rounds(found.round)

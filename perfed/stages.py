@@ -86,9 +86,12 @@ def check_first(where: str, first: int, clients: int) -> None:
 
 
 def error_floor(a: float, ratio: float) -> float:
-    """``a / (sqrt(ratio (1-a)) (1 - sqrt(1-a)))``, where the bound of theorem 4.7 comes to rest with n = ratio n_0."""
+    """Where the bound of theorem 4.7 comes to rest with n = ratio n_0.
+
+    ``a / (sqrt(ratio (1-a)) (1 - sqrt(1-a)))``, which is ``(1 + sqrt(1-a)) / sqrt(ratio (1-a))``.
+    """
     _check(0 < a < 1, "a", a, "strictly between 0 and 1")
-    return a / (math.sqrt(ratio * (1 - a)) * (1 - math.sqrt(1 - a)))
+    return (1 + math.sqrt(1 - a)) / math.sqrt(ratio * (1 - a))
 
 
 def order_statistic(n: int, clients: int, rate: float = 1.0) -> float:
@@ -144,27 +147,26 @@ def rounds_to_reach(target: float, floor: float, a: float, start: float = 1.0) -
     return 0 if target >= start else math.ceil(2 * math.log((target - floor) / (start - floor)) / math.log1p(-a))
 
 
-def stage_lengths(
-    clients: int, first: int, a: float, *, excess: float, rate: float = 1.0, cost: float = 0.0
-) -> list[int]:
+def stage_lengths(clients: int, first: int, a: float, *, excess: float) -> list[int]:
     """tau_r, the rounds of each stage of :func:`stage_sizes`, at least 1 each.
 
-    The first stage brings the bound from 1 to X_1; the middle ones take t_r; the last ends at ``excess`` times the
-    floor of N: ``2 log(1 / (excess - 1)) / log(1 / (1-a))``, or from 1 where n_0 = N and it is the only one.
+    The middle stages take t_r, in which the rate of the exponential times and the cost of communication cancel; the
+    last ends at ``excess`` times the floor of N: ``2 log(1 / (excess - 1)) / log(1 / (1-a))``. The first has one round:
+    it ends at X_1, which is above the floor of n_0, at least 2 for every a, and no distance is above 1. Where n_0 = N
+    that stage is the only one.
 
     ``clients`` is N, ``first`` n_0, ``a`` strictly between 0 and 1 (the theorem's is at most 1/4), ``excess`` the c-hat
-    of the target error (equation 12), between 1 and sqrt(2), ``rate`` lambda of the exponential times, ``cost`` C.
+    of the target error (equation 12), between 1 and sqrt(2).
 
     Source: Tziotis et al. 2023, lemma B.1 and equations 203, 207, 240.
     """
     _check(1 < excess < math.sqrt(2), "excess", excess, "strictly between 1 and the root of 2")
-    times = [order_statistic(n, clients, rate) for n in stage_sizes(clients, first)]
-    floor = error_floor(a, 1)
+    _check(0 < a < 1, "a", a, "strictly between 0 and 1")
+    times = [order_statistic(n, clients) for n in stage_sizes(clients, first)]
     if len(times) == 1:
-        return [max(1, rounds_to_reach(excess * floor, floor, a))]
-    opening = rounds_to_reach(doubling_points(clients, first, a, rate=rate, cost=cost)[0], floor, a)
+        return [1]
     closing = 2 * math.log(1 / (excess - 1)) / -math.log1p(-a)
-    return [max(1, math.ceil(t)) for t in (opening, *middle_stage_rounds(times, a), closing)]
+    return [1, *(max(1, math.ceil(t)) for t in (*middle_stage_rounds(times, a), closing))]
 
 
 def expected_time(

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Target = dict[str, Any]
-"""``accuracy`` (the target, a fraction), ``round``, ``virtual_time``, ``wall_seconds``: None where never reached."""
+"""``accuracy`` (the target, a fraction) and ``WHEN`` it was reached, None where it never was."""
 
-WHEN = ("round", "virtual_time", "wall_seconds")
+WHEN = ("round", "virtual_time", "training_seconds")
 # Three clients at 0.7 each have the mean 0.6999999999999998: rounding alone must not miss a target.
 ROUNDING = 1e-9
 

@@ -73,7 +73,7 @@ def print_choice(chosen: Mapping[str, tuple[list[str], float]], runs: int) -> No
 
 def rich_table(table: TextTable) -> Table:
     """A table of the report for the terminal."""
-    shown = Table(title=Text(table.title))
+    shown = Table(title=Text(table.title), caption=table.note or None)
     for index, title in enumerate(table.header):
         shown.add_column(Text(title), justify="left" if index == 0 else "right")
     for row in table.rows:

@@ -18,7 +18,7 @@ def people(count: int, *, sizes=None, group=None, batch: int = 10, epochs: int =
     ids = tuple(f"{i:05d}" for i in range(count))
     sizes = np.full(count, 20) if sizes is None else np.array(sizes)
     return Population(
-        ids, rng.words(ids), sizes, -(-sizes // batch) * epochs, None if group is None else np.array(group)
+        ids, rng.words(ids), sizes, -(-sizes // batch), None if group is None else np.array(group), lambda _: epochs
     )
 
 
@@ -64,6 +64,12 @@ def test_dynamic_speeds_are_exponential_with_a_parameter_of_each_client(paramete
     own = 1 / scale if parameter == "rate" else scale
     assert stats.kstest(own, stats.uniform(1 / 50, 1 - 1 / 50).cdf).pvalue > 1e-3
     assert not (found[0] == found[1]).any()
+
+
+def test_dynamic_speeds_do_not_come_near_zero_with_few_clients():
+    clock = {"speeds": "dynamic", "dynamic": {"parameter": "mean"}}
+    found = np.stack([times(clock, people(2), seed=seed) for seed in range(4000)])
+    assert found.mean() == pytest.approx((1 / 2 + 1) / 2, rel=0.04)  # lambda ~ U[1/2, 1]; from 0 on: 0.5
 
 
 def test_stragglers_are_a_share_of_the_clients_and_their_numbers_are_means():
@@ -124,6 +130,24 @@ def test_the_steps_of_a_round_are_those_of_all_its_phases():
         assert server.round(1).replied == {"c0": 2.0 * epochs, "c1": 6.0 * epochs, "c2": 3.0 * epochs}
 
 
+def test_the_steps_are_those_of_the_round():
+    federation = blobs((5, 21, 10))
+    for method, epochs in (
+        (make("fedrep", local_epochs=3, body_epochs=2, body_from_round=2), (3, 5)),
+        (make("feddar-wa", local_epochs=3, head_epochs=4, warmup_rounds=1, warmup_epochs=2), (2, 7)),
+        (make("fedavg-multi-head", local_epochs=3, warmup_rounds=1, warmup_epochs=2), (2, 3)),
+    ):
+        server = serve(method, federation, clock=Clock(speeds="steps", steps={"seconds": 1.0}))
+        server.prepare()
+        assert tuple(server.round(number).replied["c0"] / 2 for number in (1, 2)) == epochs
+
+
+def test_times_that_would_not_add_up_are_refused():
+    for wrong in ({"communication": 1e308}, {"fixed": {"rate": 1e-320}}, {"steps": {"seconds": float("inf")}}):
+        with pytest.raises(ValidationError):
+            Clock(**wrong)
+
+
 def test_a_trace_is_followed_and_rounds_it_does_not_name_take_the_star(tmp_path):
     clock = trace(tmp_path, "00000,*,1.5", "00001,2,4", "00001,*,0", "00002,1,7", "00002,2,8")
     timer = Timer(Clock(**clock), people(3), 0, 2)
@@ -136,9 +160,9 @@ def test_a_trace_is_followed_and_rounds_it_does_not_name_take_the_star(tmp_path)
     [
         (["00000,*,1"], "lacks client '00001'; every client needs a line"),
         (["00000,*,1", "00001,1,1"], "lacks round 2 of client '00001'"),
-        (["00000,*,-1"], r"line 2: seconds must be at least 0 and round at least 1 \(given: -1.0, \*\)"),
-        (["00000,*,nan"], "line 2: seconds must be at least 0"),
-        (["00000,0,1"], "line 2: seconds must be at least 0 and round at least 1"),
+        (["00000,*,-1"], r"line 2: seconds must be from 0 to 1e.09 and round at least 1 \(given: -1.0, \*\)"),
+        (["00000,*,nan"], "line 2: seconds must be from 0"),
+        (["00000,0,1"], "line 2: seconds must be from 0 to 1e.09 and round at least 1"),
         (["00000,x,1"], r"line 2: round must be a number or \*, seconds a number"),
         (["00000,*,fast"], "line 2: round must be a number or"),
         (["00000,*"], "line 2 needs client, round and seconds"),
@@ -150,6 +174,11 @@ def test_traces_that_cannot_be_used_are_refused(tmp_path, lines, message):
     with pytest.raises(PerfedError, match=message) as error:
         Timer(Clock(**trace(tmp_path, *lines)), people(2), 0, 2)
     assert "clock.trace.file" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_trace_whose_name_no_file_can_have_is_refused():
+    with pytest.raises(PerfedError, match=r"clock\.trace\.file = .* cannot be read"):
+        Timer(Clock(speeds="trace", trace={"file": "a\0b"}), people(2), 0, 1)
 
 
 def test_a_trace_that_is_not_there_is_refused():

@@ -7,18 +7,21 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from engines import ENGINES, blobs, cohort, difference, every_tensor, make, network, network_for, serve, train
+from engines import ENGINES, blobs, cohort, difference, every_tensor, make, network, network_for, quick, serve, train
 from pydantic import ValidationError
 from scipy import stats
 
 from perfed import rng
 from perfed.clock import Clock, Population
+from perfed.config import Evaluation
 from perfed.errors import PerfedError
 from perfed.federation import Federation
+from perfed.methods.flic import Anchors
 from perfed.model import Model, linear
 from perfed.participation import Participation
 from perfed.policies import Selection
 from perfed.rounds import Server
+from perfed.run import Run
 from perfed.stages import stage_lengths
 
 IDS = tuple(f"c{i}" for i in range(10))
@@ -117,8 +120,8 @@ def test_replies_of_the_same_moment_are_not_taken_in_the_order_of_the_ids():
 def test_stage_lengths_may_be_a_list_or_come_from_the_theory_or_from_the_training_loss():
     sizes = [len(choice.ids) for choice in play(srpfl(stage_rounds=[1, 4, 2]), rounds=10)]
     assert sizes == [2] + [4] * 4 + [8] * 2 + [10] * 3
-    lengths = stage_lengths(10, 2, 0.25, excess=1.2, rate=1.0, cost=3.0)
-    theory = {"rule": "theory", "stage_rounds": None, "contraction": 0.25, "excess": 1.2, "cost": 3.0}
+    lengths = stage_lengths(10, 2, 0.25, excess=1.2)
+    theory = {"rule": "theory", "stage_rounds": None, "contraction": 0.25, "excess": 1.2}
     total = sum(lengths[:3])
     sizes = [len(choice.ids) for choice in play(srpfl(**theory), rounds=total + 1)]
     assert sizes == [2] * lengths[0] + [4] * lengths[1] + [8] * lengths[2] + [10]
@@ -169,6 +172,12 @@ def test_flanp_keeps_the_clients_of_a_stage_and_adds_the_fastest_others():
         assert choice.seconds == max(choice.replied[client] for client in choice.ids)
 
 
+def test_flanp_draws_its_candidates_once_and_stays_with_them():
+    policy = {"policy": "flanp", "rate": 0.5, "flanp": {"first": 2, "rule": "fixed", "stage_rounds": 1}}
+    found = play(policy, {"speeds": "dynamic"}, rounds=20)
+    assert len(found[-1].ids) == len({client for choice in found for client in choice.replied}) == 5
+
+
 def test_a_deadline_uses_all_replies_within_it_and_lasts_until_it_unless_all_are_there():
     clock = {"speeds": "dynamic", "communication": 0.2}
     policy = {"policy": "deadline", "rate": 0.5, "deadline": {"seconds": 2.0}}
@@ -186,6 +195,8 @@ def test_over_selection_invites_more_clients_than_it_uses():
     for choice in play(policy, {"speeds": "dynamic"}):
         assert len(choice.replied) == 6
         assert choice.ids == sorted(sorted(choice.replied, key=choice.replied.__getitem__)[:4])
+    everyone = play({**policy, "overselection": {"factor": 1e308}}, rounds=1)
+    assert len(everyone[0].replied) == 10 and len(everyone[0].ids) == 4
 
 
 @pytest.mark.parametrize(
@@ -306,6 +317,45 @@ def test_the_time_of_a_scripted_run_equals_the_hand_computation(tmp_path):
     assert two[0].seconds == 22.0
     slow = _records(serve(make("fedavg"), federation, clock=scripted(tmp_path, 0.0)), 2)
     assert [record.seconds for record in slow] == [9.0, 5.0]
+    # Alignment of everybody after each round: one more exchange, and the slowest client is waited for.
+    flic = _records(serve(make("hetfedrep", more_terms=(quick(Anchors, realign_epochs=1),)), federation, **options), 2)
+    assert [record.seconds for record in flic] == [12.0 + 19.0, 12.0 + 15.0]
+
+
+def test_the_gradient_that_flanp_asks_for_is_an_exchange_of_its_own(tmp_path):
+    federation = blobs((5, 4, 3, 6))
+    rules = [{"rule": "fixed", "stage_rounds": 9}, {"rule": "gradient", "mu": 1e9}]
+    policies = [Participation(policy="flanp", flanp={"first": 2, **rule}) for rule in rules]
+    options = {"clock": scripted(tmp_path, 10.0)}
+    plain, asked = (_records(serve(make("fedavg"), federation, participation=p, **options), 1)[0] for p in policies)
+    assert plain.participants == asked.participants
+    assert asked.seconds == plain.seconds + 10 and asked.exchanges == plain.exchanges + 1
+    # The new model goes out and a gradient comes back, to and from the two used: as much as the model itself.
+    assert asked.bytes_up > plain.bytes_up * 3 / 2 and asked.bytes_down == plain.bytes_down * 3 // 2
+
+
+def test_a_run_lets_clients_that_were_never_used_fit_their_heads():
+    """Also in the evaluations on the way, on a copy; ``fit_unused = false`` leaves them as they are."""
+    federation, accuracy, heads = blobs((5, 4, 3, 6)), {}, {}
+    for fits in (None, False):
+        policy = Participation(**srpfl(first=1, stage_rounds=9), fit_unused=fits)
+        run = Run(
+            federation,
+            make("fedrep"),
+            network(),
+            rounds=3,
+            participation=policy,
+            clock=FIXED,
+            evaluation=Evaluation(every=1),
+        )
+        run.execute()
+        assert len({client for line in run.history for client in line["participants"]}) == 1
+        accuracy[fits] = [line["metrics"]["loss"]["mean"] for line in run.history]
+        heads[fits] = {client: run.model(client)[1]["head.weight"] for client in federation.ids}
+    assert all(fitted < left for fitted, left in zip(accuracy[None], accuracy[False], strict=True))
+    (used,) = run.history[0]["participants"]
+    for client in federation.ids:
+        assert torch.equal(heads[None][client], heads[False][client]) == (client == used)
 
 
 @pytest.mark.parametrize("name", ["ditto", "apfl", "fedrod", "l2gd", "pfedme", "lg-fedavg", "fedproto-g", "flic-hl"])

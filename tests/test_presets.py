@@ -11,7 +11,7 @@ from command_line import EXPERIMENT, TINY, perfed
 from perfed.config import find_experiment, validate
 from perfed.errors import PerfedError
 from perfed.overrides import override
-from perfed.presets import base_of
+from perfed.presets import method_and_policy
 from perfed.registry import entry, method_names, preset_names
 from perfed.report import load_runs, with_communication
 
@@ -22,7 +22,7 @@ def experiment(*settings: str, method: str = "fedrep-srpfl"):
 
 @pytest.mark.parametrize("name", preset_names())
 def test_a_preset_is_its_method_with_a_policy(name):
-    preset, base = entry(name), entry(base_of(name))
+    preset, base = entry(name), entry(method_and_policy(name)[0])
     assert preset.method is base.method and base.name in method_names() and not base.policy
     built = experiment(method=name)
     assert type(built.build_method()) is base.method
@@ -70,11 +70,21 @@ def test_unknown_names_are_told_of_presets():
 
 def test_any_method_goes_with_any_policy_by_a_plus():
     built = experiment("srpfl={first=1}", method="fedpac+srpfl")
-    assert type(built.build_method()) is entry("fedpac").method and base_of("fedpac+srpfl") == "fedpac"
+    assert type(built.build_method()) is entry("fedpac").method
+    assert method_and_policy("fedpac+srpfl") == method_and_policy("mine:fedpac+srpfl") == ("fedpac", "srpfl")
     assert built.build_participation().policy == "srpfl"
     for wrong in ("fedpac+fast", "fast+srpfl", "fedrep-srpfl+srpfl", "+srpfl", "fedpac+"):
         with pytest.raises(PerfedError, match=r"unknown method '.*'; allowed: .*METHOD\+POLICY .* srpfl, flanp"):
             entry(wrong)
+
+
+def test_a_policy_for_all_and_one_of_a_methods_own_do_not_mix(tmp_path):
+    """The method without a policy of its own would run under the same one, and the speed-up would be 1."""
+    command = ("compare", EXPERIMENT, *TINY, "participation.policy=srpfl", "srpfl={first=1}", "--out", tmp_path / "out")
+    refused = perfed(*command, "--methods", "fedrep,fedrep-srpfl")
+    assert refused.code == 2 and refused.err.count("\n") == 1 and not (tmp_path / "out").exists()
+    assert "participation.policy = 'srpfl' is for all methods, and fedrep-srpfl brings a policy" in refused.err
+    assert perfed(*command, "--methods", "hetfedrep,local").code == 0
 
 
 def test_a_report_with_another_cost_of_communication_is_that_of_runs_that_had_it(tmp_path):

@@ -46,7 +46,7 @@ def write_run(directory: Path, method: str, seed: int, *, metric: str = "accurac
     directory.mkdir()
     settings = f'name = "toy"\nmethod = "{method}"\nseed = {seed}\nrounds = 3\n[data]\nname = "<script>x & y"\n'
     (directory / "config.toml").write_text(settings)
-    lines = [{"round": number, "wall_seconds": 0.5, "train_loss": 1.0} for number in (1, 2, 3)]
+    lines = [{"round": number, "training_seconds": 0.5, "train_loss": 1.0} for number in (1, 2, 3)]
     for line in lines[::2]:
         value = spread(mean - 0.1 * (3 - line["round"]))
         line.update({"metrics": {metric: value}} | ({"accuracy": value} if metric == "accuracy" else {}))

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def made(
     for number in range(1, 5):
         clocked = 10.0 * number * (1 + seed) if clock else float(number)
         sizes = {"bytes_up": 1_000_000, "bytes_down": 500_000 * (1 + seed)}
-        lines.append({"round": number, "wall_seconds": 0.5 * number, "virtual_time": clocked, **sizes})
+        lines.append({"round": number, "training_seconds": 0.5 * number, "virtual_time": clocked, **sizes})
         if number in ROUNDS:
             value = spread(0.5 + 0.1 * ROUNDS.index(number) + 0.1 * seed)
             lines[-1] |= {"metrics": {"accuracy": value}, "accuracy": value}
@@ -59,7 +60,7 @@ def made(
     summary |= {"metrics": {"accuracy": found}, "accuracy": found, "virtual_time": lines[-1]["virtual_time"]}
     if times is not None:
         summary["targets"] = [
-            {"accuracy": target, "round": time and 2, "virtual_time": time, "wall_seconds": time and 1.0}
+            {"accuracy": target, "round": time and 2, "virtual_time": time, "training_seconds": time and 1.0}
             for target, time in times.items()
         ]
     if domains is not None:
@@ -97,6 +98,22 @@ def test_time_to_accuracy_and_speed_up_over_the_base_method(tmp_path):
     assert table.rows[2] == ["local", "not reached", "not reached", "not reached", "–", "–", "–"]
 
 
+def test_the_base_of_a_method_of_ones_own_is_found_by_name_alone(tmp_path):
+    """A report needs no module of the user's; ``+uniform`` is no policy to be faster than."""
+    times = {0.7: 30.0}, {0.7: 10.0}
+    names = "gone:mine", "gone:mine+srpfl", "fedrep+uniform", "fedrep-srpfl"
+    runs = [made(tmp_path / str(i), name, 0, times=times[i % 2]) for i, name in enumerate(names)]
+    table = target_table(load_runs(runs))
+    assert [row[2] for row in table.rows] == ["–", "3.00 over gone:mine", "–", "3.00 over fedrep+uniform"]
+
+
+def test_a_table_says_that_fitting_takes_no_time(tmp_path):
+    (run,) = load_runs([made(tmp_path / "run", "fedrep", 0, times={0.7: 30.0})])
+    for text, said in (("", False), ("policy = 'srpfl'", True), ("policy = 'srpfl'\nfit_unused = false", False)):
+        one = replace(run, config_text=f"method = 'fedrep'\n[participation]\n{text}")
+        assert ("takes no virtual time" in target_table([one]).note) == said
+
+
 def test_without_a_base_method_there_is_no_speed_up_and_without_targets_no_table(tmp_path):
     alone = made(tmp_path / "srpfl", "fedrep-srpfl", 0, times={0.7: 50.0})
     other = made(tmp_path / "other", "local", 0, times={0.8: 1234.56})
@@ -111,7 +128,7 @@ def test_comparison_rows_say_virtual_time_and_targets_with_their_nulls(tmp_path)
         load_runs([made(tmp_path / "a", "fedrep", 0, times={0.8: None}, clock=True), made(tmp_path / "b", "local", 0)])
     )
     assert first["virtual_time"] == 40.0
-    assert first["targets"] == [{"accuracy": 0.8, "round": None, "virtual_time": None, "wall_seconds": None}]
+    assert first["targets"] == [{"accuracy": 0.8, "round": None, "virtual_time": None, "training_seconds": None}]
     assert second["virtual_time"] == 4.0 and "targets" not in second
 
 
@@ -197,7 +214,7 @@ def test_an_axis_that_a_run_lacks_is_not_offered(tmp_path):
     assert [button.label for button in figure.layout.updatemenus[0].buttons] == ["Rounds", "Wall time"]
     assert [list(trace.x) for trace in figure.data] == [[1, 3], [1, 2, 4]]
     file = old / "rounds.jsonl"
-    lines = [{**json.loads(line), "wall_seconds": None} for line in file.read_text().splitlines()]
+    lines = [{**json.loads(line), "training_seconds": None} for line in file.read_text().splitlines()]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     figure = metric_curves(load_runs([old]), "accuracy")
     assert figure is not None and not figure.layout.updatemenus

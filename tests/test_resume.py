@@ -52,7 +52,7 @@ def tensors(directory: Path) -> dict[str, torch.Tensor]:
 
 def rounds(directory: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (directory / "rounds.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "wall_seconds"} for line in lines]
+    return [{key: value for key, value in line.items() if not key.endswith("_seconds")} for line in lines]
 
 
 def assert_same_run(one: Path, other: Path) -> None:

@@ -15,6 +15,7 @@ from perfed.errors import PerfedError
 from perfed.evaluate import spread
 from perfed.experiment import resume, start
 from perfed.overrides import override
+from perfed.rounds import Server
 from perfed.run import Run
 from perfed.targets import described, unreached, updated
 
@@ -22,7 +23,7 @@ TARGETS = (0.1, 0.3, 0.5, 1.0)
 
 
 def line(number: int, accuracy: float | None = None) -> dict[str, Any]:
-    times = {"round": number, "virtual_time": 2.5 * number, "wall_seconds": 0.1 * number}
+    times = {"round": number, "virtual_time": 2.5 * number, "training_seconds": 0.1 * number}
     return times if accuracy is None else times | {"accuracy": {"mean": accuracy}}
 
 
@@ -31,8 +32,8 @@ def test_the_first_evaluated_round_at_the_target_counts():
     for record in (line(1), line(2, 0.5), line(3, 0.75), line(4), line(5, 0.8), line(6, 0.6), line(7, 0.85)):
         found = updated(found, record)
     assert [target["round"] for target in found] == [3, 5, None]
-    assert found[1] == {"accuracy": 0.8, "round": 5, "virtual_time": 12.5, "wall_seconds": 0.5}
-    assert found[2] == {"accuracy": 0.9, "round": None, "virtual_time": None, "wall_seconds": None}
+    assert found[1] == {"accuracy": 0.8, "round": 5, "virtual_time": 12.5, "training_seconds": 0.5}
+    assert found[2] == {"accuracy": 0.9, "round": None, "virtual_time": None, "training_seconds": None}
     assert described(found) == [
         "70 %: round 3, virtual time 7.5",
         "80 %: round 5, virtual time 12.5",
@@ -59,7 +60,7 @@ def by_hand(directory: Path) -> list[dict[str, Any]]:
     found = []
     for target in TARGETS:
         reached = [one for one in lines if "accuracy" in one and one["accuracy"]["mean"] >= target]
-        when = {key: reached[0][key] if reached else None for key in ("round", "virtual_time", "wall_seconds")}
+        when = {key: reached[0][key] if reached else None for key in ("round", "virtual_time", "training_seconds")}
         found.append({"accuracy": target, **when})
     return found
 
@@ -95,6 +96,28 @@ def test_only_evaluated_rounds_count_and_the_command_says_when(tmp_path):
     assert {target["round"] for target in found} <= {5, 10, 12, None}
     assert f"local: 10 %: round {found[0]['round']}, virtual time" in result.out
     assert "local: 100 %: not reached" in result.out
+
+
+def test_training_seconds_leave_evaluations_out(monkeypatch):
+    """Time stands still but in rounds, which take one second, and in evaluations, which take a hundred."""
+    now = [0.0]
+    monkeypatch.setattr("perfed.run.time.perf_counter", lambda: now[0])
+
+    def slowly(work, seconds):
+        def wrapped(*given, **more):
+            now[0] += seconds
+            return work(*given, **more)
+
+        return wrapped
+
+    monkeypatch.setattr(Server, "round", slowly(Server.round, 1.0))
+    monkeypatch.setattr(Server, "evaluate", slowly(Server.evaluate, 100.0))
+    run = Run(blobs(), make("local"), network(), rounds=3, evaluation=Evaluation(every=1, targets=(0.01,)))
+    summary = run.execute()
+    assert [line["training_seconds"] for line in run.history] == [1.0, 2.0, 3.0]
+    assert [line["wall_seconds"] for line in run.history] == [1.0, 102.0, 203.0]
+    assert (summary["training_seconds"], summary["wall_seconds"]) == (3.0, 303.0)
+    assert summary["targets"][0]["training_seconds"] == float(summary["targets"][0]["round"])
 
 
 def test_a_comparison_prints_and_keeps_the_times(tmp_path):

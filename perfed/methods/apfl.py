@@ -32,8 +32,7 @@ class APFL(Method):
         """``local``: each client's v."""
         return {"local": ParameterSet("client", like="shared")}
 
-    @property
-    def epochs_per_round(self) -> int:
+    def epochs_in(self, round_: int) -> int:
         """Of both models."""
         return 2 * self.local_epochs
 

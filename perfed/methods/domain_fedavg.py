@@ -35,6 +35,10 @@ class DomainFedAvg(Method):
     warmup_rounds: int = Field(0, ge=0, description="first rounds, of FedAvg with the same parameters for all domains")
     warmup_epochs: int = Field(1, ge=0, description="local epochs of these rounds")
 
+    def epochs_in(self, round_: int) -> int:
+        """``warmup_epochs`` in the rounds of the warm-up."""
+        return self.warmup_epochs if round_ <= self.warmup_rounds else self.local_epochs
+
     def sets(self) -> dict[str, ParameterSet]:
         """The weight of a sample of each domain."""
         return {"domain_weights": ParameterSet("server", init=unit_weights)}

@@ -77,9 +77,10 @@ class FedDAR(DomainFedAvg):
             raise ValueError("true needs a placement with the head alone per-domain; allowed with this one: false")
         return value
 
-    @property
-    def epochs_per_round(self) -> int:
+    def epochs_in(self, round_: int) -> int:
         """Of the heads, where they are trained before the body, and of the body."""
+        if round_ <= self.warmup_rounds:
+            return super().epochs_in(round_)
         heads = self.head_epochs if self.alternate and self.head_epochs != "exact" else 0
         return heads + self.local_epochs
 

@@ -44,8 +44,7 @@ class FedEM(Method):
             "mixture": ParameterSet("client", init=self._uniform),
         }
 
-    @property
-    def epochs_per_round(self) -> int:
+    def epochs_in(self, round_: int) -> int:
         """Of every component."""
         return self.components * self.local_epochs
 

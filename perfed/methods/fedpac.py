@@ -56,8 +56,7 @@ class FedPAC(Method):
     ridge: float = Field(1e-3, ge=0, description="added to the feature covariance, as a part of its mean eigenvalue")
     cut: float = Field(0.0, ge=0, lt=1, description="weights below are set to 0 (authors' program: 1e-3)")
 
-    @property
-    def epochs_per_round(self) -> int:
+    def epochs_in(self, round_: int) -> int:
         """Of the head, and of the body."""
         return self.head_epochs + self.local_epochs
 

@@ -31,10 +31,9 @@ class FedRep(Method):
     body_from_round: int = Field(1, ge=1, description="first round in which the representation is trained")
     average: Average = "samples"
 
-    @property
-    def epochs_per_round(self) -> int:
+    def epochs_in(self, round_: int) -> int:
         """Of the head, and of the representation."""
-        return self.local_epochs + self.body_epochs
+        return self.local_epochs + (self.body_epochs if round_ >= self.body_from_round else 0)
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the mean of the representations."""

@@ -37,8 +37,7 @@ class HFMAML(Method):
     adapt_steps: int = Field(1, ge=0, description="steps from the global model before evaluation")
     adapt_batch: Literal["all", "mini-batch"] = Field("all", description="samples of each of these steps")
 
-    @property
-    def epochs_per_round(self) -> int:
+    def epochs_in(self, round_: int) -> int:
         """Every local step takes two to four gradients; a product with the Hessian counts as one."""
         return {"first-order": 2, "exact": 3, "hessian-free": 4}[self.variant] * self.local_epochs
 

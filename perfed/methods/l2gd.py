@@ -49,8 +49,7 @@ class L2GD(Method):
         """p, or what gives ``local_epochs`` local iterations per round on average."""
         return 1 / max(2, self.local_epochs) if self.p is None else self.p
 
-    @property
-    def epochs_per_round(self) -> int:
+    def epochs_in(self, round_: int) -> int:
         """On average."""
         return round(1 / self.probability)
 

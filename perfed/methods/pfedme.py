@@ -51,8 +51,7 @@ class PFedMe(Method):
         """``theta``: each client's personal model."""
         return {"theta": ParameterSet("client", like="shared")}
 
-    @property
-    def epochs_per_round(self) -> int:
+    def epochs_in(self, round_: int) -> int:
         """Every mini-batch takes K gradients."""
         return self.inner_steps * self.local_epochs
 

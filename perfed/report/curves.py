@@ -44,7 +44,7 @@ def _virtual_time(lines: Sequence[Round]) -> Positions | None:
 
 
 def _wall_time(lines: Sequence[Round]) -> Positions | None:
-    return _known({line.round: line.wall_seconds for line in lines})
+    return _known({line.round: line.training_seconds for line in lines})
 
 
 def _megabytes(lines: Sequence[Round]) -> Positions | None:

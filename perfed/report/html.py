@@ -166,7 +166,7 @@ def _targets(runs: Sequence[Run]) -> list[str]:
         "Virtual time at the end of the first evaluated round whose mean accuracy was at least the target, mean ± std "
         "over the seeds that reached it. Speed-up: the base method's time divided by the method's own, per seed."
     )
-    return [_section("targets", "Time to accuracy", _table(table), note)]
+    return [_section("targets", "Time to accuracy", _table(table), note, *([_note(table.note)] if table.note else []))]
 
 
 def _domains(runs: Sequence[Run]) -> list[str]:

@@ -52,7 +52,7 @@ class Round(_Measured):
     """One line of ``rounds.jsonl``; metrics only in the rounds that were evaluated."""
 
     round: int
-    wall_seconds: float | None = None
+    training_seconds: float | None = None
     virtual_time: float | None = None
     exchanges: int | None = None
     bytes_up: int | None = None
@@ -65,7 +65,7 @@ class Target(BaseModel):
     accuracy: float
     round: int | None
     virtual_time: float | None
-    wall_seconds: float | None
+    training_seconds: float | None = None
 
 
 class Summary(_Measured):

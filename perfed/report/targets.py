@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 
-from perfed.presets import base_of
+from perfed.presets import method_and_policy
 from perfed.report.runs import Run, Target, methods_of
 from perfed.report.text import UNKNOWN, TextTable, mean_std
 from perfed.targets import duration, percent
+
+_FITTED = (
+    "Clients that were not used yet are evaluated after fitting what is their own, which takes no virtual time "
+    "(participation.fit_unused)."
+)
 
 Times = dict[int, float | None]
 """Virtual time by seed, of the runs that had the target; None where it was never reached."""
@@ -16,15 +22,15 @@ Times = dict[int, float | None]
 def target_table(runs: Sequence[Run]) -> TextTable | None:
     """One row per method, a column per target, and one per target for the speed-up over base methods.
 
-    The speed-up of a preset is the base method's virtual time divided by its own, for each seed in which both reached
-    the target. None where no finished run had targets.
+    The speed-up of a method under a policy is the base method's virtual time divided by its own, for each seed in which
+    both reached the target. None where no finished run had targets.
     """
     targets = sorted({target.accuracy for run in runs for target in _targets(run)})
     if not targets:
         return None
     methods = methods_of(runs)
     times = {method: [_times(runs, method, target) for target in targets] for method in methods}
-    bases = {method: base_of(method) for method in methods if base_of(method) in methods and base_of(method) != method}
+    bases = _bases(methods)
     header = ["Method", *(f"Virtual time to {percent(target)}" for target in targets)]
     header += [f"Speed-up at {percent(target)}" for target in targets] if bases else []
     rows = []
@@ -36,7 +42,20 @@ def target_table(runs: Sequence[Run]) -> TextTable | None:
         elif bases:
             row += [UNKNOWN] * len(targets)
         rows.append(row)
-    return TextTable("virtual time to accuracy", header, rows)
+    return TextTable("virtual time to accuracy", header, rows, _FITTED if any(map(_fits_unused, runs)) else "")
+
+
+def _bases(methods: Sequence[str]) -> dict[str, str]:
+    """The same method without a policy, of the methods under one that have it beside them."""
+    said = {name: method_and_policy(name) for name in methods}
+    plain = {method: name for name, (method, policy) in said.items() if policy in ("", "uniform")}
+    staged = {name: method for name, (method, policy) in said.items() if policy not in ("", "uniform")}
+    return {name: plain[method] for name, method in staged.items() if method in plain}
+
+
+def _fits_unused(run: Run) -> bool:
+    participation = tomllib.loads(run.config_text).get("participation", {})
+    return bool(participation.get("fit_unused", participation.get("policy") == "srpfl"))
 
 
 def _targets(run: Run) -> list[Target]:

@@ -17,11 +17,13 @@ class TextTable:
         title: what it is about.
         header: titles of the columns.
         rows: as many cells each as there are columns.
+        note: a sentence below it.
     """
 
     title: str
     header: list[str]
     rows: list[list[str]]
+    note: str = ""
 
 
 def axis_title(metric: str) -> str:
