@@ -7,6 +7,7 @@ participation policy learns them only as the moments at which replies arrive.
 from __future__ import annotations
 
 import csv
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,6 +228,12 @@ class Timer:
         self._trace = clock.trace.read(who.ids, rounds) if clock.speeds == "trace" else {}
         if clock.speeds == "correlated":
             self.times(np.zeros(1, np.int64), 1)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the trace's times, for a run that is continued; empty without one."""
+        lines = sorted((client, str(round_), s) for client, of in self._trace.items() for round_, s in of.items())
+        return hashlib.sha256(repr(lines).encode()).hexdigest() if lines else ""
 
     def times(self, rows: Rows, round_: int) -> Seconds:
         """Seconds of local work of the clients in ``rows`` in round ``round_``, without communication."""

@@ -331,6 +331,7 @@ class Run:
             "notes": self.notes,
             "plan": self.plan.to_dict(),
             "data": self.federation.fingerprint,
+            "trace": self.server.selection.timer.fingerprint,
         }
         self._saved = self._done
         self.directory.save(self._done, self.server.state.tree(), engine.states, engine.changed, progress)
@@ -343,11 +344,14 @@ class Run:
         if found is None:
             self.directory.truncate_rounds(-1)
             return
+        timer = self.server.selection.timer
         if found.progress.get("data", self.federation.fingerprint) != self.federation.fingerprint:
             raise PerfedError(
                 f"{self.directory.path}: this run was on other clients, samples or targets than those of "
                 f"'{self.federation.name}'; continue it with the same (in Python, resume(..., federation=...))"
             )
+        if found.progress.get("trace", timer.fingerprint) != timer.fingerprint:
+            raise PerfedError(f"{self.server.clock.trace.file}: this run followed a trace with other times")
         self.server.committed = self._saved = found.round
         device = self.server.setup.device
         for name, value in found.server.items():

@@ -190,6 +190,22 @@ def test_a_run_on_data_of_ones_own_is_continued_on_these_alone(here):
     assert experiment.resume(here / "out", federation=federation(0)).execute()["rounds"] == 3
 
 
+def test_a_run_is_not_continued_on_another_trace(here):
+    def trace(*seconds: int) -> None:
+        lines = [f"{i:03d},*,{s}" for i, s in enumerate(seconds)]
+        Path("trace.csv").write_text("\n".join(["client,round,seconds", *lines]) + "\n")
+
+    trace(1, 2, 3, 4)
+    options = ("--method", "local", "checkpoint_seconds=0", "clock={speeds='trace', trace={file='trace.csv'}}")
+    run_tiny(here / "out", *options)
+    (here / "out" / "summary.json").unlink()
+    trace(1, 2, 3, 5)
+    refused = perfed("resume", "out")
+    assert refused.code == 2 and "trace.csv: this run followed a trace with other times" in refused.err
+    trace(1, 2, 3, 4)
+    assert perfed("resume", "out").code == 0
+
+
 def test_a_method_in_a_file_of_ones_own(here):
     (here / "own_methods.py").write_text(OWN)
     result = perfed("compare", EXPERIMENT, "--methods", "own_methods:mine,local", *TINY, "--out", "out")
