@@ -7,10 +7,10 @@ The pieces a user needs first: :class:`Federation` (who the clients are), :class
 
 from perfed.building import build_method
 from perfed.clock import Clock
-from perfed.config import Evaluation
+from perfed.config import Evaluation, validate
 from perfed.datasets import load
 from perfed.errors import PerfedError
-from perfed.experiment import resume
+from perfed.experiment import resume, start
 from perfed.federation import Client, Federation, Split
 from perfed.model import Model, cnn, digits_cnn, hidden_layer, linear, mlp
 from perfed.participation import Participation
@@ -34,4 +34,6 @@ __all__ = [
     "load",
     "mlp",
     "resume",
+    "start",
+    "validate",
 ]

@@ -69,6 +69,16 @@ def build_method(name: str, settings: Mapping[str, Any], training: Mapping[str, 
     return method
 
 
+def settings_of(method: Method, name: str) -> dict[str, Any]:
+    """The settings that :func:`build_method` makes ``method`` of, all of them, as plain values."""
+    always = entry(name).terms
+    settings = method.model_dump(mode="json", exclude={"terms"}, exclude_none=True, by_alias=True)
+    for term in method.terms:
+        settings |= term.model_dump(mode="json", exclude_none=True, by_alias=True)
+    further = [term.name for term in method.terms if type(term) not in always]
+    return {**settings, **({"terms": further} if further else {})}
+
+
 def _checked(cls: type[Any], values: Mapping[str, Any], where: str) -> Any:
     try:
         return cls.model_validate(dict(values))
@@ -118,6 +128,9 @@ def build_stage(where: str, spec: Any, num_outputs: int, words: Sequence[str] = 
         several = isinstance(value, list) and value and type(default) is int and "Sequence" in str(parameters[key])
         for one in value if several else [value]:
             _check_type(f"{where}.{key}", one, default)
+    for key, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and key not in table:
+            raise PerfedError(f"{where}.{key}: is needed for kind '{kind}', an integer, at least 1")
     return preset(**table, **known)
 
 

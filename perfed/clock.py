@@ -167,8 +167,11 @@ class Trace(BaseModel):
         try:
             with Path(self.file).open(newline="", encoding="utf-8-sig") as file:
                 reader = csv.DictReader(file)
+                if not {"client", "round", "seconds"} <= set(reader.fieldnames or ()):
+                    heading = ",".join(reader.fieldnames or ())
+                    raise PerfedError(f"{where}: the first line must be client,round,seconds (given: {heading[:60]})")
                 for row in reader:
-                    if None in row.values() or not {"client", "round", "seconds"} <= row.keys():
+                    if None in row.values():
                         raise PerfedError(f"{where}: line {reader.line_num} needs client, round and seconds")
                     round_, seconds = _trace_values(row, f"{where}: line {reader.line_num}")
                     if round_ in found.setdefault(row["client"], {}):

@@ -18,7 +18,7 @@ from perfed.batches import IntArray, Samples
 from perfed.errors import PerfedError
 from perfed.federation import Client
 from perfed.fit import Correction, Task, Update
-from perfed.model import Chain, Parameters, stage_of
+from perfed.model import STAGES, Chain, Parameters, stage_of
 from perfed.optim import Optimizer, optimizer_for
 from perfed.placement import SENT, Placement
 from perfed.plan import Plan
@@ -132,9 +132,15 @@ class Cohort(View):
         """Full names of the parameters (not buffers) in ``train``, stages or full names, that are not frozen.
 
         Stages that the model does not have have none.
+
+        Raises:
+            PerfedError: neither a stage's name nor a parameter's.
         """
         wanted = {train} if isinstance(train, str) else set(train)
         names = [name for name, _ in self.chain.named_parameters()]
+        unknown = sorted(wanted.difference(names, STAGES))
+        if unknown:
+            raise PerfedError(f"'{unknown[0]}' is no stage and no parameter; stages: {', '.join(STAGES)}")
         return tuple(n for n in names if (stage_of(n) in wanted or n in wanted) and self.places[n] != "frozen")
 
     @property

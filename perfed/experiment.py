@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from perfed.building import settings_of
 from perfed.config import Experiment, read
 from perfed.datasets import load
 from perfed.federation import Federation
@@ -17,7 +18,7 @@ def start(
     experiment: Experiment,
     *,
     data_dir: Path | None = None,
-    out: Path | None = None,
+    out: Path | str | None = None,
     federation: Federation | None = None,
     device: torch.device | str | None = None,
 ) -> Run:
@@ -33,13 +34,13 @@ def start(
     experiment = _on(experiment, device)
     run = _build(experiment, federation)
     if out is not None:
-        run.directory = RunDirectory.create(out)
+        run.directory = RunDirectory.create(Path(out))
         _keep_config(run, experiment, run.directory)
     return run
 
 
 def resume(
-    path: Path,
+    path: Path | str,
     *,
     data_dir: Path | None = None,
     federation: Federation | None = None,
@@ -52,8 +53,8 @@ def resume(
     Raises:
         PerfedError: no run in ``path``, another process works on it, or all its checkpoints are damaged.
     """
-    directory = RunDirectory(path)
-    experiment = read(directory.read_config(), str(path / "config.toml"))
+    directory = RunDirectory(Path(path))
+    experiment = read(directory.read_config(), str(directory.path / "config.toml"))
     if federation is None:
         federation = load(experiment.data["name"], experiment.data_options, seed=experiment.seed, data_dir=data_dir)
     experiment = _on(experiment, device)
@@ -92,8 +93,11 @@ def _build(experiment: Experiment, federation: Federation) -> Run:
 def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> None:
     """Write the configuration now and whenever the plan gains a choice: the same plan gives the same bits."""
 
+    settings = experiment.methods.get(experiment.method, {}) | settings_of(run.server.setup.method, experiment.method)
+    methods = {**experiment.methods, experiment.method: settings}
+
     def write() -> None:
-        used = {"plan": run.plan.to_dict(), "participation": run.server.participation}
+        used = {"plan": run.plan.to_dict(), "participation": run.server.participation, "methods": methods}
         directory.write_config(experiment.model_copy(update=used).to_toml())
 
     run.plan.on_choice = write

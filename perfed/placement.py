@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Literal, get_args
 
 from perfed.errors import PerfedError
 from perfed.model import STAGES, Chain, stage_of
@@ -28,7 +28,17 @@ def place(chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, P
             else is a pattern with wildcards on parameter names, of which the longest wins.
 
     Parameters that do not require gradients (a pre-trained layer of the user's) are frozen, whatever the rules say.
+
+    Raises:
+        PerfedError: a stage without a placement, a placement that there is not, or a rule that matches nothing.
     """
+    for stage in chain.stages:
+        if stage not in defaults:
+            raise PerfedError(f"default_placement lacks the stage '{stage}'; allowed: {', '.join(get_args(Placement))}")
+    for rule, placement in {**defaults, **rules}.items():
+        if placement not in get_args(Placement):
+            allowed = ", ".join(get_args(Placement))
+            raise PerfedError(f"placement.{rule} = '{placement}' is not allowed; allowed: {allowed}")
     result = {name: defaults[stage_of(name)] for name in chain.tensors()}
     owners = {name: type(chain.get_submodule(name.rpartition(".")[0])).__name__ for name in result}
     ordered = sorted(rules, key=lambda rule: (_specificity(rule, owners), len(rule), rule))

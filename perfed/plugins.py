@@ -16,6 +16,8 @@ def own_name(name: str, what: str) -> str:
     module, colon, own = name.partition(":")
     if not colon:
         return name
+    if module.endswith(".py") or not all(part.isidentifier() for part in module.split(".")):
+        raise PerfedError(f"{what} '{name}': '{module}' is no module's name; a file mine.py is 'mine'")
     try:
         importlib.import_module(module)
     except Exception as error:  # whatever a user's file does

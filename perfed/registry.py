@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,7 +19,8 @@ from perfed.terms import Term
 class Entry:
     """A registered method: a class, the terms it always has, and settings that differ from the class's defaults.
 
-    A preset also has the name of its method (``base``) and a participation ``policy``.
+    A preset also has the name of its method (``base``) and a participation ``policy``. ``module``: where it was
+    registered.
     """
 
     name: str
@@ -27,6 +30,7 @@ class Entry:
     summary: str = ""
     base: str = ""
     policy: str = ""
+    module: str = ""
 
 
 _REGISTRY: dict[str, Entry] = {}
@@ -47,11 +51,18 @@ def register(
         terms: term classes that belong to this method; their hyper-parameters become the method's.
         defaults: settings that differ from the class's own defaults.
         summary: one line for ``perfed list methods``; default: the first line of the class's docstring.
+
+    Raises:
+        PerfedError: the name is taken by a method of another module; the same module may register it again.
     """
+    module = str(sys._getframe(1).f_globals.get("__name__", ""))
 
     def add(cls: type[Method]) -> type[Method]:
+        taken = _REGISTRY.get(name) or _PRESETS.get(name)
+        if taken is not None and taken.module != module:
+            raise PerfedError(f"method '{name}' is registered twice, by '{taken.module}' and by '{module}'")
         text = summary or (cls.__doc__ or name).strip().splitlines()[0]
-        _REGISTRY[name] = Entry(name, cls, terms, defaults, text)
+        _REGISTRY[name] = Entry(name, cls, terms, defaults, text, module=module)
         return cls
 
     return add
@@ -70,16 +81,21 @@ def entry(name: str) -> Entry:
     Raises:
         PerfedError: there is none; says what is allowed.
     """
-    name = own_name(name, "method")
+    given, name = name, own_name(name, "method")
     found = _REGISTRY.get(name) or _PRESETS.get(name)
+    base, _, policy = name.rpartition("+")
+    shipped = (found or _REGISTRY.get(base) or Entry("", Method)).module.startswith("perfed.")
+    if given != name and shipped:
+        raise PerfedError(f"method '{given}': '{given.partition(':')[0]}' registers no '{base or name}'; perfed has it")
     if found is not None:
         return found
-    base, _, policy = name.rpartition("+")
     if base in _REGISTRY and policy in POLICIES:
         summary = f"{base} under the participation policy {policy}"
         return replace(_REGISTRY[base], name=name, summary=summary, base=base, policy=policy)
+    near = difflib.get_close_matches(name, known_names(), n=3)
+    hint = f"; did you mean: {', '.join(near)}?" if near else ""
     allowed = f"{', '.join(known_names())}, or METHOD+POLICY with one of the policies {', '.join(POLICIES)}"
-    raise PerfedError(f"unknown method '{name}'; allowed: {allowed}")
+    raise PerfedError(f"unknown method '{name}'; allowed: {allowed}{hint}")
 
 
 def method_names() -> list[str]:

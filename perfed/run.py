@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed.clock import Clock
@@ -136,6 +137,10 @@ class Run:
                 except PerfedError:
                     if self.directory is not None and self.server.committed == self._done != self._saved:
                         self._save()
+                    raise
+                except Exception:  # a mistake in a method: an empty directory would only be in the way of the next try
+                    if self.directory is not None and number == 1 and self._saved < 0:
+                        self.directory.abandon()
                     raise
                 self._wall = time.perf_counter() - started
                 if self.directory is not None:
@@ -265,7 +270,12 @@ class Run:
             self.directory.write_clients(*table)
             self.directory.write_summary(self.summary)
 
-    def predict(self, client: str, x: Tensor, domain: Tensor | None = None) -> Tensor:
+    @property
+    def client_metrics(self) -> Metrics:
+        """Each client's metrics, as the summary is made of: client id -> name -> value; see ``evaluation.last``."""
+        return self._tally.metrics
+
+    def predict(self, client: str, x: Tensor | NDArray[Any], domain: Tensor | NDArray[Any] | None = None) -> Tensor:
         """What one client's own model says of new inputs, as in evaluation.
 
         Args:
@@ -280,14 +290,14 @@ class Run:
             PerfedError: an unknown client, inputs of another shape, no domains, or a method that projects the data.
         """
         cohort, method = self._own_model(client), self.server.setup.method
-        shape = self.server.engine.clients[client].input_shape
+        shape, x = self.server.engine.clients[client].input_shape, torch.as_tensor(x)
         if method.changes_data:
             raise PerfedError(f"{self.name} projects a client's samples together; it has no model for new ones")
         if tuple(x.shape[1:]) != shape:
             raise PerfedError(f"client '{client}' has inputs of shape {shape}, not {tuple(x.shape[1:])}")
         if domain is None and (method.needs_domains or cohort.per_domain):
             raise PerfedError(f"{self.name} needs the domain of every sample")
-        cohort.domain = None if domain is None else domain[None].to(cohort.device)
+        cohort.domain = None if domain is None else torch.as_tensor(domain)[None].to(cohort.device)
         return method.predict(cohort, x[None].to(cohort.device, cohort.dtype))[0]
 
     def model(self, client: str) -> tuple[Chain, Parameters]:

@@ -193,6 +193,8 @@ class Search:
         """The experiment with each method's chosen settings in the method's own table."""
         given = self.table
         result = {**given, "methods": dict(given.get("methods", {}))}
+        if given.get("method") not in self.methods:
+            result["method"] = self.methods[0]
         for method, assignments in chosen.items():
             picked = override(given, assignments, [method])
             own = dict(picked.get("methods", {}).get(method, {}))
@@ -221,6 +223,8 @@ def _points(grid: Sequence[str]) -> list[list[str]]:
     keys = [axis[0].partition("=")[0] for axis in axes]
     if len(set(keys)) < len(keys):
         raise PerfedError(f"--grid: a key is given twice; given: {', '.join(keys)}")
+    if "seed" in keys or "method" in keys:
+        raise PerfedError(f"--grid {', '.join(keys)}: methods and seeds are given with --methods and --seeds")
     if any(key.startswith("methods.") for key in keys):
         raise PerfedError(f"--grid {', '.join(keys)}: name settings alone; every method gets the same grid")
     return [list(point) for point in itertools.product(*axes)]

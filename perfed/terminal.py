@@ -15,7 +15,7 @@ from rich.text import Text
 from perfed.report import TextTable
 from perfed.targets import described
 
-console = Console(width=None if sys.stdout.isatty() else 150)
+console = Console(width=None if sys.stdout.isatty() else 150, emoji=False)
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def rich_table(table: TextTable) -> Table:
     """A table of the report for the terminal."""
     shown = Table(title=Text(table.title), caption=table.note or None)
     for index, title in enumerate(table.header):
-        shown.add_column(Text(title), justify="left" if index == 0 else "right")
+        shown.add_column(Text(title), justify="left" if index == 0 else "right", overflow="fold")
     for row in table.rows:
         shown.add_row(*map(Text, row))
     return shown

@@ -167,6 +167,7 @@ def test_a_trace_is_followed_and_rounds_it_does_not_name_take_the_star(tmp_path)
         (["00000,*,fast"], "line 2: round must be a number or"),
         (["00000,*"], "line 2 needs client, round and seconds"),
         (["00000,1,1", "00000,1,2"], "line 3 says this client and round again"),
+        (["00000,1"], "line 2 needs client, round and seconds"),
         (['"' + "x" * 140000], "cannot be read: it is not CSV text"),
     ],
 )
@@ -174,6 +175,13 @@ def test_traces_that_cannot_be_used_are_refused(tmp_path, lines, message):
     with pytest.raises(PerfedError, match=message) as error:
         Timer(Clock(**trace(tmp_path, *lines)), people(2), 0, 2)
     assert "clock.trace.file" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_trace_without_its_heading_says_so(tmp_path):
+    for heading in ("client;round;seconds", "client, round, seconds", "00000,*,1"):
+        (tmp_path / "trace.csv").write_text(f"{heading}\n00000,*,1\n")
+        with pytest.raises(PerfedError, match=r"the first line must be client,round,seconds \(given: "):
+            Timer(Clock(speeds="trace", trace={"file": str(tmp_path / "trace.csv")}), people(1), 0, 1)
 
 
 def test_a_trace_whose_name_no_file_can_have_is_refused():

@@ -16,7 +16,9 @@ from perfed.config import Experiment, find_experiment, read, validate
 from perfed.datasets import catalogue
 from perfed.errors import PerfedError
 from perfed.federation import Federation
+from perfed.methods.fedavg import FedAvg
 from perfed.overrides import override
+from perfed.registry import entry
 from perfed.store import RunDirectory
 
 DIVERGES = ('methods.local.optimizer="sgd"', "methods.local.lr=1e12")
@@ -218,6 +220,55 @@ def test_a_method_in_a_file_of_ones_own(here):
     for name, says in (("nowhere:mine", "cannot import 'nowhere'"), ("own_methods:yours", "unknown method 'yours'")):
         refused = perfed("run", EXPERIMENT, "--method", name, "--out", "other")
         assert refused.code == 2 and says in refused.err
+
+
+def test_a_name_is_that_of_one_method(here, monkeypatch):
+    """A second method of the same name, perfed's or another file's, must not take its place without a word."""
+    text = OWN.replace("class Mine", "class Other")
+    Path("v1.py").write_text(text)
+    Path("v2.py").write_text(text)
+    Path("z1.py").write_text(text.replace('"mine"', '"fedavg"'))
+    for name in ("v1", "v2", "z1"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for methods, says in (
+        ("v1:mine,v2:mine", "method 'mine' is registered twice, by 'v1' and by 'v2'"),
+        ("fedavg,z1:fedavg", "method 'fedavg' is registered twice, by 'perfed.methods.fedavg' and by 'z1'"),
+        ("fedavg,v1:fedavg", "method 'v1:fedavg': 'v1' registers no 'fedavg'; perfed has it"),
+        ("v1.py:mine,fedavg", "no module's name; a file mine.py is 'mine'"),
+    ):
+        result = perfed("compare", EXPERIMENT, "--methods", methods, *TINY, "--out", "out")
+        assert result.code == 2 and says in result.err and result.err.count("\n") == 1, result.err
+    assert entry("fedavg").method is FedAvg
+
+
+def test_a_mistake_in_a_method_leaves_no_directory_in_the_way(here):
+    Path("own_methods.py").write_text(OWN + "\n    def round(self, server, clients):\n        server.shraed += 1\n")
+    placed = 'methods.own_methods:mine.placement={embedding="personal"}'
+    command = ("run", EXPERIMENT, "--method", "own_methods:mine", *TINY, placed, "--out", "out")
+    with pytest.raises(AttributeError):
+        perfed(*command)
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("(seed, data_dir):\n    pass", "its function returned NoneType, not a Federation"),
+        ("(seed):\n    pass", "its function must take (seed, data_dir, *, options), not (seed)"),
+        ("(seed, data_dir, sites):\n    pass", "its function must take (seed, data_dir, *, options)"),
+    ],
+)
+def test_a_mistake_in_a_data_function_is_one_line(here, body, says):
+    Path("own_data.py").write_text(f"from perfed.datasets import dataset\n\n@dataset('mine')\ndef mine{body}\n")
+    result = perfed("run", EXPERIMENT, 'data={name="own_data:mine"}', "--method", "local", "--out", "out")
+    assert result.code == 2 and says in result.err and result.err.count("\n") == 1, result.err
+
+
+def test_names_of_methods_are_printed_as_they_are(here):
+    Path("own_methods.py").write_text(OWN.replace('"mine"', '"x"'))
+    placed = 'methods.own_methods:x.placement={embedding="personal"}'
+    result = perfed("run", EXPERIMENT, "--method", "own_methods:x", *TINY, placed, "--out", "out")
+    assert "own_methods:x: accuracy" in result.out
 
 
 def test_data_in_a_file_of_ones_own(here):

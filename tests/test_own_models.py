@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from engines import blobs, make, network, network_for
+from engines import blobs, cohort, make, network, network_for, serve
 
 from perfed.errors import PerfedError
 from perfed.federation import Client, Federation, Split
 from perfed.method import Method
+from perfed.methods.fedavg import FedAvg
 from perfed.model import Model, linear, mlp
 from perfed.plan import Plan
 from perfed.registry import method_names
@@ -43,6 +45,36 @@ def test_predictions_are_those_that_were_evaluated(name):
             assert "predicts with more than one chain of modules; use predict() of the run" in str(error)
         else:
             torch.testing.assert_close(chain(test.x.float()), found)
+
+
+def test_predictions_and_metrics_can_be_had_without_tensors_or_files():
+    federation = blobs()
+    run = Run(federation, make("local"), network(), rounds=2)
+    summary = run.execute()
+    x = federation.clients[0].test.x
+    assert torch.equal(run.predict("c0", x.numpy()), run.predict("c0", x))
+    assert run.client_metrics.keys() == set(federation.ids)
+    values = [metrics["accuracy"] for metrics in run.client_metrics.values()]
+    assert sum(values) / len(values) == pytest.approx(summary["accuracy"]["mean"])
+
+
+def test_stages_and_placements_that_there_are_not_are_refused():
+    with pytest.raises(PerfedError, match=r"'boddy' is no stage and no parameter; stages: embedding, body, head"):
+        cohort(make("fedavg"), blobs()).fit(("boddy", "head"), epochs=1)
+
+    class Misspelt(FedAvg):
+        default_placement: ClassVar[Any] = {"embedding": "shared", "body": "shraed", "head": "shared"}
+
+    class Lacking(FedAvg):
+        default_placement: ClassVar[Any] = {"embedding": "shared", "body": "shared"}
+
+    cases: list[tuple[type[FedAvg], str]] = [
+        (Misspelt, r"placement\.body = 'shraed' is not allowed; allowed: personal"),
+        (Lacking, "default_placement lacks the stage 'head'"),
+    ]
+    for cls, says in cases:
+        with pytest.raises(PerfedError, match=says):
+            serve(cls(), blobs())
 
 
 def test_the_plain_methods_have_a_chain():

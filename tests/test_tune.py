@@ -129,6 +129,16 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path, monkeypatch):
     assert broken.code == 2 and "grid.json: cannot be read" in broken.err and broken.err.count("\n") == 1
 
 
+def test_what_was_chosen_is_for_the_methods_that_were_tried(tmp_path):
+    grid = ("--methods", "local", "--grid", "lr=1e-3,1e-2")
+    assert perfed("tune", EXPERIMENT, *TINY, *grid, "--out", tmp_path / "out").code == 0
+    assert read((tmp_path / "out" / "chosen.toml").read_text(), "chosen.toml").method == "local"
+    refused = perfed("tune", EXPERIMENT, *TINY, "--methods", "local", "--grid", "seed=1,2", "--out", tmp_path / "no")
+    assert refused.code == 2 and "--methods and --seeds" in refused.err
+    report = perfed("report", tmp_path / "out")
+    assert report.code == 2 and "so a search (perfed tune)" in report.err
+
+
 def test_a_grid_over_the_model_goes_to_the_methods_own_model(tmp_path):
     grid = ("--methods", "local", "--grid", "model.embedding.out=3,5", "--grid", "rounds=1,2")
     result = perfed("tune", EXPERIMENT, *TINY, *grid, "--out", tmp_path / "out")

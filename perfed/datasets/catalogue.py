@@ -87,6 +87,7 @@ def dataset(
     def register(build: Builder) -> Builder:
         if name in _entries:
             raise PerfedError(f"data set '{name}' is registered twice; names must be unique")
+        _check_signature(name, build)
         hints = get_type_hints(build, include_extras=True)
         fields: dict[str, Any] = {}
         for parameter in inspect.signature(build).parameters.values():
@@ -105,6 +106,17 @@ def dataset(
         return build
 
     return register
+
+
+def _check_signature(name: str, build: Builder) -> None:
+    """A mistake here must not wait until the data are built."""
+    parameters = inspect.signature(build).parameters.values()
+    given = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    extra = [p.name for p in given[2:] if p.default is p.empty]
+    if len(given) < 2 or extra:
+        raise PerfedError(
+            f"data set '{name}': its function must take (seed, data_dir, *, options), not {inspect.signature(build)}"
+        )
 
 
 def _in_words(hint: Any) -> str:
@@ -170,7 +182,10 @@ def load(
     checked = _check_options(entry, dict(options or {}))
     fraction, domain_input = checked.pop("validation_fraction"), checked.pop("domain_input")
     with _one_thread():
-        federation = replace(entry.build(seed, None if data_dir is None else Path(data_dir), **checked), name=name)
+        made = entry.build(seed, None if data_dir is None else Path(data_dir), **checked)
+        if not isinstance(made, Federation):
+            raise PerfedError(f"data set '{name}': its function returned {type(made).__name__}, not a Federation")
+        federation = replace(made, name=name)
         if fraction > 0:
             stratify = federation.num_classes is not None
             clients = tuple(_with_validation(client, fraction, stratify, seed) for client in federation)

@@ -85,16 +85,18 @@ def metric_by_seconds(runs: Sequence[Run], metric: str) -> go.Figure | None:
         for run in members:
             if run.clients is None or run.clients.metric != metric or not run.clients.timed:
                 continue
-            shown = np.flatnonzero(np.isfinite(run.clients.seconds) & np.isfinite(run.clients.reported))
-            x += run.clients.seconds[shown].tolist()
-            y += in_unit(run.clients.reported[shown], metric).tolist()
-            text += [f"client {escape(run.clients.ids[i])}, seed {run.seed}" for i in shown]
+            known = np.flatnonzero(np.isfinite(run.clients.seconds) & np.isfinite(run.clients.reported))
+            x += run.clients.seconds[known].tolist()
+            y += in_unit(run.clients.reported[known], metric).tolist()
+            text += [f"client {escape(run.clients.ids[i])}, seed {run.seed}" for i in known]
         if x:
             marker = {"color": colour, "size": 6, "opacity": 0.7}
             figure.add_scatter(x=x, y=y, text=text, name=escape(method), mode="markers", marker=marker)
-    if all(seconds > 0 for trace in figure.data for seconds in trace.x):
+    shown = [seconds for trace in figure.data for seconds in trace.x]
+    if shown and min(shown) > 0:
         # Speeds of clients often differ by orders of magnitude; plotly's own labels between powers of ten mislead.
-        figure.update_xaxes(type="log", dtick=1, minor={"ticks": "outside"})
+        many = max(shown) >= 100 * min(shown)
+        figure.update_xaxes(type="log", dtick=1 if many else "D1", minor={"ticks": "outside"})
     return figure if figure.data else None
 
 

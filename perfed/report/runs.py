@@ -192,7 +192,8 @@ def load_run(directory: Path) -> Run:
     """Read one run directory; raises :class:`PerfedError` naming the file and line that is wrong."""
     config = directory / "config.toml"
     if not config.is_file():
-        raise PerfedError(f"{directory}: no config.toml, so not a run directory")
+        kind = "a search (perfed tune)" if (directory / "search.toml").is_file() else "not a run directory"
+        raise PerfedError(f"{directory}: no config.toml, so {kind}")
     text = _text(config)
     try:
         settings = tomllib.loads(text)
