@@ -222,6 +222,8 @@ def _as_tensor(value: Any, what: str, client: str) -> Tensor:
             )
         # Read-only arrays are copied: a tensor can be written to.
         return torch.from_numpy(np.require(np.atleast_1d(value), requirements=["C", "W"]))
+    except PerfedError:
+        raise
     except (TypeError, ValueError) as error:
         raise PerfedError(f"client '{client}': {what} cannot become a tensor ({str(error).splitlines()[0]})") from None
 

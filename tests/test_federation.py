@@ -95,7 +95,7 @@ def bad_inputs():
         ({"y_test": np.array([1])}, r"client 'x': 'x_test' is missing"),
         ({"x": np.ones((4, 3))}, r"client 'x': unknown key 'x'; allowed: .*x_train"),
         ({"feature_names": ["a"]}, r"client 'x': 1 feature names for inputs of shape \(3,\)"),
-        ({"x_train": np.array([["a", "b", "c"]] * 4)}, r"client 'x': x_train cannot become a tensor"),
+        ({"x_train": np.array([["a", "b", "c"]] * 4)}, r"^client 'x': x_train holds texts or objects, not numbers"),
         ({"x_train": [[1.0, 2.0], [3.0]]}, r"client 'x': x_train cannot become a tensor"),
     ]
 
