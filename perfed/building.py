@@ -69,16 +69,6 @@ def build_method(name: str, settings: Mapping[str, Any], training: Mapping[str, 
     return method
 
 
-def settings_of(method: Method, name: str) -> dict[str, Any]:
-    """The settings that :func:`build_method` makes ``method`` of, all of them, as plain values."""
-    always = entry(name).terms
-    settings = method.model_dump(mode="json", exclude={"terms"}, exclude_none=True, by_alias=True)
-    for term in method.terms:
-        settings |= term.model_dump(mode="json", exclude_none=True, by_alias=True)
-    further = [term.name for term in method.terms if type(term) not in always]
-    return {**settings, **({"terms": further} if further else {})}
-
-
 def _checked(cls: type[Any], values: Mapping[str, Any], where: str) -> Any:
     try:
         return cls.model_validate(dict(values))

@@ -71,8 +71,8 @@ def check_starts(
     table: dict[str, Any], methods: list[str], seed: int, data_dir: Path | None, device: torch.device | None
 ) -> None:
     """Build every method's run without starting it, so that bad settings and data are found before any training."""
-    _check_policies(table, methods)
     experiments = [validate(method_table(table, method, seed)) for method in methods]
+    _check_policies(table, methods)
     data = experiments[0]
     federation = load(data.data["name"], data.data_options, seed=seed, data_dir=data_dir)
     for experiment in experiments:

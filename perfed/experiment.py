@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from perfed.building import settings_of
 from perfed.config import Experiment, read
 from perfed.datasets import load
 from perfed.federation import Federation
@@ -93,11 +92,8 @@ def _build(experiment: Experiment, federation: Federation) -> Run:
 def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> None:
     """Write the configuration now and whenever the plan gains a choice: the same plan gives the same bits."""
 
-    settings = experiment.methods.get(experiment.method, {}) | settings_of(run.server.setup.method, experiment.method)
-    methods = {**experiment.methods, experiment.method: settings}
-
     def write() -> None:
-        used = {"plan": run.plan.to_dict(), "participation": run.server.participation, "methods": methods}
+        used = {"plan": run.plan.to_dict(), "participation": run.server.participation}
         directory.write_config(experiment.model_copy(update=used).to_toml())
 
     run.plan.on_choice = write

@@ -312,6 +312,13 @@ class Method(BaseModel):
         return self.local_epochs
 
     @property
+    def all_settings(self) -> dict[str, Any]:
+        """Every setting of the method and its terms; where names are the same, the method's, then the first term's."""
+        parts = (*reversed(self.all_terms), self)
+        found = {key: getattr(part, key) for part in parts for key in type(part).model_fields if key != "terms"}
+        return {key: found[key] for key in sorted(found)}
+
+    @property
     def all_terms(self) -> tuple[Term, ...]:
         """The terms, typed."""
         return self.terms

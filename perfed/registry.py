@@ -59,7 +59,7 @@ def register(
 
     def add(cls: type[Method]) -> type[Method]:
         taken = _REGISTRY.get(name) or _PRESETS.get(name)
-        if taken is not None and taken.module != module:
+        if taken is not None and taken.module not in (module, "__main__"):  # a script may import itself
             raise PerfedError(f"method '{name}' is registered twice, by '{taken.module}' and by '{module}'")
         text = summary or (cls.__doc__ or name).strip().splitlines()[0]
         _REGISTRY[name] = Entry(name, cls, terms, defaults, text, module=module)

@@ -139,7 +139,7 @@ class Run:
                         self._save()
                     raise
                 except Exception:  # a mistake in a method: an empty directory would only be in the way of the next try
-                    if self.directory is not None and number == 1 and self._saved < 0:
+                    if self.directory is not None and number == 1 and not self.directory.begun:
                         self.directory.abandon()
                     raise
                 self._wall = time.perf_counter() - started
@@ -250,6 +250,7 @@ class Run:
             "virtual_time": tally.virtual_time,
             **({"counts": tally.counts} if tally.counts else {}),
             "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            "settings": self.server.setup.method.all_settings,
             "plan": self.plan.to_dict(),
             "notes": [*self.plan.describe(), *self.notes, *counted],
             "versions": {

@@ -137,6 +137,11 @@ class RunDirectory:
         except UnicodeDecodeError as error:
             raise PerfedError(f"{self.path / 'config.toml'}: is not text: {error}") from None
 
+    @property
+    def begun(self) -> bool:
+        """Whether anything of a round or a checkpoint is there."""
+        return (self.path / "rounds.jsonl").exists() or self.checkpoints.exists()
+
     def abandon(self) -> None:
         """Take back the configuration of a run that could not begin, and the directory if nothing else is in it."""
         (self.path / "config.toml").unlink(missing_ok=True)
@@ -316,4 +321,4 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

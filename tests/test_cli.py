@@ -80,9 +80,10 @@ def test_the_summary_has_the_agreed_keys_and_agrees_with_the_clients(run_dir):
     summary = json.loads((run_dir / "summary.json").read_text())
     expected = {"method", "dataset", "seed", "rounds", "metrics", "accuracy"}
     expected |= {"wall_seconds", "training_seconds", "virtual_time"}
-    assert expected | {"peak_memory_mb", "plan", "notes", "versions", "evaluation"} == set(summary)
+    assert expected | {"peak_memory_mb", "settings", "plan", "notes", "versions", "evaluation"} == set(summary)
     assert (summary["method"], summary["dataset"], summary["seed"]) == ("flic-class", "digits-views", 0)
     assert set(summary["metrics"]) == {"accuracy", "loss"}
+    assert summary["settings"].items() >= {"optimizer": "adam", "lambda1": 0.001, "batch_size": 100}.items()
     assert summary["accuracy"] == summary["metrics"]["accuracy"]
     values = [float(row["accuracy_before"]) for row in table(run_dir / "clients.csv")]
     assert math.isclose(summary["accuracy"]["mean"], sum(values) / 4)

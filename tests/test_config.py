@@ -8,13 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from perfed.building import build_method, build_stage, settings_of
+from perfed import registry
+from perfed.building import build_method, build_stage
 from perfed.config import experiment_names, find_experiment, read, validate
 from perfed.datasets import catalogue
 from perfed.errors import PerfedError
+from perfed.methods.fedavg import FedAvg
 from perfed.methods.flic import Anchors
 from perfed.overrides import override, parse_value, resolve
-from perfed.registry import method_names, preset_names
+from perfed.registry import method_names
 from perfed.terms import Proximal
 
 SMALL = """
@@ -115,6 +117,13 @@ def test_a_training_setting_reaches_methods_with_a_value_of_their_own():
     assert "fedrep" not in table["methods"]
 
 
+def test_a_training_setting_reaches_the_table_of_a_method_of_ones_own_under_a_policy(monkeypatch):
+    monkeypatch.setattr(registry, "_REGISTRY", {**registry._REGISTRY})
+    registry.register("avg")(FedAvg)
+    table = {"methods": {"tests:avg": {"lr": 0.5}}}
+    assert resolve(table, "lr", ["avg+deadline"]) == [("training", "lr"), ("methods", "tests:avg", "lr")]
+
+
 def test_added_terms_bring_their_settings():
     table = small('terms=["proximal"]', "mu=0.5", methods=("hetfedrep",))
     method = validate({**table, "method": "hetfedrep"}).build_method()
@@ -156,16 +165,6 @@ def test_a_preset_of_a_stage_says_what_it_needs():
     with pytest.raises(PerfedError, match=r"model\.body\.out: is needed for kind 'linear'"):
         build_stage("model.body", "linear", 3)
     assert build_stage("model.head", "linear", 3) is not None  # a head has as many outputs as there are classes
-
-
-@pytest.mark.parametrize("name", [*method_names(), *preset_names()])
-def test_the_configuration_of_a_run_names_every_setting(name):
-    table = override({**find_experiment("flic-digits-views"), "method": name}, [f"methods.{name}.lr=0.03"], [name])
-    first = validate(table).build_method()
-    complete = settings_of(first, name)
-    assert complete["lr"] == 0.03 and {"optimizer", "momentum", "batch_size", "local_epochs"} <= complete.keys()
-    other = {"lr": 3.0, "momentum": 0.125, "batch_size": 77}  # nothing is left to what the experiment says for all
-    assert build_method(name, complete, other) == first
 
 
 def test_a_method_may_have_a_model_of_its_own():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -239,6 +240,12 @@ def test_a_name_is_that_of_one_method(here, monkeypatch):
         result = perfed("compare", EXPERIMENT, "--methods", methods, *TINY, "--out", "out")
         assert result.code == 2 and says in result.err and result.err.count("\n") == 1, result.err
     assert entry("fedavg").method is FedAvg
+    sys.modules.pop("v1", None)
+    Path("script.py").write_text(
+        text.replace('"mine"', '"scripted"') + "\n\nif __name__ == '__main__':\n    import script\n"
+    )
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr  # a script may import itself
 
 
 def test_a_mistake_in_a_method_leaves_no_directory_in_the_way(here):
@@ -248,6 +255,17 @@ def test_a_mistake_in_a_method_leaves_no_directory_in_the_way(here):
     with pytest.raises(AttributeError):
         perfed(*command)
     assert not Path("out").exists()
+    whole = OWN + "\n    def round(self, server, clients):\n        pass\n"
+    Path("own_methods.py").write_text(whole)
+    sys.modules.pop("own_methods")
+    assert perfed(*command).code == 0
+    for name in ("summary.json", "checkpoint/state-000003.json"):
+        Path("out", name).unlink()
+    Path("own_methods.py").write_text(whole.replace("pass", "1 / 0  # not there yesterday"))
+    sys.modules.pop("own_methods")
+    with pytest.raises(ZeroDivisionError):
+        perfed("resume", "out")
+    assert Path("out", "config.toml").exists()
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def test_predictions_and_metrics_can_be_had_without_tensors_or_files():
     x = federation.clients[0].test.x
     assert torch.equal(run.predict("c0", x.numpy()), run.predict("c0", x))
     assert run.client_metrics.keys() == set(federation.ids)
+    assert summary["settings"] == run.server.setup.method.all_settings
     values = [metrics["accuracy"] for metrics in run.client_metrics.values()]
     assert sum(values) / len(values) == pytest.approx(summary["accuracy"]["mean"])
 

@@ -85,6 +85,8 @@ def test_a_policy_for_all_and_one_of_a_methods_own_do_not_mix(tmp_path):
     assert refused.code == 2 and refused.err.count("\n") == 1 and not (tmp_path / "out").exists()
     assert "participation.policy = 'srpfl' is for all methods, and fedrep-srpfl brings a policy" in refused.err
     assert perfed(*command, "--methods", "hetfedrep,local").code == 0
+    wrong = perfed("compare", EXPERIMENT, *TINY, "participation=5", "--methods", "fedrep,fedrep-srpfl")
+    assert wrong.code == 2 and "participation" in wrong.err and wrong.err.count("\n") == 1
 
 
 def test_a_report_with_another_cost_of_communication_is_that_of_runs_that_had_it(tmp_path):

@@ -267,6 +267,8 @@ def _settings(runs: Sequence[Run]) -> str:
             if run.summary
         ]
         config = f"<p>config.toml, seed {members[0].seed}</p>{_pre(members[0].config_text)}"
+        used = next((run.summary.settings for run in members if run.summary and run.summary.settings), None)
+        config += f"<p>All settings of the method</p>{_pre(json.dumps(used, indent=2))}" if used else ""
         head = f"<summary>{escape(method)}: settings and execution plan</summary>"
         parts.append(f"<details>{head}{config}{''.join(plans)}</details>")
     return _section("settings", "Settings", *parts, _note(f"Report written with {_versions()}."))
