@@ -55,7 +55,7 @@ def register(
     Raises:
         PerfedError: the name is taken by a method of another module; the same module may register it again.
     """
-    module = str(sys._getframe(1).f_globals.get("__name__", ""))
+    module = _caller()
 
     def add(cls: type[Method]) -> type[Method]:
         taken = _REGISTRY.get(name) or _PRESETS.get(name)
@@ -70,7 +70,13 @@ def register(
 
 def preset(name: str, method: str, policy: str, summary: str) -> None:
     """Make ``method`` under the participation ``policy`` known as ``name``."""
-    _PRESETS[name] = replace(entry(method), name=name, summary=summary, base=method, policy=policy)
+    found = entry(method)
+    _PRESETS[name] = replace(found, name=name, summary=summary, base=method, policy=policy, module=_caller())
+
+
+def _caller() -> str:
+    """Name of the module that called the function that calls this."""
+    return str(sys._getframe(2).f_globals.get("__name__", ""))
 
 
 def entry(name: str) -> Entry:

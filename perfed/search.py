@@ -153,10 +153,11 @@ class Search:
             return []
         try:
             results: list[dict[str, Any]] = json.loads(file.read_text())
-            assert all({"method", "settings", "mean"} <= result.keys() for result in results)
-            return results
-        except (OSError, ValueError, AssertionError, AttributeError) as error:
+            if all({"method", "settings", "mean"} <= result.keys() for result in results):
+                return results
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             raise PerfedError(f"{file}: cannot be read: {error}") from None
+        raise PerfedError(f"{file}: cannot be read: every point needs method, settings and mean")
 
     def _try(self, method: str, point: list[str], data_dir: Path | None, device: torch.device | None) -> dict[str, Any]:
         """One point's scores over seeds; ``mean`` is ``None`` where a run failed, as with rates that diverge."""
