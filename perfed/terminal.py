@@ -75,7 +75,7 @@ def rich_table(table: TextTable) -> Table:
     """A table of the report for the terminal."""
     shown = Table(title=Text(table.title), caption=table.note or None)
     for index, title in enumerate(table.header):
-        shown.add_column(Text(title), justify="left" if index == 0 else "right", overflow="fold")
+        shown.add_column(Text(title), justify="left" if index == 0 else "right", overflow="fold", no_wrap=index == 0)
     for row in table.rows:
         shown.add_row(*map(Text, row))
     return shown
