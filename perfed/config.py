@@ -21,6 +21,7 @@ from perfed.method import Method
 from perfed.model import STAGES, Model
 from perfed.participation import Participation
 from perfed.plan import EngineName, Plan
+from perfed.plugins import bare_name
 from perfed.registry import entry
 from perfed.settings import STRICT
 
@@ -160,7 +161,7 @@ class Experiment(BaseModel):
         """``[methods.NAME]`` and ``[methods."module:NAME"]`` are of the same method."""
         own: dict[str, Any] = {}
         for name, table in self.methods.items():
-            if name.rpartition(":")[2] == method.rpartition(":")[2]:
+            if bare_name(name) == bare_name(method):
                 own = _merged(own, table)
         return own
 

@@ -14,6 +14,7 @@ from perfed.datasets import describe
 from perfed.errors import PerfedError
 from perfed.method import Method
 from perfed.participation import Participation
+from perfed.plugins import bare_name
 from perfed.registry import entry
 from perfed.terms import term_class, term_names
 
@@ -65,9 +66,9 @@ def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[
         places["data"] = [("data", key)]
     holders = [m for m in methods if key in setting_names(m) | _term_settings(table, m)]
     if key in Method.model_fields and key != "terms":
-        tables, named = _section(table, "methods"), {_own(m) for m in _with_bases(methods)}
+        tables, named = _section(table, "methods"), {bare_name(m) for m in _with_bases(methods)}
         places["training"] = [("training", key)] + [
-            ("methods", m, key) for m in tables if _own(m) in named and key in _section(tables, m)
+            ("methods", m, key) for m in tables if bare_name(m) in named and key in _section(tables, m)
         ]
     elif holders:
         places["methods"] = [("methods", m, key) for m in holders]
@@ -79,11 +80,6 @@ def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[
     if places:
         raise PerfedError(f"'{key}' is ambiguous; write one of: {', '.join(f'{place}.{key}' for place in places)}")
     raise PerfedError(_unknown(key, name, methods))
-
-
-def _own(name: str) -> str:
-    """NAME of ``module:NAME``."""
-    return name.rpartition(":")[2]
 
 
 def _with_bases(methods: Sequence[str]) -> list[str]:

@@ -7,6 +7,11 @@ import importlib
 from perfed.errors import PerfedError
 
 
+def bare_name(name: str) -> str:
+    """NAME of ``module:NAME``; any other name as it is."""
+    return name.rpartition(":")[2]
+
+
 def own_name(name: str, what: str) -> str:
     """NAME of ``module:NAME``, after importing the module, which registers it; any other name as it is.
 

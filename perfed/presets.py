@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import perfed.methods  # noqa: F401 - registers the methods
 from perfed.participation import POLICIES
+from perfed.plugins import bare_name
 from perfed.registry import entry, preset, preset_names
 
 preset("fedrep-srpfl", "fedrep", "srpfl", "FedRep under SRPFL's participation (Tziotis et al. 2023, Algorithm 1)")
@@ -21,7 +22,7 @@ def method_and_policy(name: str) -> tuple[str, str]:
         >>> method_and_policy("fedrep-srpfl"), method_and_policy("mine:avg+deadline"), method_and_policy("ditto")
         (('fedrep', 'srpfl'), ('avg', 'deadline'), ('ditto', ''))
     """
-    own = name.rpartition(":")[2]
+    own = bare_name(name)
     method, plus, policy = own.rpartition("+")
     if plus and policy in POLICIES:
         return method, policy

@@ -120,7 +120,7 @@ class Run:
                 try:
                     with _diverging("preparation before round 1"), self._timed():
                         self.server.prepare()
-                except PerfedError:
+                except Exception:
                     if self.directory is not None:
                         self.directory.abandon()
                     raise
@@ -139,7 +139,7 @@ class Run:
                         self._save()
                     raise
                 except Exception:  # a mistake in a method: an empty directory would only be in the way of the next try
-                    if self.directory is not None and number == 1 and not self.directory.begun:
+                    if self.directory is not None:
                         self.directory.abandon()
                     raise
                 self._wall = time.perf_counter() - started

@@ -137,13 +137,13 @@ class RunDirectory:
         except UnicodeDecodeError as error:
             raise PerfedError(f"{self.path / 'config.toml'}: is not text: {error}") from None
 
-    @property
-    def begun(self) -> bool:
-        """Whether anything of a round or a checkpoint is there."""
-        return (self.path / "rounds.jsonl").exists() or self.checkpoints.exists()
-
     def abandon(self) -> None:
-        """Take back the configuration of a run that could not begin, and the directory if nothing else is in it."""
+        """Take back the configuration of a run that could not begin, and the directory if nothing else is in it.
+
+        Nothing happens where anything of a round or a checkpoint is there.
+        """
+        if (self.path / "rounds.jsonl").exists() or self.checkpoints.exists():
+            return
         (self.path / "config.toml").unlink(missing_ok=True)
         with suppress(OSError):  # not empty
             self.path.rmdir()
