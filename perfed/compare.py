@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -93,6 +93,15 @@ def _check_policies(table: dict[str, Any], methods: list[str]) -> None:
         )
 
 
+@contextmanager
+def readable(file: Path) -> Iterator[Path]:
+    """Say in one line that ``file`` is not what was written: missing, damaged, or with other content."""
+    try:
+        yield file
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PerfedError(f"{file}: cannot be read: {error}") from None
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Methods x seeds of one experiment, each run in ``DIR/<method>/seed-<n>/``.
@@ -134,12 +143,10 @@ class Comparison:
     @classmethod
     def read(cls, path: Path) -> Comparison:
         """The comparison that :meth:`create` wrote."""
-        try:
-            content = tomllib.loads((path / "comparison.toml").read_text())
+        with readable(path / "comparison.toml") as file:
+            content = tomllib.loads(file.read_text())
             names, seeds = [str(name) for name in content["methods"]], [int(seed) for seed in content["seeds"]]
             return cls(path, dict(content["experiment"]), names, seeds)
-        except (tomllib.TOMLDecodeError, KeyError, OSError, UnicodeDecodeError, TypeError, ValueError) as error:
-            raise PerfedError(f"{path / 'comparison.toml'}: cannot be read: {error}") from None
 
     def abandoned(self) -> bool:
         """Whether no run could begin; the comparison is then taken back."""

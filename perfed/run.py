@@ -111,7 +111,7 @@ class Run:
         Raises:
             PerfedError: the training loss of a client became NaN or infinite; the state before that round is kept as a
                 checkpoint. What a client's model says became NaN: the last checkpoint is kept. An error before round 1
-                takes the directory away again.
+                takes the directory away again, as any other exception does before something of a round is written.
         """
         with use_threads(self.plan.threads), nullcontext() if self.directory is None else self.directory.alone():
             started = time.perf_counter() - self._wall

@@ -14,7 +14,7 @@ import numpy as np
 import tomli_w
 import torch
 
-from perfed.compare import check_starts, method_table
+from perfed.compare import check_starts, method_table, readable
 from perfed.config import validate
 from perfed.errors import PerfedError
 from perfed.experiment import start
@@ -84,14 +84,11 @@ class Search:
     @classmethod
     def read(cls, path: Path) -> Search:
         """The search that :meth:`create` wrote."""
-        file = path / "search.toml"
-        try:
+        with readable(path / "search.toml") as file:
             content = tomllib.loads(file.read_text())
             names, seeds = [str(name) for name in content["methods"]], [int(seed) for seed in content["seeds"]]
             points = [[str(assignment) for assignment in point] for point in content["points"]]
             return cls(path, dict(content["experiment"]), names, seeds, points)
-        except (tomllib.TOMLDecodeError, KeyError, OSError, UnicodeDecodeError, TypeError, ValueError) as error:
-            raise PerfedError(f"{file}: cannot be read: {error}") from None
 
     @property
     def held_out(self) -> dict[str, Any]:
@@ -151,12 +148,10 @@ class Search:
         file = self.path / "grid.json"
         if not file.exists():
             return []
-        try:
+        with readable(file):
             results: list[dict[str, Any]] = json.loads(file.read_text())
             if all({"method", "settings", "mean"} <= result.keys() for result in results):
                 return results
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise PerfedError(f"{file}: cannot be read: {error}") from None
         raise PerfedError(f"{file}: cannot be read: every point needs method, settings and mean")
 
     def _try(self, method: str, point: list[str], data_dir: Path | None, device: torch.device | None) -> dict[str, Any]:
