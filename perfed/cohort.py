@@ -19,7 +19,7 @@ from perfed.errors import PerfedError
 from perfed.federation import Client
 from perfed.fit import Correction, Task, Update
 from perfed.model import STAGES, Chain, Parameters, stage_of
-from perfed.optim import Optimizer, optimizer_for
+from perfed.optim import Optimizer, Proximal, optimizer_for
 from perfed.placement import SENT, Placement
 from perfed.plan import Plan
 from perfed.step import Loss, Penalty, Step, cross_entropy, squared_error
@@ -162,6 +162,7 @@ class Cohort(View):
         penalties: Sequence[Penalty] = (),
         near: Parameters | None = None,
         pull: float = 0.0,
+        proximal: Proximal = "explicit",
         correct: Correction | None = None,
         step: Update | None = None,
         direction: Update | None = None,
@@ -188,7 +189,9 @@ class Cohort(View):
                 called for different clients at the same time: what they keep must be in the step's block.
             penalties: added to the loss.
             near, pull: the optimiser keeps the parameters named in ``near`` ``(n, ...)`` close to it by
-                ``pull / 2 |w - near|^2``: SGD by an implicit step, stable for any strength, Adam by its gradient.
+                ``pull / 2 |w - near|^2``.
+            proximal: the step on that term: by its gradient, or with SGD ``"implicit"``, stable for any strength, which
+                it is also where the gradient's would diverge (:func:`perfed.optim.explicit_is_stable`).
             correct: edits the gradients before each update.
             step: makes the new values of the trained parameters itself, in place of the optimiser:
                 ``step(params, grad_fn, batches)``; ``grad_fn(params, batch)`` is the gradient of loss and penalties.
@@ -227,6 +230,7 @@ class Cohort(View):
             streams=streams,
             near=close,
             pull=pull,
+            proximal=proximal,
         )
         kind = "fit " + "+".join(sorted({stage_of(n) for n in trained}, key=self.chain.stages.index)) + self.label
         if batch_size is not None:

@@ -20,7 +20,7 @@ from perfed.augment import CropFlip
 from perfed.batches import IntArray, Samples, Schedule, blocks, schedule, steps_of
 from perfed.errors import PerfedError
 from perfed.model import Chain, Parameters, stage_of
-from perfed.optim import Optimizer, OptimizerState
+from perfed.optim import Optimizer, OptimizerState, Proximal
 from perfed.step import Loss, Step
 
 Correction = Callable[[Step, Parameters], Parameters]
@@ -59,7 +59,8 @@ class Task:
         direction: makes what the optimiser takes for the gradient, in place of the gradient and ``correct``.
         streams: independent mini-batches that each ``update`` or ``direction`` gets.
         near: parameters ``(clients, ...)`` by name; the optimiser keeps those trained close to them by
-            ``pull / 2 |w - near|^2`` (:meth:`perfed.optim.OptimizerState.step`).
+            ``pull / 2 |w - near|^2``, of which it takes a ``proximal`` step
+            (:meth:`perfed.optim.OptimizerState.step`).
         per_domain: stages whose parameters have a domain axis.
         epochs, steps: length of the fit, epochs per client or steps for all; the other is ``None``.
         rows: position of each client in its cohort.
@@ -81,6 +82,7 @@ class Task:
     streams: int = 1
     near: Parameters = field(default_factory=dict)
     pull: float = 0.0
+    proximal: Proximal = "explicit"
     augment: CropFlip | None = None
     per_domain: frozenset[str] = frozenset()
     start: int = 0
@@ -92,9 +94,10 @@ class Task:
         """Number of clients."""
         return len(self.samples.counts)
 
-    def near_of(self, state: OptimizerState) -> Parameters:
-        """:attr:`near` of the clients that are still active."""
-        return {name: t[: len(state.params[name])] for name, t in self.near.items()}
+    def descend(self, state: OptimizerState, grads: Parameters) -> None:
+        """The optimiser's step for the clients that are still active, near :attr:`near`."""
+        near = {name: t[: len(state.params[name])] for name, t in self.near.items()}
+        state.step(grads, near, self.pull, self.proximal)
 
     def part(self, first: int, stop: int) -> Task:
         """The same fit for clients ``first..stop-1``; parameters are views."""
@@ -191,7 +194,7 @@ def _step(task: Task, state: OptimizerState, batches: list[Step]) -> Tensor:
     gradient = _Gradient(task)
     params = {name: t.detach() for name, t in state.params.items()}
     if task.direction is not None:
-        state.step(task.direction(params, gradient, batches), task.near_of(state), task.pull)
+        task.descend(state, task.direction(params, gradient, batches))
     elif task.update is not None:
         new = task.update(params, gradient, batches)
         with torch.no_grad():
@@ -209,7 +212,7 @@ def _descend(task: Task, state: OptimizerState, step: Step) -> Tensor:
     grads = {n: g for n, g in zip(names, found, strict=True) if g is not None}
     if task.correct is not None:
         grads = task.correct(step, grads)
-    state.step(grads, task.near_of(state), task.pull)
+    task.descend(state, grads)
     return losses.detach()
 
 

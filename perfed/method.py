@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, field_validator
 from torch import Tensor
 
 from perfed.cohort import Cohort
-from perfed.federation import Client
+from perfed.federation import Client, Federation
 from perfed.fit import Gradient
 from perfed.model import STAGES, Chain, Model, Parameters
 from perfed.placement import SHARED, Placement, place
@@ -341,6 +341,13 @@ class Method(BaseModel):
             term.absorb(server, replies, replies.terms[term.name])
 
     # Settings ----------------------------------------------------------------------------------------------
+
+    def notes(self, federation: Federation, model: Model) -> list[str]:
+        """What a run's notes say of the method with these clients and this (adapted) model: one line for each.
+
+        For what it does in place of what the settings say.
+        """
+        return []
 
     def adapt(self, model: Model) -> Model:
         """The model this method works on: stages named in ``without`` are left out."""

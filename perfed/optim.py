@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,21 @@ from torch.optim.sgd import sgd
 from perfed.model import Parameters, stage_of
 
 _BETA_1, _BETA_2, _EPS = 0.9, 0.999, 1e-8
+
+Proximal = Literal["explicit", "implicit"]
+"""How SGD descends on ``s / 2 |w - near|^2``: by its gradient, or by a step of its own after that on the loss."""
+
+
+def explicit_is_stable(lr: float, pull: float, momentum: float = 0.0) -> bool:
+    """Whether SGD comes to rest on ``pull / 2 |w - near|^2`` by its gradient: ``lr pull < 2 (1 + momentum)``.
+
+    With s = ``pull``, ``v <- m v + s (w - near)`` and ``w <- w - lr v``, the gap e = w - near of one step follows from
+    the two before it, ``e_{t+1} = (1 + m - lr s) e_t - m e_{t-1}``. Both roots of ``z^2 - (1 + m - lr s) z + m`` lie
+    inside the unit circle if and only if m, their product, is below 1 and the polynomial is positive at 1, where it is
+    lr s, and at -1, where it is ``2 (1 + m) - lr s``. (The curvature of the loss, and weight decay, add to s: together
+    they must stay below the bound, as those of a loss alone.)
+    """
+    return lr * pull < 2 * (1 + momentum)
 
 
 @dataclass(frozen=True)
@@ -59,24 +74,34 @@ class OptimizerState:
             tensor.requires_grad_(True)
 
     @torch.no_grad()
-    def step(self, grads: Parameters, near: Parameters | None = None, pull: float = 0.0) -> None:
+    def step(
+        self,
+        grads: Parameters,
+        near: Parameters | None = None,
+        pull: float = 0.0,
+        proximal: Proximal = "explicit",
+    ) -> None:
         """One update of :attr:`params`, in place, with ``pull / 2 |w - near|^2`` added to the loss.
 
-        After its own step, SGD takes the implicit one on that term, ``w <- (w + r s near) / (1 + r s)``, stable for any
-        s = ``pull``. The rate r is the length of a step for a constant gradient: lr, and with momentum m
-        lr / (1 - m), so that it rests where loss and term together do. Adam's steps have a bounded length; it adds the
-        term's gradient.
+        Explicit: the gradient ``s (w - near)`` of the term, s = ``pull``, is added to the loss's. Where SGD would
+        diverge by it (:func:`explicit_is_stable`), and where it is asked for, SGD takes the implicit step on the term
+        after its own, ``w <- (w + r s near) / (1 + r s)``, stable for any s. The rate r is the length of a step for a
+        constant gradient: lr, and with momentum m lr / (1 - m), so that it rests where loss and term together do.
+        Adam's steps have a bounded length; it always adds the gradient.
 
         Args:
             grads: of the loss.
             near: some of the parameters.
             pull: s.
+            proximal: the step that SGD takes on the term.
         """
         near = near if near and pull else {}
-        if self.spec.kind == "adam":
-            terms = {name: pull * (self.params[name] - target) for name, target in near.items()}
-            grads = {**grads, **{name: grads[name] + t if name in grads else t for name, t in terms.items()}}
         for group in self.spec.groups:
+            pulled = [name for name in group.names if name in near]
+            implicit = bool(pulled) and self._implicit(group, pull, proximal)
+            if pulled and not implicit:
+                terms = {name: pull * (self.params[name] - near[name]) for name in pulled}
+                grads = {**grads, **{name: grads[name] + t if name in grads else t for name, t in terms.items()}}
             names = [name for name in group.names if name in grads]
             if names:
                 # The fused kernels walk memory in order: a transposed gradient would be applied to the wrong entries.
@@ -86,10 +111,14 @@ class OptimizerState:
                     _adam(params, g, first, second, [self.counters[n] for n in names], group)
                 else:
                     self._sgd(names, params, g, group)
-            if near and self.spec.kind == "sgd":
+            if implicit:
                 rate = pull * group.lr / (1 - self.spec.momentum)
-                for name in near.keys() & set(group.names):
+                for name in pulled:
                     self.params[name].lerp_(near[name], rate / (1 + rate))
+
+    def _implicit(self, group: Group, pull: float, proximal: Proximal) -> bool:
+        stable = explicit_is_stable(group.lr, pull, self.spec.momentum)
+        return self.spec.kind == "sgd" and (proximal == "implicit" or not stable)
 
     def _sgd(self, names: list[str], params: list[Tensor], grads: list[Tensor], group: Group) -> None:
         # The buffers start at zero and the first step uses the plain gradient, as torch.optim.SGD with dampening 0.

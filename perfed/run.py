@@ -89,7 +89,7 @@ class Run:
         self.server = Server(federation, setup, self.plan, participation or Participation(), rounds, clock=clock)
         self.history: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
-        self.notes: list[str] = []
+        self.notes = method.notes(federation, setup.model)
         self._done = self._saved = -1
         self._tally = Tally.empty(self.evaluation.targets)
         self._wall = self._training = 0.0

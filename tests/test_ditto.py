@@ -59,6 +59,32 @@ def test_long_training_ends_at_the_minimiser_of_the_pulled_loss():
         torch.testing.assert_close(g, lam * (w[name] - value.detach()), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize(("proximal", "momentum"), [("explicit", 0.0), ("explicit", 0.5), ("implicit", 0.0)])
+def test_every_step_of_the_personal_model_is_that_of_a_plain_loop(proximal, momentum):
+    lam, lr, steps = 3.0, FULL["lr"], FULL["local_epochs"]
+    method = make("ditto", lam=lam, momentum=momentum, proximal=proximal, **FULL)
+    server = serve(method, blobs((12,)), model=NO_EMBEDDING)
+    w = {name: t.clone() for name, t in server.state.shared.items()}
+    start = server.engine._current(server.engine.clients["c0"])["local"]
+    v = {name: (t + 0.1).requires_grad_() for name, t in start.items()}
+    server.engine.states["c0"]["local"] = {name: t.detach().clone() for name, t in v.items()}
+    train(server, 1)
+    data, optimizer = server.engine.federation.clients[0].train, torch.optim.SGD(list(v.values()), lr, momentum)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(functional_call(server.setup.chain((4,)), v, (data.x,)), data.y)
+        if proximal == "explicit":
+            loss = loss + sum(lam / 2 * (t - w[name]).square().sum() for name, t in v.items())
+        loss.backward()
+        optimizer.step()
+        if proximal == "implicit":
+            with torch.no_grad():
+                for name, t in v.items():
+                    t.copy_((t + lr * lam * w[name]) / (1 + lr * lam))
+    for name, t in v.items():
+        torch.testing.assert_close(server.engine.states["c0"]["local"][name], t.detach(), rtol=1e-11, atol=1e-12)
+
+
 def test_what_is_evaluated_is_the_clients_own_model():
     server = run("ditto", 2, lam=0.1)
     (first, *_) = server.engine.cohorts(server.engine.federation.ids, {})

@@ -110,6 +110,21 @@ def test_long_training_solves_the_proximal_problem_around_the_message():
             torch.testing.assert_close(g, lam / alpha * (u - value.detach()), rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize(("proximal", "shrunk"), [("explicit", 1.0), ("implicit", 1.8)])
+def test_one_step_from_the_message(proximal, shrunk):
+    """The term has no gradient at u, so that the first step is that on the loss; the implicit one shrinks it."""
+    lam, alpha, lr = 2.0, 0.5, 0.2
+    settings = {"optimizer": "sgd", "lr": lr, "batch_size": 100, "local_epochs": 1}
+    method = make("fedamp", lam=lam, alpha=alpha, proximal=proximal, **settings)
+    server = serve(method, blobs((12,)), model=Model(body=hidden_layer(5), head=linear(3)))
+    u = {name: t.clone().requires_grad_() for name, t in server.state.models["c0"].items()}
+    train(server, 1)
+    data = server.engine.federation.clients[0].train
+    loss = nn.functional.cross_entropy(functional_call(server.setup.chain((4,)), u, (data.x,)), data.y)
+    for (name, start), g in zip(u.items(), torch.autograd.grad(loss, u.values()), strict=True):
+        torch.testing.assert_close(server.state.models["c0"][name], start.detach() - lr / shrunk * g)
+
+
 def test_clients_that_are_far_apart_train_alone():
     """No messages and no pull: as local training."""
     settings = {"optimizer": "sgd", "lr": 0.1}

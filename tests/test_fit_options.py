@@ -15,6 +15,7 @@ from perfed.cohort import Cohort
 from perfed.errors import PerfedError
 from perfed.methods.local import Local
 from perfed.model import STAGES, Model, linear, mlp
+from perfed.optim import explicit_is_stable
 from perfed.step import cross_entropy
 
 SIZES = (9, 6, 4, 1)
@@ -65,14 +66,52 @@ def test_a_set_of_one_stage_is_applied_by_the_loss():
     assert all(t.abs().sum() > 0 for t in heads.values())
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("part", [0.98, 1.02])
+def test_explicit_steps_are_stable_up_to_the_bound(momentum, part):
+    """Torch's SGD on the quadratic alone comes to rest below it and diverges above it."""
+    lr = 0.1
+    pull = part * 2 * (1 + momentum) / lr
+    gap = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.SGD([gap], lr, momentum=momentum)
+    for _ in range(3000):
+        optimizer.zero_grad()
+        (pull / 2 * gap.square()).sum().backward()
+        optimizer.step()
+    rests = bool(gap.abs() < 1e-6)
+    assert rests == (part < 1) == explicit_is_stable(lr, pull, momentum)
+
+
 @CHUNKS
-def test_the_proximal_step_is_the_implicit_one(options):
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_the_step_near_a_reference_descends_on_the_term_as_torch_does(options, momentum):
+    pull, lr, federation = 3.0, 0.1, blobs((6, 5, 4))
+    method = quick(Local, batch_size=100, optimizer="sgd", lr=lr, momentum=momentum)
+    group = cohort(method, federation, model=Model(head=linear(3)), **options)
+    start, near = copies(group.model), {name: torch.randn_like(t) for name, t in group.model.items()}
+    group.fit(STAGES, epochs=4, near=near, pull=pull)
+    for row, client in enumerate(group.clients):
+        own = {name: t[row].clone().requires_grad_() for name, t in start.items()}
+        optimizer = torch.optim.SGD(list(own.values()), lr, momentum=momentum)
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(client.train.x @ own["head.weight"].T + own["head.bias"], client.train.y)
+            (loss + sum(pull / 2 * (t - near[name][row]).square().sum() for name, t in own.items())).backward()
+            optimizer.step()
+        for name, tensor in own.items():
+            torch.testing.assert_close(group.model[name][row], tensor.detach(), rtol=1e-11, atol=1e-12)
+
+
+@CHUNKS
+@pytest.mark.parametrize(("pull", "proximal"), [(3.0, "implicit"), (30.0, "explicit")])
+def test_the_proximal_step_is_the_implicit_one_where_asked_for_or_needed(options, pull, proximal):
     """One step: w+ minimises  <g, w> + |w - w0|^2 / (2 lr) + pull/2 |w - near|^2."""
-    near, pull, lr = 1.5, 30.0, 0.1  # lr * pull = 3: an explicit step would overshoot
+    near, lr = 1.5, 0.1  # lr * pull = 3: explicit steps would diverge
     free, held = make(**options), make(**options)
     before = copies(held.model)
     free.fit(STAGES, steps=1)
-    held.fit(STAGES, steps=1, near={n: torch.full_like(t, near) for n, t in before.items()}, pull=pull)
+    target = {name: torch.full_like(t, near) for name, t in before.items()}
+    held.fit(STAGES, steps=1, near=target, pull=pull, proximal=proximal)
     for name, start in before.items():
         gradient = (start - free.model[name]) / lr
         expected = (start / lr - gradient + pull * near) / (1 / lr + pull)

@@ -82,10 +82,21 @@ def test_a_strong_pull_ends_in_consensus(lam, least, most):
         torch.testing.assert_close(shared, x.mean(0), rtol=1e-6, atol=1e-6)
 
 
+def implicit_note(count):
+    return (
+        f"head: {count} of 2 clients average implicitly, by 1 / (1 + a); 1 - a diverges for their a, which is 2 or more"
+    )
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_averaging_contracts_by_the_documented_factor(momentum):
-    lam, p, lr = 2.0, 0.25, 0.1
-    method = make("l2gd", lam=lam, p=p, lr=lr, batch_size=4, optimizer="sgd", momentum=momentum)
+@pytest.mark.parametrize(
+    ("lr", "proximal", "clients"),
+    [(0.1, "implicit", 0), (0.1, "explicit", 0), (0.2, "explicit", 1), (4, "explicit", 2)],
+)
+def test_averaging_contracts_by_the_documented_factor(momentum, lr, proximal, clients):
+    """By 1 - a, the paper's, where that is below 1 in size (not for the larger client with 0.2), else 1 / (1 + a)."""
+    lam, p, lr = 2.0, 0.25, lr * (1 - momentum)
+    method = make("l2gd", lam=lam, p=p, lr=lr, batch_size=4, optimizer="sgd", momentum=momentum, proximal=proximal)
     server = serve(method, blobs((12, 4), num_classes=2, labels=[[0, 1]]), model=Model(head=linear(2)))
     (group,) = list(server.engine.cohorts(["c0", "c1"], {}))
     own = {name: torch.randn_like(t) for name, t in group.state["local"].items()}
@@ -93,11 +104,13 @@ def test_averaging_contracts_by_the_documented_factor(momentum):
     group.state["local"] = dict(own)
     method.average(group, mean, torch.tensor([3, 3]))
     for row, steps in enumerate((3, 1)):  # mini-batch steps of an epoch
-        keep = (1 + lam * lr * (1 - p) / p * steps / (1 - momentum)) ** -3.0
+        a = lam * lr * (1 - p) / p * steps / (1 - momentum)
+        keep = (1 - a if proximal == "explicit" and a < 2 else 1 / (1 + a)) ** 3
         for name, tensor in own.items():
             expected = mean[name][row] + keep * (tensor[row] - mean[name][row])
             torch.testing.assert_close(group.state["local"][name][row], expected)
             torch.testing.assert_close(group.model[name][row], expected)
+    assert method.notes(server.engine.federation, server.setup.model) == [implicit_note(clients)] * bool(clients)
 
 
 def test_lengths_of_runs_are_geometric_and_keyed():

@@ -7,9 +7,11 @@ from typing import Any
 from pydantic import Field
 
 from perfed.cohort import Cohort
+from perfed.federation import Federation
 from perfed.method import ParameterSet, Reply, ServerState
 from perfed.methods.fedavg import FedAvg
-from perfed.model import STAGES
+from perfed.model import STAGES, Model
+from perfed.proximal import STEP, ProximalStep, implicit_notes
 from perfed.registry import register
 
 
@@ -18,11 +20,12 @@ class Ditto(FedAvg):
     """FedAvg, and local models v on ``f(v) + (lam / 2) |v - w|^2``, w as received (Li et al. 2021, Algorithm 1).
 
     Both models take ``local_epochs``. Parameters that are placed personal are trained with w and held fixed for v.
-    Departure: SGD's step on the quadratic term is implicit, ``v <- (v + lr lam w) / (1 + lr lam)`` after the step on f:
-    it rests at the same point, and is stable where an explicit one diverges (lr lam > 2).
+    With ``proximal = "implicit"`` SGD takes ``v <- (v + lr lam w) / (1 + lr lam)`` after its step on f, in place of the
+    term's gradient: it rests at the same point, and is stable where explicit steps diverge.
     """
 
     lam: float = Field(1.0, ge=0, description="lambda: how strongly v is pulled to the global model")
+    proximal: ProximalStep = Field("explicit", description=STEP)
 
     def sets(self) -> dict[str, ParameterSet]:
         """``local``: each client's v."""
@@ -45,6 +48,7 @@ class Ditto(FedAvg):
             penalties=penalties,
             near=shared,
             pull=self.lam,
+            proximal=self.proximal,
         )
         cohort.load(cohort.state["local"])
         return reply
@@ -52,6 +56,10 @@ class Ditto(FedAvg):
     def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
         """One local training; its reply is dropped."""
         self.train(cohort, shared, terms)
+
+    def notes(self, federation: Federation, model: Model) -> list[str]:
+        """Where explicit steps would diverge."""
+        return implicit_notes(self, model, self.lam, self.proximal)
 
     def download(self, server: ServerState) -> dict[str, Any]:
         """Nothing: a client has its own model."""

@@ -11,8 +11,10 @@ from torch import Tensor
 from perfed import tree
 from perfed.aggregate import weighted_mean
 from perfed.cohort import Cohort
+from perfed.federation import Federation
 from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState, each
-from perfed.model import STAGES, Parameters
+from perfed.model import STAGES, Model, Parameters
+from perfed.proximal import STEP, ProximalStep, implicit_notes
 from perfed.registry import register
 
 
@@ -22,7 +24,8 @@ class FedAMP(Method):
 
     Minimises ``sum_i f_i(w_i) + lam sum_{i<j} A(|w_i - w_j|^2)``, ``A(x) = 1 - exp(-x / sigma)``, by turns: the server
     makes ``u_i = sum_j xi_ij w_j`` with ``xi_ij = alpha A'(|w_i - w_j|^2)`` and ``xi_ii = 1 - sum_{j != i} xi_ij``;
-    client i then minimises ``f_i(w) + lam / (2 alpha) |w - u_i|^2``, starting at u_i; SGD's proximal step is implicit.
+    client i then minimises ``f_i(w) + lam / (2 alpha) |w - u_i|^2``, starting at u_i, by gradient steps
+    (``proximal = "implicit"``: SGD takes a proximal step on the second term after its step on f_i).
     Departures: where the paper's condition xi_ii >= 0 fails (alpha not small enough), the weights of the others are
     divided by their sum, so that u_i stays a convex combination; ``alpha`` is constant. The models of clients that have
     not taken part yet are sent to nobody. Parameters that are placed personal are trained along and not mixed.
@@ -34,6 +37,7 @@ class FedAMP(Method):
     alpha: float = Field(1.0, gt=0, description="alpha_k: step of the message passing")
     sigma: float = Field(1.0, gt=0, description="squared distance of two models at which attention falls to 1/e")
     lam: float = Field(1.0, ge=0, description="lambda: weight of the attraction between models")
+    proximal: ProximalStep = Field("explicit", description=STEP)
 
     def sets(self) -> dict[str, ParameterSet]:
         """``models``: w_i of every client on the server; ``sent``: whether the client has ever sent it."""
@@ -78,8 +82,19 @@ class FedAMP(Method):
         """The proximal problem, from and around the cloud's model u_i."""
         cohort.load(cloud)
         penalties = self.penalties(cohort, terms)
-        cohort.fit(STAGES, epochs=self.local_epochs, penalties=penalties, near=cloud, pull=self.lam / self.alpha)
+        cohort.fit(
+            STAGES,
+            epochs=self.local_epochs,
+            penalties=penalties,
+            near=cloud,
+            pull=self.lam / self.alpha,
+            proximal=self.proximal,
+        )
         return Reply(shared=cohort.shared(), terms=self.after_terms(cohort, terms))
+
+    def notes(self, federation: Federation, model: Model) -> list[str]:
+        """Where explicit steps would diverge."""
+        return implicit_notes(self, model, self.lam / self.alpha, self.proximal)
 
     def download(self, server: ServerState) -> dict[str, Any]:
         """Each client's own model."""

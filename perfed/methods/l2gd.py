@@ -12,8 +12,10 @@ from torch import Tensor
 from perfed import rng
 from perfed.aggregate import weighted_mean
 from perfed.cohort import Cohort
+from perfed.federation import Federation
 from perfed.method import Clients, Method, ParameterSet, Reply, ServerState
-from perfed.model import STAGES, stage_of
+from perfed.model import STAGES, Model, stage_of
+from perfed.optim import Proximal
 from perfed.registry import register
 
 
@@ -31,9 +33,9 @@ class L2GD(Method):
     with n too: eta = n / (2 max(L / (1 - p), lam / p)), local steps near 1 / (2 L).)
 
     Departures: a local iteration is an epoch of s mini-batch steps of the run's optimiser (then ``a`` has the factor
-    s, and 1 / (1 - momentum) for SGD, as far as such steps go); averaging is implicit, ``x_i - mean`` shrinks by
-    ``1 / (1 + a)`` and not ``1 - a``, so that no ``lam`` diverges; the mean is over the round's clients. Parameters
-    that are placed personal are trained along and not averaged.
+    s, and 1 / (1 - momentum) for SGD, as far as such steps go); where a is not below 2, so that the paper's ``1 - a``
+    would diverge, a client's ``x_i - mean`` shrinks by ``1 / (1 + a)`` (everywhere with ``proximal = "implicit"``); the
+    mean is over the round's clients. Parameters that are placed personal are trained along and not averaged.
     """
 
     lam: float = Field(1.0, ge=0, description="lambda: how strongly the local models are pulled to their mean")
@@ -42,6 +44,9 @@ class L2GD(Method):
     )
     local_epochs: int = Field(
         10, ge=1, description="mean number of local epochs per round (at least 2), unless p is set"
+    )
+    proximal: Proximal = Field(
+        "explicit", description="averaging by 1 - a where it is stable (clients with a < 2), or always by 1 / (1 + a)"
     )
 
     @property
@@ -80,18 +85,38 @@ class L2GD(Method):
         self.train(cohort, torch.tensor([self.local_epochs]), terms)
 
     def average(self, cohort: Cohort, mean: dict[str, Any], repeats: Tensor) -> Reply:
-        """``x_i <- mean + (x_i - mean) / (1 + a)``, as often as iterations average."""
-        steps = (cohort.num_samples / self.batch_size).ceil()
-        if self.optimizer == "sgd":
-            steps = steps / (1 - self.momentum)
+        """``x_i - mean`` shrinks by the factor of one averaging iteration, as often as iterations average."""
         moved = {}
         for name, own in cohort.state["local"].items():
-            strength = self.lam * self.lr_of(stage_of(name)) * (1 - self.probability) / self.probability * steps
-            keep = (1 + strength).pow(-repeats.to(strength)).view(-1, *([1] * (own.ndim - 1)))
+            strength = self.strength(cohort.num_samples, stage_of(name))
+            factor = 1 / (1 + strength)
+            if self.proximal == "explicit":
+                factor = torch.where(strength < 2, 1 - strength, factor)
+            keep = factor.pow(repeats).view(-1, *([1] * (own.ndim - 1)))
             moved[name] = mean[name] + keep * (own - mean[name]) if own.is_floating_point() else own
         cohort.state["local"] = moved
         cohort.load(moved)
         return Reply()
+
+    def strength(self, num_samples: Tensor, stage: str) -> Tensor:
+        """a ``(n,)`` of clients with ``num_samples`` ``(n,)``, for the parameters of ``stage``."""
+        steps = (num_samples / self.batch_size).ceil()
+        if self.optimizer == "sgd":
+            steps = steps / (1 - self.momentum)
+        return self.lam * self.lr_of(stage) * (1 - self.probability) / self.probability * steps
+
+    def notes(self, federation: Federation, model: Model) -> list[str]:
+        """Where the paper's averaging would diverge."""
+        if self.proximal == "implicit":
+            return []
+        sizes = torch.tensor([len(client.train) for client in federation], dtype=torch.float64)
+        implicit = {stage: int((self.strength(sizes, stage) >= 2).sum()) for stage in model.factories}
+        return [
+            f"{stage}: {count} of {len(sizes)} clients average implicitly, by 1 / (1 + a); 1 - a diverges for their a, "
+            "which is 2 or more"
+            for stage, count in implicit.items()
+            if count
+        ]
 
     def download(self, server: ServerState) -> dict[str, Any]:
         """Nothing: a client has its own model."""

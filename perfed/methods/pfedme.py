@@ -9,10 +9,12 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from perfed.aggregate import weighted_mean
 from perfed.cohort import Cohort
+from perfed.federation import Federation
 from perfed.fit import Gradient
 from perfed.method import Clients, Method, ParameterSet, Reply, ServerState
-from perfed.model import STAGES, Parameters, stage_of
+from perfed.model import STAGES, Model, Parameters, stage_of
 from perfed.optim import OptimizerState
+from perfed.proximal import STEP, ProximalStep, implicit_notes
 from perfed.registry import register
 from perfed.step import Step
 
@@ -25,8 +27,8 @@ class PFedMe(Method):
     evaluated; then ``w <- w - eta lam (w - theta)``. The server's step is ``w <- (1 - beta) w + beta mean_i w_i``.
     Inner steps are those of the run's optimiser, new for every mini-batch. Parameters that are placed personal take
     the inner steps without the quadratic term.
-    Departure: with SGD inner steps are implicit in the quadratic term, so that any ``lam`` is stable with any learning
-    rate; their fixed point is the same.
+    SGD's inner steps are explicit, along the gradient of the whole objective. Implicit ones on the quadratic term
+    (``proximal = "implicit"``) are stable for any ``lam``; their fixed point, the same, is not reached in a few steps.
     """
 
     lam: float = Field(10.0, gt=0, description="lambda: strength of the quadratic term")
@@ -35,6 +37,7 @@ class PFedMe(Method):
         None, gt=0, validate_default=True, description="learning rate of w; default: lr, which is that of theta"
     )
     beta: float = Field(1.0, gt=0, description="step of the server")
+    proximal: ProximalStep = Field("explicit", description=STEP)
 
     @field_validator("eta")
     @classmethod
@@ -77,7 +80,7 @@ class PFedMe(Method):
             w = {name: params[name] for name in theta}
             inner = OptimizerState(settings, {name: params[name].clone() for name in own})
             for _ in range(self.inner_steps):
-                inner.step(gradient(inner.params, batches[0]), w, self.lam)
+                inner.step(gradient(inner.params, batches[0]), w, self.lam, self.proximal)
             moved = {name: t.lerp(inner.params[name], self._rate(name)) for name, t in w.items()}
             return {**inner.params, **moved, **{f"theta/{name}": inner.params[name] for name in theta}}
 
@@ -95,6 +98,10 @@ class PFedMe(Method):
     def _rate(self, name: str) -> float:
         """``eta lam``."""
         return self.lam * (self.eta or self.lr_of(stage_of(name)))
+
+    def notes(self, federation: Federation, model: Model) -> list[str]:
+        """Where explicit steps would diverge."""
+        return implicit_notes(self, model, self.lam, self.proximal)
 
     def download(self, server: ServerState) -> dict[str, Any]:
         """Nothing: a client has its own model."""
