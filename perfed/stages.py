@@ -127,15 +127,23 @@ def doubling_points(clients: int, first: int, a: float, *, rate: float = 1.0, co
     return points
 
 
-def middle_stage_rounds(times: Sequence[float], a: float) -> list[float]:
-    """t_r of the stages between the first and the last, before rounding, from the E[T_(n_r)] of all stages.
+def middle_stage_rounds(clients: int, first: int, a: float) -> list[float]:
+    """t_r of the stages between the first and the last, before rounding.
 
-    ``t_r = 2 log(sqrt(2) (E_{r+1} - E_r) / (E_r - E_{r-1})) / log(1 / (1-a))``; negative where the bound of stage r
-    holds at once. Source: Tziotis et al. 2023, lemma B.1, equation 203.
+    The rounds in which a distance falls from X_r to X_{r+1} (:func:`doubling_points`), moving towards the floor of n_r
+    by sqrt(1-a) a round: ``t_r = 2 log(g_r (E_{r+1} - E_r) / (E_r - E_{r-1})) / log(1 / (1-a))`` with
+    ``g_r = (1 - q_{r-1}) / (q_{r-1} (1 - q_r))``, in which rate and cost cancel. g_r is the sqrt(2) of equation 203,
+    except in the last of these stages where N is not n_0 times a power of 2. Negative where the bound of stage r holds
+    at once.
+
+    Source: Tziotis et al. 2023, lemma B.1.
     """
-    gaps = [later - now for now, later in pairwise(times)]
-    _check(min(gaps, default=1) > 0, "the smallest growth of the stages' times", min(gaps, default=1), "above 0")
-    return [2 * math.log(math.sqrt(2) * wide / narrow) / -math.log1p(-a) for narrow, wide in pairwise(gaps)]
+    floors = [error_floor(a, n / first) for n in stage_sizes(clients, first)[1:-1]]
+    ends = pairwise(doubling_points(clients, first, a))
+    return [
+        2 * math.log((start - floor) / (end - floor)) / -math.log1p(-a)
+        for floor, (start, end) in zip(floors, ends, strict=True)
+    ]
 
 
 def rounds_to_reach(target: float, floor: float, a: float, start: float = 1.0) -> int:
@@ -162,11 +170,10 @@ def stage_lengths(clients: int, first: int, a: float, *, excess: float) -> list[
     """
     _check(1 < excess < math.sqrt(2), "excess", excess, "strictly between 1 and the root of 2")
     _check(0 < a < 1, "a", a, "strictly between 0 and 1")
-    times = [order_statistic(n, clients) for n in stage_sizes(clients, first)]
-    if len(times) == 1:
+    if len(stage_sizes(clients, first)) == 1:
         return [1]
     closing = 2 * math.log(1 / (excess - 1)) / -math.log1p(-a)
-    return [1, *(max(1, math.ceil(t)) for t in (*middle_stage_rounds(times, a), closing))]
+    return [1, *(max(1, math.ceil(t)) for t in (*middle_stage_rounds(clients, first, a), closing))]
 
 
 def expected_time(

@@ -309,7 +309,7 @@ def test_stages_of_the_theory():
     assert sizes == [4, 8, 16, 32, 64]
     times = [stages.order_statistic(n, 64) for n in sizes]
     # the check values of spec/srpfl.md
-    assert stages.middle_stage_rounds(times, 0.25) == pytest.approx([8.0, 9.1, 18.5], abs=0.05)
+    assert stages.middle_stage_rounds(64, 4, 0.25) == pytest.approx([8.0, 9.1, 18.5], abs=0.05)
     lengths = stages.stage_lengths(64, 4, 0.25, excess=1.1)
     assert lengths[1:4] == [8, 10, 19]
     assert lengths[0] == 1 and lengths[4] == math.ceil(2 * math.log(10) / math.log(4 / 3))
@@ -318,6 +318,34 @@ def test_stages_of_the_theory():
     )
     assert stages.stage_sizes(10, 4) == [4, 8, 10] and stages.stage_sizes(5, 5) == [5]
     assert len(stages.stage_lengths(5, 5, 0.25, excess=1.1)) == 1
+
+
+def test_a_last_doubling_that_is_none_takes_the_rounds_between_its_doubling_points():
+    assert stages.middle_stage_rounds(100, 5, 0.25)[-1] == pytest.approx(17.86, abs=0.005)  # with root 2: 10.76
+    assert stages.middle_stage_rounds(100, 3, 0.1)[-1] == pytest.approx(54.22, abs=0.005)  # with root 2: 3.46
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rounds_of_the_stages_are_those_of_the_bound_from_one_doubling_point_to_the_next(seed):
+    """For any N and n_0: in closed form, and by the recursion of theorem 4.7 itself, whatever communication costs."""
+    draw = np.random.default_rng(seed)
+    for _ in range(40):
+        clients = int(2 ** draw.uniform(1, 10))
+        first, a, cost = int(draw.integers(1, clients + 1)), float(draw.uniform(0.02, 0.3)), float(draw.exponential(5))
+        sizes, found = stages.stage_sizes(clients, first), stages.middle_stage_rounds(clients, first, a)
+        harmonic = np.cumsum(np.append(0, 1 / np.arange(clients, 0, -1)))  # E[T_(n)] at position n
+        gaps = np.diff(harmonic[sizes])
+        q = np.sqrt(np.divide(sizes[:-1], sizes[1:]))
+        ratio = (1 - q[:-1]) / (q[:-1] * (1 - q[1:])) * gaps[1:] / gaps[:-1]
+        assert found == pytest.approx(-2 * np.log(ratio) / np.log1p(-a), rel=1e-8, abs=1e-8)
+        points = stages.doubling_points(clients, first, a, rate=draw.uniform(0.1, 10), cost=cost)
+        for size, t, (distance, end) in zip(sizes[1:-1], found, pairwise(points), strict=True):
+            rounds = 0
+            while distance > end:
+                distance = distance * math.sqrt(1 - a) + a / math.sqrt(size / first * (1 - a))
+                rounds += 1
+            assert rounds == max(0, math.ceil(t))
+    assert stages.middle_stage_rounds(7, 7, 0.2) == stages.middle_stage_rounds(7, 4, 0.2) == []
 
 
 def test_at_a_doubling_point_both_numbers_make_the_same_progress_per_time():
@@ -424,7 +452,6 @@ def test_the_speed_up_grows_like_log_n(comparison, cost):
         (lambda: stages.error_floor(1.0, 2), "a is 1.0, but must be strictly between 0 and 1"),
         (lambda: stages.stage_lengths(8, 2, 0.2, excess=1.5), "excess is 1.5"),
         (lambda: stages.rounds_to_reach(0.1, 0.2, 0.2), "the target distance is 0.1, but must be above the floor, 0.2"),
-        (lambda: stages.middle_stage_rounds([1.0, 1.0, 1.0], 0.2), "growth of the stages' times is 0.0"),
         (lambda: theory.domain_problem(4, 2, 6, 3, seed=0), "2 rows cannot hold 3 orthonormal columns"),
     ],
 )
