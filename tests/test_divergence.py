@@ -79,7 +79,7 @@ def test_nuclear_norm_and_its_gradient_equal_those_of_the_singular_values(counts
         one = x[i, :n].detach()
         assert norms[i].item() == pytest.approx(torch.linalg.matrix_norm(one, "nuc").item(), rel=1e-7, abs=1e-7)
         u, s, vh = torch.linalg.svd(one, full_matrices=False)
-        keep = s > 1e-3 * s.max() if n > 1 else torch.zeros_like(s, dtype=torch.bool)
+        keep = s > 1e-9 * s.max() if n > 1 else torch.zeros_like(s, dtype=torch.bool)
         polar = (i + 1) * (u * keep) @ vh
         torch.testing.assert_close(x.grad[i, :n], polar, rtol=1e-6, atol=1e-7)
         assert not x.grad[i, n:].any()
@@ -159,6 +159,28 @@ def test_sample_distance_to_itself_is_zero_and_gradients_are_finite_differences(
     assert float(sample_w2(x, x, counts).abs().max()) < 1e-3
     x = x.requires_grad_(True)
     assert torch.autograd.gradcheck(lambda a: sample_w2(a, y, counts), x, atol=1e-4)
+
+
+def plain_w2(x, mean):
+    """The distance to N(mean, I) as autograd differentiates it, through torch's singular values."""
+    centred = x - x.mean(0)
+    norm = torch.linalg.svdvals(centred)[: min(len(x) - 1, x.shape[1])].sum()
+    spread = centred.square().sum() / (len(x) - 1) + x.shape[1] - 2 * norm / (len(x) - 1) ** 0.5
+    return (x.mean(0) - mean).square().sum() + spread
+
+
+@pytest.mark.parametrize("n", [5, 30])
+@pytest.mark.parametrize("scale", [1e-4, 1e-6])
+def test_a_small_feature_has_its_gradient_in_float64(n, scale):
+    """More samples than features, and fewer; the gradient of autograd through the singular values."""
+    x, mean, _ = draw((n,), 8)
+    x[:, :, 2] *= scale
+    if n == 5:
+        x[:, :, 4:] *= scale  # three large directions and a small one are left
+    x.requires_grad_(True)
+    (found,) = torch.autograd.grad(gaussian_w2(x, [n], mean).sum(), x)
+    (expected,) = torch.autograd.grad(plain_w2(x[0], mean[0]), x)
+    torch.testing.assert_close(found, expected, rtol=0, atol=10 * torch.finfo(x.dtype).eps / scale**2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -73,11 +73,37 @@ def test_rounding_of_the_centre_of_many_equal_rows_is_no_spread(count, dtype):
 
 def test_sets_with_values_below_the_cut_of_the_gradient():
     torch.manual_seed(0)
-    scale = torch.logspace(0, -6, 12, dtype=torch.float64)
+    scale = torch.cat([torch.logspace(0, -3, 7, dtype=torch.float64), torch.full((5,), 1e-9, dtype=torch.float64)])
     z = torch.cat([torch.randn(n, 12, dtype=torch.float64) * scale for n in (20, 9, 8, 4)])
     (fast, fast_grad), (plain, plain_grad) = both(z, [20, 9, 8, 4], torch.zeros(4, 12).double(), 1.0)
     assert torch.allclose(fast, plain, rtol=1e-8)
     assert torch.allclose(fast_grad, plain_grad, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("samples", [6, 40])
+def test_descent_in_float64_reaches_what_exact_gradients_reach(samples):
+    """Features that are 1e-4 of the others grow to the variance 1, the anchor's, as they do with torch's SVD."""
+    torch.manual_seed(0)
+    start = torch.randn(samples, 8, dtype=torch.float64)
+    start[:, 4:] *= 1e-4
+    mean, rank, reached = torch.zeros(1, 8, dtype=torch.float64), min(samples - 1, 8), []
+
+    def fast(z):
+        return gaussian_w2_sets(z, sets_of([samples], z), mean)[0]
+
+    def exact(z):
+        centred = z - z.mean(0)
+        cross = torch.linalg.svdvals(centred)[:rank].sum() / (samples - 1) ** 0.5
+        return z.mean(0).square().sum() + centred.square().sum() / (samples - 1) + 8 - 2 * cross
+
+    for loss in (fast, exact):
+        z = start.clone().requires_grad_(True)
+        for _ in range(60):
+            (grad,) = torch.autograd.grad(loss(z), z)
+            z = (z - samples / 20 * grad).detach().requires_grad_(True)
+        reached.append(float(exact(z.detach())))
+    assert reached[0] == pytest.approx(reached[1], abs=1e-6)
+    assert reached[0] < 8 - rank + 0.01  # too few samples leave directions without any variance
 
 
 def test_the_sets_of_several_steps_are_those_of_each_alone():
