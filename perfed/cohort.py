@@ -184,7 +184,8 @@ class Cohort(View):
             steps: mini-batch steps, the same number for every client.
             params: train this set ``{name: (n, ...)}`` in place of the working model, in place.
             also: further sets ``{set: {name: (n, ...)}}`` that are trained along, in place; the loss finds them with
-                :meth:`Step.of_set <perfed.step.Step.of_set>`.
+                :meth:`Step.of_set <perfed.step.Step.of_set>`. Buffers among them (statistics of batch-norm) are not
+                trained; a pass with them moves them in place.
             loss: one value per client; default cross-entropy or squared error. This and the functions below may be
                 called for different clients at the same time: what they keep must be in the step's block.
             penalties: added to the loss.
@@ -208,7 +209,8 @@ class Cohort(View):
         for group, values in (also or {}).items():
             for name, tensor in values.items():
                 values[name] = extra[f"{group}/{name}"] = tensor.contiguous()
-        trained = (*own, *extra)
+        learnt = set(self.trainable(self.chain.stages))
+        trained = (*own, *(name for name in extra if name.rpartition("/")[2] in learnt))
         if (epochs is None) == (steps is None):
             raise ValueError("fit needs either epochs or steps")
         self._fits += 1

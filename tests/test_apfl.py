@@ -71,6 +71,49 @@ def test_one_step_of_both_models_is_the_papers():
         torch.testing.assert_close(group.model[name][0], alpha * new_v + (1 - alpha) * new_w)
 
 
+@pytest.mark.parametrize("engine", ["sequential", "stacked"])
+@pytest.mark.parametrize(
+    "placement", [{}, {"*running*": "personal", "*tracked": "personal"}], ids=["shared", "personal"]
+)
+def test_the_global_model_and_the_mixture_have_batch_norm_statistics_of_their_own(engine, placement):
+    """A loop of FedAvg that never sees the mixture, and the mixture's forward passes in a module of its own."""
+    alpha, lr, epochs, rounds = 0.25, 0.1, 3, 2
+    method = make("apfl", alpha=alpha, optimizer="sgd", lr=lr, batch_size=100, local_epochs=epochs, placement=placement)
+    server = serve(method, blobs((9,)), model=network(batch_norm=True), engine=engine)
+    data = server.engine.federation.clients[0].train
+    plain, mixed = (network(batch_norm=True).build((4,)).double().train() for _ in range(2))
+    start = server.engine._current(server.engine.clients["c0"])
+    plain.load_state_dict({**start["model"], **server.state.shared})
+    mixed.load_state_dict({**start["model"], **start["local"]})
+    v = {name: p.detach().clone() for name, p in mixed.named_parameters()}
+    train(server, rounds)
+    for _ in range(rounds * epochs):
+        w = dict(plain.named_parameters())
+        with torch.no_grad():
+            for name, p in mixed.named_parameters():
+                p.copy_(alpha * v[name] + (1 - alpha) * w[name])
+        for module in (plain, mixed):
+            module.zero_grad()
+            nn.functional.cross_entropy(module(data.x), data.y).backward()
+        with torch.no_grad():
+            for name, p in mixed.named_parameters():
+                v[name] -= lr * alpha * p.grad
+                w[name] -= lr * w[name].grad
+    state = server.engine.states["c0"]
+    statistics = {name for name, _ in plain.named_buffers()}
+    assert len(statistics) == 3 and statistics == (state["model"] if placement else state["local"]).keys() & statistics
+    assert placement or statistics <= server.state.shared.keys()
+    for name, tensor in plain.state_dict().items():
+        if name in server.state.shared:
+            torch.testing.assert_close(server.state.shared[name], tensor, rtol=1e-9, atol=1e-11)
+    ((group,), own) = server.engine.cohorts(["c0"], {"shared": server.state.shared}), mixed.state_dict()
+    for name in statistics:
+        torch.testing.assert_close((state["model"] if placement else state["local"])[name], own[name])
+        torch.testing.assert_close(group.model[name][0], own[name])
+    for name in v:
+        torch.testing.assert_close(state["local"][name], v[name], rtol=1e-9, atol=1e-11)
+
+
 def opposite_labels() -> Federation:
     generator = torch.Generator().manual_seed(0)
     arrays = {}

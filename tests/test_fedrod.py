@@ -62,7 +62,7 @@ def test_loss_and_gradients_of_one_step():
 
     def check(step):
         nonlocal seen
-        value = method.loss(group, {})(step)
+        value = method.loss(group)(step)
         names = [n for n in step.params if step.params[n].requires_grad]
         found = torch.autograd.grad(value.sum(), [step.params[n] for n in names], retain_graph=True)
         grads = dict(zip(names, found, strict=True))

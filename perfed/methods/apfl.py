@@ -22,7 +22,9 @@ class APFL(Method):
 
     On every mini-batch w takes a step on its own loss, and v one by the gradient at the mixture (which carries the
     factor alpha; Adam undoes a constant factor). Both losses have the terms' penalties, and the reported training
-    loss is their sum. Parameters that are placed personal are not mixed; they are trained on both losses.
+    loss is their sum. Parameters that are placed personal are not mixed; they are trained on both losses. Batch-norm
+    keeps statistics of w, which are averaged, and of the mixture, which stay with v; where it is placed personal, those
+    of the mixture, which is what is evaluated.
     Departures: alpha is fixed, not learnt; w is averaged after every round of local epochs.
     """
 
@@ -45,8 +47,9 @@ class APFL(Method):
     def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
         """w and v together, each mini-batch for both."""
         cohort.load(shared)
-        local = {name: cohort.state["local"][name] for name in cohort.shared_parameters}
-        penalties = self.penalties(cohort, terms)
+        local, mixed, penalties = dict(cohort.state["local"]), cohort.shared_parameters, self.penalties(cohort, terms)
+        statistics = cohort.personal().keys() - set(cohort.personal_parameters)
+        apart = {name: cohort.model[name].clone() for name in statistics}
 
         def objective(step: Step) -> Tensor:
             value = squared_error(step) if cohort.num_classes is None else cross_entropy(step)
@@ -55,24 +58,26 @@ class APFL(Method):
             return value
 
         def both(step: Step) -> Tensor:
-            fixed = {name: tensor.detach() for name, tensor in step.params.items()}
-            return objective(step) + objective(step.with_params(self.mixture(local, step.of_set("local"), fixed)))
+            fixed, v = {name: tensor.detach() for name, tensor in step.params.items()}, step.of_set("local")
+            at_w = objective(step.with_params(step.of_set("w")))
+            return at_w + objective(step.with_params(v | self.mixture(mixed, v, fixed)))
 
-        cohort.fit(STAGES, epochs=self.local_epochs, also={"local": local}, loss=both)
-        cohort.state["local"] = {**cohort.state["local"], **local}
+        cohort.fit(STAGES, epochs=self.local_epochs, also={"local": local, "w": apart}, loss=both)
+        cohort.state["local"] = local
         reply = Reply(shared=cohort.shared(), terms=self.after_terms(cohort, terms))
-        cohort.load(self.mixture(local, local, cohort.model))
+        cohort.load(local, self.mixture(mixed, local, cohort.model))
         return reply
 
     def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
         """One local training; its reply is dropped."""
         self.train(cohort, shared, terms)
 
-    def mixture(self, names: Sequence[str] | Parameters, local: Parameters, other: Parameters) -> Parameters:
+    def mixture(self, names: Sequence[str], local: Parameters, other: Parameters) -> Parameters:
         """``alpha v + (1 - alpha) w`` of the parameters in ``names``."""
         return {name: self.alpha * local[name] + (1 - self.alpha) * other[name] for name in names}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """The mixture with the newest global model."""
         w = payload["shared"]
-        cohort.load(w, self.mixture(cohort.shared_parameters, cohort.state["local"], w))
+        local = cohort.state["local"]
+        cohort.load(w, local, self.mixture(cohort.shared_parameters, local, w))

@@ -11,7 +11,7 @@ from perfed.cohort import Cohort
 from perfed.errors import PerfedError
 from perfed.method import ParameterSet, Reply
 from perfed.methods.fedavg import FedAvg
-from perfed.model import STAGES, Model, Parameters
+from perfed.model import STAGES, Model
 from perfed.registry import register
 from perfed.step import Loss, Step, sample_losses
 
@@ -45,26 +45,26 @@ class FedRoD(FedAvg):
     def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
         """Generic model and personal head, each on its own term, with the same mini-batches."""
         cohort.load(shared)
-        learnt = {name for name, _ in cohort.chain.named_parameters()}
-        personal = {name: t for name, t in cohort.state["personal_head"].items() if name in learnt}
-        buffers = {name: t for name, t in cohort.state["personal_head"].items() if name not in learnt}
-        loss, penalties = self.loss(cohort, buffers), self.penalties(cohort, terms)
+        personal, loss, penalties = (
+            dict(cohort.state["personal_head"]),
+            self.loss(cohort),
+            self.penalties(cohort, terms),
+        )
         cohort.fit(STAGES, epochs=self.local_epochs, also={"personal": personal}, loss=loss, penalties=penalties)
-        cohort.state["personal_head"] = {**personal, **buffers}
+        cohort.state["personal_head"] = personal
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
 
     def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
         """One local training; its reply is dropped."""
         self.train(cohort, shared, terms)
 
-    def loss(self, cohort: Cohort, buffers: Parameters) -> Loss:
-        """``CE(g + log n_ic) + CE(stop(g) + p(stop(features)))``; ``buffers`` are those of the personal head."""
+    def loss(self, cohort: Cohort) -> Loss:
+        """``CE(g + log n_ic) + CE(stop(g) + p(stop(features)))``."""
         log_counts = cohort.class_counts.clamp_min(self.absent_count).log()
 
         def value(step: Step) -> Tensor:
             g = step.output()
-            head = step.of_set("personal") | {name: step.of(t) for name, t in buffers.items()}
-            p = step.apply("head", step.representation().detach(), params=head)
+            p = step.apply("head", step.representation().detach(), params=step.of_set("personal"))
             balanced = sample_losses(g + step.of(log_counts)[:, None], step.y, g.shape[-1])
             personal = sample_losses(g.detach() + p, step.y, g.shape[-1])
             return ((balanced + personal) * step.weight).sum(1)
