@@ -67,7 +67,8 @@ def stacked(moved: Tensor, hessians: Tensor, counts: Tensor) -> Tensor:
     for m in range(DOMAINS):
         change = (hessians[:, m] @ (shares[:, m, None, None] * moved[:, m].double())).sum(0)
         matrix = torch.tensordot(shares[:, m], hessians[:, m], 1)
-        changes.append(torch.linalg.solve(matrix + DAMPING * torch.eye(SIZE), change))
+        delta = DAMPING * matrix.trace() / SIZE
+        changes.append(torch.linalg.solve(matrix + delta * torch.eye(SIZE), change))
     return torch.stack(changes)
 
 

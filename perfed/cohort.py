@@ -174,7 +174,8 @@ class Cohort(View):
 
         Optimiser, learning rates, weight decay and batch size are the method's settings. Stages that are not trained
         run in evaluation mode (no dropout, running batch-norm statistics); if all stages before the first trained one
-        are untrained, their features are computed once and reused by every epoch.
+        are untrained, their features are computed once and reused by every epoch. Parameters of a domain that has no
+        sample in a mini-batch take no step in it: values and optimiser state stay as they are.
 
         Args:
             train: a stage, or stages or full parameter names trained together; stages that the model does not have

@@ -53,7 +53,8 @@ def domain_means(num_domains: int, num_classes: int | None) -> Loss:
 
     def loss(step: Step) -> Tensor:
         assert step.domain is not None
-        held = F.one_hot(step.domain, num_domains) * (step.weight > 0).unsqueeze(2)
+        # In the dtype of the weights: integers divided by integers are float32, whatever the run's dtype.
+        held = F.one_hot(step.domain, num_domains) * (step.weight > 0).to(step.weight).unsqueeze(2)
         shares = (held / held.sum(1, keepdim=True).clamp_min(1)).sum(2)
         return (sample_losses(step.output(), step.y, num_classes) * shares).sum(1)
 

@@ -94,10 +94,10 @@ class Task:
         """Number of clients."""
         return len(self.samples.counts)
 
-    def descend(self, state: OptimizerState, grads: Parameters) -> None:
-        """The optimiser's step for the clients that are still active, near :attr:`near`."""
+    def descend(self, state: OptimizerState, grads: Parameters, seen: Parameters) -> None:
+        """The optimiser's step for the clients that are still active, near :attr:`near`, of the entries ``seen``."""
         near = {name: t[: len(state.params[name])] for name, t in self.near.items()}
-        state.step(grads, near, self.pull, self.proximal)
+        state.step(grads, near, self.pull, self.proximal, seen)
 
     def part(self, first: int, stop: int) -> Task:
         """The same fit for clients ``first..stop-1``; parameters are views."""
@@ -193,13 +193,18 @@ def _step(task: Task, state: OptimizerState, batches: list[Step]) -> Tensor:
         return _descend(task, state, batches[0])
     gradient = _Gradient(task)
     params = {name: t.detach() for name, t in state.params.items()}
+    seen = _seen(batches)
     if task.direction is not None:
-        task.descend(state, task.direction(params, gradient, batches))
+        task.descend(state, task.direction(params, gradient, batches), seen)
     elif task.update is not None:
         new = task.update(params, gradient, batches)
         with torch.no_grad():
             for name, tensor in state.params.items():
-                tensor.copy_(new[name])
+                if name in seen:
+                    which = seen[name].view(*seen[name].shape, *([1] * (tensor.ndim - 2)))
+                    tensor.copy_(torch.where(which, new[name], tensor))
+                else:
+                    tensor.copy_(new[name])
     return batches[0].weight.new_zeros(batches[0].weight.shape[0]) if gradient.first is None else gradient.first
 
 
@@ -212,8 +217,16 @@ def _descend(task: Task, state: OptimizerState, step: Step) -> Tensor:
     grads = {n: g for n, g in zip(names, found, strict=True) if g is not None}
     if task.correct is not None:
         grads = task.correct(step, grads)
-    task.descend(state, grads)
+    task.descend(state, grads, _seen([step]))
     return losses.detach()
+
+
+def _seen(batches: Sequence[Step]) -> Parameters:
+    """Which entries of the trained parameters per domain see a sample in any of the mini-batches of one step."""
+    first, *others = (batch.seen for batch in batches)
+    for other in others:
+        first = {name: which | other[name] for name, which in first.items()}
+    return first
 
 
 class _Gradient:

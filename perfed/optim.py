@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import log
 from typing import Any, Literal
 
 import torch
@@ -55,7 +56,11 @@ class Optimizer:
 
 
 class OptimizerState:
-    """Optimiser state of a stack of clients, all at the same step count."""
+    """Optimiser state of a stack of clients, all at the same step count.
+
+    Where parameters have an axis of entries behind that of the clients, of which not all take part in a step
+    (``seen``), every entry has a step count of its own: it is as if each had an optimiser of its own.
+    """
 
     def __init__(self, spec: Optimizer, params: Parameters) -> None:
         self.spec = spec
@@ -64,10 +69,11 @@ class OptimizerState:
         self.second = {name: torch.zeros_like(t) for name, t in params.items()} if spec.kind == "adam" else {}
         device = next(iter(params.values())).device
         self.counters = {name: torch.zeros((), device=device) for name in params}
+        self.counts: dict[str, Tensor] = {}  # (clients, entries), in place of the counter
 
     def narrow(self, clients: int) -> None:
         """Keep the first ``clients`` clients."""
-        for table in (self.params, self.first, self.second):
+        for table in (self.params, self.first, self.second, self.counts):
             for name, tensor in table.items():
                 table[name] = tensor[:clients].detach()
         for tensor in self.params.values():
@@ -80,6 +86,7 @@ class OptimizerState:
         near: Parameters | None = None,
         pull: float = 0.0,
         proximal: Proximal = "explicit",
+        seen: Mapping[str, Tensor] | None = None,
     ) -> None:
         """One update of :attr:`params`, in place, with ``pull / 2 |w - near|^2`` added to the loss.
 
@@ -94,7 +101,10 @@ class OptimizerState:
             near: some of the parameters.
             pull: s.
             proximal: the step that SGD takes on the term.
+            seen: boolean ``(clients, entries)`` by name of those parameters that have entries, the same names in every
+                step; the other entries take no step: values, moments and step counts stay as they are.
         """
+        before = self._copies(seen or {})
         near = near if near and pull else {}
         for group in self.spec.groups:
             pulled = [name for name in group.names if name in near]
@@ -103,6 +113,10 @@ class OptimizerState:
                 terms = {name: pull * (self.params[name] - near[name]) for name in pulled}
                 grads = {**grads, **{name: grads[name] + t if name in grads else t for name, t in terms.items()}}
             names = [name for name in group.names if name in grads]
+            if self.spec.kind == "adam":
+                for name in filter(self.counts.__contains__, names):
+                    self._adam_by_entry(name, grads[name], group)
+                names = [name for name in names if name not in self.counts]
             if names:
                 # The fused kernels walk memory in order: a transposed gradient would be applied to the wrong entries.
                 params, g = [self.params[n] for n in names], [grads[n].contiguous() for n in names]
@@ -115,6 +129,32 @@ class OptimizerState:
                 rate = pull * group.lr / (1 - self.spec.momentum)
                 for name in pulled:
                     self.params[name].lerp_(near[name], rate / (1 + rate))
+        for tensor, old, which in before:
+            tensor.copy_(torch.where(which, tensor, old))
+
+    def _copies(self, seen: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """What a step may change of the parameters in ``seen``: each tensor, a copy, and which entries to change."""
+        found = []
+        for name, which in seen.items():
+            self.counts.setdefault(name, torch.zeros_like(which, dtype=self.params[name].dtype))
+            for tensor in (
+                table[name] for table in (self.params, self.first, self.second, self.counts) if name in table
+            ):
+                shape = (*which.shape, *([1] * (tensor.ndim - which.ndim)))
+                found.append((tensor, tensor.clone(), which.view(shape)))
+        return found
+
+    def _adam_by_entry(self, name: str, grad: Tensor, group: Group) -> None:
+        """One step of Adam, every entry of the parameter with a step count of its own."""
+        param, first, second, count = (t[name] for t in (self.params, self.first, self.second, self.counts))
+        count += 1
+        steps = count.view(*count.shape, *([1] * (param.ndim - count.ndim)))
+        grad = grad.add(param, alpha=group.weight_decay)
+        first.lerp_(grad, 1 - _BETA_1)
+        second.mul_(_BETA_2).addcmul_(grad, grad, value=1 - _BETA_2)
+        # 1 - beta^t, exact in float32 too.
+        root = (second / -torch.expm1(steps * log(_BETA_2))).sqrt_().add_(_EPS)
+        param.addcdiv_(first / -torch.expm1(steps * log(_BETA_1)), root, value=-group.lr)
 
     def _implicit(self, group: Group, pull: float, proximal: Proximal) -> bool:
         stable = explicit_is_stable(group.lr, pull, self.spec.momentum)

@@ -54,13 +54,15 @@ def minimiser(total: Quadratics, old: Tensor, *, damping: float = 0.0) -> Tensor
     """Minimiser of the summed models, in its correction form: what nobody saw keeps its old value.
 
     ``w = w_old + (H + delta I)^-1 sum_i a_i H_i (w_i - w_old)`` with ``H = sum_i a_i H_i`` and ``a_i`` in proportion to
-    the counts. It equals ``H^-1 sum_i a_i H_i w_i`` where H is invertible. With ``delta = 0`` the pseudo-inverse is
-    taken (eigenvalues below 1e-12 of the largest count as zero). Everything is done in float64.
+    the counts. It equals ``H^-1 sum_i a_i H_i w_i`` where H is invertible and delta 0. Damping is in units of the mean
+    curvature of the entry's H, ``delta = damping tr(H) / D``, so that the unit in which features or losses are measured
+    does not matter: a direction with ``damping`` times the mean curvature makes half of its way. With 0 the
+    pseudo-inverse is taken (eigenvalues below 1e-12 of the largest count as zero). Everything is done in float64.
 
     Args:
         total: of :func:`add_quadratics`.
-        old: ``(M, D, r)``, the values that were sent out; returned for entries without weight.
-        damping: delta, at least 0. Equal local values stay as they are only for 0, or if they equal ``old``.
+        old: ``(M, D, r)``, the values that were sent out; returned for entries without weight or curvature.
+        damping: at least 0. Equal local values stay as they are only for 0, or if they equal ``old``.
 
     Raises:
         PerfedError: sums that are not finite, or singular to rounding in spite of the damping.
@@ -81,13 +83,15 @@ def minimiser(total: Quadratics, old: Tensor, *, damping: float = 0.0) -> Tensor
 
 
 def _damped(matrix: Tensor, change: Tensor, damping: float, domain: int) -> Tensor:
-    largest = float(matrix.diagonal().max())
-    matrix.diagonal().add_(damping)
+    curvature = float(matrix.diagonal().mean())
+    if curvature == 0:
+        return torch.zeros_like(change)
+    matrix.diagonal().add_(damping * curvature)
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if failed:
         raise PerfedError(
-            f"damping = {damping:g} is lost in rounding beside the Hessian of domain {domain} (largest curvature "
-            f"{largest:.2g}); allowed: more, e.g. {1e-10 * largest:.1g}, or 0 (pseudo-inverse)"
+            f"damping = {damping:g} (times the mean curvature, {curvature:.2g}) is lost in rounding beside the Hessian "
+            f"of domain {domain}; allowed: more, e.g. 1e-8, or 0 (pseudo-inverse)"
         )
     return torch.cholesky_solve(change, factor)
 

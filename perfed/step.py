@@ -69,6 +69,27 @@ class Step:
             return None
         return self.domains[self.block.index[self.at, :, : self.width]]
 
+    @property
+    def seen(self) -> Parameters:
+        """Which domains have a sample of positive weight in the mini-batch, boolean ``(clients, domains)``.
+
+        By name of each parameter that is trained and has values for each domain: those of the other domains take no
+        step in this mini-batch.
+        """
+        stages = self.per_domain & self.trained
+        names = [name for name in self.params if stage_of(name) in stages]
+        if not names:
+            return {}
+        which = self.block.cached("domains seen", lambda: self._domains_seen(self.params[names[0]].shape[1]))[self.at]
+        return dict.fromkeys(names, which)
+
+    def _domains_seen(self, num_domains: int) -> Tensor:
+        """:attr:`seen` for all steps of the block, ``(steps, clients, domains)``."""
+        assert self.domains is not None
+        weight = self.block.weight
+        sums = weight.new_zeros(*weight.shape[:2], num_domains)
+        return sums.scatter_add_(2, self.domains[self.block.index], (weight > 0).to(weight)) > 0
+
     @cached_property
     def weight(self) -> Tensor:
         """``(clients, batch)``: 1 / batch size, times the sample's own weight if there are any; 0 for padding."""

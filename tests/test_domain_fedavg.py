@@ -6,15 +6,18 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from engines import blobs, cohort, difference, make, network, serve, train
 from pydantic import ValidationError
 
 from perfed.aggregate import masked_mean
 from perfed.datasets import load
+from perfed.domains import domain_means
 from perfed.errors import PerfedError
 from perfed.federation import Federation
 from perfed.model import STAGES
 from perfed.registry import method_names
+from perfed.step import Step
 
 
 def test_re_weighting_changes_nothing_where_domains_are_equally_frequent_and_something_elsewhere():
@@ -57,6 +60,36 @@ def test_the_model_of_a_domain_is_fedavg_on_its_samples_alone():
     plain = train(serve(make("fedavg", **settings), alone), 2)
     for name, tensor in plain.state.shared.items():
         torch.testing.assert_close(runs[0].state.shared[name][0], tensor)
+
+
+@pytest.mark.parametrize("regression", [False, True])
+def test_the_loss_of_a_mini_batch_is_the_sum_of_its_domains_means_to_the_last_digits(regression):
+    federation, model = blobs((11, 7, 5), regression=regression), network(1 if regression else 3)
+    method = make("separate-fedavg", batch_size=7)
+    shared = serve(method, federation, model=model).state.shared
+    group = cohort(method, federation, model=model)
+    group.load({name: t.expand(3, *t.shape) for name, t in shared.items()})
+    found = []
+
+    def mean(own, x, y) -> float:
+        out = torch.func.functional_call(group.chain, own, (x,))
+        return float(F.mse_loss(out.squeeze(1), y) if regression else F.cross_entropy(out, y))
+
+    def loss(step: Step) -> torch.Tensor:
+        value = domain_means(2, group.num_classes)(step)
+        with torch.no_grad():
+            for row, batch in enumerate(zip(step.x, step.y, step.domain, step.weight, strict=True)):
+                x, y, domain = (t[batch[3] > 0] for t in batch[:3])
+                held = domain.unique().tolist()
+                own = [{name: t[row, m] for name, t in step.params.items()} for m in held]
+                means = [mean(p, x[domain == m], y[domain == m]) for p, m in zip(own, held, strict=True)]
+                found.append((float(value[row]), sum(means)))
+        return value
+
+    group.fit(STAGES, epochs=2, loss=loss)
+    assert len(found) == 2 * (2 + 1 + 1)
+    for value, expected in found:
+        assert value == pytest.approx(expected, rel=1e-14, abs=0)
 
 
 def only(split, domain):

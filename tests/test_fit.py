@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 from perfed.batches import Samples, blocks, schedule
 from perfed.cohort import Cohort
 from perfed.errors import PerfedError
+from perfed.federation import Federation
 from perfed.methods.fedrep import HetFedRep
 from perfed.methods.local import Local
 from perfed.model import STAGES, Model, linear, mlp, stage_of
@@ -273,6 +275,88 @@ def test_features_of_a_frozen_prefix_give_what_recomputing_them_gives():
     assert seen["embedding"] > 0
     for name, tensor in fast.model.items():
         torch.testing.assert_close(slow.model[name], tensor, rtol=1e-12, atol=1e-12)
+
+
+# Parameters per domain ---------------------------------------------------------------------------------------
+
+
+def rare_domains() -> Federation:
+    """Domain 2 has one sample in the first client, and all of the last one's."""
+    ids = ([0] * 7 + [2] + [0] * 4 + [1], [0, 1, 2] * 3, [1] * 4, [2])
+    clients = zip(blobs(SIZES), ids, strict=True)
+    return replace(
+        blobs(SIZES), clients=tuple(replace(c, train=replace(c.train, domain=torch.tensor(d))) for c, d in clients)
+    )
+
+
+def with_heads(**settings) -> Cohort:
+    """The head has values of its own for each of the domains."""
+    group = cohort(local(placement={"head": "per-domain"}, **settings), rare_domains())
+    generator = torch.Generator().manual_seed(0)
+    for name in ("head.weight", "head.bias"):
+        shape = (4, 3, *group.chain.get_parameter(name).shape)
+        group.model[name] = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return group
+
+
+def loop_per_domain(group, row, batches, make_optimizer, trained) -> dict[str, torch.Tensor]:
+    """Body and each domain's head with an optimiser of their own; a head's steps when a sample is in the batch."""
+    client, chains = group.clients[row], []
+    for domain in range(3):
+        chains.append(copy.deepcopy(group.chain))
+        own = {n: t[row, domain] if n.startswith("head") else t[row] for n, t in group.model.items()}
+        chains[-1].load_state_dict(own)
+        for name, parameter in chains[-1].named_parameters():
+            parameter.requires_grad_(stage_of(name) in trained)
+    rest, optimizers = chains[0], [make_optimizer(chain) for chain in chains]
+    for index in batches:
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)  # it leaves what has no gradient as it is
+        x, y, domain = client.train.x[index], client.train.y[index], client.train.domain[index]
+        features = rest.body(rest.embedding(x))
+        logits = torch.stack([chains[int(m)].head(f) for m, f in zip(domain, features, strict=True)])
+        F.cross_entropy(logits, y).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    heads = {f"head.{n}": torch.stack([c.head.state_dict()[n] for c in chains]) for n in ("weight", "bias")}
+    return {**rest.state_dict(), **heads}
+
+
+@pytest.mark.parametrize("trained", [STAGES, ("head",)], ids=["all stages", "the head"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_head_without_a_sample_in_the_mini_batch_takes_no_step(name, trained):
+    settings, make_optimizer = OPTIMIZERS[name]
+    group = with_heads(**settings)
+    expected = [
+        loop_per_domain(group, row, minibatches(group, row, epochs=5), make_optimizer, trained) for row in range(4)
+    ]
+    before = {name: tensor.clone() for name, tensor in group.model.items()}
+    group.fit(trained, epochs=5)
+    for row, tensors in enumerate(expected):
+        for key, tensor in tensors.items():
+            torch.testing.assert_close(group.model[key][row], tensor, rtol=1e-12, atol=1e-12, msg=f"{row} {key}")
+    held = [[m in c.train.domain for m in range(3)] for c in group.clients]
+    moved = (group.model["head.weight"] != before["head.weight"]).flatten(2).any(2)
+    assert moved.tolist() == held
+
+
+def test_nothing_else_moves_such_a_head_either():
+    """Neither a pull towards other values, nor an update in place of the optimiser, nor one along a direction."""
+
+    def ahead(params, gradient, batches):
+        return {name: tensor + 1 for name, tensor in params.items()}
+
+    for options in (
+        {"near": {"head.weight": torch.zeros(4, 3, 3, 5).double()}, "pull": 0.5},
+        {"step": ahead},
+        {"direction": ahead, "streams": 2},
+    ):
+        for optimizer in ("sgd", "adam"):
+            group = with_heads(optimizer=optimizer, lr=0.1)
+            before = group.model["head.weight"].clone()
+            group.fit("head", epochs=2, **options)
+            moved = (group.model["head.weight"] != before).flatten(2).all(2)
+            assert moved.tolist() == [[m in c.train.domain for m in range(3)] for c in group.clients]
 
 
 def normed(shape):

@@ -199,7 +199,8 @@ def test_folded_heads_are_those_of_all_hessians_at_once(engine, hessian_at, damp
         share = counts[:, m] / counts[:, m].sum()
         matrix = np.einsum("i,ide->de", share, hessians[:, m])
         change = np.einsum("i,ide,ie->d", share, hessians[:, m], local[:, m] - before[m])
-        inverse = np.linalg.inv(matrix + damping * np.eye(18)) if damping else np.linalg.pinv(matrix, rcond=1e-12)
+        delta = damping * np.trace(matrix) / 18
+        inverse = np.linalg.inv(matrix + delta * np.eye(18)) if damping else np.linalg.pinv(matrix, rcond=1e-12)
         np.testing.assert_allclose(found[m], before[m] + inverse @ change, rtol=1e-6, atol=1e-8)
         assert np.abs(found[m] - before[m]).max() > 1e-3
 

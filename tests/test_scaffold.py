@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from engines import blobs, make, serve, train
@@ -91,6 +93,25 @@ def test_a_clients_control_is_the_mean_of_its_gradients():
             for (name, _), g in zip(start.items(), torch.autograd.grad(loss, start.values()), strict=True):
                 found = server.engine.states[client.id]["own_control"][name]
                 torch.testing.assert_close(found, g, rtol=1e-8, atol=1e-10)
+
+
+def test_the_control_of_a_domains_head_is_the_mean_over_the_mini_batches_with_the_domain():
+    """One sample of the second domain, in batches of one: the gradient of that sample; none where there is none."""
+    rates = {"embedding": 0.0, "body": 0.0, "head": 0.1}
+    method = make("scaffold", batch_size=1, local_epochs=1, lr=rates, placement={"head": "per-domain"})
+    domains = ([0, 0, 0, 0, 1, 0], [0] * 4)
+    clients = zip(blobs((6, 4)), domains, strict=True)
+    data = tuple(replace(c, train=replace(c.train, domain=torch.tensor(d))) for c, d in clients)
+    server = serve(method, replace(blobs((6, 4)), clients=data))
+    start = {n: (t[1] if n.startswith("head") else t).requires_grad_() for n, t in server.state.shared.items()}
+    x, y = data[0].train.x[4:5].double(), data[0].train.y[4:5]
+    loss = nn.functional.cross_entropy(torch.func.functional_call(server.setup.chain((4,)), start, (x,)), y)
+    expected = dict(zip(start, torch.autograd.grad(loss, start.values()), strict=True))
+    train(server, 1)
+    for name in ("head.weight", "head.bias"):
+        first, second = (server.engine.states[c]["own_control"][name] for c in ("c0", "c1"))
+        torch.testing.assert_close(first[1], expected[name])
+        assert not second[1].any() and second[0].any()
 
 
 def test_the_servers_control_changes_by_the_share_of_clients_that_take_part():

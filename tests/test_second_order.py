@@ -122,6 +122,41 @@ def test_equal_heads_stay_as_they_are(damping):
     torch.testing.assert_close(new, old)
 
 
+@pytest.mark.parametrize("scale", [1e-3, 40.0])
+@pytest.mark.parametrize("damping", [0.0, 1e-2, 0.5])
+def test_the_unit_of_the_features_does_not_matter(damping, scale):
+    """Features c times as large and heads 1 / c of theirs say the same, and so do their aggregates."""
+    x, old = with_ones(draw(20, 3)), draw(4, 1, seed=1)
+    local, counts, groups = draw(3, 4, 1, seed=2), torch.tensor([5.0, 8.0, 7.0]), torch.arange(20) % 3
+    one = squared_error_hessian(x, groups, 3)
+    other = squared_error_hessian(scale * x, groups, 3)
+    new = second_order_mean(old, local, one, counts, damping=damping)
+    found = second_order_mean(old / scale, local / scale, other, counts, damping=damping)
+    torch.testing.assert_close(scale * found, new)
+    # and the unit of the loss: sums of squares in place of their mean
+    torch.testing.assert_close(second_order_mean(old, local, 20 * one, counts, damping=damping), new)
+    logits = x @ draw(4, 2, seed=3)
+    one, other = (softmax_hessian(c * x, logits, groups, 3) for c in (1.0, scale))
+    old, local = draw(8, 1, seed=4), draw(3, 8, 1, seed=5)
+    new = second_order_mean(old, local, one, counts, damping=damping)
+    found = second_order_mean(old / scale, local / scale, other, counts, damping=damping)
+    torch.testing.assert_close(scale * found, new)
+
+
+def test_damping_is_in_units_of_the_mean_curvature():
+    """By the eigenvalues h of the summed Hessian: a share h / (h + damping mean h) of the way that is left."""
+    root, old, moved = draw(6, 6), draw(6, 1, seed=1), draw(6, 1, seed=2)
+    hessian = root.T @ root
+    values, vectors = torch.linalg.eigh(hessian)
+    share = values / (values + 0.3 * values.mean())
+    expected = old + vectors @ (share[:, None] * (vectors.T @ moved))
+    counts = torch.tensor([2.0, 5.0])
+    found = second_order_mean(old, (old + moved).expand(2, 6, 1), hessian.expand(2, 6, 6), counts, damping=0.3)
+    torch.testing.assert_close(found, expected)
+    flat = second_order_mean(old, (old + moved).expand(2, 6, 1), torch.zeros(2, 6, 6).double(), counts, damping=0.3)
+    assert torch.equal(flat, old)  # no curvature anywhere, no reason to move
+
+
 def test_with_equal_hessians_it_is_the_weighted_mean_and_without_samples_the_old_head():
     root = draw(5, 5)
     hessians = (root.T @ root).expand(3, 5, 5)
@@ -148,7 +183,7 @@ def test_sums_that_cannot_be_solved_are_errors():
     hessian, moved = x.transpose(1, 2) @ x, draw(1, 6, 1, seed=1)
     total = add_quadratics(None, moved, hessian, torch.ones(1))
     with pytest.raises(
-        PerfedError, match=r"damping = 1e-20 is lost in rounding .* domain 0 .* or 0 \(pseudo-inverse\)"
+        PerfedError, match=r"damping = 1e-20 \(times .*\) is lost in rounding .* domain 0; .* or 0 \(pseudo-inverse\)"
     ):
         minimiser(total, draw(1, 6, 1), damping=1e-20)
     total = add_quadratics(None, moved, hessian / 0, torch.ones(1))

@@ -47,8 +47,8 @@ class FedDAR(DomainFedAvg):
     per domain off too, which is :class:`~perfed.methods.domain_fedavg.DomainFedAvg`, and without ``reweight`` FedAvg.
     The domain as an input is an option of the data, ``domain_input``; a projection is a body that ends in few outputs.
 
-    ``damping`` is added to the diagonal of the summed Hessian in the correction form of eq. 8
-    (:func:`~perfed.second_order.minimiser`): heads move less in directions with little curvature, and stay where
+    ``damping tr(H) / D`` is added to the diagonal of a domain's summed Hessian H, of D rows, in the correction form of
+    eq. 8 (:func:`~perfed.second_order.minimiser`): heads move less in directions with little curvature, and stay where
     they are in directions without. Eq. 8 itself has none. A client's Hessians are made when its turn comes, and folded.
 
     ``head_epochs = "exact"`` takes each domain's least-squares solution, of least norm where a client holds fewer
@@ -62,7 +62,12 @@ class FedDAR(DomainFedAvg):
         description="local epochs of the heads, before those of the body; 'exact': least squares (regression)",
     )
     aggregation: Literal["second-order", "weighted"] = Field("second-order", description="of the heads: SA or WA")
-    damping: float = Field(1e-2, ge=0, description="of the second-order aggregation; 0 takes the pseudo-inverse")
+    damping: float = Field(
+        1e-2,
+        ge=0,
+        description="of the second-order aggregation, in units of the mean curvature of a domain's summed Hessian, "
+        "tr(H)/D; 0 takes the pseudo-inverse",
+    )
     hessian_at: Literal["trained", "received"] = Field("trained", description="heads at which Hessians are taken")
     hessian_limit_mb: int = Field(1024, ge=1, description="largest size of one client's Hessians; their sum has it too")
     alternate: bool = Field(

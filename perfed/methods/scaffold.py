@@ -27,7 +27,8 @@ class Scaffold(Method):
     the other methods of an experiment may, gradient k of K moves y by ``(1 - m^(K-k+1)) / (1 - m)`` steps, and K is
     replaced by the sum of these factors, so that c_i+ is still a (weighted) mean of the client's own gradients. Weight
     decay counts as part of the client's loss. Adam's steps are no such mean: an error.
-    Parameters that are placed personal are trained without correction.
+    Parameters that are placed personal are trained without correction. For those per domain K is the number of
+    mini-batches with a sample of the domain.
     """
 
     optimizer: Literal["adam", "sgd"] = Field("sgd", description="local optimiser; only sgd is possible")
@@ -63,15 +64,19 @@ class Scaffold(Method):
         cohort.load(shared)
         own = cohort.state["own_control"]
         drift = {name: control[name] - own[name] for name in cohort.shared_parameters}
+        of_domains = cohort.num_samples.new_zeros(cohort.n, cohort.num_domains)
 
         def correct(step: Step, grads: Parameters) -> Parameters:
+            if step.seen:
+                of_domains[torch.from_numpy(step.rows)] += next(iter(step.seen.values()))
             return {name: g + step.of(drift[name]) if name in drift else g for name, g in grads.items()}
 
         cohort.fit(STAGES, epochs=self.local_epochs, penalties=self.penalties(cohort, terms), correct=correct)
-        count = self._total_weight(cohort.steps_done)
         change = {}
         for name in drift:
-            rate = (count * self.lr_of(stage_of(name))).to(control[name]).view(-1, *([1] * (control[name].ndim - 1)))
+            steps = of_domains if stage_of(name) in cohort.per_domain else cohort.steps_done
+            rate = (self._total_weight(steps) * self.lr_of(stage_of(name))).to(control[name])
+            rate = rate.view(*rate.shape, *([1] * (control[name].ndim - rate.ndim)))
             mean = (shared[name] - cohort.model[name]) / rate
             change[name] = torch.where(rate > 0, mean - control[name], 0.0)
         cohort.state["own_control"] = {**own, **{name: own[name] + t for name, t in change.items()}}
