@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -17,9 +20,9 @@ from perfed.compare import Comparison, is_comparison, parse_names, parse_seeds
 from perfed.config import Experiment, find_experiment, validate
 from perfed.datasets import load
 from perfed.errors import PerfedError
-from perfed.experiment import resume, start
+from perfed.experiment import is_done, resume, start
 from perfed.listing import LISTS
-from perfed.machine import installed_version, usable_device
+from perfed.machine import TERMINATED, installed_version, sigterm_as_exit, usable_device
 from perfed.overrides import override, parse_value
 from perfed.plan import ENGINES
 from perfed.registry import entry
@@ -37,7 +40,8 @@ app = typer.Typer(
     help="Personalised federated learning: run, compare and tune methods on clients that differ.",
 )
 
-_INTERRUPTED = "interrupted; 'perfed resume DIR' continues a run, a comparison or a search"
+_CTRL_C = 130
+_INTERRUPTED = {_CTRL_C: "interrupted", TERMINATED: "terminated"}
 
 ExperimentName = Annotated[str, typer.Argument(help="a shipped experiment ('perfed list experiments') or a .toml file")]
 Settings = Annotated[
@@ -82,7 +86,29 @@ def _device(name: str | None) -> torch.device | None:
     return None if name is None else usable_device(name, f"--device {name}")
 
 
+@contextmanager
+def _resumable(directory: Path, data_dir: Path | None, device: str | None = None) -> Iterator[None]:
+    """Say after Ctrl-C or SIGTERM which command goes on."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as stop:
+        code = stop.code if isinstance(stop, SystemExit) else _CTRL_C
+        if code not in (_CTRL_C, TERMINATED):
+            raise
+        options = {"--data-dir": data_dir, "--device": device}
+        words = [str(directory), *(word for name, value in options.items() if value for word in (name, str(value)))]
+        raise _Stopped(f"{_INTERRUPTED[code]}; 'perfed resume {shlex.join(words)}' continues", code) from None
+
+
+class _Stopped(Exception):
+    """Message and exit code of a command that was interrupted."""
+
+
 def _execute(run: Run, label: str) -> dict[str, Any]:
+    if run.resumed is not None:
+        for note in run.notes:
+            console.print(note, style="yellow", markup=False, highlight=False)
+        console.print(f"{label}: continues from round {run.resumed} to {run.rounds}", markup=False, highlight=False)
     with progress(label, run.rounds) as update:
         return run.execute(update)
 
@@ -114,7 +140,8 @@ def run_command(
     out = out or _default_out(checked.name)
     run = start(checked, data_dir=data_dir, out=out, device=_device(device))
     console.print(f"results: {out}", soft_wrap=True, highlight=False)
-    print_summary(_execute(run, checked.method))
+    with _resumable(out, data_dir):
+        print_summary(_execute(run, checked.method))
     _report(out, f"{checked.name}: {checked.method}")
 
 
@@ -143,26 +170,27 @@ def resume_command(
 ) -> None:
     """Continue an interrupted run or comparison from its last checkpoint, to the same bits, or a search."""
     where = _device(device)
-    if is_comparison(directory):
-        _compare(Comparison.read(directory), data_dir, where)
-        return
-    if is_search(directory):
-        search = Search.read(directory)
-        search.check(data_dir, where)
-        _tune(search, data_dir, where)
-        return
-    held = RunDirectory(directory)
-    if held.finished:
+    with _resumable(directory, data_dir, device):
+        if is_comparison(directory):
+            _compare(Comparison.read(directory), data_dir, where)
+        elif is_search(directory):
+            search = Search.read(directory)
+            search.check(data_dir, where)
+            _tune(search, data_dir, where)
+        else:
+            _resume(directory, data_dir, where)
+
+
+def _resume(directory: Path, data_dir: Path | None, device: torch.device | None) -> None:
+    if is_done(directory):
         console.print("this run has finished", highlight=False)
-        print_summary(held.read_summary())
+        print_summary(RunDirectory(directory).read_summary())
         if (directory / "report.html").exists():
             console.print(f"report: {directory / 'report.html'}", soft_wrap=True, highlight=False)
         else:
             _report(directory, directory.name)
         return
-    run = resume(directory, data_dir=data_dir, device=where)
-    for note in run.notes:
-        console.print(note, style="yellow", markup=False, highlight=False)
+    run = resume(directory, data_dir=data_dir, device=device)
     print_summary(_execute(run, run.name))
     _report(directory, f"{run.federation.name}: {run.name}")
 
@@ -186,7 +214,8 @@ def compare_command(
     where = _device(device)
     planned = Comparison.create(out, table, names, numbers, data_dir, where)
     console.print(f"results: {out}", soft_wrap=True, highlight=False)
-    _compare(planned, data_dir, where)
+    with _resumable(out, data_dir):
+        _compare(planned, data_dir, where)
 
 
 def _compare(planned: Comparison, data_dir: Path | None, device: torch.device | None) -> None:
@@ -232,7 +261,8 @@ def tune_command(
     numbers, where = parse_seeds(seeds), _device(device)
     search = Search.create(out, table, names, numbers, grid or [], data_dir, where)
     console.print(f"results: {out}", soft_wrap=True, highlight=False)
-    _tune(search, data_dir, where)
+    with _resumable(out, data_dir):
+        _tune(search, data_dir, where)
 
 
 def _tune(search: Search, data_dir: Path | None, device: torch.device | None) -> None:
@@ -317,7 +347,10 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without the plus-minus sign
     try:
-        code = typer.main.get_command(app)(prog_name="perfed", standalone_mode=False)
+        with sigterm_as_exit():
+            code = typer.main.get_command(app)(prog_name="perfed", standalone_mode=False)
+    except _Stopped as stopped:
+        _fail(*stopped.args)
     except PerfedError as error:
         _fail(str(error), 2)
     except OSError as error:  # a full disk, a folder without permission
@@ -325,18 +358,22 @@ def main() -> None:
     except MemoryError as error:
         _fail(f"not enough memory ({error})", 2)
     except KeyboardInterrupt:
-        _fail(_INTERRUPTED, 130)
+        _fail(_INTERRUPTED[_CTRL_C], _CTRL_C)
+    except SystemExit as stop:
+        if stop.code == TERMINATED:
+            _fail(_INTERRUPTED[TERMINATED], TERMINATED)
+        raise
     except Exception as error:
         # Typer's own errors (an unknown option, a missing argument) come from click, which newer versions carry inside.
         if type(error).__name__ == "Abort":
-            _fail(_INTERRUPTED, 130)
+            _fail(_INTERRUPTED[_CTRL_C], _CTRL_C)
         if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
             raise SystemExit(2) from None
         if hasattr(error, "format_message"):
             _fail(error.format_message(), 2)
         raise
-    if code == 130:  # Typer turns Ctrl-C into this code
-        _fail(_INTERRUPTED, 130)
+    if code == _CTRL_C:  # Typer turns Ctrl-C into this code
+        _fail(_INTERRUPTED[_CTRL_C], _CTRL_C)
     raise SystemExit(code if isinstance(code, int) else 0)
 
 

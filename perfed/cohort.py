@@ -15,7 +15,7 @@ from perfed import fit as fitting
 from perfed import rng
 from perfed.augment import CropFlip
 from perfed.batches import IntArray, Samples
-from perfed.errors import PerfedError
+from perfed.errors import Diverged, PerfedError
 from perfed.federation import Client
 from perfed.fit import Correction, Task, Update
 from perfed.model import STAGES, Chain, Parameters, stage_of
@@ -38,6 +38,9 @@ class Where:
     seed: int
     round: int
     exchange: int
+
+    def __str__(self) -> str:
+        return f"round {self.round}" if self.round > 0 else "preparation before round 1"
 
 
 class Cohort(View):
@@ -239,14 +242,25 @@ class Cohort(View):
         if batch_size is not None:
             kind += f" (batch {batch_size})"
         trial = None if self.unstackable else lambda chunk: _trial(task, chunk)
-        path = self.plan.path(kind, self.n, trial, parallel=self.parallel)
-        for first, stop, (losses, done) in self.plan.spread(
-            path, self.n, lambda first, stop: fitting.run(task.part(first, stop)), parallel=self.parallel
-        ):
+        try:
+            path = self.plan.path(kind, self.n, trial, parallel=self.parallel)
+            parts = self.plan.spread(
+                path, self.n, lambda first, stop: fitting.run(task.part(first, stop)), parallel=self.parallel
+            )
+        except Diverged as error:
+            raise self.diverged(error.row, error.reason) from None
+        for first, stop, (losses, done) in parts:
             self._check(losses, done, first)
             self._loss_sum[first:stop] += losses.cpu().double()
             self._loss_steps[first:stop] += torch.from_numpy(done)
         self.forget()  # fused optimisers change tensors without raising their versions
+
+    def diverged(self, row: int, reason: str) -> PerfedError:
+        """What to raise where the function ``reason`` cannot factorise a matrix of the client in ``row``."""
+        return PerfedError(
+            f"{self.where}: training of client '{self.ids[row]}' diverged: {reason} failed on values that are no "
+            "longer finite; lower the learning rate or look at this client's data"
+        )
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -316,9 +330,8 @@ class Cohort(View):
     def _check(self, losses: Tensor, steps: IntArray, first: int) -> None:
         bad = torch.nonzero(~torch.isfinite(losses)).flatten().tolist()
         if bad:
-            where = f"round {self.where.round}" if self.where.round > 0 else "preparation before round 1"
             raise PerfedError(
-                f"{where}: the training loss of client '{self.ids[first + bad[0]]}' became "
+                f"{self.where}: the training loss of client '{self.ids[first + bad[0]]}' became "
                 f"{float(losses[bad[0]])}; lower the learning rate or look at this client's data"
             )
 

@@ -18,7 +18,7 @@ import torch
 from perfed.config import validate
 from perfed.datasets import load
 from perfed.errors import PerfedError
-from perfed.experiment import resume, start
+from perfed.experiment import is_done, resume, start
 from perfed.presets import method_and_policy
 from perfed.registry import entry, known_names
 from perfed.report import TextTable, all_tables, comparison_rows, load_runs, write_report
@@ -104,7 +104,7 @@ def readable(file: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods x seeds of one experiment, each run in ``DIR/<method>/seed-<n>/``.
+    """Methods x seeds of one experiment, each run in ``DIR/<method>/seed-<n>/`` (``module.NAME`` for ``module:NAME``).
 
     Attributes:
         path: the comparison's directory.
@@ -144,7 +144,7 @@ class Comparison:
     def read(cls, path: Path) -> Comparison:
         """The comparison that :meth:`create` wrote."""
         with readable(path / "comparison.toml") as file:
-            content = tomllib.loads(file.read_text())
+            content = tomllib.loads(file.read_text(encoding="utf-8"))
             names, seeds = [str(name) for name in content["methods"]], [int(seed) for seed in content["seeds"]]
             return cls(path, dict(content["experiment"]), names, seeds)
 
@@ -153,21 +153,33 @@ class Comparison:
         if any(self.path.rglob("config.toml")):
             return False
         (self.path / "comparison.toml").unlink(missing_ok=True)
-        for place in (*(self.path / method for method in self.methods), self.path):
+        for place in (*self._folders.values(), self.path):
             with suppress(OSError):  # not there, or not empty
                 place.rmdir()
         return True
 
     def directory(self, method: str, seed: int) -> Path:
         """Where a run is."""
-        return self.path / method / f"seed-{seed}"
+        return self._folders[method] / f"seed-{seed}"
+
+    @property
+    def _folders(self) -> dict[str, Path]:
+        """Method -> folder: its name, with a dot for the colon of ``module:NAME``, which not every system allows."""
+        found: dict[str, Path] = {}
+        for method in self.methods:
+            name = method.replace(":", ".")
+            while name.casefold() in {folder.name.casefold() for folder in found.values()}:
+                name += "_"
+            before = self.path / method  # comparisons have had colons
+            found[method] = before if before.is_dir() else self.path / name
+        return found
 
     def runs(self, data_dir: Path | None, device: torch.device | None) -> Iterator[tuple[str, int, Callable[[], Run]]]:
         """Method, seed, and what makes the run ready to execute, of the runs that are not finished."""
         for seed in self.seeds:
             for method in self.methods:
                 where = self.directory(method, seed)
-                if RunDirectory(where).finished:
+                if is_done(where):
                     continue
                 if (where / "config.toml").exists():
                     yield method, seed, partial(resume, where, data_dir=data_dir, device=device)
@@ -204,5 +216,5 @@ class Comparison:
 
 def _oracle(place: Path) -> float | None:
     file = place / "summary.json"
-    value = json.loads(file.read_text()).get("oracle_accuracy") if file.exists() else None
+    value = json.loads(file.read_text(encoding="utf-8")).get("oracle_accuracy") if file.exists() else None
     return None if value is None else float(value)

@@ -278,10 +278,10 @@ def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _table(name: str) -> dict[str, Any]:
     path = Path(name)
     if name in experiment_names():
-        text = (resources.files("perfed.experiments") / f"{name}.toml").read_text()
+        text = (resources.files("perfed.experiments") / f"{name}.toml").read_text(encoding="utf-8")
     elif path.suffix == ".toml" and path.is_file():
         try:
-            text = path.read_text()
+            text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise PerfedError(f"{name}: cannot be read: {error}") from None
     else:

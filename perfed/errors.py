@@ -12,6 +12,20 @@ class PerfedError(ValueError):
     """
 
 
+class Diverged(Exception):
+    """A matrix of one client could not be factorised: its values have overflowed.
+
+    Attributes:
+        row: position of the client in its cohort.
+        reason: what failed.
+    """
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(row, reason)
+        self.row = row
+        self.reason = reason
+
+
 def first_problem(error: ValidationError, where: str) -> PerfedError:
     """The first problem of a pydantic error in one line: key, what is wrong, what was given."""
     detail = error.errors()[0]

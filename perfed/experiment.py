@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from perfed.config import Experiment, read
 from perfed.datasets import load
+from perfed.errors import PerfedError
 from perfed.federation import Federation
 from perfed.run import Run
 from perfed.store import RunDirectory
@@ -47,12 +51,16 @@ def resume(
 ) -> Run:
     """The run in ``path``, at its last whole checkpoint; ends with the same bits as if never interrupted.
 
+    A run whose ``config.toml`` asks for more rounds than it was made with goes on to those, finished or not.
+
     ``device``: in place of the one that it was started on.
 
     Raises:
-        PerfedError: no run in ``path``, another process works on it, or all its checkpoints are damaged.
+        PerfedError: no run in ``path``, another process works on it, all its checkpoints are damaged, or its
+            configuration was changed in anything but the number of rounds.
     """
     directory = RunDirectory(Path(path))
+    _check_edits(directory)
     experiment = read(directory.read_config(), str(directory.path / "config.toml"))
     if federation is None:
         federation = load(experiment.data["name"], experiment.data_options, seed=experiment.seed, data_dir=data_dir)
@@ -63,6 +71,66 @@ def resume(
         run.restore()
         _keep_config(run, experiment, directory)
     return run
+
+
+def is_done(path: Path) -> bool:
+    """Whether nothing is left to do for the run in ``path``: it has finished, and its configuration is still the same.
+
+    Where it is not the same, :func:`resume` says why it cannot go on, or goes on.
+    """
+    directory = RunDirectory(path)
+    if not directory.finished:
+        return False
+    done, progress = directory.newest()
+    try:  # what an earlier ending left is there until the rounds added since are done
+        return done >= progress.get("config", {}).get("rounds", done) and not _edits(directory)
+    except PerfedError:
+        return False
+
+
+def _check_edits(directory: RunDirectory) -> None:
+    """Refuse a changed configuration: a run is made with one, and a part of its rounds with another is neither."""
+    edits = _edits(directory)
+    before, now = edits.pop("rounds", (0, 0))
+    if isinstance(now, int) and now < before:
+        edits = {"rounds": (before, now), **edits}
+    if edits:
+        key, (before, now) = next(iter(edits.items()))
+        more = f" (and {len(edits) - 1} more)" if len(edits) > 1 else ""
+        raise PerfedError(
+            f"{directory.path / 'config.toml'}: {key} is {_shown(now)} and was {_shown(before)} in the rounds that are "
+            f"done{more}; only rounds may grow; give it back its value, or start anew: "
+            f"'perfed run {directory.path / 'config.toml'} --out OTHER'"
+        )
+
+
+def _edits(directory: RunDirectory) -> dict[str, tuple[Any, Any]]:
+    """What ``config.toml`` says otherwise than the newest checkpoint: key -> before and now, ``None`` for not there.
+
+    Left out are the device, which a run may change, and choices of the plan, which checkpoints may not have yet.
+    """
+    made_with = directory.newest()[1].get("config")
+    if not made_with:  # no checkpoint, or one of a run that was not made of a configuration
+        return {}
+    try:
+        now = _flat(tomllib.loads(directory.read_config()))
+    except tomllib.TOMLDecodeError as error:
+        raise PerfedError(f"{directory.path / 'config.toml'}: not valid TOML: {error}") from None
+    before = _flat(made_with)
+    keys = [key for key in dict.fromkeys([*before, *now]) if key != "device" and not key.startswith("plan.paths.")]
+    return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
+
+
+def _flat(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Values by dotted key."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        found |= _flat(value, f"{where}{name}.") if isinstance(value, dict) else {where + name: value}
+    return found
+
+
+def _shown(value: Any) -> str:
+    return "not there" if value is None else repr(value)
 
 
 def _on(experiment: Experiment, device: torch.device | str | None) -> Experiment:
@@ -94,7 +162,9 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
 
     def write() -> None:
         used = {"plan": run.plan.to_dict(), "participation": run.server.participation}
-        directory.write_config(experiment.model_copy(update=used).to_toml())
+        text = experiment.model_copy(update=used).to_toml()
+        run.config = tomllib.loads(text)
+        directory.write_config(text)
 
     run.plan.on_choice = write
     write()

@@ -18,7 +18,7 @@ from torch import Tensor
 from perfed import rng
 from perfed.augment import CropFlip
 from perfed.batches import IntArray, Samples, Schedule, blocks, schedule, steps_of
-from perfed.errors import PerfedError
+from perfed.errors import Diverged, PerfedError
 from perfed.model import Chain, Parameters, stage_of
 from perfed.optim import Optimizer, OptimizerState, Proximal
 from perfed.step import Loss, Step
@@ -210,7 +210,7 @@ def _step(task: Task, state: OptimizerState, batches: list[Step]) -> Tensor:
 
 def _descend(task: Task, state: OptimizerState, step: Step) -> Tensor:
     """One step of the optimiser; the losses before it."""
-    losses = task.loss(step)
+    losses = _losses(task, step)
     names = list(state.params)
     inputs = [state.params[n] for n in names]
     found = torch.autograd.grad(losses, inputs, torch.ones_like(losses), allow_unused=True)
@@ -227,6 +227,23 @@ def _seen(batches: Sequence[Step]) -> Parameters:
     for other in others:
         first = {name: which | other[name] for name, which in first.items()}
     return first
+
+
+def _losses(task: Task, step: Step) -> Tensor:
+    """The losses of a mini-batch ``(clients,)``; where a matrix cannot be factorised, whose it is is found out.
+
+    Raises:
+        Diverged: with that client's row.
+    """
+    try:
+        return task.loss(step)
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        for row, place in enumerate(step.rows.tolist()):
+            try:
+                task.loss(step.alone(row))
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+                raise Diverged(place, str(error).partition(": ")[0]) from None
+        raise
 
 
 class _Gradient:
@@ -259,7 +276,7 @@ class _Gradient:
         self, params: Parameters, batch: Step, *, twice: bool = False
     ) -> tuple[Parameters, tuple[Tensor | None, ...]]:
         leaves = {name: t.detach().requires_grad_(True) for name, t in params.items()}
-        losses = self.task.loss(batch.with_params(leaves))
+        losses = _losses(self.task, batch.with_params(leaves))
         if self.first is None:
             self.first = losses.detach()
         ones = torch.ones_like(losses)

@@ -1,14 +1,38 @@
-"""The machine that a run is on: its devices and the installed version."""
+"""The machine that a run is on: its processor and devices, locks, signals, and the installed version.
+
+What only some systems have is imported here alone, and done without where it is missing.
+"""
 
 from __future__ import annotations
 
-from importlib import metadata
+import os
+import platform
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import import_module, metadata
+from pathlib import Path
+from types import FrameType, ModuleType
 
 import torch
 
 from perfed.errors import PerfedError
 
+
+def _if_there(module: str) -> ModuleType | None:
+    try:
+        return import_module(module)
+    except ImportError:
+        return None
+
+
+_fcntl, _resource, _msvcrt = _if_there("fcntl"), _if_there("resource"), _if_there("msvcrt")
+
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
+TERMINATED = 128 + int(signal.SIGTERM)
+"""Exit code of a process that SIGTERM has ended."""
 
 
 def usable_device(name: str, where: str) -> torch.device:
@@ -33,3 +57,80 @@ def installed_version() -> str:
         return metadata.version("perfed")
     except metadata.PackageNotFoundError:
         return "unknown"
+
+
+def arithmetic(device: torch.device) -> str:
+    """What the last digits of results depend on besides plan and cohort: processor, its instructions in use, torch."""
+    parts = [_processor(), torch.backends.cpu.get_cpu_capability()]
+    if limit := os.environ.get("ONEDNN_MAX_CPU_ISA"):
+        parts.append(f"oneDNN up to {limit}")
+    if device.type != "cpu":
+        parts.append(torch.cuda.get_device_name(device) if device.type == "cuda" else device.type)
+    return ", ".join([*parts, f"torch {torch.__version__}"])
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def peak_memory_mb() -> float | None:
+    """Most memory that this process has had, in MiB; ``None`` where the system does not say it (Windows)."""
+    if _resource is None:
+        return None
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
+    return float(_resource.getrusage(_resource.RUSAGE_SELF).ru_maxrss) * unit / 2**20
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold ``folder`` for this process; the system lets go of it when the process ends, however that happens.
+
+    By a lock on the folder itself, on Windows on a file ``.lock`` in it, and not at all where there is neither.
+
+    Raises:
+        BlockingIOError: another process holds it.
+    """
+    if _fcntl is None and _msvcrt is None:
+        yield
+        return
+    file = folder / ".lock"
+    handle = os.open(folder, os.O_RDONLY) if _fcntl is not None else os.open(file, os.O_RDWR | os.O_CREAT)
+    try:
+        if _fcntl is not None:
+            _fcntl.flock(handle, _fcntl.LOCK_EX | _fcntl.LOCK_NB)
+        elif _msvcrt is not None:
+            try:
+                _msvcrt.locking(handle, _msvcrt.LK_NBLCK, 1)
+            except OSError as error:
+                raise BlockingIOError(error.errno, error.strerror, str(file)) from None
+        yield
+    finally:
+        os.close(handle)
+        if _fcntl is None:
+            with suppress(OSError):  # another process has it open
+                file.unlink()
+
+
+@contextmanager
+def sigterm_as_exit() -> Iterator[None]:
+    """SIGTERM inside raises ``SystemExit(143)``, so that what was done can be kept, as after Ctrl-C.
+
+    Nothing changes in other threads than the main one, and where the program has a handler of its own.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(TERMINATED)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -22,6 +22,7 @@ from perfed.participation import Participation
 from perfed.plan import Plan
 from perfed.policies import Selection
 from perfed.state import Setup
+from perfed.tree import Tree
 
 # Transactions of one number must not share random keys.
 _FIRST_EXCHANGE = {"prepare": 0, "round": 0, "finish": 1000, "observe": 2000, "settle": 3000}
@@ -53,6 +54,16 @@ class RoundRecord:
     exchanges: int = 0
     seconds: float = 0.0
     replied: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that rounds change: the server's sets, the clients' states, whose changed, and the policy's state."""
+
+    server: dict[str, Any]
+    clients: dict[str, Tree]
+    changed: frozenset[str]
+    policy: dict[str, Any]
 
 
 class _Clients:
@@ -179,9 +190,6 @@ class Server:
         rounds: number of rounds of the whole run.
         clock: how long the clients take.
 
-    Attributes:
-        committed: number of the last round that has changed the state; a round that fails leaves it as it was.
-
     Raises:
         PerfedError: settings of participation or clock that do not fit the clients.
     """
@@ -209,7 +217,21 @@ class Server:
                 "participation.flanp.rule = 'gradient' measures the gradient at the shared model, and this method "
                 "moves none; allowed: fixed, plateau"
             )
-        self.committed = 0
+
+    def snapshot(self) -> Snapshot:
+        """The state of now, for :meth:`restore`; by reference, for rounds put new values in the place of old ones."""
+        engine = self.engine
+        policy = copy.deepcopy(self.selection.policy.state)
+        return Snapshot(self.state.tree(), dict(engine.states), frozenset(engine.changed), policy)
+
+    def restore(self, before: Snapshot) -> None:
+        """Go back to ``before``: what came after it never happened."""
+        self.state = ServerState(before.server)
+        self.engine.discard()
+        self.engine.states = dict(before.clients)
+        self.engine.changed = set(before.changed)
+        self.selection.policy.state.clear()
+        self.selection.policy.state.update(copy.deepcopy(before.policy))
 
     def prepare(self) -> RoundRecord:
         """What the method does before the first round, with all clients."""
@@ -226,7 +248,6 @@ class Server:
         policy = copy.deepcopy(self.selection.policy.state)
         choice = self.selection.choose(number)
         if not choice.ids:  # no reply in time
-            self.committed = number
             return RoundRecord([], float("nan"), seconds=choice.seconds, replied=choice.replied)
         clients = _Clients(self.engine, choice.ids, number, "round", measure, invited=len(choice.replied))
         try:
@@ -235,7 +256,6 @@ class Server:
             self.selection.policy.state.clear()
             self.selection.policy.state.update(policy)
             raise
-        self.committed = number
         self._observe(record, number)
         everyone = _Clients(self.engine, self.engine.federation.ids, number, "finish", None)
         extra = self._transaction(everyone, self.setup.method.finish)

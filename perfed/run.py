@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import platform
-import resource
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from math import isnan
+from contextlib import contextmanager, nullcontext, suppress
+from math import isnan, nan
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from perfed.config import Evaluation, Snapshots
 from perfed.errors import PerfedError
 from perfed.evaluate import Metrics, Outputs, by_domain, client_table, summarise, with_extremes
 from perfed.federation import Federation
-from perfed.machine import installed_version, usable_device
+from perfed.machine import arithmetic, installed_version, peak_memory_mb, sigterm_as_exit, usable_device
 from perfed.method import Method
 from perfed.model import Chain, Model, Parameters
 from perfed.participation import Participation
@@ -29,7 +28,7 @@ from perfed.plan import Plan, use_threads
 from perfed.rounds import RoundRecord, Server
 from perfed.snapshots import embedded_samples
 from perfed.state import Setup, unstack_parameters
-from perfed.store import RunDirectory
+from perfed.store import Checkpoint, RunDirectory
 from perfed.tally import Tally
 from perfed.targets import updated
 from perfed.tree import map_leaves
@@ -51,8 +50,10 @@ class Run:
         checkpoint_seconds: least time between two checkpoints.
 
     Attributes:
-        history: one record per round, as in ``rounds.jsonl``.
+        history: one record per round, as in ``rounds.jsonl``; of a resumed run those before it too.
         summary: as in ``summary.json``, once the run has ended.
+        resumed: the round behind which a resumed run goes on.
+        config: what the run was made of, as in ``config.toml``; checkpoints keep it.
     """
 
     def __init__(
@@ -90,6 +91,8 @@ class Run:
         self.history: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
         self.notes = method.notes(federation, setup.model)
+        self.resumed: int | None = None
+        self.config: dict[str, Any] = {}
         self._done = self._saved = -1
         self._tally = Tally.empty(self.evaluation.targets)
         self._wall = self._training = 0.0
@@ -105,55 +108,76 @@ class Run:
     def execute(self, progress: Progress | None = None) -> dict[str, Any]:
         """Train to the end and return the summary.
 
+        Whatever ends it early, also Ctrl-C, SIGTERM (``SystemExit(143)``) and an exception from ``progress``, leaves a
+        checkpoint of the last whole round; what was done of a further one is dropped.
+
         Args:
             progress: called after each round with its number, the number of rounds, and the mean accuracy if known.
 
         Raises:
-            PerfedError: the training loss of a client became NaN or infinite; the state before that round is kept as a
-                checkpoint. What a client's model says became NaN: the last checkpoint is kept. An error before round 1
-                takes the directory away again, as any other exception does before something of a round is written.
+            PerfedError: a client's training loss, or what its model says, became NaN or infinite. An error before
+                round 1 takes the directory away again, as any other exception does before round 1 has ended.
         """
-        with use_threads(self.plan.threads), nullcontext() if self.directory is None else self.directory.alone():
+        alone = nullcontext() if self.directory is None else self.directory.alone()
+        with use_threads(self.plan.threads), alone, sigterm_as_exit():
             started = time.perf_counter() - self._wall
             saved = time.perf_counter()
-            if self._done < 0:
-                try:
-                    with _diverging("preparation before round 1"), self._timed():
-                        self.server.prepare()
-                except Exception:
-                    if self.directory is not None:
-                        self.directory.abandon()
-                    raise
-                self._done = 0
-                self._snapshot(0)
-                if self.directory is not None and time.perf_counter() - saved >= self.checkpoint_seconds:
-                    self._wall = time.perf_counter() - started
-                    self._save()
-                    saved = time.perf_counter()
-            for number in range(self._done + 1, self.rounds + 1):
-                try:
-                    with _diverging(f"round {number}"):
-                        record = self._round(number, started)
-                except PerfedError:
-                    if self.directory is not None and self.server.committed == self._done != self._saved:
-                        self._save()
-                    raise
-                except Exception:  # a mistake in a method: an empty directory would only be in the way of the next try
-                    if self.directory is not None:
-                        self.directory.abandon()
-                    raise
-                self._wall = time.perf_counter() - started
-                if self.directory is not None:
-                    self.directory.append_round(record)
-                    if number == self.rounds or time.perf_counter() - saved >= self.checkpoint_seconds:
+            try:
+                for number in range(self._done + 1, self.rounds + 1):
+                    with self._transaction(number):
+                        if number > 0:
+                            self._round(number, started)
+                        else:
+                            self._prepare(started)
+                    due = time.perf_counter() - saved >= self.checkpoint_seconds
+                    if self.directory is not None and (due or number == self.rounds):
                         self._save()
                         saved = time.perf_counter()
-                if progress is not None:
-                    progress(number, self.rounds, record.get("accuracy", {}).get("mean"))
+                    if progress is not None and number > 0:
+                        progress(number, self.rounds, self.history[-1].get("accuracy", {}).get("mean"))
+            except BaseException as error:
+                self._interrupted(error)
+                raise
             self._finish()
         return self.summary
 
-    def _round(self, number: int, started: float) -> dict[str, Any]:
+    @contextmanager
+    def _transaction(self, number: int) -> Iterator[None]:
+        """A round that fails or is interrupted never happened."""
+        before, tally, records = self.server.snapshot(), self._tally.copy(), len(self.history)
+        spent = self._wall, self._training
+        try:
+            with _diverging(f"round {number}" if number > 0 else "preparation before round 1"):
+                yield
+        except BaseException:
+            if self._done < number:
+                self.server.restore(before)
+                self._tally = tally
+                self._wall, self._training = spent
+                del self.history[records:]
+            raise
+
+    def _interrupted(self, error: BaseException) -> None:
+        """Keep what is done; where that is nothing, an empty directory would only be in the way of the next try."""
+        mistake = isinstance(error, Exception) and (self._done < 0 or not isinstance(error, PerfedError))
+        if self.directory is None:
+            return
+        if self._done <= 0 and mistake:
+            self.directory.abandon()
+        elif self._done >= 0:
+            with suppress(OSError):  # a full disk has been reported
+                self.directory.truncate_rounds(self._done)
+                if self._done != self._saved:
+                    self._save()
+
+    def _prepare(self, started: float) -> None:
+        with self._timed():
+            self.server.prepare()
+        self._snapshot(0)
+        self._wall = time.perf_counter() - started
+        self._done = 0
+
+    def _round(self, number: int, started: float) -> None:
         evaluate = self._evaluates(number)
         with self._timed():
             done = self.server.round(number, measure=self.evaluation.split if evaluate else None)
@@ -179,9 +203,11 @@ class Run:
             record["counts"] = {name: ids for name, ids in done.counts.items() if ids}
         record.update(exchanges=done.exchanges, bytes_up=done.bytes_up, bytes_down=done.bytes_down)
         self._snapshot(number)
-        self._done = number
         self.history.append(record)
-        return record
+        if self.directory is not None:
+            self.directory.append_round(record)
+        self._wall = time.perf_counter() - started
+        self._done = number
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -249,7 +275,7 @@ class Run:
             "training_seconds": self._training,
             "virtual_time": tally.virtual_time,
             **({"counts": tally.counts} if tally.counts else {}),
-            "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            **({} if (peak := peak_memory_mb()) is None else {"peak_memory_mb": peak}),
             "settings": self.server.setup.method.all_settings,
             "plan": self.plan.to_dict(),
             "notes": [*self.plan.describe(), *self.notes, *counted],
@@ -343,17 +369,21 @@ class Run:
             "plan": self.plan.to_dict(),
             "data": self.federation.fingerprint,
             "trace": self.server.selection.timer.fingerprint,
+            "arithmetic": arithmetic(self.server.setup.device),
+            "config": self.config,
         }
-        self._saved = self._done
         self.directory.save(self._done, self.server.state.tree(), engine.states, engine.changed, progress)
+        self._saved = self._done
         engine.changed.clear()
 
     def restore(self) -> None:
         """Go back to the last whole checkpoint of the directory; to the start if there is none."""
         assert self.directory is not None
         found = self.directory.load()
+        self.resumed = 0 if found is None else found.round
         if found is None:
             self.directory.truncate_rounds(-1)
+            self.notes.append("no checkpoint was there: begun again from round 0")
             return
         timer = self.server.selection.timer
         if found.progress.get("data", self.federation.fingerprint) != self.federation.fingerprint:
@@ -363,7 +393,7 @@ class Run:
             )
         if found.progress.get("trace", timer.fingerprint) != timer.fingerprint:
             raise PerfedError(f"{self.server.clock.trace.file}: this run followed a trace with other times")
-        self.server.committed = self._saved = found.round
+        self._saved = found.round
         device = self.server.setup.device
         for name, value in found.server.items():
             setattr(self.server.state, name, map_leaves(value, lambda _, t: t.to(device)))
@@ -376,7 +406,25 @@ class Run:
         self._training = found.progress.get("training_seconds", self._wall)  # older ones have one time for both
         self.notes = [*found.progress["notes"], *found.notes]
         self.plan.paths.update(Plan.from_dict(found.progress["plan"]).paths)
-        self.notes += self.directory.truncate_rounds(found.round)
+        self.history, damaged = self.directory.truncate_rounds(found.round)
+        for record in self.history:  # JSON has no NaN
+            record["train_loss"] = nan if record["train_loss"] is None else record["train_loss"]
+        self.notes += [*damaged, *self._continued(found)]
+
+    def _continued(self, found: Checkpoint) -> list[str]:
+        """What a run that was interrupted has to say beside its results."""
+        notes, begun = [], found.progress.get("config", {}).get("rounds", self.rounds)
+        if found.round == 0:
+            notes.append("continued from round 0: the preparation was done")
+        if begun < self.rounds:
+            notes.append(f"continued from round {found.round} to {self.rounds}; begun with rounds = {begun}")
+        before, now = found.progress.get("arithmetic"), arithmetic(self.server.setup.device)
+        if before not in (None, now):
+            notes.append(
+                f"continued after round {found.round} on another processor or torch ({now}; before: {before}): from "
+                "here on the last digits may differ from those of a run that was never interrupted"
+            )
+        return notes
 
 
 @contextmanager

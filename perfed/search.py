@@ -85,7 +85,7 @@ class Search:
     def read(cls, path: Path) -> Search:
         """The search that :meth:`create` wrote."""
         with readable(path / "search.toml") as file:
-            content = tomllib.loads(file.read_text())
+            content = tomllib.loads(file.read_text(encoding="utf-8"))
             names, seeds = [str(name) for name in content["methods"]], [int(seed) for seed in content["seeds"]]
             points = [[str(assignment) for assignment in point] for point in content["points"]]
             return cls(path, dict(content["experiment"]), names, seeds, points)
@@ -149,7 +149,7 @@ class Search:
         if not file.exists():
             return []
         with readable(file):
-            results: list[dict[str, Any]] = json.loads(file.read_text())
+            results: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
             if all({"method", "settings", "mean"} <= result.keys() for result in results):
                 return results
         raise PerfedError(f"{file}: cannot be read: every point needs method, settings and mean")

@@ -167,6 +167,22 @@ class Step:
         start = f"{name}/"
         return {n.removeprefix(start): t for n, t in self.params.items() if n.startswith(start)}
 
+    def alone(self, row: int) -> Step:
+        """The same mini-batch of one of the active clients."""
+        block, own = self.block, slice(row, row + 1)
+        alone = Block(
+            block.first_step,
+            block.x[:, own],
+            block.y[:, own],
+            block.index[:, own],
+            block.valid[:, own],
+            block.weight[:, own],
+            block.keys[:, own],
+        )
+        params = {name: tensor[own] for name, tensor in self.params.items()}
+        width = alone.widths()[self.at]
+        return replace(self, block=alone, width=width, params=params, rows=self.rows[own], _outputs={})
+
     def with_params(self, params: Parameters) -> Step:
         """The same mini-batch (and dropout masks) with other parameters."""
         return replace(self, params={**self.params, **params}, _outputs={})

@@ -8,14 +8,13 @@ checkpoints and rewritten only for clients that changed. The last two checkpoint
 from __future__ import annotations
 
 import csv
-import fcntl
 import hashlib
 import io
 import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 from perfed.codec import decode, encode
 from perfed.errors import PerfedError
+from perfed.machine import locked
 from perfed.tree import Tree
 
 _KEPT = 2
@@ -112,15 +112,12 @@ class RunDirectory:
         Raises:
             PerfedError: one does.
         """
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(locked(self.path))
             except BlockingIOError:
                 raise PerfedError(f"{self.path}: another process is working on this run") from None
             yield
-        finally:
-            os.close(handle)
 
     # Configuration and results -----------------------------------------------------------------------------
 
@@ -131,7 +128,7 @@ class RunDirectory:
     def read_config(self) -> str:
         """Content of ``config.toml``."""
         try:
-            return (self.path / "config.toml").read_text()
+            return (self.path / "config.toml").read_text(encoding="utf-8")
         except OSError:
             raise PerfedError(f"{self.path}: no run here (config.toml is missing)") from None
         except UnicodeDecodeError as error:
@@ -151,29 +148,31 @@ class RunDirectory:
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add a line to ``rounds.jsonl``."""
         line = json.dumps(_plain(record)) + "\n"
-        with (self.path / "rounds.jsonl").open("a") as file:
+        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(line)
 
-    def truncate_rounds(self, last: int) -> list[str]:
+    def truncate_rounds(self, last: int) -> tuple[list[dict[str, Any]], list[str]]:
         """Drop the lines of rounds after ``last``, and a torn last line.
 
         Returns:
-            A note if lines before that were damaged; they are dropped too.
+            The records of the rounds that are left, and a note if lines before that were damaged; they are dropped too.
         """
         file = self.path / "rounds.jsonl"
         if not file.exists():
-            return []
-        kept, damaged = [], 0
-        text = file.read_text(errors="replace")
+            return [], []
+        kept, records, damaged = [], [], 0
+        text = file.read_text(encoding="utf-8", errors="replace")
         for line in text.splitlines():
             try:
-                if json.loads(line)["round"] <= last:
+                record = json.loads(line)
+                if record["round"] <= last:
                     kept.append(line + "\n")
+                    records.append(record)
             except (json.JSONDecodeError, KeyError, TypeError):
                 damaged += 1
         write_atomic(file, "".join(kept))
         damaged -= bool(text) and not text.endswith("\n")  # a killed process leaves half a line
-        return [f"rounds.jsonl: {damaged} damaged lines dropped"] if damaged > 0 else []
+        return records, [f"rounds.jsonl: {damaged} damaged lines dropped"] if damaged > 0 else []
 
     def write_clients(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Write ``clients.csv``."""
@@ -188,7 +187,7 @@ class RunDirectory:
     def read_summary(self) -> dict[str, Any]:
         """Content of ``summary.json``."""
         try:
-            content: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+            content: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise PerfedError(f"{self.path / 'summary.json'}: cannot be read: {error}") from None
         if not isinstance(content, dict) or not {"method", "metrics", "notes"} <= content.keys():
@@ -288,6 +287,14 @@ class RunDirectory:
             raise PerfedError(f"{self.checkpoints}: every checkpoint is damaged: {notes[0].split(';')[0]}")
         return None
 
+    def newest(self) -> tuple[int, dict[str, Any]]:
+        """Round and progress of the newest checkpoint, its tensors unread; -1 and nothing where there is none."""
+        for manifest in self._manifests():
+            with suppress(PerfedError):
+                body = _read_manifest(manifest)
+                return body["round"], body["progress"]
+        return -1, {}
+
     def _read(self, entry: Mapping[str, str]) -> bytes:
         try:
             data = (self.checkpoints / entry["file"]).read_bytes()
@@ -300,7 +307,7 @@ class RunDirectory:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
-        outer = json.loads(path.read_text())
+        outer = json.loads(path.read_text(encoding="utf-8"))
         if hashlib.sha256(outer["body"].encode()).hexdigest() != outer["sha256"]:
             raise PerfedError(f"{path.name} has changed")
         body: dict[str, Any] = json.loads(outer["body"])

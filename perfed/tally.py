@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,10 @@ class Tally:
     def domains(self) -> Metrics:
         """Metrics of each domain, the mean over the last evaluated rounds, then the mean and extremes over domains."""
         return with_extremes(_mean(self.recent_domains))
+
+    def copy(self) -> Tally:
+        """One that later rounds do not change."""
+        return replace(self, taken_part={**self.taken_part}, replied={**self.replied}, counts={**self.counts})
 
     def plain(self) -> dict[str, Any]:
         """JSON values."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -57,15 +58,26 @@ def run_tiny(out: Path, *arguments: object) -> Outcome:
     return result
 
 
-def kill_when(condition: Callable[[], bool], *arguments: object) -> None:
-    """Start ``perfed ARGUMENTS`` as a process of its own and SIGKILL it as soon as ``condition`` holds."""
-    command = [sys.executable, "-m", "perfed.cli", *map(str, arguments)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def stop_when(condition: Callable[[], bool], number: signal.Signals, *arguments: object) -> Outcome:
+    """Start ``perfed ARGUMENTS`` as a process of its own and send it the signal as soon as ``condition`` holds."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "perfed.cli", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs in the background ignore it
+    )
     while process.poll() is None and not condition():
         time.sleep(0.001)
-    process.kill()
-    _, errors = process.communicate()
-    assert process.returncode < 0, f"it ended before it could be killed: {errors}"
+    process.send_signal(number)
+    out, errors = process.communicate()
+    assert process.returncode != 0, f"it ended before it could be stopped: {errors}"
+    return Outcome(process.returncode, out, errors)
+
+
+def kill_when(condition: Callable[[], bool], *arguments: object) -> None:
+    """:func:`stop_when` with SIGKILL."""
+    assert stop_when(condition, signal.SIGKILL, *arguments).code < 0
 
 
 def lines_of(directory: Path) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from perfed.clock import Clock
 from perfed.codec import decode, encode
 from perfed.cohort import Cohort
 from perfed.engine import Exchange, InProcessEngine
+from perfed.evaluate import Metrics
 from perfed.federation import Federation
 from perfed.method import Method
 from perfed.methods.fedbn import FedBN
@@ -188,6 +190,13 @@ def difference(one: Server, other: Server) -> float:
             gap, size = (x.double() - y.double()).norm(), y.double().norm()
             worst = max(worst, float(gap / size.clamp_min(1e-30)))
     return worst
+
+
+def assert_same_metrics(found: Metrics, expected: Metrics) -> None:
+    """Equal to rounding, for float64 runs: bits are the same only for the same work in the same cohort."""
+    assert found.keys() == expected.keys()
+    for client, values in found.items():
+        assert values == pytest.approx(expected[client], rel=1e-10), client
 
 
 def mean_accuracy(server: Server) -> float:

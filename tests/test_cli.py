@@ -235,7 +235,15 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(Run, "execute", interrupt)
     result = perfed("run", EXPERIMENT, *TINY, "--out", tmp_path / "out")
     assert (result.code, result.out) == (130, f"results: {tmp_path}/out\n")
-    assert result.err == "perfed: interrupted; 'perfed resume DIR' continues a run, a comparison or a search\n"
+    assert result.err == f"perfed: interrupted; 'perfed resume {tmp_path}/out' continues\n"
+    (tmp_path / "my data").mkdir()
+    options = ("--data-dir", tmp_path / "my data", "--out", tmp_path / "other")
+    result = perfed("compare", EXPERIMENT, "--methods", "local", *TINY, *options)
+    assert result.err == (
+        f"perfed: interrupted; 'perfed resume {tmp_path}/other --data-dir '{tmp_path}/my data'' continues\n"
+    )
+    again = perfed("resume", tmp_path / "out", "--device", "cpu")
+    assert again.err == f"perfed: interrupted; 'perfed resume {tmp_path}/out --device cpu' continues\n"
 
 
 def test_the_module_is_a_program_too():

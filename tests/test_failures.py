@@ -13,6 +13,7 @@ from command_line import EXPERIMENT, TINY, contents, perfed, run_tiny
 
 from perfed import experiment, registry
 from perfed.building import build_method
+from perfed.compare import Comparison
 from perfed.config import Experiment, find_experiment, read, validate
 from perfed.datasets import catalogue
 from perfed.errors import PerfedError
@@ -216,11 +217,27 @@ def test_a_method_in_a_file_of_ones_own(here):
     placed = 'methods.own_methods:mine.placement={embedding="personal"}'
     result = perfed("compare", EXPERIMENT, "--methods", "own_methods:mine,local", *TINY, placed, "--out", "out")
     assert result.code == 0, result.err
-    (here / "out" / "own_methods:mine" / "seed-0" / "summary.json").unlink()
+    summary = here / "out" / "own_methods.mine" / "seed-0" / "summary.json"
+    assert "own_methods:mine" in result.out and ":" not in "".join(contents(here / "out"))
+    summary.unlink()
     assert perfed("resume", "out").code == 0
+    assert json.loads(summary.read_text())["method"] == "own_methods:mine"
+    (here / "out" / "own_methods.mine").rename(here / "out" / "own_methods:mine")  # as comparisons once had it
+    before = contents(here / "out" / "own_methods:mine")
+    again = perfed("resume", "out")
+    assert again.code == 0 and not (here / "out" / "own_methods.mine").exists()
+    assert contents(here / "out" / "own_methods:mine") == before
     for name, says in (("nowhere:mine", "cannot import 'nowhere'"), ("own_methods:yours", "unknown method 'yours'")):
         refused = perfed("run", EXPERIMENT, "--method", name, "--out", "other")
         assert refused.code == 2 and says in refused.err
+
+
+def test_every_method_of_a_comparison_has_a_folder_that_any_system_can_make(tmp_path):
+    names = ["a:b", "a.b", "A:b", "b", "a:b+deadline"]
+    planned = Comparison(tmp_path, {}, names, [0])
+    folders = [planned.directory(name, 0).parent.name for name in names]
+    assert folders == ["a.b", "a.b_", "A.b__", "b", "a.b+deadline"]
+    assert len({folder.casefold() for folder in folders}) == len(names)
 
 
 def test_a_name_is_that_of_one_method(here, monkeypatch):

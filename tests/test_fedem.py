@@ -126,9 +126,9 @@ def test_one_component_is_fedavg(kind, plain, embedding):
         for k, more in ((plain, {}), (kind, {"components": 1}))
     ]
     for name, tensor in runs[0].state.shared.items():
-        assert torch.equal(runs[1].state.components[name][0], tensor)
+        torch.testing.assert_close(runs[1].state.components[name][0], tensor, rtol=1e-10, atol=1e-12)
     for client, values in runs[0].evaluate("test").items():
-        assert runs[1].evaluate("test")[client] == pytest.approx(values, rel=1e-12)
+        assert runs[1].evaluate("test")[client] == pytest.approx(values, rel=1e-10)
 
 
 def test_prediction_is_the_mixture_of_the_components_probabilities():

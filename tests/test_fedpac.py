@@ -153,7 +153,7 @@ def test_a_client_that_was_never_used_is_evaluated_with_the_head_it_fitted():
     (used,) = [i for i in federation.ids if server.state.combined[i]["combined"]]
     unused = [i for i in federation.ids if i != used]
     plain, fitted = server.evaluate("train"), server.evaluate("train", never_used=unused)
-    assert fitted[used] == plain[used]
+    assert fitted[used] == pytest.approx(plain[used], rel=1e-10)  # in a cohort of its own
     assert all(fitted[i]["loss"] < plain[i]["loss"] for i in unused)
     server.settle(unused, 1)
     settled = server.evaluate("train")

@@ -368,7 +368,7 @@ def test_clients_that_were_never_used_fit_own_models_wherever_the_method_keeps_t
     never = [client for client in ("c0", "c1", "c2", "c3") if client != used]
     before = server.evaluate("train")
     fitted = server.evaluate("train", never_used=never)
-    assert fitted[used] == before[used]
+    assert fitted[used] == pytest.approx(before[used], rel=1e-10)  # in a cohort of its own
     server.settle(never, 2)
     settled = server.evaluate("train")
     for client in never:
@@ -401,7 +401,8 @@ def test_clients_that_were_never_used_fit_only_their_personal_parameters_at_the_
     loss = server.evaluate("train")
     fitted = server.evaluate("train", never_used=never)
     assert all(torch.equal(every_tensor(server)[path], tensor) for path, tensor in before.items())
-    assert fitted[used] == loss[used] and all(fitted[client]["loss"] < loss[client]["loss"] for client in never)
+    assert fitted[used] == pytest.approx(loss[used], rel=1e-10)  # in a cohort of its own
+    assert all(fitted[client]["loss"] < loss[client]["loss"] for client in never)
     server.settle(never, 2)
     after = every_tensor(server)
     moved = {path[0] for path in before if not torch.equal(after[path], before[path])}

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from signal import SIGINT, SIGTERM
 from typing import Any
 
 import pytest
 import torch
-from command_line import EXPERIMENT, TINY, contents, kill_when, lines_of, perfed
+from command_line import EXPERIMENT, TINY, contents, kill_when, lines_of, perfed, stop_when
 
 from perfed.codec import flatten
+from perfed.config import Experiment, find_experiment, validate
+from perfed.experiment import resume, start
+from perfed.methods.flic import FLICClass
+from perfed.overrides import override
+from perfed.rounds import Server
+from perfed.run import Run
 from perfed.store import RunDirectory
 
 # FLIC with its pre-training, under SRPFL with a clock, a checkpoint after every round.
@@ -108,6 +118,116 @@ def test_killed_during_the_preparation(whole, tmp_path):
     assert_same_run(killed, whole)
 
 
+@pytest.mark.parametrize(("number", "code", "word"), [(SIGINT, 130, "interrupted"), (SIGTERM, 143, "terminated")])
+def test_a_signal_leaves_a_checkpoint_of_the_last_round_and_the_command_that_goes_on(
+    whole, tmp_path, number, code, word
+):
+    out = tmp_path / "my run"
+    settings = (*SETTINGS, "checkpoint_seconds=1000", "--method", "flic-class", "--out", out)
+    stopped = stop_when(lambda: lines_of(out) >= 3, number, "run", EXPERIMENT, *settings)
+    assert (stopped.code, stopped.err) == (code, f"perfed: {word}; 'perfed resume '{out}'' continues\n")
+    done = lines_of(out)
+    assert done >= 3 and checkpoints(out) == [f"state-{done:06d}.json"]
+    resumed = perfed("resume", out)
+    assert resumed.code == 0 and f"flic-class: continues from round {done} to 12" in resumed.out
+    assert_same_run(out, whole)
+
+
+def test_a_signal_during_a_comparison(tmp_path):
+    out = tmp_path / "out"
+    settings = (*TINY, "rounds=200", "checkpoint_seconds=1000", "--methods", "local,hetfedrep", "--out", out)
+    where = out / "local" / "seed-0"
+    stopped = stop_when(lambda: lines_of(where) >= 2, SIGTERM, "compare", EXPERIMENT, *settings)
+    assert (stopped.code, stopped.err) == (143, f"perfed: terminated; 'perfed resume {out}' continues\n")
+    done = lines_of(where)
+    assert done >= 2 and checkpoints(where) == [f"state-{done:06d}.json"]
+    resumed = perfed("resume", out)
+    assert resumed.code == 0 and f"local seed 0: continues from round {done} to 200" in resumed.out
+    assert (out / "hetfedrep" / "seed-0" / "summary.json").exists()
+
+
+def table(*settings: str) -> Experiment:
+    """The experiment of ``whole`` with other settings."""
+    return validate(
+        override(find_experiment(EXPERIMENT), [*SETTINGS, 'method="flic-class"', *settings], ["flic-class"])
+    )
+
+
+class Stop(Exception):
+    """Something that is no error of perfed's."""
+
+
+@pytest.mark.parametrize("error", [Stop, KeyboardInterrupt])
+def test_an_exception_from_progress_leaves_a_checkpoint(whole, tmp_path, error):
+    def stop(number: int, total: int, accuracy: float | None) -> None:
+        if number == 5:
+            raise error
+
+    run = start(table("checkpoint_seconds=1000"), out=tmp_path / "run")
+    with pytest.raises(error):
+        run.execute(stop)
+    assert checkpoints(tmp_path / "run") == ["state-000005.json"]
+    continued = resume(tmp_path / "run")
+    assert continued.resumed == 5
+    continued.execute()
+    assert_same_run(tmp_path / "run", whole)
+    assert [record["round"] for record in continued.history] == list(range(1, 13))
+    without_times = [{k: v for k, v in r.items() if not k.endswith("_seconds")} for r in continued.history]
+    assert without_times == rounds(whole)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, Stop])
+@pytest.mark.parametrize("place", ["evaluate", "append_round", "finish"])
+def test_what_was_done_of_a_round_is_dropped(whole, tmp_path, monkeypatch, error, place):
+    """Interrupted when the round's transaction has already changed the state; in memory it goes on as well."""
+    owner, name = {
+        "evaluate": (Run, "_evaluate"),
+        "append_round": (RunDirectory, "append_round"),
+        "finish": (FLICClass, "finish"),
+    }[place]
+    real, calls = getattr(owner, name), []
+
+    def interrupted(*given: Any) -> Any:
+        calls.append(None)
+        result = real(*given)
+        if len(calls) == 7:
+            raise error
+        return result
+
+    monkeypatch.setattr(owner, name, interrupted)
+    run = start(table("checkpoint_seconds=1000", "evaluation.every=1"), out=tmp_path / "run")
+    with pytest.raises(error):
+        run.execute()
+    assert checkpoints(tmp_path / "run") == ["state-000006.json"] and lines_of(tmp_path / "run") == 6
+    copy(tmp_path / "run", tmp_path / "copy")
+    run.execute()
+    resume(tmp_path / "copy").execute()
+    for directory in ("run", "copy"):
+        a, b = tensors(tmp_path / directory), tensors(whole)
+        assert a.keys() == b.keys() and all(torch.equal(tensor, b[name]) for name, tensor in a.items())
+        assert [line["participants"] for line in rounds(tmp_path / directory)] == [
+            line["participants"] for line in rounds(whole)
+        ]
+    assert rounds(tmp_path / "run") == rounds(tmp_path / "copy")
+
+
+@pytest.mark.parametrize("place", ["prepare", "round"])
+def test_a_run_that_goes_on_from_round_0_says_so(whole, tmp_path, monkeypatch, place):
+    def interrupt(*given: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    run = start(table(), out=tmp_path / "run")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Server, place, interrupt)
+        run.execute()
+    assert checkpoints(tmp_path / "run") == ([] if place == "prepare" else ["state-000000.json"])
+    resumed = perfed("resume", tmp_path / "run")
+    assert resumed.code == 0 and "flic-class: continues from round 0 to 12" in resumed.out
+    says = "no checkpoint was there: begun again" if place == "prepare" else "continued from round 0: the preparation"
+    assert says in resumed.out and says in "".join(json.loads((tmp_path / "run/summary.json").read_text())["notes"])
+    assert_same_run(tmp_path / "run", whole)
+
+
 def test_killed_after_the_first_round(whole, tmp_path):
     killed = killed_after(1, tmp_path / "run")
     assert perfed("resume", killed).code == 0
@@ -121,6 +241,23 @@ def test_killed_in_the_middle(whole, interrupted, tmp_path):
     assert perfed("resume", killed).code == 0
     assert_same_run(killed, whole)
     assert len(rounds(killed)) == 12
+
+
+def test_going_on_with_other_instructions_of_the_processor_is_said(interrupted, tmp_path):
+    command = [sys.executable, "-m", "perfed.cli", "resume"]
+    for limit, said in (
+        ("default", "ATEN_CPU_CAPABILITY"),
+        ("AVX2", "ONEDNN_MAX_CPU_ISA"),
+        ("", "ATEN_CPU_CAPABILITY"),
+    ):
+        killed = copy(interrupted, tmp_path / (limit or "same"))
+        environment = {**os.environ, said: limit} if limit else None
+        done = subprocess.run([*command, killed], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        notes = [note for note in json.loads((killed / "summary.json").read_text())["notes"] if "last digits" in note]
+        assert len(notes) == bool(limit) and ("last digits may differ" in done.stdout) == bool(limit)
+        if limit:
+            assert "on another processor or torch" in notes[0] and f"{limit.casefold()}" in notes[0].casefold()
 
 
 def test_killed_and_killed_again_while_resuming(whole, interrupted, tmp_path):
@@ -191,6 +328,71 @@ def test_resuming_a_finished_run_prints_its_summary_and_changes_nothing(whole):
     assert result.code == 0
     assert "flic-class: accuracy %: mean" in result.out and "report.html" in result.out
     assert contents(whole) == before
+
+
+def edit(directory: Path, before: str, after: str) -> None:
+    text = (directory / "config.toml").read_text()
+    assert text.count(before) == 1
+    (directory / "config.toml").write_text(text.replace(before, after))
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("seed = 0\n", "seed = 5\n", "seed is 5 and was 0 in the rounds that are done; only rounds may grow"),
+        ("local_epochs = 2\n", "local_epochs = 3\n", "training.local_epochs is 3 and was 2"),
+        ("rounds = 12\n", "rounds = 8\n", "rounds is 8 and was 12"),
+        ("rounds = 12\n", "rounds = 20\nname = 'other'\n", "name is 'other' and was 'flic-digits-views'"),
+        ("rate = 0.5\n", "", "participation.rate is not there and was 0.5"),
+    ],
+)
+def test_a_run_does_not_go_on_with_another_configuration(whole, interrupted, tmp_path, finished, before, after, says):
+    out = copy(whole if finished else interrupted, tmp_path / "run")
+    if "name" in after:
+        edit(out, 'name = "flic-digits-views"\n', "")
+    edit(out, before, after)
+    held = contents(out)
+    refused = perfed("resume", out)
+    assert refused.code == 2 and refused.err.count("\n") == 1
+    assert refused.err.startswith(f"perfed: {out / 'config.toml'}: {says}"), refused.err
+    assert contents(out) == held
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_goes_on_to_more_rounds(whole, interrupted, tmp_path, finished):
+    out = copy(whole if finished else interrupted, tmp_path / "run")
+    begun = 12 if finished else int(checkpoints(out)[-1][6:12])
+    edit(out, "rounds = 12\n", "rounds = 15\n")
+    if finished:  # and is not taken for finished when it is interrupted on the way
+        kill_when(lambda: lines_of(out) >= 13, "resume", out)
+        assert (out / "summary.json").exists()
+    resumed = perfed("resume", out)
+    assert resumed.code == 0, resumed.err
+    says = f"continued from round {begun} to 15; begun with rounds = 12"
+    summary = json.loads((out / "summary.json").read_text())
+    assert says in resumed.out and says in summary["notes"] and summary["rounds"] == 15
+    assert [line["round"] for line in rounds(out)] == list(range(1, 16))
+    if finished:
+        assert rounds(out)[:12] == rounds(whole)
+    else:  # as if begun with 15, but that the last ten rounds of the twelve were evaluated
+        long = tmp_path / "long"
+        assert perfed("run", out / "config.toml", "--out", long).code == 0
+        a, b = tensors(out), tensors(long)
+        assert a.keys() == b.keys() and all(torch.equal(tensor, b[name]) for name, tensor in a.items())
+        assert rounds(out)[5:] == rounds(long)[5:]
+        assert summary["metrics"] == json.loads((long / "summary.json").read_text())["metrics"]
+    assert "this run has finished" in perfed("resume", out).out
+
+
+def test_a_comparison_with_an_edited_run_says_which(tmp_path):
+    assert perfed("compare", EXPERIMENT, *TINY, "--methods", "local,hetfedrep", "--out", tmp_path / "out").code == 0
+    edit(tmp_path / "out" / "local" / "seed-0", "local_epochs = 1\n", "local_epochs = 2\n")
+    edit(tmp_path / "out" / "hetfedrep" / "seed-0", "rounds = 3\n", "rounds = 4\n")
+    result = perfed("resume", tmp_path / "out")
+    assert result.code == 2 and "1 of 2 runs failed; local, seed 0: " in result.err
+    assert "training.local_epochs is 2 and was 1" in result.err
+    assert lines_of(tmp_path / "out" / "hetfedrep" / "seed-0") == 4
 
 
 @pytest.mark.parametrize(("seconds", "kept"), [(0, [0, 1]), (30, [1])])

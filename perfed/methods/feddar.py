@@ -184,7 +184,10 @@ def _solve_heads(cohort: Cohort) -> None:
     group = cohort.domain_cells
     joined = _joined(cohort.model, joint=False).flatten(0, 1).double()
     for index in torch.unique(group).tolist():
-        joined[index] = torch.linalg.pinv(features[group == index], rtol=_RANK) @ y[group == index]
+        own = features[group == index]
+        if not torch.isfinite(own).all():
+            raise cohort.diverged(index // cohort.num_domains, "torch.linalg.pinv")
+        joined[index] = torch.linalg.pinv(own, rtol=_RANK) @ y[group == index]
     for name, solved in _parted(joined, {WEIGHT: cohort.model[WEIGHT].flatten(0, 1)}, joint=False).items():
         cohort.model[name] = solved.view_as(cohort.model[name])
 
