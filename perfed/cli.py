@@ -13,7 +13,8 @@ import torch
 import typer
 from rich.table import Table
 
-from perfed.compare import Comparison, is_comparison, parse_names, parse_seeds
+from perfed.baselines import Baseline, baseline_names
+from perfed.compare import Comparison, federated, is_comparison, parse_names, parse_seeds
 from perfed.config import Experiment, find_experiment, validate
 from perfed.datasets import load
 from perfed.errors import PerfedError
@@ -50,6 +51,13 @@ DeviceOption = Annotated[str | None, typer.Option("--device", help="'cpu', 'cuda
 DataOption = Annotated[Path | None, typer.Option("--data-dir", help="folder of data files, before PERFED_DATA")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="directory for results; runs/NAME-TIME if not given")]
 MethodsOption = Annotated[str, typer.Option("--methods", help="names separated by commas")]
+ComparedOption = Annotated[
+    str,
+    typer.Option(
+        "--methods",
+        help=f"names separated by commas; for a scikit-learn model per client: {', '.join(baseline_names())}",
+    ),
+]
 
 
 def _print_version(asked: bool) -> None:
@@ -82,7 +90,7 @@ def _device(name: str | None) -> torch.device | None:
     return None if name is None else usable_device(name, f"--device {name}")
 
 
-def _execute(run: Run, label: str) -> dict[str, Any]:
+def _execute(run: Run | Baseline, label: str) -> dict[str, Any]:
     with progress(label, run.rounds) as update:
         return run.execute(update)
 
@@ -171,7 +179,7 @@ def resume_command(
 def compare_command(
     experiment: ExperimentName,
     settings: Settings = None,
-    methods: MethodsOption = "",
+    methods: ComparedOption = "",
     seeds: Annotated[str, typer.Option("--seeds", help="'0..2' (inclusive), '0,3,5' or '7'")] = "0",
     engine: EngineOption = None,
     device: DeviceOption = None,
@@ -179,9 +187,9 @@ def compare_command(
     out: OutOption = None,
 ) -> None:
     """Train several methods over several seeds: one table, one report, comparison.json."""
-    names = parse_names(methods)
+    names = parse_names(methods, baselines=True)
     numbers = parse_seeds(seeds)
-    table = override(find_experiment(experiment), _shared_settings(engine, settings), names)
+    table = override(find_experiment(experiment), _shared_settings(engine, settings), federated(names))
     out = out or _default_out(str(table.get("name", "comparison")))
     where = _device(device)
     planned = Comparison.create(out, table, names, numbers, data_dir, where)
