@@ -16,7 +16,8 @@ import torch
 import typer
 from rich.table import Table
 
-from perfed.compare import Comparison, is_comparison, parse_names, parse_seeds
+from perfed.baselines import Baseline, baseline_names
+from perfed.compare import Comparison, federated, is_comparison, parse_names, parse_seeds
 from perfed.config import Experiment, find_experiment, validate
 from perfed.datasets import load
 from perfed.errors import PerfedError
@@ -54,6 +55,13 @@ DeviceOption = Annotated[str | None, typer.Option("--device", help="'cpu', 'cuda
 DataOption = Annotated[Path | None, typer.Option("--data-dir", help="folder of data files, before PERFED_DATA")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="directory for results; runs/NAME-TIME if not given")]
 MethodsOption = Annotated[str, typer.Option("--methods", help="names separated by commas")]
+ComparedOption = Annotated[
+    str,
+    typer.Option(
+        "--methods",
+        help=f"names separated by commas; for a scikit-learn model per client: {', '.join(baseline_names())}",
+    ),
+]
 
 
 def _print_version(asked: bool) -> None:
@@ -104,8 +112,8 @@ class _Stopped(Exception):
     """Message and exit code of a command that was interrupted."""
 
 
-def _execute(run: Run, label: str) -> dict[str, Any]:
-    if run.resumed is not None:
+def _execute(run: Run | Baseline, label: str) -> dict[str, Any]:
+    if isinstance(run, Run) and run.resumed is not None:
         for note in run.notes:
             console.print(note, style="yellow", markup=False, highlight=False)
         console.print(f"{label}: continues from round {run.resumed} to {run.rounds}", markup=False, highlight=False)
@@ -199,7 +207,7 @@ def _resume(directory: Path, data_dir: Path | None, device: torch.device | None)
 def compare_command(
     experiment: ExperimentName,
     settings: Settings = None,
-    methods: MethodsOption = "",
+    methods: ComparedOption = "",
     seeds: Annotated[str, typer.Option("--seeds", help="'0..2' (inclusive), '0,3,5' or '7'")] = "0",
     engine: EngineOption = None,
     device: DeviceOption = None,
@@ -207,9 +215,9 @@ def compare_command(
     out: OutOption = None,
 ) -> None:
     """Train several methods over several seeds: one table, one report, comparison.json."""
-    names = parse_names(methods)
+    names = parse_names(methods, baselines=True)
     numbers = parse_seeds(seeds)
-    table = override(find_experiment(experiment), _shared_settings(engine, settings), names)
+    table = override(find_experiment(experiment), _shared_settings(engine, settings), federated(names))
     out = out or _default_out(str(table.get("name", "comparison")))
     where = _device(device)
     planned = Comparison.create(out, table, names, numbers, data_dir, where)

@@ -15,6 +15,7 @@ import numpy as np
 import tomli_w
 import torch
 
+from perfed.baselines import Baseline, baseline_names, check_baseline, is_baseline, start_baseline
 from perfed.config import validate
 from perfed.datasets import load
 from perfed.errors import PerfedError
@@ -26,14 +27,18 @@ from perfed.run import Run
 from perfed.store import RunDirectory, write_atomic
 
 
-def parse_names(text: str) -> list[str]:
-    """Names of methods separated by commas, none twice."""
+def parse_names(text: str, *, baselines: bool = False) -> list[str]:
+    """Names of methods separated by commas, none twice; with ``baselines`` also those of scikit-learn models."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise PerfedError(f"--methods: at least one is needed; allowed: {', '.join(known_names())}")
+        allowed = [*known_names(), *(baseline_names() if baselines else ())]
+        raise PerfedError(f"--methods: at least one is needed; allowed: {', '.join(allowed)}")
     for name in names:
         try:
-            entry(name)
+            if baselines and is_baseline(name):
+                check_baseline(name)
+            else:
+                entry(name)
         except PerfedError as error:
             raise PerfedError(f"--methods: {error}") from None
     if len(set(names)) < len(names):
@@ -62,6 +67,11 @@ def is_comparison(path: Path) -> bool:
     return (path / "comparison.toml").is_file()
 
 
+def federated(names: list[str]) -> list[str]:
+    """The methods among ``names``, without the baselines."""
+    return [name for name in names if not is_baseline(name)]
+
+
 def method_table(table: dict[str, Any], method: str, seed: int) -> dict[str, Any]:
     """The experiment of one method and seed."""
     return {**table, "method": method, "seed": seed}
@@ -71,10 +81,12 @@ def check_starts(
     table: dict[str, Any], methods: list[str], seed: int, data_dir: Path | None, device: torch.device | None
 ) -> None:
     """Build every method's run without starting it, so that bad settings and data are found before any training."""
-    experiments = [validate(method_table(table, method, seed)) for method in methods]
-    _check_policies(table, methods)
-    data = experiments[0]
-    federation = load(data.data["name"], data.data_options, seed=seed, data_dir=data_dir)
+    experiments = [validate(method_table(table, method, seed)) for method in federated(methods)]
+    _check_policies(table, federated(methods))
+    shared = validate({**table, "seed": seed})
+    federation = load(shared.data["name"], shared.data_options, seed=seed, data_dir=data_dir)
+    for name in filter(is_baseline, methods):
+        Baseline(name, shared, federation)
     for experiment in experiments:
         try:
             start(experiment, federation=federation, device=device)
@@ -104,7 +116,9 @@ def readable(file: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods x seeds of one experiment, each run in ``DIR/<method>/seed-<n>/`` (``module.NAME`` for ``module:NAME``).
+    """Methods (and baselines) x seeds of one experiment, each run in ``DIR/<method>/seed-<n>/``.
+
+    A folder is called ``module.NAME`` for a method ``module:NAME``.
 
     Attributes:
         path: the comparison's directory.
@@ -174,14 +188,19 @@ class Comparison:
             found[method] = before if before.is_dir() else self.path / name
         return found
 
-    def runs(self, data_dir: Path | None, device: torch.device | None) -> Iterator[tuple[str, int, Callable[[], Run]]]:
+    def runs(
+        self, data_dir: Path | None, device: torch.device | None
+    ) -> Iterator[tuple[str, int, Callable[[], Run | Baseline]]]:
         """Method, seed, and what makes the run ready to execute, of the runs that are not finished."""
         for seed in self.seeds:
             for method in self.methods:
                 where = self.directory(method, seed)
                 if is_done(where):
                     continue
-                if (where / "config.toml").exists():
+                if is_baseline(method):
+                    experiment = validate({**self.table, "seed": seed})
+                    yield method, seed, partial(start_baseline, method, experiment, data_dir=data_dir, path=where)
+                elif (where / "config.toml").exists():
                     yield method, seed, partial(resume, where, data_dir=data_dir, device=device)
                 else:
                     experiment = validate(method_table(self.table, method, seed))

@@ -56,7 +56,7 @@ def score(cohort: Cohort, split: str, predicted: Tensor | None) -> Metrics:
         if count == 0:
             continue
         own = slice(start, start + count)
-        values = _metrics(y[own], outputs[own], cohort.num_classes)
+        values = metrics_of(y[own], outputs[own], cohort.num_classes)
         if cohort.num_classes is not None:
             values = {"accuracy": values.pop("accuracy"), "loss": float(losses[own].mean()), **values}
         found[client] = values
@@ -80,8 +80,14 @@ class Outputs:
     outputs: NDArray[np.float64]
 
 
-def _metrics(y: NDArray[Any], outputs: NDArray[np.float64], num_classes: int | None) -> dict[str, float]:
-    """``accuracy``, and ``auc`` for two classes that both occur; ``mse`` for regression."""
+def metrics_of(y: NDArray[Any], outputs: NDArray[np.float64], num_classes: int | None) -> dict[str, float]:
+    """``accuracy``, and ``auc`` for two classes that both occur; ``mse`` for regression.
+
+    Args:
+        y: ``(samples,)`` classes, or targets.
+        outputs: ``(samples, C)``, the largest is the prediction; or values.
+        num_classes: C; ``None`` for regression.
+    """
     if num_classes is None:
         return {"mse": float(np.square(outputs.reshape(len(y), -1) - y.reshape(len(y), -1)).mean())}
     found = {"accuracy": float((outputs.argmax(1) == y).mean())}
@@ -126,11 +132,11 @@ def by_domain(
     clients: dict[str, dict[str, float]] = {}
     for m in np.unique(outputs.domain).tolist():
         rows = outputs.domain == m
-        for metric, value in _metrics(outputs.y[rows], outputs.outputs[rows], federation.num_classes).items():
+        for metric, value in metrics_of(outputs.y[rows], outputs.outputs[rows], federation.num_classes).items():
             domains.setdefault(metric, {})[names[m]] = value
         for client in np.unique(outputs.client[rows]).tolist():
             own = rows & (outputs.client == client)
-            found = _metrics(outputs.y[own], outputs.outputs[own], federation.num_classes)
+            found = metrics_of(outputs.y[own], outputs.outputs[own], federation.num_classes)
             clients.setdefault(client, {}).update({f"{metric}_{names[m]}": value for metric, value in found.items()})
     return domains, clients
 
@@ -190,6 +196,12 @@ def spread(values: Iterable[float], weights: Iterable[float] | None = None) -> d
         "p10": float(np.percentile(array, 10)),
         "max": float(array.max()),
     }
+
+
+def sample_counts(federation: Federation, split: str) -> dict[str, float]:
+    """Number of samples of every client that has any in ``split``: weights for :func:`summarise`."""
+    found = {client.id: client.split(split) for client in federation}
+    return {client: float(len(samples)) for client, samples in found.items() if samples is not None}
 
 
 def summarise(metrics: Mapping[str, Mapping[str, float]], weights: Mapping[str, float] | None = None) -> dict[str, Any]:

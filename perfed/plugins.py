@@ -6,6 +6,9 @@ import importlib
 
 from perfed.errors import PerfedError
 
+SKLEARN = "sklearn:"
+"""Names that begin so are of scikit-learn models (:mod:`perfed.baselines`), of no module of the user's."""
+
 
 def bare_name(name: str) -> str:
     """NAME of ``module:NAME``; any other name as it is."""

@@ -11,7 +11,7 @@ from typing import Any
 from perfed.errors import PerfedError
 from perfed.method import Method
 from perfed.participation import POLICIES
-from perfed.plugins import own_name
+from perfed.plugins import SKLEARN, own_name
 from perfed.terms import Term
 
 
@@ -87,6 +87,10 @@ def entry(name: str) -> Entry:
     Raises:
         PerfedError: there is none; says what is allowed.
     """
+    if name.startswith(SKLEARN):
+        raise PerfedError(
+            f"'{name}' is no method: scikit-learn's models stand beside methods in 'perfed compare' alone"
+        )
     given, name = name, own_name(name, "method")
     found = _REGISTRY.get(name) or _PRESETS.get(name)
     base, _, policy = name.rpartition("+")

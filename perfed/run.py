@@ -18,7 +18,7 @@ from perfed.clock import Clock
 from perfed.cohort import Cohort
 from perfed.config import Evaluation, Snapshots
 from perfed.errors import PerfedError
-from perfed.evaluate import Metrics, Outputs, by_domain, client_table, summarise, with_extremes
+from perfed.evaluate import Metrics, Outputs, by_domain, client_table, sample_counts, summarise, with_extremes
 from perfed.federation import Federation
 from perfed.machine import arithmetic, installed_version, peak_memory_mb, sigterm_as_exit, usable_device
 from perfed.method import Method
@@ -248,10 +248,8 @@ class Run:
         return {"metrics": metrics, **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}), **domains}
 
     def _weights(self) -> dict[str, float] | None:
-        if self.evaluation.weights == "uniform":
-            return None
-        sizes = {c.id: c.split(self.evaluation.split) for c in self.federation}
-        return {client: float(len(split)) for client, split in sizes.items() if split is not None}
+        uniform = self.evaluation.weights == "uniform"
+        return None if uniform else sample_counts(self.federation, self.evaluation.split)
 
     # The end -----------------------------------------------------------------------------------------------
 

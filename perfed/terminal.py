@@ -38,7 +38,7 @@ def progress(label: str, rounds: int) -> Iterator[Any]:
         def update(number: int, total: int, accuracy: float | None) -> None:
             if accuracy is not None:
                 last["accuracy"] = f"accuracy {100 * accuracy:.1f} %"
-            bar.update(task, completed=number, accuracy=last["accuracy"])
+            bar.update(task, completed=number, total=total, accuracy=last["accuracy"])
 
         yield update
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import perfed
 from perfed import registry
 from perfed.method import Method
 
@@ -12,16 +13,33 @@ README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
 
 
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_an_example_of_the_readme_runs(number, monkeypatch, capsys):
+@pytest.fixture
+def methods(monkeypatch):
+    """What an example registers is forgotten again."""
     monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+
+
+def test_what_the_first_example_shows_is_true_of_methods_that_have_converged(methods, capsys):
     names: dict[str, object] = {}
-    exec(BLOCKS[number], names)  # the text is our own
-    made = [value for value in names.values() if isinstance(value, type) and issubclass(value, Method)]
-    if len(made) > 1:  # Method itself is imported: the example is a method
-        assert "fedper" in registry.method_names()
-    else:
-        assert "mean" in capsys.readouterr().out
+    exec(BLOCKS[0], names)  # the text is our own
+    shown = {name: eval(values) for name, values in (line.split(" ", 1) for line in capsys.readouterr().out.splitlines())}
+    assert shown["fedpac"]["mean"] > shown["local"]["mean"] + 0.02
+    federation, model = names["federation"], names["model"]
+
+    def local(rounds, lr):
+        method = perfed.build_method("local", {"lr": lr})
+        return perfed.Run(federation, method, model, rounds=rounds).execute()["accuracy"]["mean"]
+
+    longer = [local(rounds, lr) for rounds in (10, 90) for lr in (1e-3, 3e-3, 1e-2)]
+    assert shown["fedpac"]["mean"] > max(longer) + 0.02
+    assert names["own"](federation.clients[3].test.x[:5].float()).shape == (5, 10)
+
+
+def test_the_second_example_is_a_method(methods):
+    names: dict[str, object] = {}
+    exec(BLOCKS[1], names)
+    assert any(isinstance(value, type) and issubclass(value, Method) for value in names.values())
+    assert "my-fedper" in registry.method_names()
 
 
 def test_the_readme_has_both_examples():

@@ -22,6 +22,9 @@ from perfed.datasets.catalogue import (
     dataset,
 )
 from perfed.datasets.files import load_images, load_npz, require
+from perfed.datasets.options import with_defaults
+from perfed.datasets.pool import Pool
+from perfed.datasets.pooled import pooled
 from perfed.errors import PerfedError
 from perfed.federation import Federation
 from perfed.partition import Indices, draw_classes, generator, pathological, subseed
@@ -57,11 +60,8 @@ def digits_views(
     ``validation_fraction`` takes away included); constant columns become 0.
     ``notes["view"]`` maps client id to view.
     """
-    from sklearn.datasets import load_digits
-
     check_range("dims_low", dims_low, "dims_high", dims_high)
-    pixels, y = load_digits(return_X_y=True)
-    x = pixels.astype(np.float64) / 16
+    x, y = _embedded_digits()
     train, test = _split_by_class(y, test_fraction, seed)
     classes = draw_classes(10, clients, classes_per_client, seed=seed)
     train_parts = pathological(y[train], classes, seed=seed)
@@ -80,6 +80,27 @@ def digits_views(
         arrays[client] = _arrays(x_train, y[train[part]], x_test, y[test[test_parts[i]]])
     views = {client: VIEWS[k] for client, k in zip(arrays, order, strict=True)}
     return replace(Federation.from_arrays(arrays, num_classes=10), notes={"view": views})
+
+
+@pooled("digits", options=with_defaults(partition="pathological", classes_per_client=4, samples=12))
+def digits(seed: int, data_dir: Path | None, *, test_fraction: TestFraction = 0.3) -> Pool:
+    """Real 8x8 digits that come with scikit-learn (no download), all clients seeing the same 64 pixels in [0, 1].
+
+    The 1797 samples are split into train and test by class first. Further options are those of
+    :class:`perfed.datasets.options.PartitionOptions`; by default clients hold four classes and three samples of each.
+    """
+    x, y = _embedded_digits()
+    train, test = _split_by_class(y, test_fraction, seed)
+    pixels = x.astype(np.float32)
+    return Pool(pixels[train], y[train], pixels[test], y[test], 10, class_names=tuple("0123456789"))
+
+
+def _embedded_digits() -> tuple[Array, NDArray[np.int64]]:
+    """Pixels in [0, 1] and classes of scikit-learn's digits."""
+    from sklearn.datasets import load_digits
+
+    pixels, y = load_digits(return_X_y=True)
+    return pixels.astype(np.float64) / 16, y.astype(np.int64)
 
 
 def _split_by_class(y: NDArray[np.int64], test_fraction: float, seed: int) -> tuple[Indices, Indices]:

@@ -96,14 +96,15 @@ def write_report(runs: Sequence[Run], out: Path, *, title: str) -> Path:
 def _facts(runs: Sequence[Run]) -> str:
     methods, seeds = methods_of(runs), sorted({run.seed for run in runs})
     clients = sorted({len(run.clients.ids) for run in runs if run.clients})
-    done = sorted({run.rounds[-1].round if run.rounds else 0 for run in runs})
+    trained = [run for run in runs if run.summary is None or run.summary.rounds]  # the others have no rounds
+    done = sorted({run.rounds[-1].round if run.rounds else 0 for run in trained})
     datasets = [run.summary.dataset for run in runs if run.summary][:1]
     facts = [
         *datasets,
         _count(len(methods), "method"),
         f"{_count(len(seeds), 'seed')} ({', '.join(map(str, seeds))})",
         *([f"{_range(clients)} clients"] if clients else []),
-        f"{_range(done)} rounds",
+        *([f"{_range(done)} rounds"] if done else []),
         *{
             f"{run.communication:g} s of communication per exchange, as set for this report"
             for run in runs
@@ -264,12 +265,12 @@ def _settings(runs: Sequence[Run]) -> str:
         plans = [
             f"<p>Execution plan, seed {run.seed}</p>{_pre(json.dumps(run.summary.plan, indent=2))}"
             for run in members
-            if run.summary
+            if run.summary and run.summary.plan
         ]
         config = f"<p>config.toml, seed {members[0].seed}</p>{_pre(members[0].config_text)}"
         used = next((run.summary.settings for run in members if run.summary and run.summary.settings), None)
         config += f"<p>All settings of the method</p>{_pre(json.dumps(used, indent=2))}" if used else ""
-        head = f"<summary>{escape(method)}: settings and execution plan</summary>"
+        head = f"<summary>{escape(method)}: settings{' and execution plan' if plans else ''}</summary>"
         parts.append(f"<details>{head}{config}{''.join(plans)}</details>")
     return _section("settings", "Settings", *parts, _note(f"Report written with {_versions()}."))
 

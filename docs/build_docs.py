@@ -1,0 +1,223 @@
+"""The tables and the picture of the small experiments in README.md and docs/results.md, from kept numbers.
+
+``python docs/build_docs.py`` (``make docs``) runs the comparisons of :data:`KEPT` anew, keeps their numbers in
+``docs/results/NAME.json``, and writes tables and picture; with ``--render`` it writes them from the numbers that are
+kept. ``tests/test_docs.py`` checks that the documents show the kept numbers, and that the code still gives them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from curves_svg import Line, Panel, curves
+
+from perfed.compare import Comparison, federated
+from perfed.config import find_experiment
+from perfed.overrides import override
+from perfed.report import compare_table, comparison_rows, load_runs
+from perfed.report.comparison import ComparisonRow
+from perfed.report.text import metric_text
+
+ROOT = Path(__file__).parent.parent
+PICTURE = Path("docs/digits.svg")
+BASELINES = ("sklearn:logistic", "sklearn:svc", "sklearn:random-forest")
+SKEW = ("local", "fedrep", "fedavg-ft", "ditto", "fedpac", *BASELINES)
+VIEWS = ("local", "hetfedrep", "flic-class", "flic-hl", *BASELINES)
+NAMES = {
+    "local": "Local",
+    "fedrep": "FedRep",
+    "fedavg-ft": "FedAvg-FT",
+    "ditto": "Ditto",
+    "fedpac": "**FedPAC**",
+    "hetfedrep": "HetFedRep",
+    "flic-class": "FLIC-Class",
+    "flic-hl": "FLIC-HL",
+    "sklearn:logistic": "logistic regression per client",
+    "sklearn:svc": "SVC per client",
+    "sklearn:random-forest": "random forest per client",
+}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A comparison whose numbers are kept.
+
+    Attributes:
+        experiment: a shipped one.
+        methods: the first one is what the others are compared with.
+        settings: assignments as on the command line.
+    """
+
+    experiment: str
+    methods: tuple[str, ...]
+    settings: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+    @property
+    def command(self) -> str:
+        """What gives the numbers."""
+        seeds = f"--seeds {self.seeds[0]}..{self.seeds[-1]}"
+        return " ".join(["perfed compare", self.experiment, "--methods", ",".join(self.methods), seeds, *self.settings])
+
+    def run(self, seeds: Sequence[int], methods: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """Train; per method and seed the ``accuracy`` over clients, and its mean over rounds, ``curve``.
+
+        Raises:
+            PerfedError: a run failed.
+        """
+        names = list(methods or self.methods)
+        table = override(find_experiment(self.experiment), self.settings, federated(names))
+        with tempfile.TemporaryDirectory() as folder:
+            comparison = Comparison.create(Path(folder) / "made", table, names, list(seeds), None, None)
+            for method, seed, make in comparison.runs(None, None):
+                print(f"{self.experiment} {' '.join(self.settings)}: {method}, seed {seed}", file=sys.stderr)
+                make().execute()
+            runs = load_runs(comparison.started())
+        rows = {(row["method"], row["seed"]): row["accuracy"] for row in comparison_rows(runs)}
+        return [
+            {
+                "method": run.method,
+                "seed": run.seed,
+                "accuracy": rows[run.method, run.seed],
+                "curve": {str(line.round): line.accuracy.mean for line in run.rounds if line.accuracy},
+            }
+            for run in runs
+        ]
+
+
+KEPT = {
+    "digits-label-skew": Kept("digits-label-skew", SKEW),
+    "digits-label-skew-6": Kept("digits-label-skew", SKEW, ("samples=24",)),
+    "digits-label-skew-12": Kept("digits-label-skew", SKEW, ("samples=48",)),
+    "digits-views": Kept("flic-digits-views", VIEWS),
+    "digits-views-20": Kept("flic-digits-views", VIEWS, ("samples_per_client=20",)),
+    "digits-views-sampled": Kept("flic-digits-views", VIEWS, ("participation.rate=0.1",)),
+}
+# Document -> table's name -> title of each group of columns -> whose numbers.
+TABLES: dict[str, dict[str, dict[str, str]]] = {
+    "README.md": {
+        "label skew": {"3 samples a class": "digits-label-skew"},
+        "views": {"60 samples a client": "digits-views"},
+    },
+    "docs/results.md": {
+        "label skew": {
+            "3 a class": "digits-label-skew",
+            "6 a class": "digits-label-skew-6",
+            "12 a class": "digits-label-skew-12",
+        },
+        "views": {
+            "60 samples a client": "digits-views",
+            "20 samples a client": "digits-views-20",
+            "60 samples, a tenth of the clients a round": "digits-views-sampled",
+        },
+    },
+}
+
+
+def kept_file(name: str) -> Path:
+    """Where the numbers are."""
+    return ROOT / "docs" / "results" / f"{name}.json"
+
+
+def kept_runs(name: str) -> list[dict[str, Any]]:
+    """The kept numbers, as :meth:`Kept.run` gave them."""
+    runs: list[dict[str, Any]] = json.loads(kept_file(name).read_text())["runs"]
+    return runs
+
+
+def markdown(groups: dict[str, str]) -> str:
+    """Methods x groups of columns: accuracy, mean ± std over seeds, and paired difference to the first method."""
+    tables = {title: _accuracy(name) for title, name in groups.items()}
+    methods = KEPT[next(iter(groups.values()))].methods
+    first = NAMES[methods[0]]
+    header = ["accuracy in %, three seeds", *(cell for title in groups for cell in (title, f"against {first} [95 %]"))]
+    lines = [header, ["---"] * len(header)]
+    for method in methods:
+        cells = [cell for table in tables.values() for cell in _cells(table[method])]
+        lines.append([NAMES[method], *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _accuracy(name: str) -> dict[str, ComparisonRow]:
+    rows = [{**run, "wall_seconds": 0.0} for run in kept_runs(name)]  # times are not kept
+    return {row.method: row for row in compare_table(rows)}
+
+
+def _cells(row: ComparisonRow) -> list[str]:
+    mean = f"{metric_text('accuracy', row.mean)} ± {metric_text('accuracy', row.mean_std or 0.0)}"
+    if row.difference is None or row.difference.low is None or row.difference.high is None:
+        return [mean, ""]
+    ends = [metric_text("accuracy", v, "+") for v in (row.difference.mean, row.difference.low, row.difference.high)]
+    middle, low, high = (end.replace("-", "−") for end in ends)
+    return [mean, f"{middle} [{low}, {high}]"]
+
+
+def rendered(document: str, text: str) -> str:
+    """``text`` with the tables of ``document`` between their marks.
+
+    Raises:
+        ValueError: a table has no place there.
+    """
+    for name, groups in TABLES[document].items():
+        commands = "\n".join(KEPT[kept].command for kept in groups.values())
+        content = f"```\n{commands}\n```\n\n{markdown(groups)}"
+        pattern = re.compile(rf"(<!-- made by docs/build_docs.py: {name} -->\n).*?(\n<!-- end -->)", re.DOTALL)
+        text, found = pattern.subn(lambda match, content=content: match[1] + content + match[2], text)
+        if found != 1:
+            raise ValueError(f"{document}: {found} places for the table '{name}'; one is needed")
+    return text
+
+
+def picture() -> str:
+    """Accuracy over rounds of both experiments, with the best per-client model of scikit-learn as a line."""
+    return curves(
+        [
+            _panel("digits-label-skew", "Same pixels, different digits: 12 samples a client"),
+            _panel("digits-views", "Different views of the pixels: 60 samples a client"),
+        ]
+    )
+
+
+def _panel(name: str, title: str) -> Panel:
+    runs = kept_runs(name)
+    lines, flat = [], {}
+    for method in KEPT[name].methods:
+        own = [run for run in runs if run["method"] == method]
+        if method in BASELINES:
+            flat[method] = sum(run["accuracy"]["mean"] for run in own) / len(own)
+            continue
+        rounds = [int(number) for number in own[0]["curve"]]
+        seeds = [[100 * value for value in run["curve"].values()] for run in own]
+        lines.append(Line(NAMES[method].strip("*"), rounds, seeds))
+    best = max(flat, key=lambda method: flat[method])
+    return Panel(title, lines, NAMES[best], 100 * flat[best])
+
+
+def write() -> None:
+    """Tables and picture from the kept numbers."""
+    for document in TABLES:
+        file = ROOT / document
+        file.write_text(rendered(document, file.read_text()))
+    (ROOT / PICTURE).write_text(picture())
+
+
+def main() -> None:
+    """Run everything again unless ``--render`` is given, then write."""
+    if sys.argv[1:] not in ([], ["--render"]):
+        sys.exit("usage: python docs/build_docs.py [--render]")
+    if not sys.argv[1:]:
+        for name, kept in KEPT.items():
+            content = {"command": kept.command, "runs": kept.run(kept.seeds)}
+            kept_file(name).write_text(json.dumps(content, indent=1) + "\n")
+    write()
+
+
+if __name__ == "__main__":
+    main()
