@@ -16,6 +16,7 @@ from perfed.errors import PerfedError, first_problem
 from perfed.lstm import lstm
 from perfed.method import Method
 from perfed.model import Shape, StageFactory
+from perfed.plugins import own_mistake
 from perfed.registry import entry
 from perfed.terms import Term, term_class
 
@@ -52,7 +53,7 @@ def build_method(name: str, settings: Mapping[str, Any], training: Mapping[str, 
             raise PerfedError(f"unknown key 'training.{key}'; allowed: {', '.join(allowed)}")
     merged = {**(found.defaults or {}), **(training or {}), **settings}
     extra = merged.pop("terms", [])
-    if isinstance(extra, str) or not isinstance(extra, list | tuple):
+    if not isinstance(extra, list | tuple) or not all(isinstance(name, str) for name in extra):
         raise PerfedError(f"methods.{name}.terms: must be a list of names (given: {extra!r})")
     classes: list[type[Term]] = [*found.terms, *(term_class(t) for t in extra)]
     own = {key: value for key, value in merged.items() if key in found.method.model_fields}
@@ -147,7 +148,7 @@ def _user_stage(where: str, kind: str, options: dict[str, Any]) -> StageFactory:
     try:
         function = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # whatever a user's file does
-        raise PerfedError(f"{where}.kind: cannot load '{kind}': {error}") from None
+        raise PerfedError(f"{where}.kind: cannot load '{kind}': {own_mistake(error) or error}") from None
 
     def build(shape: Shape) -> torch.nn.Module:
         made = function(shape, **options)

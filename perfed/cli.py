@@ -22,6 +22,7 @@ from perfed.listing import LISTS
 from perfed.machine import installed_version, usable_device
 from perfed.overrides import override, parse_value
 from perfed.plan import ENGINES
+from perfed.plugins import own_mistakes
 from perfed.registry import entry
 from perfed.report import all_tables, load_runs, with_communication, write_report
 from perfed.report.partition import ClassTable, terminal_tables, write_partition_page
@@ -83,7 +84,7 @@ def _device(name: str | None) -> torch.device | None:
 
 
 def _execute(run: Run, label: str) -> dict[str, Any]:
-    with progress(label, run.rounds) as update:
+    with own_mistakes(), progress(label, run.rounds) as update:
         return run.execute(update)
 
 
@@ -268,7 +269,7 @@ def partition_command(
 
 @app.command("list")
 def list_command(
-    what: Annotated[str, typer.Argument(help="methods, datasets or experiments")],
+    what: Annotated[str, typer.Argument(help="methods, datasets, experiments or terms")],
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, with all settings")] = False,
 ) -> None:
     """List what is there."""
@@ -317,7 +318,8 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without the plus-minus sign
     try:
-        code = typer.main.get_command(app)(prog_name="perfed", standalone_mode=False)
+        with own_mistakes():
+            code = typer.main.get_command(app)(prog_name="perfed", standalone_mode=False)
     except PerfedError as error:
         _fail(str(error), 2)
     except OSError as error:  # a full disk, a folder without permission

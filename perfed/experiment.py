@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from perfed.datasets import load
 from perfed.federation import Federation
 from perfed.run import Run
 from perfed.store import RunDirectory
+from perfed.terms import full_name
 
 
 def start(
@@ -94,10 +96,16 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
 
     def write() -> None:
         used = {"plan": run.plan.to_dict(), "participation": run.server.participation}
-        directory.write_config(experiment.model_copy(update=used).to_toml())
+        methods = {name: _with_modules(table) for name, table in experiment.methods.items()}
+        directory.write_config(experiment.model_copy(update={**used, "methods": methods}).to_toml())
 
     run.plan.on_choice = write
     write()
+
+
+def _with_modules(table: dict[str, Any]) -> dict[str, Any]:
+    """A method's table whose own terms say their module, so that another process finds them."""
+    return {**table, "terms": [full_name(name) for name in table["terms"]]} if "terms" in table else table
 
 
 def _num_targets(federation: Federation) -> int:
