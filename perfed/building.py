@@ -30,7 +30,9 @@ def setting_names(method: str) -> set[str]:
     return names
 
 
-def build_method(name: str, settings: Mapping[str, Any], training: Mapping[str, Any] | None = None) -> Method:
+def build_method(
+    name: str, settings: Mapping[str, Any] | None = None, training: Mapping[str, Any] | None = None
+) -> Method:
     """A registered method from plain settings.
 
     Args:
@@ -51,6 +53,7 @@ def build_method(name: str, settings: Mapping[str, Any], training: Mapping[str, 
         if key not in Method.model_fields or key == "terms":
             allowed = sorted(set(Method.model_fields) - {"terms"})
             raise PerfedError(f"unknown key 'training.{key}'; allowed: {', '.join(allowed)}")
+    settings = settings or {}
     merged = {**(found.defaults or {}), **(training or {}), **settings}
     extra = merged.pop("terms", [])
     if not isinstance(extra, list | tuple) or not all(isinstance(name, str) for name in extra):
@@ -156,4 +159,5 @@ def _user_stage(where: str, kind: str, options: dict[str, Any]) -> StageFactory:
             raise PerfedError(f"{where}: '{kind}' returned {type(made).__name__}, not a torch.nn.Module")
         return made
 
+    models.check_factory(where, function, options)
     return build

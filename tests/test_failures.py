@@ -367,6 +367,8 @@ def test_data_in_a_file_of_ones_own(here):
     assert len((here / "out" / "local" / "seed-0" / "clients.csv").read_text().splitlines()) == 4
     result = perfed("run", "mine.toml", "sites=none", "--out", "other")
     assert result.code == 2 and "sites" in result.err
+    result = perfed("run", "mine.toml", 'data={name="own_data:hospitls"}', "--out", "other")
+    assert result.code == 2 and "'own_data' registers no 'hospitls'; it has: hospitals" in result.err
 
 
 def test_an_experiment_extends_the_file_beside_it(here):
@@ -396,8 +398,11 @@ def test_a_policy_is_not_dropped_silently_in_python(name):
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
-        ({"y_train": np.array(["cat", "dog"])}, "y_train holds texts or objects, not numbers; code labels as 0, 1"),
-        ({"x_train": np.array([["a"], [None]], object)}, "x_train holds texts or objects"),
+        ({"y_train": np.array(["cat", None], object)}, "y_train holds None among texts, in row 1"),
+        (
+            {"x_train": np.array([[1.0], [None]], object)},
+            "x_train holds missing values, not numbers, in column 0, row 1",
+        ),
         ({"y_train": np.array([[0], [1]])}, r"train labels have shape \(2, 1\); \(2,\) is needed"),
     ],
 )
