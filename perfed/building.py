@@ -16,6 +16,7 @@ from perfed.errors import PerfedError, first_problem
 from perfed.lstm import lstm
 from perfed.method import Method
 from perfed.model import Shape, StageFactory
+from perfed.plugins import own_mistake
 from perfed.registry import entry
 from perfed.terms import Term, term_class
 
@@ -29,7 +30,9 @@ def setting_names(method: str) -> set[str]:
     return names
 
 
-def build_method(name: str, settings: Mapping[str, Any], training: Mapping[str, Any] | None = None) -> Method:
+def build_method(
+    name: str, settings: Mapping[str, Any] | None = None, training: Mapping[str, Any] | None = None
+) -> Method:
     """A registered method from plain settings.
 
     Args:
@@ -50,9 +53,10 @@ def build_method(name: str, settings: Mapping[str, Any], training: Mapping[str, 
         if key not in Method.model_fields or key == "terms":
             allowed = sorted(set(Method.model_fields) - {"terms"})
             raise PerfedError(f"unknown key 'training.{key}'; allowed: {', '.join(allowed)}")
+    settings = settings or {}
     merged = {**(found.defaults or {}), **(training or {}), **settings}
     extra = merged.pop("terms", [])
-    if isinstance(extra, str) or not isinstance(extra, list | tuple):
+    if not isinstance(extra, list | tuple) or not all(isinstance(name, str) for name in extra):
         raise PerfedError(f"methods.{name}.terms: must be a list of names (given: {extra!r})")
     classes: list[type[Term]] = [*found.terms, *(term_class(t) for t in extra)]
     own = {key: value for key, value in merged.items() if key in found.method.model_fields}
@@ -147,7 +151,7 @@ def _user_stage(where: str, kind: str, options: dict[str, Any]) -> StageFactory:
     try:
         function = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # whatever a user's file does
-        raise PerfedError(f"{where}.kind: cannot load '{kind}': {error}") from None
+        raise PerfedError(f"{where}.kind: cannot load '{kind}': {own_mistake(error) or error}") from None
 
     def build(shape: Shape) -> torch.nn.Module:
         made = function(shape, **options)
@@ -155,4 +159,5 @@ def _user_stage(where: str, kind: str, options: dict[str, Any]) -> StageFactory:
             raise PerfedError(f"{where}: '{kind}' returned {type(made).__name__}, not a torch.nn.Module")
         return made
 
+    models.check_factory(where, function, options)
     return build

@@ -26,6 +26,7 @@ from perfed.listing import LISTS
 from perfed.machine import TERMINATED, installed_version, sigterm_as_exit, usable_device
 from perfed.overrides import override, parse_value
 from perfed.plan import ENGINES
+from perfed.plugins import own_mistakes
 from perfed.registry import entry
 from perfed.report import all_tables, load_runs, with_communication, write_report
 from perfed.report.partition import ClassTable, terminal_tables, write_partition_page
@@ -117,7 +118,7 @@ def _execute(run: Run | Baseline, label: str) -> dict[str, Any]:
         for note in run.notes:
             console.print(note, style="yellow", markup=False, highlight=False)
         console.print(f"{label}: continues from round {run.resumed} to {run.rounds}", markup=False, highlight=False)
-    with progress(label, run.rounds) as update:
+    with own_mistakes(), progress(label, run.rounds) as update:
         return run.execute(update)
 
 
@@ -306,7 +307,7 @@ def partition_command(
 
 @app.command("list")
 def list_command(
-    what: Annotated[str, typer.Argument(help="methods, datasets or experiments")],
+    what: Annotated[str, typer.Argument(help="methods, datasets, experiments or terms")],
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, with all settings")] = False,
 ) -> None:
     """List what is there."""
@@ -355,7 +356,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without the plus-minus sign
     try:
-        with sigterm_as_exit():
+        with sigterm_as_exit(), own_mistakes():
             code = typer.main.get_command(app)(prog_name="perfed", standalone_mode=False)
     except _Stopped as stopped:
         _fail(*stopped.args)

@@ -15,6 +15,7 @@ from perfed.errors import PerfedError
 from perfed.federation import Federation
 from perfed.run import Run
 from perfed.store import RunDirectory
+from perfed.terms import full_name
 
 
 def start(
@@ -162,12 +163,18 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
 
     def write() -> None:
         used = {"plan": run.plan.to_dict(), "participation": run.server.participation}
-        text = experiment.model_copy(update=used).to_toml()
+        methods = {name: _with_modules(table) for name, table in experiment.methods.items()}
+        text = experiment.model_copy(update={**used, "methods": methods}).to_toml()
         run.config = tomllib.loads(text)
         directory.write_config(text)
 
     run.plan.on_choice = write
     write()
+
+
+def _with_modules(table: dict[str, Any]) -> dict[str, Any]:
+    """A method's table whose own terms say their module, so that another process finds them."""
+    return {**table, "terms": [full_name(name) for name in table["terms"]]} if "terms" in table else table
 
 
 def _num_targets(federation: Federation) -> int:

@@ -9,17 +9,19 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from perfed.augment import CropFlip
 from perfed.errors import PerfedError
+from perfed.inputs import arrays_of, as_tensor, check_names, column_names, domain_ids
+from perfed.labels import Classes, Task, coded
 
 SPLITS = ("train", "validation", "test")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Split:
     """Samples of one client: inputs, targets and, where known, domain ids.
 
@@ -36,12 +38,15 @@ class Split:
     def __len__(self) -> int:
         return self.x.shape[0]
 
+    def __repr__(self) -> str:
+        return f"<Split: {len(self)} samples of shape {tuple(self.x.shape[1:])}>"
+
     def take(self, index: Tensor) -> Split:
         """The samples at ``index`` (int64, in that order)."""
         return Split(self.x[index], self.y[index], None if self.domain is None else self.domain[index])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Client:
     """One client: an id, its training data, and optionally validation and test data.
 
@@ -59,6 +64,9 @@ class Client:
     validation: Split | None = None
     feature_names: tuple[str, ...] | None = None
 
+    def __repr__(self) -> str:
+        return f"<Client '{self.id}': {_sizes([self])}, inputs of shape {self.input_shape}>"
+
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, without the sample axis."""
@@ -70,7 +78,7 @@ class Client:
         return found if found is not None and len(found) > 0 else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Federation:
     """Clients in the sorted order of their ids.
 
@@ -83,6 +91,8 @@ class Federation:
         domain_names: of the domains 0, 1, ... (there may be more than occur); without them reports have the numbers.
         augment: random changes to the inputs of every training mini-batch, for images.
         words: where inputs are token ids, what the ids from 2 on stand for (0: padding, 1: other words).
+        classes: what the data call the classes 0, 1, ..., C - 1 (default: just that): class j, and so column j of every
+            prediction, is ``classes[j]``. ``None`` for regression.
 
     Raises:
         PerfedError: no clients, duplicate ids, a client without training data, labels outside the
@@ -98,6 +108,7 @@ class Federation:
     domain_names: tuple[str, ...] | None = None
     augment: CropFlip | None = None
     words: tuple[str, ...] | None = None
+    classes: Classes | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(sorted(self.clients, key=lambda c: c.id)))
@@ -117,52 +128,83 @@ class Federation:
         classes = self.num_classes or 0
         if self.class_names is not None and len(self.class_names) != classes:
             raise PerfedError(f"{len(self.class_names)} class names for {classes} classes; one each is needed")
+        if self.num_classes is not None and self.classes is None:
+            object.__setattr__(self, "classes", tuple(range(self.num_classes)))
+        if len(self.classes or ()) != classes:
+            raise PerfedError(f"the classes are {self.classes}, but there are {classes}; one each is needed")
         _check_domains(self)
+
+    def __repr__(self) -> str:
+        task = "regression" if self.num_classes is None else f"{self.num_classes} classes"
+        domains = f", {self.num_domains} domains" if self.num_domains else ""
+        return f"<Federation '{self.name}': {len(self)} clients, {_sizes(self.clients)}, {task}{domains}>"
 
     @classmethod
     def from_arrays(
         cls,
-        clients: Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]],
+        clients: Mapping[str, Mapping[str, Any] | Dataset[Any]] | Sequence[Mapping[str, Any] | Dataset[Any]],
         *,
+        task: Task | None = None,
         num_classes: int | None = None,
         name: str = "data",
         class_names: Sequence[str] | None = None,
         domain_names: Sequence[str] | None = None,
     ) -> Federation:
-        """Build a federation from numpy arrays or tensors.
+        """Build a federation from numpy arrays, tensors, data frames or torch data sets.
 
         Args:
             clients: per client id (or in a list, ids then being "000", "001", ...) a mapping with
                 ``x_train``, ``y_train`` and optionally ``x_validation``, ``y_validation``, ``x_test``,
-                ``y_test``, ``domain_train`` (and ``_validation``, ``_test``) and ``feature_names``.
-                Shapes may differ between clients. Integer targets are class labels, floating-point
+                ``y_test``, ``domain_train`` (and ``_validation``, ``_test``) and ``feature_names`` (default: the
+                columns of a data frame). Shapes may differ between clients. In place of the arrays of a split,
+                ``train``, ``validation`` or ``test`` is a torch Dataset with a length whose samples are
+                ``(inputs, target)`` or ``(inputs, target, domain id)``; it is read once, and a Dataset in place of the
+                mapping is the training data.
+            task: "classification" or "regression"; by default integer and text targets are class labels, floating-point
                 targets are regression values.
-            num_classes: number of classes; for integer targets the default is the largest label + 1.
+            num_classes: number of classes, labels being 0, 1, ...; by default (or with more ``class_names`` than
+                labels, which are then 0, 1, ...) the classes are the labels that occur, sorted: see ``classes``.
             name: what reports call the data.
             class_names: names of the classes.
             domain_names: names of the domains 0, 1, ...; M is the largest id + 1, with or without them.
 
         Raises:
-            PerfedError: a missing or unknown key, or any fault listed for :class:`Federation`.
+            PerfedError: a missing or unknown key, columns that differ between the splits of a client, inputs that are
+                no numbers, floating-point targets that look like labels without ``task``, or any fault listed for
+                :class:`Federation`.
 
         Example:
-            >>> import numpy as np
-            >>> data = {"a": {"x_train": np.ones((4, 3)), "y_train": np.array([0, 1, 0, 1])}}
+            >>>             >>> data = {"a": {"x_train": np.ones((4, 3)), "y_train": np.array([0, 1, 0, 1])}}
             >>> Federation.from_arrays(data).num_classes
             2
         """
+        if not isinstance(clients, Mapping | list | tuple):
+            raise PerfedError(
+                f"clients must be a mapping from id to data, or a list (given: {type(clients).__name__}); "
+                'one client alone is {"id": data}'
+            )
         if not isinstance(clients, Mapping):
-            clients = {f"{i:03d}": arrays for i, arrays in enumerate(clients)}
-        built = [_client_from_arrays(str(key), arrays) for key, arrays in clients.items()]
-        integer = [not torch.is_floating_point(c.train.y) for c in built]
-        if any(integer) and not all(integer):
-            raise PerfedError("some clients have integer targets and some floating-point ones; use one kind")
-        if num_classes is None and built and integer[0]:
-            largest = [int(s.y.max()) for c in built for n in SPLITS if (s := c.split(n)) is not None]
-            num_classes = max(largest) + 1 if largest else None
+            clients = {f"{i:03d}": given for i, given in enumerate(clients)}
+        if num_classes is not None and task == "regression":
+            raise PerfedError("num_classes is for classification, and task is regression; leave one of them out")
+        read = {str(key): arrays_of(str(key), given, SPLITS) for key, given in clients.items()}
+        targets = [
+            (f"client '{i}': {split}", y) for i, (parts, _) in read.items() for split, (_, y, _) in parts.items()
+        ]
+        values, classes = coded(
+            targets, "classification" if num_classes is not None else task, num_classes, class_names
+        )
+        left = iter(values)
+        built = []
+        for i, (parts, features) in read.items():
+            splits = {split: Split(x, next(left), domain) for split, (x, _, domain) in parts.items()}
+            built.append(Client(i, splits["train"], splits.get("test"), splits.get("validation"), features))
+        if classes is not None and class_names is None and classes != tuple(range(len(classes))):
+            class_names = tuple(map(str, classes))
         names = None if class_names is None else tuple(class_names)
         domains = None if domain_names is None else tuple(domain_names)
-        return cls(tuple(built), num_classes, name=name, class_names=names, domain_names=domains)
+        size = None if classes is None else len(classes)
+        return cls(tuple(built), size, name=name, class_names=names, domain_names=domains, classes=classes)
 
     @property
     def num_domains(self) -> int:
@@ -211,54 +253,32 @@ class Federation:
         return replace(self, clients=clients)
 
 
-def _as_tensor(value: Any, what: str, client: str) -> Tensor:
-    try:
-        if isinstance(value, Tensor):
-            return value
-        if np.asarray(value).dtype.kind in "USO":
-            raise PerfedError(
-                f"client '{client}': {what} holds texts or objects, not numbers; code labels as 0, 1, ... and "
-                "categories as columns of numbers (scikit-learn's LabelEncoder and OneHotEncoder do)"
-            )
-        # Read-only arrays are copied: a tensor can be written to.
-        return torch.from_numpy(np.require(np.atleast_1d(value), requirements=["C", "W"]))
-    except PerfedError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise PerfedError(f"client '{client}': {what} cannot become a tensor ({str(error).splitlines()[0]})") from None
+def _sizes(clients: Sequence[Client]) -> str:
+    """How many samples there are of each split that occurs."""
+    counts = {name: sum(len(split) for c in clients if (split := c.split(name)) is not None) for name in SPLITS}
+    return f"{', '.join(f'{count} {name}' for name, count in counts.items() if count)} samples"
 
 
-def _domain_ids(ids: Tensor) -> Tensor:
-    return ids if torch.is_floating_point(ids) else ids.long()  # 0.5 is refused, not cut to 0
+def new_inputs(client: Client, x: Any, domain: Any, num_domains: int) -> tuple[Tensor, Tensor | None]:
+    """Inputs and domain ids for a client's model, checked as its own data are.
 
-
-def _client_from_arrays(client: str, arrays: Mapping[str, Any]) -> Client:
-    allowed = {f"{part}_{split}" for part in ("x", "y", "domain") for split in SPLITS} | {"feature_names"}
-    for key in arrays:
-        if key not in allowed:
-            raise PerfedError(f"client '{client}': unknown key '{key}'; allowed: {', '.join(sorted(allowed))}")
-    splits: dict[str, Split | None] = {}
-    for split in SPLITS:
-        x, y = arrays.get(f"x_{split}"), arrays.get(f"y_{split}")
-        if (x is None) != (y is None):
-            missing = f"x_{split}" if x is None else f"y_{split}"
-            raise PerfedError(f"client '{client}': '{missing}' is missing")
-        if x is None:
-            splits[split] = None
-            continue
-        xt = _as_tensor(x, f"x_{split}", client)
-        yt = _as_tensor(y, f"y_{split}", client)
-        domain = arrays.get(f"domain_{split}")
-        splits[split] = Split(
-            xt if torch.is_floating_point(xt) else xt.float(),
-            yt if torch.is_floating_point(yt) else yt.long(),
-            None if domain is None else _domain_ids(_as_tensor(domain, f"domain_{split}", client)),
-        )
-    train = splits["train"]
-    if train is None:
-        raise PerfedError(f"client '{client}' has no training data; 'x_train' and 'y_train' are needed")
-    names = arrays.get("feature_names")
-    return Client(client, train, splits["test"], splits["validation"], None if names is None else tuple(names))
+    Raises:
+        PerfedError: another shape or other columns, values that are not finite, domains that there are not.
+    """
+    where, columns = f"client '{client.id}'", column_names(x)
+    if columns is not None and client.feature_names is not None:
+        check_names(where, "x", columns, "its training data", client.feature_names)
+    inputs = as_tensor(x, "x", client.id)
+    if tuple(inputs.shape[1:]) != client.input_shape:
+        raise PerfedError(f"{where} has inputs of shape {client.input_shape}, not {tuple(inputs.shape[1:])}")
+    _check_finite(client, "new", inputs)
+    if domain is None:
+        return inputs, None
+    ids = domain_ids(as_tensor(domain, "domain", client.id))
+    if ids.shape != (len(inputs),):
+        raise PerfedError(f"{where}: new inputs and domain ids must have the same length")
+    _check_ids(where, "new", ids, num_domains)
+    return inputs, ids
 
 
 def _check_client(client: Client, num_classes: int | None) -> None:
@@ -279,7 +299,9 @@ def _check_client(client: Client, num_classes: int | None) -> None:
             raise PerfedError(
                 f"{where}: {name} inputs have shape {tuple(split.x.shape[1:])}, training inputs {client.input_shape}"
             )
-        _check_finite(client, name, split)
+        _check_finite(client, name, split.x)
+        if torch.is_floating_point(split.y) and not bool(torch.isfinite(split.y).all()):
+            raise PerfedError(f"{where}: {name} targets hold NaN or infinity; targets must be finite")
         if num_classes is not None:
             if split.y.ndim != 1:
                 shape = tuple(split.y.shape)
@@ -294,8 +316,8 @@ def _check_client(client: Client, num_classes: int | None) -> None:
         )
 
 
-def _check_finite(client: Client, name: str, split: Split) -> None:
-    finite = torch.isfinite(split.x)
+def _check_finite(client: Client, name: str, x: Tensor) -> None:
+    finite = torch.isfinite(x)
     if not bool(finite.all()):
         first = torch.nonzero(~finite)[0].tolist()
         column = ",".join(str(i) for i in first[1:])
@@ -305,8 +327,6 @@ def _check_finite(client: Client, name: str, split: Split) -> None:
             f"client '{client.id}': {name} inputs hold NaN or infinity in column {column}, row {first[0]}; "
             "features must be finite"
         )
-    if torch.is_floating_point(split.y) and not bool(torch.isfinite(split.y).all()):
-        raise PerfedError(f"client '{client.id}': {name} targets hold NaN or infinity; targets must be finite")
 
 
 def _check_domains(federation: Federation) -> None:
@@ -319,16 +339,19 @@ def _check_domains(federation: Federation) -> None:
             f"client '{client.id}': {name} samples without domain ids, while client '{other.id}' has them for its "
             f"{given} samples; all samples of all clients need one, or none"
         )
-    names = federation.domain_names
-    allowed = "at least 0" if names is None else f"from 0 to {len(names) - 1}, as there are {len(names)} domain names"
     samples = sum(len(split) for _, _, split in splits)
     for client, name, domain in known:
-        if domain.dtype != torch.int64:
-            raise PerfedError(f"client '{client.id}': {name} domain ids must be integers, not {domain.dtype}")
-        low, high = int(domain.min()), int(domain.max())
-        if names is None and high >= samples:
+        _check_ids(f"client '{client.id}'", name, domain, None if (n := federation.domain_names) is None else len(n))
+        if federation.domain_names is None and int(domain.max()) >= samples:
             problem = "ids count the domains from 0, and there are fewer samples than that"
-            raise PerfedError(f"client '{client.id}': {name} domain id {high} is not allowed: {problem}")
-        if low < 0 or (names is not None and high >= len(names)):
-            bad = low if low < 0 else high
-            raise PerfedError(f"client '{client.id}': {name} domain id {bad} is not allowed; ids are {allowed}")
+            raise PerfedError(f"client '{client.id}': {name} domain id {int(domain.max())} is not allowed: {problem}")
+
+
+def _check_ids(where: str, name: str, domain: Tensor, domains: int | None) -> None:
+    """Domain ids are integers from 0 on, below ``domains`` if that is known."""
+    if domain.dtype != torch.int64:
+        raise PerfedError(f"{where}: {name} domain ids must be integers, not {domain.dtype}")
+    low, high = int(domain.min()), int(domain.max())
+    if low < 0 or (domains is not None and high >= domains):
+        allowed = "at least 0" if domains is None else f"from 0 to {domains - 1}, as there are {domains} domain names"
+        raise PerfedError(f"{where}: {name} domain id {low if low < 0 else high} is not allowed; ids are {allowed}")

@@ -266,19 +266,38 @@ def shareable(module: nn.Module) -> bool:
     return type(module) in (*_ELEMENTWISE, *_PER_SAMPLE, *_DROPOUT, nn.Linear, nn.Flatten)
 
 
-def why_not_stackable(module: nn.Module, input_shape: tuple[int, ...]) -> str | None:
-    """The reason why ``module`` must run one client at a time, or ``None`` if it can be stacked."""
-    if any(isinstance(m, BATCH_NORM) for m in module.modules()):
-        return "batch-norm in training"
-    if any(isinstance(m, nn.RNNBase) for m in module.modules()):
-        return "recurrent layers"
-    tensors = {f"m.{name}": torch.stack([t.detach()] * 2) for name, t in module.named_parameters()}
-    tensors.update({f"m.{name}": torch.stack([t.detach()] * 2) for name, t in module.named_buffers()})
+def why_not_stackable(module: nn.Module, input_shape: tuple[int, ...], name: str = "module") -> tuple[str, str] | None:
+    """The layer of ``module`` that must run one client at a time, and why; ``None`` if there is none.
+
+    The layer is given by its name, which starts with ``name``, and its type.
+    """
+    for kinds, why in ((BATCH_NORM, "batch-norm in training"), ((nn.RNNBase,), "recurrent layers")):
+        for below, layer in module.named_modules(prefix=name):
+            if isinstance(layer, kinds):
+                return _titled(below, layer), why
+    tensors = {f"{name}.{below}": torch.stack([t.detach()] * 2) for below, t in module.named_parameters()}
+    tensors.update({f"{name}.{below}": torch.stack([t.detach()] * 2) for below, t in module.named_buffers()})
     run = Pass(tensors, torch.zeros(2, dtype=torch.int64), training=True)
     x = torch.zeros((2, 2, *input_shape), dtype=next(iter(tensors.values())).dtype if tensors else None)
+    found = _try_stacked(module, name, x, run)
+    return None if isinstance(found, Tensor) else found
+
+
+def _try_stacked(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor | tuple[str, str]:
+    """The output, or the layer that cannot be stacked and why."""
+    if _is_known_sequential(module):
+        for name, child in _children(module):
+            found = _try_stacked(child, f"{prefix}.{name}", x, run)
+            if not isinstance(found, Tensor):
+                return found
+            x = found
+        return x
     try:
-        _stacked(module, "m", x, run)
+        return _stacked(module, prefix, x, run)
     except Exception as error:
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return f"{type(module).__name__} cannot be batched over clients ({text[:120]})"
-    return None
+        return _titled(prefix, module), f"cannot be batched over clients: {text[:120]}"
+
+
+def _titled(name: str, layer: nn.Module) -> str:
+    return f"{name} ({type(layer).__name__})"

@@ -1,12 +1,16 @@
-"""What ``perfed list`` knows: methods, data sets and experiments with their settings."""
+"""What ``perfed list`` knows: methods, data sets, experiments and terms with their settings."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+from pydantic.fields import FieldInfo
 
 from perfed.config import experiment_names, find_experiment
 from perfed.datasets import dataset_names, describe
 from perfed.registry import entry, known_names
+from perfed.terms import term_class, term_names
 
 
 def _methods() -> list[dict[str, Any]]:
@@ -16,12 +20,25 @@ def _methods() -> list[dict[str, Any]]:
         fields = {**item.method.model_fields}
         for term in item.terms:
             fields.update(term.model_fields)
-        described = {
-            key: {"default": field.get_default(call_default_factory=True), "description": field.description}
-            for key, field in fields.items()
-        }
         made_of = {"base": item.base, "policy": item.policy} if item.base else {}
-        found.append({"name": name, "summary": item.summary, **made_of, "settings": described})
+        found.append({"name": name, "summary": item.summary, **made_of, "settings": _settings(fields)})
+    return found
+
+
+def _settings(fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
+    """Default and description of each."""
+    return {
+        key: {"default": field.get_default(call_default_factory=True), "description": field.description}
+        for key, field in fields.items()
+    }
+
+
+def _terms() -> list[dict[str, Any]]:
+    found = []
+    for name in term_names():
+        item = term_class(name)
+        summary = (item.__doc__ or name).strip().splitlines()[0]
+        found.append({"name": name, "summary": summary, "settings": _settings(item.model_fields)})
     return found
 
 
@@ -43,4 +60,4 @@ def _experiments() -> list[dict[str, Any]]:
     ]
 
 
-LISTS = {"methods": _methods, "datasets": _datasets, "experiments": _experiments}
+LISTS = {"methods": _methods, "datasets": _datasets, "experiments": _experiments, "terms": _terms}

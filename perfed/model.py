@@ -6,8 +6,10 @@ A stage may be absent. Where a stage's parameters live is the method's business 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +68,9 @@ class Model:
         body: the representation on top of it; ``None`` for no body.
         head: the classifier or regressor.
 
+    Raises:
+        PerfedError: no stage, or one that is not a function of the shape of one input.
+
     Example:
         >>> model = Model(embedding=mlp(hidden=(8,), out=4), head=linear(3))
         >>> model.build((5,)).output_shapes
@@ -83,6 +88,8 @@ class Model:
         self.factories = {name: factory for name, factory in given.items() if factory is not None}
         if not self.factories:
             raise PerfedError("a model needs at least one stage out of embedding, body, head")
+        for name, factory in self.factories.items():
+            check_factory(f"model.{name}", factory)
 
     def build(self, input_shape: Shape) -> Chain:
         """Build every stage for inputs of ``input_shape``; initial values come from torch's generator.
@@ -96,6 +103,10 @@ class Model:
         for name, factory in self.factories.items():
             try:
                 module = factory(shape)
+                if not isinstance(module, nn.Module):
+                    raise PerfedError(
+                        f"model.{name}: its function returned {type(module).__name__}, not a torch.nn.Module"
+                    )
                 _check_parameters(module, name)
                 was_training = module.training
                 with torch.no_grad():
@@ -111,6 +122,34 @@ class Model:
         chain = Chain(modules, input_shape)
         chain.output_shapes = shapes
         return chain
+
+
+def check_factory(where: str, factory: Any, options: Mapping[str, Any] | None = None) -> None:
+    """Whether a stage can be built by calling ``factory`` with the shape of one input (and ``options``).
+
+    A module is refused: whether its values are to be kept, or drawn anew for each client and seed, only the user knows.
+
+    Raises:
+        PerfedError: it cannot; says what to write.
+    """
+    if isinstance(factory, nn.Module):
+        raise PerfedError(
+            f"{where} is a module ({type(factory).__name__}), not a function that builds one from the shape of an "
+            "input; write lambda shape: ... with its constructor for new initial values, or lambda shape: "
+            "copy.deepcopy(module) to start everybody from its own"
+        )
+    example = "a function of the shape of one input is needed, such as lambda shape: torch.nn.Linear(shape[0], 8)"
+    if not callable(factory):
+        raise PerfedError(f"{where} is a {type(factory).__name__}; {example}")
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # some builtins have none
+        return
+    try:
+        signature.bind((), **(options or {}))
+    except TypeError as error:
+        called = f"{getattr(factory, '__name__', type(factory).__name__)}{signature}"
+        raise PerfedError(f"{where}: {called} does not take what it is given ({error}); {example}") from None
 
 
 def _check_parameters(module: nn.Module, stage: str) -> None:

@@ -16,14 +16,24 @@ from perfed.method import Method
 from perfed.participation import Participation
 from perfed.plugins import bare_name
 from perfed.registry import entry
-from perfed.terms import term_class, term_names
+from perfed.terms import term_class
 
 
 def parse_value(text: str) -> Any:
-    """A value from the command line: TOML (numbers, true, lists, tables), else the text itself."""
+    """A value from the command line: TOML (numbers, true, lists, tables), else the text itself.
+
+    A shell takes quotes away, so a flat list may hold texts without them.
+
+    Example:
+        >>> parse_value("[1, 2]"), parse_value("[proximal,mine:shrink]"), parse_value("mine:avg")
+        ([1, 2], ['proximal', 'mine:shrink'], 'mine:avg')
+    """
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
+        inside = text.strip().removeprefix("[").removesuffix("]")
+        if len(inside) == len(text.strip()) - 2 and not set(inside) & set("[]{}\"'"):
+            return [parse_value(part.strip()) for part in inside.split(",") if part.strip()]
         return text
 
 
@@ -123,7 +133,7 @@ def _term_settings(table: Mapping[str, Any], method: str) -> set[str]:
     """Settings of the terms that the table adds to ``method``."""
     tables = [_section(_section(table, "methods"), name) for name in _with_bases([method])]
     names: Any = next((t["terms"] for t in tables if "terms" in t), [])
-    known = [term_class(name) for name in names if name in term_names()] if isinstance(names, list) else []
+    known = [term_class(name) for name in names if isinstance(name, str)] if isinstance(names, list) else []
     return {setting for term in known for setting in term.model_fields}
 
 

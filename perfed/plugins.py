@@ -1,8 +1,14 @@
-"""Methods and data sets in files of the user's own."""
+"""Methods, terms and data sets in files of the user's own."""
 
 from __future__ import annotations
 
 import importlib
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 
 from perfed.errors import PerfedError
 
@@ -29,5 +35,91 @@ def own_name(name: str, what: str) -> str:
     try:
         importlib.import_module(module)
     except Exception as error:  # whatever a user's file does
-        raise PerfedError(f"{what} '{name}': cannot import '{module}': {error}") from None
+        raise PerfedError(f"{what} '{name}': cannot import '{module}': {own_mistake(error) or error}") from None
     return own
+
+
+def own_mistake(error: BaseException) -> str | None:
+    """Where ``error`` arose in a file of the user's own, and what it says; ``None`` if no such file is to blame.
+
+    The place is the last one of the traceback that belongs neither to perfed nor to an installed package.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{_beside(error.filename)}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    if not frames:
+        return None
+    last = frames[-1]
+    inside = "" if last.name.startswith("<") else f", in {last.name}"
+    kind = "" if isinstance(error, PerfedError) else f"{type(error).__name__}: "
+    text = str(error).splitlines()[0] if str(error) else ""
+    return f"{_beside(last.filename)}, line {last.lineno}{inside}: {kind}{text}"
+
+
+@contextmanager
+def own_mistakes() -> Iterator[None]:
+    """Make one line of an exception that arises in a file of the user's own; others pass as they are.
+
+    Raises:
+        PerfedError: names file, line and function.
+    """
+    try:
+        yield
+    except (PerfedError, MemoryError):
+        raise
+    except Exception as error:
+        mistake = own_mistake(error)
+        if mistake is None:
+            raise
+        raise PerfedError(mistake) from error
+
+
+def _is_own(file: str) -> bool:
+    path = Path(file)
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    ours = (Path(__file__).parent, Path(sysconfig.get_path("stdlib")))
+    return not (file.startswith("<frozen") or installed or any(path.is_relative_to(folder) for folder in ours))
+
+
+def _beside(file: str) -> Path:
+    """Relative to the working directory if it is below."""
+    path = Path(file)
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def calling_module() -> str:
+    """Name of the module that called the function that calls this: where something is registered."""
+    return str(sys._getframe(2).f_globals.get("__name__", ""))
+
+
+def check_free(what: str, name: str, taken: str | None, module: str) -> None:
+    """Whether ``module`` may register ``name``: a module may do so again, as a notebook's cell that is run twice does.
+
+    Raises:
+        PerfedError: another module, ``taken``, has registered it.
+    """
+    if taken not in (None, module, "__main__"):  # a script may import itself
+        raise PerfedError(f"{what} '{name}' is registered twice, by '{taken}' and by '{module}'")
+
+
+def check_own(what: str, given: str, name: str, modules: Mapping[str, str]) -> None:
+    """Whether the module of ``given``, if it is ``module:NAME``, has registered ``name``.
+
+    Args:
+        what: "method", "term" or "data set".
+        given: as the user wrote it.
+        name: what was meant by it.
+        modules: name -> module, of all that are registered.
+
+    Raises:
+        PerfedError: it has not, or the name is perfed's own.
+    """
+    module, colon, _ = given.partition(":")
+    if not colon:
+        return
+    if name not in modules:
+        names = [known for known, by in sorted(modules.items()) if by == module]
+        has = f"it has: {', '.join(names)}" if names else f"it registers no {what} at all"
+        raise PerfedError(f"{what} '{given}': '{module}' registers no '{name}'; {has}")
+    if modules[name].startswith("perfed."):
+        raise PerfedError(f"{what} '{given}': '{module}' registers no '{name}'; perfed has it")

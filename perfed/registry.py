@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from perfed.errors import PerfedError
 from perfed.method import Method
 from perfed.participation import POLICIES
-from perfed.plugins import SKLEARN, own_name
+from perfed.plugins import SKLEARN, calling_module, check_free, check_own, own_name
 from perfed.terms import Term
 
 
@@ -55,12 +54,11 @@ def register(
     Raises:
         PerfedError: the name is taken by a method of another module; the same module may register it again.
     """
-    module = _caller()
+    module = calling_module()
 
     def add(cls: type[Method]) -> type[Method]:
         taken = _REGISTRY.get(name) or _PRESETS.get(name)
-        if taken is not None and taken.module not in (module, "__main__"):  # a script may import itself
-            raise PerfedError(f"method '{name}' is registered twice, by '{taken.module}' and by '{module}'")
+        check_free("method", name, None if taken is None else taken.module, module)
         text = summary or (cls.__doc__ or name).strip().splitlines()[0]
         _REGISTRY[name] = Entry(name, cls, terms, defaults, text, module=module)
         return cls
@@ -71,12 +69,7 @@ def register(
 def preset(name: str, method: str, policy: str, summary: str) -> None:
     """Make ``method`` under the participation ``policy`` known as ``name``."""
     found = entry(method)
-    _PRESETS[name] = replace(found, name=name, summary=summary, base=method, policy=policy, module=_caller())
-
-
-def _caller() -> str:
-    """Name of the module that called the function that calls this."""
-    return str(sys._getframe(2).f_globals.get("__name__", ""))
+    _PRESETS[name] = replace(found, name=name, summary=summary, base=method, policy=policy, module=calling_module())
 
 
 def entry(name: str) -> Entry:
@@ -94,12 +87,12 @@ def entry(name: str) -> Entry:
     given, name = name, own_name(name, "method")
     found = _REGISTRY.get(name) or _PRESETS.get(name)
     base, _, policy = name.rpartition("+")
-    shipped = (found or _REGISTRY.get(base) or Entry("", Method)).module.startswith("perfed.")
-    if given != name and shipped:
-        raise PerfedError(f"method '{given}': '{given.partition(':')[0]}' registers no '{base or name}'; perfed has it")
+    under_policy = found is None and base in _REGISTRY
+    modules = {known: item.module for known, item in {**_PRESETS, **_REGISTRY}.items()}
+    check_own("method", given, base if under_policy else name, modules)
     if found is not None:
         return found
-    if base in _REGISTRY and policy in POLICIES:
+    if under_policy and policy in POLICIES:
         summary = f"{base} under the participation policy {policy}"
         return replace(_REGISTRY[base], name=name, summary=summary, base=base, policy=policy)
     near = difflib.get_close_matches(name, known_names(), n=3)

@@ -14,16 +14,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from perfed.building import build_method
 from perfed.clock import Clock
 from perfed.cohort import Cohort
 from perfed.config import Evaluation, Snapshots
 from perfed.errors import PerfedError
 from perfed.evaluate import Metrics, Outputs, by_domain, client_table, sample_counts, summarise, with_extremes
-from perfed.federation import Federation
+from perfed.federation import Federation, new_inputs
 from perfed.machine import arithmetic, installed_version, peak_memory_mb, sigterm_as_exit, usable_device
 from perfed.method import Method
 from perfed.model import Chain, Model, Parameters
 from perfed.participation import Participation
+from perfed.placement import SENT
 from perfed.plan import Plan, use_threads
 from perfed.rounds import RoundRecord, Server
 from perfed.snapshots import embedded_samples
@@ -41,7 +43,7 @@ class Run:
 
     Args:
         federation: the clients.
-        method: with its hyper-parameters.
+        method: with its hyper-parameters, or the name of one, which then has its defaults.
         model: stages; the method may leave some out.
         name: of the method, for reports.
         rounds, seed, dtype, device, participation, clock, evaluation, snapshots, plan: as in
@@ -59,7 +61,7 @@ class Run:
     def __init__(
         self,
         federation: Federation,
-        method: Method,
+        method: Method | str,
         model: Model,
         *,
         name: str = "",
@@ -77,6 +79,9 @@ class Run:
     ) -> None:
         if rounds < 1:
             raise PerfedError(f"rounds must be at least 1 (given: {rounds})")
+        if isinstance(method, str):
+            name, method = name or method, build_method(method)
+        _check_kinds(federation, method, model)
         self.federation = federation
         self.name = name or type(method).__name__
         self.rounds = rounds
@@ -96,12 +101,27 @@ class Run:
         self._done = self._saved = -1
         self._tally = Tally.empty(self.evaluation.targets)
         self._wall = self._training = 0.0
+        self.notes += self._nothing_shared()
         if federation.num_domains and self.evaluation.when == "after":
             self.notes.append("no metrics per domain: they are measured before local training (evaluation.when)")
         if self.evaluation.split != "train" and all(c.split(self.evaluation.split) is None for c in federation):
             raise PerfedError(f"evaluation.split = '{self.evaluation.split}': no client has such data")
         if self.evaluation.targets and federation.num_classes is None:
             raise PerfedError(f"evaluation.targets: are accuracies, but data set '{federation.name}' is a regression")
+
+    def _nothing_shared(self) -> list[str]:
+        """What a method that shares parameters is on a model without them."""
+        method, shared = self.server.setup.method, self.server.state.shared
+        stages = [s for s, place in method.default_placement.items() if place in SENT and s not in method.without]
+        if shared or not stages:
+            return []
+        terms = [term.name for term in method.all_terms]
+        same = (
+            "'flic-class'"
+            if terms == ["anchors"]
+            else f"'local'{' with the terms ' if terms else ''}{', '.join(terms)}"
+        )
+        return [f"{self.name} shares parameters of {', '.join(stages)} only, and this model has none: it is {same}"]
 
     # The loop ----------------------------------------------------------------------------------------------
 
@@ -300,30 +320,30 @@ class Run:
         """Each client's metrics, as the summary is made of: client id -> name -> value; see ``evaluation.last``."""
         return self._tally.metrics
 
-    def predict(self, client: str, x: Tensor | NDArray[Any], domain: Tensor | NDArray[Any] | None = None) -> Tensor:
+    def predict(self, client: str, x: Any, domain: Tensor | NDArray[Any] | None = None) -> Tensor:
         """What one client's own model says of new inputs, as in evaluation.
 
         Args:
             client: its id.
-            x: ``(samples, ...)``, inputs of the client's shape.
+            x: ``(samples, ...)``, inputs of the client's shape: an array, a tensor, or a data frame with its columns.
             domain: ``(samples,)`` domain ids, for methods that need them.
 
         Returns:
-            Logits ``(samples, C)``, or values.
+            Logits ``(samples, C)``, column j of which is of the class ``federation.classes[j]``, or values.
 
         Raises:
-            PerfedError: an unknown client, inputs of another shape, no domains, or a method that projects the data.
+            PerfedError: an unknown client, inputs of another shape or with other columns, values that are not finite,
+                no domains or unknown ones, or a method that projects the data.
         """
         cohort, method = self._own_model(client), self.server.setup.method
-        shape, x = self.server.engine.clients[client].input_shape, torch.as_tensor(x)
         if method.changes_data:
             raise PerfedError(f"{self.name} projects a client's samples together; it has no model for new ones")
-        if tuple(x.shape[1:]) != shape:
-            raise PerfedError(f"client '{client}' has inputs of shape {shape}, not {tuple(x.shape[1:])}")
-        if domain is None and (method.needs_domains or cohort.per_domain):
+        own = self.server.engine.clients[client]
+        inputs, ids = new_inputs(own, x, domain, self.federation.num_domains)
+        if ids is None and (method.needs_domains or cohort.per_domain):
             raise PerfedError(f"{self.name} needs the domain of every sample")
-        cohort.domain = None if domain is None else torch.as_tensor(domain)[None].to(cohort.device)
-        return method.predict(cohort, x[None].to(cohort.device, cohort.dtype))[0]
+        cohort.domain = None if ids is None else ids[None].to(cohort.device)
+        return method.predict(cohort, inputs[None].to(cohort.device, cohort.dtype))[0]
 
     def model(self, client: str) -> tuple[Chain, Parameters]:
         """One client's own model: the modules with its parameters loaded, and those parameters by name.
@@ -423,6 +443,19 @@ class Run:
                 "here on the last digits may differ from those of a run that was never interrupted"
             )
         return notes
+
+
+def _check_kinds(federation: Any, method: Any, model: Any) -> None:
+    """Say in one line which of a run's three parts is something else."""
+    kinds = (
+        ("federation", federation, Federation, "perfed.Federation.from_arrays(...) makes one"),
+        ("method", method, Method, "give its name, such as 'fedavg', or perfed.build_method(name, settings)"),
+        ("model", model, Model, "perfed.Model(body=..., head=...) makes one"),
+    )
+    for what, given, wanted, hint in kinds:
+        if not isinstance(given, wanted):
+            kind = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+            raise PerfedError(f"{what} is {kind}, not a perfed {wanted.__name__}; {hint}")
 
 
 @contextmanager

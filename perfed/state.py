@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from perfed import rng
 from perfed.errors import PerfedError
 from perfed.federation import Client, Federation
+from perfed.inputs import check_names
 from perfed.layers import why_not_stackable
 from perfed.method import FederationInfo, Method, ParameterSet, ServerState
 from perfed.model import BATCH_NORM, Chain, Model, Parameters, Shape, stage_of
@@ -194,6 +195,9 @@ class Setup:
         first = federation.clients[0]
         expected = self.chain(first.input_shape).tensors()
         places = self.places(first.input_shape)
+        begin = self.chain(first.input_shape).stages[0]
+        if any(place in SENT for name, place in places.items() if stage_of(name) == begin):
+            self._check_columns(federation, begin)
         for client in federation:
             for name, tensor in self.chain(client.input_shape).tensors().items():
                 if places.get(name) in SENT and tensor.shape != expected[name].shape:
@@ -203,6 +207,15 @@ class Setup:
                         f"{tuple(tensor.shape)} at '{client.id}' (inputs {client.input_shape}); use a method "
                         "with a personal embedding, such as hetfedrep, flic-class, flic-hl, lg-fedavg or local"
                     )
+
+    def _check_columns(self, federation: Federation, stage: str) -> None:
+        """A shared first stage takes column j of every client for the same feature."""
+        named = [(client.id, client.feature_names) for client in federation if client.feature_names is not None]
+        for client, names in named[1:]:
+            first, expected = named[0]
+            if len(names) == len(expected):  # else the shapes differ
+                where = f"this method shares '{stage}', so that columns must mean the same at all clients"
+                check_names(where, f"client '{client}'", names, f"client '{first}'", expected)
 
 
 def group_key(chain: Chain) -> str:
@@ -223,11 +236,11 @@ def group_key(chain: Chain) -> str:
     return "|".join([*chain.stages, str(chain.input_shape), *parts])
 
 
-def stackable_reason(chain: Chain) -> str | None:
-    """Why clients of this architecture must run one at a time, or ``None``."""
+def stackable_reason(chain: Chain) -> tuple[str, str] | None:
+    """The layer for which clients of this architecture must run one at a time, and why; ``None`` if there is none."""
     shape = chain.input_shape
     for stage in chain.stages:
-        reason = why_not_stackable(chain.get_submodule(stage), shape)
+        reason = why_not_stackable(chain.get_submodule(stage), shape, stage)
         if reason is not None:
             return reason
         shape = chain.output_shapes[stage]

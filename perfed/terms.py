@@ -18,6 +18,7 @@ from perfed.aggregate import masked_mean
 from perfed.cohort import Cohort
 from perfed.errors import PerfedError
 from perfed.method import Clients, FederationInfo, ParameterSet, Replies, ServerState
+from perfed.plugins import calling_module, check_free, check_own, own_name
 from perfed.settings import STRICT
 from perfed.step import Penalty, Step
 
@@ -55,20 +56,41 @@ class Term(BaseModel):
         """After each round, with all clients."""
 
 
-_TERMS: dict[str, type[Term]] = {}
+_TERMS: dict[str, tuple[type[Term], str]] = {}
+"""Class, and the module that registered it."""
 
 
 def register_term(cls: type[Term]) -> type[Term]:
-    """Class decorator: make the term known under its ``name``."""
-    _TERMS[cls.name] = cls
+    """Class decorator: make the term known under its ``name``.
+
+    Raises:
+        PerfedError: it has none, or a term of another module has it; the same module may register it again.
+    """
+    if not cls.name:
+        raise PerfedError(f'the term {cls.__name__} has no name; write name: ClassVar[str] = "..." in its class')
+    module = calling_module()
+    check_free("term", cls.name, _TERMS[cls.name][1] if cls.name in _TERMS else None, module)
+    _TERMS[cls.name] = cls, module
     return cls
 
 
 def term_class(name: str) -> type[Term]:
-    """The registered term called ``name``."""
-    if name not in _TERMS:
-        raise PerfedError(f"unknown term '{name}'; allowed: {', '.join(sorted(_TERMS))}")
-    return _TERMS[name]
+    """The registered term called ``name``; ``module:NAME`` imports the module first, which registers the term NAME.
+
+    Raises:
+        PerfedError: there is none; says what is allowed.
+    """
+    own = own_name(name, "term")
+    check_own("term", name, own, {known: module for known, (_, module) in _TERMS.items()})
+    if own not in _TERMS:
+        raise PerfedError(f"unknown term '{own}'; allowed: {', '.join(sorted(_TERMS))}, or module:NAME")
+    return _TERMS[own][0]
+
+
+def full_name(name: str) -> str:
+    """``module:NAME`` of a term that a module of the user's own has registered; any other name as it is."""
+    module = _TERMS[name][1] if name in _TERMS else "__main__"
+    return name if module == "__main__" or module.startswith("perfed.") else f"{module}:{name}"
 
 
 def term_names() -> list[str]:

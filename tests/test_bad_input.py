@@ -301,7 +301,7 @@ def with_infinity_in_test() -> dict[str, Any]:
         ({"x_train": np.ones((2, 4))}, "client 'b': 'y_train' is missing"),
         (
             client() | {"y_test": np.full(5, 0.5)},
-            "client 'b': test targets are torch.float64, training targets torch.int64",
+            r"client 'b': test targets hold 0\.5; classes are whole numbers or texts",
         ),
         (client() | {"z_train": 3}, "client 'b': unknown key 'z_train'; allowed: "),
     ],

@@ -19,6 +19,7 @@ from perfed.config import experiment_names, read
 from perfed.datasets import dataset_names
 from perfed.registry import method_names, preset_names
 from perfed.run import Run
+from perfed.terms import term_names
 
 SPREAD = {"mean", "std", "min", "p10", "max"}
 
@@ -184,6 +185,7 @@ def test_an_interrupted_comparison_is_completed(compared, tmp_path):
         ("methods", lambda: [*method_names(), *preset_names()], {"name", "summary", "settings"}),
         ("datasets", dataset_names, {"name", "summary", "task", "files", "options"}),
         ("experiments", experiment_names, {"name", "summary", "method", "data"}),
+        ("terms", term_names, {"name", "summary", "settings"}),
     ],
 )
 def test_list(what, names, keys):
@@ -200,7 +202,9 @@ def test_list_describes_every_setting():
     methods = {item["name"]: item for item in json.loads(perfed("list", "methods", "--json").out)}
     lambda1 = methods["flic-hl"]["settings"]["lambda1"]
     assert lambda1["default"] == 1e-3 and "alignment" in lambda1["description"]
-    assert all(setting["description"] for item in methods.values() for setting in item["settings"].values())
+    terms = json.loads(perfed("list", "terms", "--json").out)
+    for item in (*methods.values(), *terms):
+        assert all(setting["description"] for setting in item["settings"].values())
 
 
 def test_report_of_a_run(run_dir):

@@ -236,6 +236,10 @@ def test_a_function_that_returns_no_module_says_so():
         ("model.embedding.hiden=[4]", "unknown key 'model.embedding.hiden'; allowed: kind, hidden"),
         ("model.head={kind='nowhere.at.all:f'}", "model.head.kind: cannot load 'nowhere.at.all:f'"),
         ("model.head={kind='torch.nn:nope'}", "model.head.kind: cannot load"),
+        (
+            "model.head={kind='test_config:tiny_head', widht=3}",
+            r"model\.head: tiny_head\(.*unexpected keyword .* 'widht'",
+        ),
         ("plan.engine=warp", "plan.engine: .*'auto', 'stacked' or 'sequential'"),
         ("plan.thread=1", r"unknown key 'plan\.thread' \(did you mean 'threads'\?\); allowed: engine"),
         ("plan.threads=two", "plan.threads: .*integer"),

@@ -116,8 +116,10 @@ def test_a_user_can_add_a_data_set(monkeypatch):
     federation = load("mine", {"rows": 10, "validation_fraction": 0.2}, seed=0)
     assert federation.name == "mine" and describe("mine").task == "regression"
     assert len(federation.clients[0].train) == 8 and len(federation.clients[0].validation) == 2
-    with pytest.raises(PerfedError, match="'mine' is registered twice"):
-        dataset("mine")(mine)
+    dataset("mine", task="classification")(mine)  # as a notebook's cell that is run again
+    assert describe("mine").task == "classification"
+    with pytest.raises(PerfedError, match="'mine' is registered twice, by 'test_datasets' and by 'elsewhere'"):
+        exec("register('mine')(mine)", {"register": dataset, "mine": mine, "__name__": "elsewhere"})
 
     def bare(seed: int, data_dir: Path | None, *, rows: int) -> Federation: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from command_line import EXPERIMENT, TINY, contents, perfed, run_tiny
 
-from perfed import experiment, registry
+from perfed import experiment, registry, terms
 from perfed.building import build_method
 from perfed.compare import Comparison
 from perfed.config import Experiment, find_experiment, read, validate
@@ -34,6 +35,23 @@ class Mine(FedPer):
     """A method of the user's own."""
 '''
 
+
+OWN_TERM = '''
+from pydantic import Field
+
+from perfed.terms import Term, register_term
+
+
+@register_term
+class Shrink(Term):
+    """Weight decay on the head, in the loss."""
+
+    name = "shrink"
+    shrinking: float = Field(5.0, ge=0, description="weight")
+
+    def penalty(self, cohort, payload):
+        return lambda step: self.shrinking * step.params["head.0.weight"].square().flatten(1).sum(1)
+'''
 
 OWN_DATA = """
 import numpy as np
@@ -61,7 +79,8 @@ def here(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     monkeypatch.setattr(registry, "_REGISTRY", {**registry._REGISTRY})
     monkeypatch.setattr(catalogue, "_entries", {**catalogue._entries})
-    for name in ("own_data", "own_methods"):
+    monkeypatch.setattr(terms, "_TERMS", {**terms._TERMS})
+    for name in ("own_data", "own_methods", "own_terms"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path
 
@@ -91,7 +110,7 @@ def test_a_search_leaves_out_what_diverges(here):
 
 
 def test_a_model_that_is_no_numbers_after_its_last_step_is_no_result(here):
-    settings = ("rounds=1", "clients=4", "local_epochs=1", "lr=1e30", 'optimizer="sgd"', "batch_size=1000")
+    settings = ("rounds=1", "clients=4", "local_epochs=1", "lr=1e160", 'optimizer="sgd"', "batch_size=1000")
     result = perfed("run", EXPERIMENT, "--method", "local", *settings, "--out", "out")
     assert result.code == 2
     assert "round 1: the model of client '00" in result.err and "no numbers; lower the learning rate" in result.err
@@ -227,7 +246,10 @@ def test_a_method_in_a_file_of_ones_own(here):
     again = perfed("resume", "out")
     assert again.code == 0 and not (here / "out" / "own_methods.mine").exists()
     assert contents(here / "out" / "own_methods:mine") == before
-    for name, says in (("nowhere:mine", "cannot import 'nowhere'"), ("own_methods:yours", "unknown method 'yours'")):
+    for name, says in (
+        ("nowhere:mine", "cannot import 'nowhere'"),
+        ("own_methods:yours", "'own_methods' registers no 'yours'; it has: mine"),
+    ):
         refused = perfed("run", EXPERIMENT, "--method", name, "--out", "other")
         assert refused.code == 2 and says in refused.err
 
@@ -269,8 +291,9 @@ def test_a_mistake_in_a_method_leaves_no_directory_in_the_way(here):
     Path("own_methods.py").write_text(OWN + "\n    def round(self, server, clients):\n        server.shraed += 1\n")
     placed = 'methods.own_methods:mine.placement={embedding="personal"}'
     command = ("run", EXPERIMENT, "--method", "own_methods:mine", *TINY, placed, "--out", "out")
-    with pytest.raises(AttributeError):
-        perfed(*command)
+    refused = perfed(*command)
+    assert refused.code == 2 and refused.err.startswith("perfed: own_methods.py, line 11, in round: AttributeError: ")
+    assert "no parameter set 'shraed'" in refused.err and refused.err.count("\n") == 1
     assert not Path("out").exists()
     whole = OWN + "\n    def round(self, server, clients):\n        pass\n"
     Path("own_methods.py").write_text(whole)
@@ -280,9 +303,12 @@ def test_a_mistake_in_a_method_leaves_no_directory_in_the_way(here):
         Path("out", name).unlink()
     Path("own_methods.py").write_text(whole.replace("pass", "1 / 0  # not there yesterday"))
     sys.modules.pop("own_methods")
-    with pytest.raises(ZeroDivisionError):
-        perfed("resume", "out")
+    refused = perfed("resume", "out")
+    assert refused.code == 2 and "own_methods.py, line 11, in round: ZeroDivisionError: division by zero" in refused.err
     assert Path("out", "config.toml").exists()
+    both = ("compare", EXPERIMENT, "--methods", "own_methods:mine,local", *TINY, placed, "--out", "both")
+    failed = perfed(*both)  # a mistake in one method does not stop the others
+    assert failed.code == 2 and "1 of 2 runs failed; own_methods:mine, seed 0: own_methods.py, line 11" in failed.err
 
 
 @pytest.mark.parametrize(
@@ -291,12 +317,54 @@ def test_a_mistake_in_a_method_leaves_no_directory_in_the_way(here):
         ("(seed, data_dir):\n    pass", "its function returned NoneType, not a Federation"),
         ("(seed):\n    pass", "its function must take (seed, data_dir, *, options), not (seed)"),
         ("(seed, data_dir, sites):\n    pass", "its function must take (seed, data_dir, *, options)"),
+        ("(seed, data_dir):\n    pass\n\n1 / 0", "cannot import 'own_data': own_data.py, line 7: ZeroDivisionError"),
+        ("(seed, data_dir):\n    return 1 / seed", "own_data.py, line 5, in mine: ZeroDivisionError: division by zero"),
+        ("(seed, data_dir):\n    open('x.csv')", "own_data.py, line 5, in mine: FileNotFoundError: [Errno 2] No such"),
     ],
 )
 def test_a_mistake_in_a_data_function_is_one_line(here, body, says):
     Path("own_data.py").write_text(f"from perfed.datasets import dataset\n\n@dataset('mine')\ndef mine{body}\n")
     result = perfed("run", EXPERIMENT, 'data={name="own_data:mine"}', "--method", "local", "--out", "out")
     assert result.code == 2 and says in result.err and result.err.count("\n") == 1, result.err
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ('terms=["own_terms:shrink"]', "shrinking=3.0"),
+        ("terms=[own_terms:shrink]", "shrinking=3.0"),  # as the shell leaves it
+        ("terms=[own_terms:shrink, proximal]", "methods.local.shrinking=3.0"),
+        ("methods.local.terms=['own_terms:shrink']", "methods.local.shrinking=3.0"),
+    ],
+    ids=str,
+)
+def test_a_run_with_a_term_in_a_file_of_ones_own_is_run_again_and_continued_by_another_process(here, given):
+    (here / "own_terms.py").write_text(OWN_TERM)
+    model = "model.head={kind='mlp', hidden=[4]}"
+    plain, shrunk = (
+        run_tiny(here / name, "--method", "local", "checkpoint_seconds=0", model, *more)
+        for name, more in (("plain", ()), ("out", given))
+    )
+    assert plain.out != shrunk.out.replace("out", "plain")
+    kept = read((here / "out" / "config.toml").read_text(), "config.toml").methods["local"]
+    assert kept["terms"][0] == "own_terms:shrink" and kept["shrinking"] == 3.0
+    first = json.loads((here / "out" / "summary.json").read_text())
+    assert first["settings"]["shrinking"] == 3.0
+    for name in ("summary.json", "checkpoint/state-000003.json"):
+        (here / "out" / name).unlink()
+    for command in (["resume", "out"], ["run", "out/config.toml", "--out", "again"]):
+        done = subprocess.run([sys.executable, "-m", "perfed.cli", *command], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found = json.loads((here / command[-1] / "summary.json").read_text())
+        assert found["metrics"] == first["metrics"] and found["settings"] == first["settings"]
+
+
+def test_the_configuration_of_a_run_names_the_module_of_a_term_that_a_script_imported(here):
+    (here / "own_terms.py").write_text(OWN_TERM.replace('"shrink"', '"imported"').replace("head.0", "head"))
+    importlib.import_module("own_terms")
+    table = read_experiment('methods.local={ terms = ["imported"] }')
+    experiment.start(table, out=here / "out").execute()
+    assert read((here / "out" / "config.toml").read_text(), "x").methods["local"]["terms"] == ["own_terms:imported"]
 
 
 def test_names_of_methods_are_printed_as_they_are(here):
@@ -316,6 +384,8 @@ def test_data_in_a_file_of_ones_own(here):
     assert len((here / "out" / "local" / "seed-0" / "clients.csv").read_text().splitlines()) == 4
     result = perfed("run", "mine.toml", "sites=none", "--out", "other")
     assert result.code == 2 and "sites" in result.err
+    result = perfed("run", "mine.toml", 'data={name="own_data:hospitls"}', "--out", "other")
+    assert result.code == 2 and "'own_data' registers no 'hospitls'; it has: hospitals" in result.err
 
 
 def test_an_experiment_extends_the_file_beside_it(here):
@@ -345,8 +415,11 @@ def test_a_policy_is_not_dropped_silently_in_python(name):
 @pytest.mark.parametrize(
     ("arrays", "says"),
     [
-        ({"y_train": np.array(["cat", "dog"])}, "y_train holds texts or objects, not numbers; code labels as 0, 1"),
-        ({"x_train": np.array([["a"], [None]], object)}, "x_train holds texts or objects"),
+        ({"y_train": np.array(["cat", None], object)}, "y_train holds None among texts, in row 1"),
+        (
+            {"x_train": np.array([[1.0], [None]], object)},
+            "x_train holds missing values, not numbers, in column 0, row 1",
+        ),
         ({"y_train": np.array([[0], [1]])}, r"train labels have shape \(2, 1\); \(2,\) is needed"),
     ],
 )

@@ -34,10 +34,47 @@ def test_integer_inputs_become_floating_point_and_other_integers_labels():
     assert split.x.dtype == torch.float32 and split.y.dtype == torch.int64
 
 
-def test_the_number_of_classes_counts_all_splits_of_all_clients():
+def test_the_classes_are_the_labels_that_occur_in_any_split_of_any_client():
     other = {**good(), "x_test": np.zeros((1, 3)), "y_test": np.array([6])}
-    assert Federation.from_arrays([good(), other]).num_classes == 7
-    assert Federation.from_arrays([good(), other], num_classes=9).num_classes == 9
+    found = Federation.from_arrays([good(), other])
+    assert (found.num_classes, found.classes, found.class_names) == (3, (0, 1, 6), ("0", "1", "6"))
+    assert found.clients[1].test.y.tolist() == [2] and found.clients[0].train.y.tolist() == [0, 1, 0, 1]
+    assert Federation.from_arrays([good(), other], num_classes=9).classes == tuple(range(9))
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "classes", "coded"),
+    [
+        ([1, 2, 2, 1], {}, (1, 2), [0, 1, 1, 0]),
+        ([-1, 1, 1, -1], {}, (-1, 1), [0, 1, 1, 0]),
+        ([1, 2, 2, 1], {"class_names": ["cat", "dog"]}, (1, 2), [0, 1, 1, 0]),
+        ([1, 2, 2, 1], {"class_names": ["bird", "cat", "dog"]}, (0, 1, 2), [1, 2, 2, 1]),  # nobody has a bird
+        ([1, 2, 2, 1], {"num_classes": 3}, (0, 1, 2), [1, 2, 2, 1]),
+        ([1.0, 2.0, 2.0, 1.0], {"task": "classification"}, (1, 2), [0, 1, 1, 0]),
+        ([0.0, 1.0, 1.0, 0.0], {"num_classes": 3}, (0, 1, 2), [0, 1, 1, 0]),
+        (["no", "yes", "yes", "no"], {}, ("no", "yes"), [0, 1, 1, 0]),
+        (["no", "yes", "yes", "no"], {"class_names": ["yes", "no", "never"]}, ("yes", "no", "never"), [1, 0, 0, 1]),
+        ([True, False, False, True], {}, (0, 1), [1, 0, 0, 1]),
+        ([1, 2, 2, 1], {"task": "regression"}, None, [1.0, 2.0, 2.0, 1.0]),
+        ([0.5, 2.0, 2.0, 1.0], {}, None, [0.5, 2.0, 2.0, 1.0]),
+        ([1.0, 2.0, 3.0, 4.0], {}, None, [1.0, 2.0, 3.0, 4.0]),  # each only once: values
+    ],
+    ids=str,
+)
+def test_labels_of_any_kind_are_kept_as_names_of_the_classes(labels, options, classes, coded):
+    arrays = {"x_train": np.ones((4, 3)), "y_train": np.array(labels)}
+    for given in (arrays, {**arrays, "x_test": np.ones((1, 3)), "y_test": arrays["y_train"][:1]}):
+        found = Federation.from_arrays([given], **options)
+        assert found.classes == classes and found.num_classes == (None if classes is None else len(classes))
+        assert found.clients[0].train.y.tolist() == coded
+
+
+def test_a_representation_has_counts_and_no_rows():
+    arrays = {"x_train": np.full((4, 3), 0.125), "y_train": np.array([7, 8, 7, 8]), "domain_train": np.zeros(4, int)}
+    federation = Federation.from_arrays({"a": arrays, "b": arrays}, name="toy")
+    assert repr(federation) == "<Federation 'toy': 2 clients, 8 train samples, 2 classes, 1 domains>"
+    assert repr(federation.clients[1]) == "<Client 'b': 4 train samples, inputs of shape (3,)>"
+    assert repr(federation.clients[0].train) == "<Split: 4 samples of shape (3,)>"
 
 
 def test_floating_point_targets_are_regression():
@@ -95,7 +132,10 @@ def bad_inputs():
         ({"y_test": np.array([1])}, r"client 'x': 'x_test' is missing"),
         ({"x": np.ones((4, 3))}, r"client 'x': unknown key 'x'; allowed: .*x_train"),
         ({"feature_names": ["a"]}, r"client 'x': 1 feature names for inputs of shape \(3,\)"),
-        ({"x_train": np.array([["a", "b", "c"]] * 4)}, r"^client 'x': x_train holds texts or objects, not numbers"),
+        (
+            {"x_train": np.array([["a", "b", "c"]] * 4)},
+            r"^client 'x': x_train holds texts, not numbers, in column 0, row 0: a",
+        ),
         ({"x_train": [[1.0, 2.0], [3.0]]}, r"client 'x': x_train cannot become a tensor"),
     ]
 
@@ -111,7 +151,7 @@ def test_targets_must_be_finite_and_of_one_kind():
     values = {"x_train": np.ones((2, 3)), "y_train": np.array([1.0, np.inf])}
     with pytest.raises(PerfedError, match="client 'x': train targets hold NaN or infinity"):
         Federation.from_arrays({"x": values})
-    with pytest.raises(PerfedError, match="integer targets"):
+    with pytest.raises(PerfedError, match="client 'a': train targets are integers and client 'b': train targets float"):
         Federation.from_arrays({"a": good(), "b": {**values, "y_train": np.ones(2)}})
 
 

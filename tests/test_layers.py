@@ -142,7 +142,7 @@ def test_dropouts_of_two_stages_have_different_masks():
 
 def test_batch_norm_is_reported_and_runs_one_client_at_a_time():
     module = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))
-    assert why_not_stackable(module, (6,)) == "batch-norm in training"
+    assert why_not_stackable(module, (6,), "body") == ("body.1 (BatchNorm1d)", "batch-norm in training")
     mine = copy.deepcopy(module)
     params = {f"s.{k}": t.detach().clone().unsqueeze(0) for k, t in module.state_dict().items()}
     x = torch.randn(1, 8, 6, generator=torch.Generator().manual_seed(0))
@@ -156,11 +156,18 @@ def test_batch_norm_is_reported_and_runs_one_client_at_a_time():
 
 
 @pytest.mark.parametrize(
-    "module", [Noisy(), Branching(), nn.Sequential(nn.Linear(6, 6), Noisy()), nn.AlphaDropout(0.5)]
+    ("module", "layer"),
+    [
+        (Noisy(), "body (Noisy)"),
+        (Branching(), "body (Branching)"),
+        (nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.ReLU(), Noisy())), "body.1.1 (Noisy)"),
+        (nn.AlphaDropout(0.5), "body (AlphaDropout)"),
+    ],
 )
-def test_what_cannot_be_stacked_is_reported(module):
-    reason = why_not_stackable(module, (6,))
-    assert reason is not None and type(module).__name__ in reason and "\n" not in reason
+def test_the_layer_that_cannot_be_stacked_is_reported(module, layer):
+    found = why_not_stackable(module, (6,), "body")
+    assert found is not None and found[0] == layer
+    assert found[1].startswith("cannot be batched over clients: ") and "\n" not in found[1]
 
 
 @pytest.mark.parametrize("name", MODULES)

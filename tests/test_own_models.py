@@ -9,6 +9,7 @@ import pytest
 import torch
 from engines import blobs, cohort, make, network, network_for, serve
 
+from perfed.building import build_method
 from perfed.errors import PerfedError
 from perfed.federation import Client, Federation, Split
 from perfed.method import Method
@@ -109,6 +110,106 @@ def test_a_regression_needs_as_many_outputs_as_targets():
         Run(blobs(regression=True), make("fedavg"), network(3), rounds=1)
     pairs = Split(torch.randn(5, 4), torch.randn(5, 2))
     Run(Federation((Client("a", pairs, pairs),), None), make("fedavg"), network(2), rounds=1).execute()
+
+
+def stage(shape):
+    return torch.nn.Linear(shape[0], 3)
+
+
+@pytest.mark.parametrize(
+    ("head", "says"),
+    [
+        (
+            torch.nn.Linear(4, 3),
+            r"model\.head is a module \(Linear\), .*write lambda shape: .*copy\.deepcopy\(module\)",
+        ),
+        (torch.nn.Linear, r"model\.head: Linear\(in_features: int, .*missing a required argument: 'out_features'"),
+        (lambda: torch.nn.Linear(4, 3), r"model\.head: <lambda>\(\) does not take .*\(too many positional arguments\)"),
+        (lambda shape, width: None, r"missing a required argument: 'width'\); a function of the shape of one input"),
+        (
+            "linear",
+            r"model\.head is a str; a function of the shape of one input is needed, such as lambda shape: torch",
+        ),
+        (3, r"model\.head is a int; a function of the shape"),
+        (lambda shape: "text", r"model\.head: its function returned str, not a torch\.nn\.Module"),
+        (lambda shape: torch.nn.Linear, r"model\.head: its function returned type, not a torch\.nn\.Module"),
+    ],
+    ids=str,
+)
+def test_a_stage_that_is_no_function_of_a_shape_is_one_line(head, says):
+    with pytest.raises(PerfedError, match=says) as error:
+        Run(blobs(), make("local"), Model(head=head), rounds=1)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"method": FedAvg}, "method is the class FedAvg, not a perfed Method; give its name, such as 'fedavg', or"),
+        ({"method": None}, "method is a NoneType, not a perfed Method"),
+        ({"method": "fedagv"}, "unknown method 'fedagv'; .*did you mean: fedavg"),
+        ({"method": "fedavg+srpfl"}, "'fedavg.srpfl' is the method 'fedavg' under the policy 'srpfl'"),
+        ({"model": torch.nn.Linear(4, 3)}, r"model is a Linear, not a perfed Model; perfed\.Model\(body=\.\.\., head"),
+        ({"model": stage}, "model is a function, not a perfed Model"),
+        ({"federation": {"a": 1}}, r"federation is a dict, not a perfed Federation; perfed\.Federation\.from_arrays"),
+    ],
+    ids=str,
+)
+def test_the_parts_of_a_run_are_checked(changes, says):
+    parts: dict[str, Any] = {"federation": blobs(), "method": "local", "model": network()}
+    with pytest.raises(PerfedError, match=says):
+        Run(**{**parts, **changes}, rounds=1)
+
+
+def test_a_method_may_be_given_by_its_name_alone():
+    named, built = (Run(blobs(), method, network(), rounds=1) for method in ("ditto", build_method("ditto")))
+    assert named.execute()["metrics"] == built.execute()["metrics"]
+    assert named.summary["method"] == "ditto" and built.summary["method"] == "Ditto"
+
+
+@pytest.mark.parametrize(
+    ("method", "same", "says"),
+    [
+        ("hetfedrep", "local", ["hetfedrep shares parameters of body only, and this model has none: it is 'local'"]),
+        (
+            "flic-hl",
+            "flic-class",
+            ["flic-hl shares parameters of body only, and this model has none: it is 'flic-class'"],
+        ),
+        ("local", "local", []),
+        ("flic-class", "flic-class", []),
+        (
+            "fedper",
+            "local",
+            ["fedper shares parameters of embedding, body only, and this model has none: it is 'local'"],
+        ),
+    ],
+)
+def test_a_method_that_has_nothing_to_share_says_which_one_it_is(method, same, says):
+    """The same losses as the method that the note names."""
+    runs = []
+    for name in (method, same):
+        made = make(name, **({"placement": {"embedding": "personal"}} if name == "fedper" else {}))
+        run = Run(blobs(), made, Model(embedding=mlp((5,), 4), head=linear(3)), name=name, rounds=2)
+        run.execute()
+        runs.append(run)
+    assert [note for note in runs[0].summary["notes"] if "it is" in note] == says
+    losses = [[client["loss"] for client in run.client_metrics.values()] for run in runs]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    with_body = Run(blobs(), make(method), network(), rounds=1)
+    assert not [note for note in with_body.notes if "it is" in note]
+
+
+def test_a_layer_that_cannot_be_stacked_is_named_once():
+    """Whatever the number of architectures."""
+
+    def body(shape):
+        return torch.nn.Sequential(torch.nn.Linear(shape[0], 5), torch.nn.BatchNorm1d(5))
+
+    model = Model(embedding=body, head=linear(3))
+    run = Run(blobs((6, 6, 6), dims=(4, 5, 6)), make("local"), model, rounds=1)
+    notes = [note for note in run.execute()["notes"] if "BatchNorm" in note]
+    assert notes == ["embedding.1 (BatchNorm1d): one client at a time (batch-norm in training)"]
 
 
 class Tied(torch.nn.Module):

@@ -120,14 +120,14 @@ def test_plain_values_round_trip():
 def test_description_says_what_was_chosen_and_why():
     plan = Plan("auto", threads=1)
     plan.paths = {"fit head": Path(8, 1), "forward": Path(0, 2), "fit body": Path(1, 1)}
-    plan.reasons = {"clients like 'a'": "batch-norm in training"}
+    plan.reasons = {"body.1 (BatchNorm1d)": "batch-norm in training"}
     text = plan.describe()
     assert text[0].startswith("engine: auto")
     assert (
         "fit head: 8 clients stacked, 1 thread each" in text and "forward: all clients stacked, 2 threads each" in text
     )
     assert "fit body: one client at a time, 1 thread each" in text
-    assert "clients like 'a': one client at a time (batch-norm in training)" in text
+    assert "body.1 (BatchNorm1d): one client at a time (batch-norm in training)" in text
 
 
 @pytest.mark.parametrize("wrong", [("fast",), ("stacked", -1), ("stacked", 0, -2)])

@@ -4,19 +4,27 @@ import pytest
 import torch
 from engines import blobs, cohort, difference, make, network, quick, serve, train
 
+from perfed import terms
+from perfed.building import build_method
 from perfed.errors import PerfedError
 from perfed.method import ParameterSet
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.fedrep import HetFedRep
 from perfed.methods.local import Local
 from perfed.model import STAGES, stage_of
-from perfed.terms import Proximal, Term, term_class, term_names
+from perfed.terms import Proximal, Term, full_name, register_term, term_class, term_names
 
 
 def test_terms_are_found_by_name():
     assert term_class("proximal") is Proximal and {"proximal", "anchors"} <= set(term_names())
     with pytest.raises(PerfedError, match="unknown term 'nothing'; allowed: anchors"):
         term_class("nothing")
+    with pytest.raises(PerfedError, match="cannot import 'nowhere': No module named 'nowhere'"):
+        term_class("nowhere:nothing")
+    with pytest.raises(PerfedError, match="term 'engines:shrink': 'engines' registers no 'shrink'; it registers no"):
+        term_class("engines:shrink")
+    with pytest.raises(PerfedError, match="'engines' registers no 'proximal'; perfed has it"):
+        term_class("engines:proximal")
     with pytest.raises(ValueError):
         Proximal(mu=-1.0)
     with pytest.raises(ValueError):
@@ -86,6 +94,24 @@ def test_a_users_term_works_in_every_method():
             heads = [s["model"]["head.weight"] for s in server.engine.states.values() if "head.weight" in s["model"]]
             norms.append(float(torch.stack(heads or [server.state.shared["head.weight"]]).norm()))
         assert norms[1] < 0.97 * norms[0]
+
+
+def test_a_name_is_that_of_one_term(monkeypatch):
+    monkeypatch.setattr(terms, "_TERMS", {**terms._TERMS})
+    register_term(Shrink)
+    register_term(Shrink)  # as a notebook's cell that is run again
+    assert term_class("test_terms:shrink") is term_class("shrink") is Shrink
+    assert [full_name(name) for name in ("shrink", "proximal")] == ["test_terms:shrink", "proximal"]
+    with pytest.raises(PerfedError, match="'test_terms' registers no 'shrnk'; it has: shrink"):
+        term_class("test_terms:shrnk")
+    with pytest.raises(PerfedError, match="term 'shrink' is registered twice, by 'test_terms' and by 'elsewhere'"):
+        exec("register(Shrink)", {"register": register_term, "Shrink": Shrink, "__name__": "elsewhere"})
+    with pytest.raises(PerfedError, match=r"the term Nameless has no name; write name: ClassVar\[str\]"):
+        register_term(type("Nameless", (Term,), {}))
+    assert build_method("local", {"terms": ["test_terms:shrink"]}).terms == (Shrink(),)
+    for given in (["proximal", "proximal"], ["shrink", "test_terms:shrink"]):
+        with pytest.raises(PerfedError, match=r"terms: holds the term '\w+' twice"):
+            build_method("local", {"terms": given})
 
 
 def test_a_set_that_is_declared_twice_is_an_error():

@@ -268,3 +268,41 @@ def test_random_keys_differ_between_rounds_clients_and_purposes_and_agree_across
     assert len({*keys.tolist(), *group.key("b").tolist(), *group.key("a", 1).tolist()}) == 9
     assert cohort(method, federation, ids=["c1"]).key("a").tolist() == keys[1:2].tolist()
     assert cohort(method, federation, round_=2).key("a").tolist() != keys.tolist()
+
+
+class Replying(Method):
+    """Replies what it is told to."""
+
+    entry: str = ""
+
+    def round(self, server, clients):
+        clients.run(self.answer)
+
+    def answer(self, cohort):
+        n = cohort.n
+        return {
+            "mean": lambda: Reply(fine=torch.zeros(n), head={"bias": torch.zeros(n, 3).mean(0)}),
+            "scalar": lambda: Reply(loss=torch.tensor(0.5)),
+            "longer": lambda: Reply(loss=torch.zeros(n + 1)),
+            "number": lambda: Reply(loss=0.5),
+            "list": lambda: Reply(terms={"own": [torch.zeros(n)]}),
+            "tensor": lambda: torch.zeros(n),
+        }[self.entry]()
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ("mean", r"Replying\.answer: entry 'head/bias' of the reply has shape \(3,\), but .* clients, 5: none for cli"),
+        ("scalar", r"entry 'loss' of the reply has shape \(\), but its first axis .* clients, 5: none for client 'c0'"),
+        ("longer", r"entry 'loss' of the reply has shape \(6,\), but .* clients, 5: the last client is 'c4'"),
+        ("number", r"Replying\.answer: entry 'loss' of the reply is a float; a tensor"),
+        ("list", r"Replying\.answer: entry 'terms/own' of the reply is a list; a tensor"),
+        ("tensor", r"Replying\.answer returned a Tensor; a client program returns a Reply, or None"),
+    ],
+)
+def test_a_reply_whose_first_axis_is_not_the_clients_is_one_line(entry, says):
+    server = serve(quick(Replying, entry=entry), blobs((5, 5, 5, 5, 5)), engine="stacked")
+    with pytest.raises(PerfedError, match=says) as error:
+        server.round(1)
+    assert "\n" not in str(error.value)

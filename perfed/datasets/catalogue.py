@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from perfed.errors import PerfedError
 from perfed.federation import SPLITS, Client, Federation, Split
 from perfed.partition import generator
-from perfed.plugins import own_name
+from perfed.plugins import calling_module, check_free, check_own, own_name
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -56,6 +56,7 @@ class _Entry:
     description: Description
     build: Builder
     model: type[BaseModel]
+    module: str
 
 
 class _Options(BaseModel):
@@ -81,12 +82,14 @@ def dataset(
     :func:`load` handles.
 
     Raises:
-        PerfedError: the name is taken, or a parameter has no type or no default.
+        PerfedError: the name is taken by a data set of another module (the same may register it again), or a parameter
+            has no type or no default.
     """
 
+    module = calling_module()
+
     def register(build: Builder) -> Builder:
-        if name in _entries:
-            raise PerfedError(f"data set '{name}' is registered twice; names must be unique")
+        check_free("data set", name, _entries[name].module if name in _entries else None, module)
         _check_signature(name, build)
         hints = get_type_hints(build, include_extras=True)
         fields: dict[str, Any] = {}
@@ -102,7 +105,7 @@ def dataset(
         model = create_model(f"Options of {name}", __base__=shared, **fields, **last)
         options = tuple(Option(key, _in_words(hint), default) for key, (hint, default) in (described | last).items())
         summary = (inspect.getdoc(build) or "").partition("\n")[0]
-        _entries[name] = _Entry(Description(name, summary, task, files, options), build, model)
+        _entries[name] = _Entry(Description(name, summary, task, files, options), build, model, module)
         return build
 
     return register
@@ -151,6 +154,7 @@ def describe(name: str) -> Description:
 
 def _find(name: str) -> _Entry:
     own = own_name(name, "data set")
+    check_own("data set", name, own, {known: item.module for known, item in _entries.items()})
     if own not in _entries:
         raise PerfedError(f"there is no data set '{own}'; available: {', '.join(dataset_names())}")
     return _entries[own]

@@ -80,10 +80,12 @@ class InProcessEngine:
                 by_shape[shape] = group_key(self.setup.chain(shape))
             key = by_shape[shape]
             if key not in groups:
-                reason = stackable_reason(self.setup.chain(shape)) if self.plan.engine != "sequential" else None
+                found_in = stackable_reason(self.setup.chain(shape)) if self.plan.engine != "sequential" else None
                 label = "" if len(shape) == 1 else " " + "x".join(map(str, shape))
-                if reason is not None:
-                    self.plan.reasons[f"clients like '{client.id}'"] = reason
+                reason = None
+                if found_in is not None:
+                    layer, reason = found_in
+                    self.plan.reasons.setdefault(layer, reason)  # once, whatever the shapes of inputs
                 groups[key] = (label + (f" #{len(groups)}" if len(groups) else ""), reason)
             found[client.id] = groups[key]
         return found
@@ -249,7 +251,13 @@ class InProcessEngine:
         if term:
             owner = next(t for t in self.setup.method.all_terms if t.name == term)
         reply = getattr(owner, name)(cohort, **payload)
-        return reply if reply is not None else Reply()
+        if reply is None:
+            return Reply()
+        where = f"{term or type(owner).__name__}.{name}"
+        if not isinstance(reply, dict):
+            raise PerfedError(f"{where} returned {_kind(reply)}; a client program returns a Reply, or None")
+        _check_rows(reply, where, cohort.ids)
+        return reply  # type: ignore[return-value]
 
     def _arriving(self, reply: Reply, row: int, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
         """One client's reply, as the server gets it."""
@@ -267,6 +275,35 @@ class InProcessEngine:
                 )
         own = {"model": cohort.personal(), **cohort.state}
         return unstack_parameters(own, row, shapes)
+
+
+def _check_rows(tree: Mapping[str, Any], where: str, ids: Sequence[str], path: str = "") -> None:
+    """Every tensor of a reply has one row per client; entries that are made client by client come later.
+
+    Raises:
+        PerfedError: names the program, the entry and the first client that is without a row, or has one too many.
+    """
+    for name, value in tree.items():
+        entry = f"{path}{name}"
+        if isinstance(value, Mapping):
+            _check_rows(value, where, ids, f"{entry}/")
+        elif isinstance(value, Tensor):
+            rows = value.shape[0] if value.ndim else 0
+            if rows != len(ids):
+                client = f"none for client '{ids[rows]}'" if rows < len(ids) else f"the last client is '{ids[-1]}'"
+                raise PerfedError(
+                    f"{where}: entry '{entry}' of the reply has shape {tuple(value.shape)}, but its first axis must be "
+                    f"the cohort's clients, {len(ids)}: {client}"
+                )
+        elif path or not callable(value):
+            raise PerfedError(
+                f"{where}: entry '{entry}' of the reply is {_kind(value)}; a tensor (or dictionaries of them) whose "
+                "first axis is the cohort's clients is needed"
+            )
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}"
 
 
 def _broadcast(tensor: Tensor, clients: int) -> Tensor:
