@@ -116,6 +116,17 @@ def test_a_user_can_add_a_data_set(monkeypatch):
     federation = load("mine", {"rows": 10, "validation_fraction": 0.2}, seed=0)
     assert federation.name == "mine" and describe("mine").task == "regression"
     assert len(federation.clients[0].train) == 8 and len(federation.clients[0].validation) == 2
+
+    @dataset("split", task="regression")
+    def split(seed: int, data_dir: Path | None) -> Federation:
+        """One client comes with validation data, which it keeps."""
+        x = np.arange(10, dtype=np.float32)
+        own = {"x_validation": x[:3, None], "y_validation": -x[:3]}
+        return Federation.from_arrays([{"x_train": x[:, None], "y_train": x, **o} for o in ({}, own)])
+
+    lent, own = load("split", {"validation_fraction": 0.2}, seed=0)
+    assert (len(lent.train), len(lent.validation)) == (8, 2)
+    assert len(own.train) == 10 and own.validation.y.tolist() == [0.0, -1.0, -2.0]
     with pytest.raises(PerfedError, match="'mine' is registered twice"):
         dataset("mine")(mine)
 

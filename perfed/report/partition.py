@@ -16,7 +16,7 @@ from rich.table import Table
 from perfed.errors import PerfedError
 from perfed.federation import Client, Federation, Split
 from perfed.report.figures import COLOURS, LAYOUT
-from perfed.report.html import PAGE
+from perfed.report.html import PAGE, plot
 from perfed.store import write_atomic
 
 SPLITS = ("train", "test")
@@ -151,8 +151,7 @@ def write_partition_page(table: ClassTable, out: Path) -> Path:
         of_domains = {s: _figure(table, s, "domain", table.domains, table.domain_counts) for s in SPLITS}
         figures |= {f"{split}, domains": figure for split, figure in of_domains.items()}
     sections = "\n".join(
-        f"<h2>{title}</h2>\n" + figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"plot-{number}")
-        for number, (title, figure) in enumerate(figures.items())
+        f"<h2>{title}</h2>\n" + plot(f"plot-{number}", figure) for number, (title, figure) in enumerate(figures.items())
     )
     title = escape(f"Partition of {table.name}")
     page = PAGE.format(title=title, facts=escape(table.summary()), plotlyjs=get_plotlyjs(), sections=sections)
@@ -176,6 +175,7 @@ def _figure(
             z=counts[split],
             x=[escape(name) for name in names],
             y=labels,
+            zmin=0,
             colorscale="Blues",
             colorbar_title="samples",
             hovertemplate="client %{y}<br>" + kind + " %{x}<br>%{z} samples<extra></extra>",

@@ -28,12 +28,13 @@ Number = Annotated[float, BeforeValidator(_or_nan)]
 
 
 class Spread(BaseModel):
-    """How one metric is spread over the clients; accuracy as a fraction of 1."""
+    """How one metric is spread over the clients; accuracy as a fraction of 1. Older results have no ``p90``."""
 
     mean: Number
     std: Number
     min: Number
     p10: Number
+    p90: Number | None = None
     max: Number
 
 
@@ -130,6 +131,11 @@ class Run:
     clients: ClientValues | None
     summary: Summary | None
     communication: float | None = None
+
+    @property
+    def clocked(self) -> bool:
+        """Whether virtual time is seconds: without a clock it is the number of rounds."""
+        return any(line.virtual_time is not None and line.virtual_time != line.round for line in self.rounds)
 
     @property
     def snapshot_files(self) -> list[Path]:
