@@ -14,7 +14,7 @@ from rich.text import Text
 
 from perfed.metrics import metric_of
 from perfed.metrics import shown as with_unit
-from perfed.report import TextTable
+from perfed.report import TextTable, reported_by
 from perfed.search import Choice
 from perfed.targets import described
 
@@ -50,6 +50,8 @@ def print_summary(summary: dict[str, Any]) -> None:
     """A run's notes, metrics, metrics by domain and times to the target accuracies (``summary.json``)."""
     for note in summary["notes"]:
         console.print(f"  {note}", style="dim", markup=False, highlight=False)
+    if summary.get("evaluation"):
+        console.print(f"  {reported_by(summary['evaluation'])}", style="dim", markup=False, highlight=False)
     for name, values in summary["metrics"].items():
         metric = metric_of(name)
         over_clients = {"mean": values["mean"], "std": values["std"], "worst client": values[metric.worst]}

@@ -51,6 +51,7 @@ def run_dir(tmp_path_factory) -> Path:
 def test_the_terminal_says_the_worst_clients_of_every_metric(run_dir):
     """By the clients' values in clients.csv: of a loss those with the highest ones."""
     printed = perfed("resume", run_dir).out.splitlines()
+    assert "  before local training, last round, test data" in printed
     with (run_dir / "clients.csv").open(newline="") as file:
         clients = list(csv.DictReader(file))
     for title, column, scale, worst, best, tenth in (

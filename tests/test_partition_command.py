@@ -70,7 +70,9 @@ def test_the_table_counts_what_a_run_would_see():
 
 
 def test_it_works_for_every_kind_of_data_set():
-    head, *rows = shown(perfed("partition", EXPERIMENT, "--show", "clients=4", "validation_fraction=0.2"))
+    result = perfed("partition", EXPERIMENT, "--show", "clients=4", "validation_fraction=0.2")
+    assert "; train 60 each, 240 in all with 48 held out for validation; test" in result.out
+    head, *rows = shown(result)
     assert head == ["client", "train", "test", *"0123456789"]
     assert [row[1] for row in rows] == ["60"] * 4  # those for validation among them
 

@@ -426,7 +426,9 @@ def test_the_embedding_shown_is_of_a_run_with_anchors(run_dirs, tmp_path):
     np.savez(without / "snapshots" / "round-0000.npz", z=np.eye(6), y=np.arange(6) % 3, client=np.array(["a"] * 6))
     ordered = [without, *(d for d in run_dirs if d != without)]
     page = write_report(load_runs(ordered), tmp_path / "report.html", title="toy").read_text()
-    assert "and anchors of flic with seed" in page
+    assert "(at most 600) and anchors of flic with seed" in page and '"Before round 1"' in page
+    page = write_report(load_runs([without]), tmp_path / "report.html", title="toy").read_text()
+    assert "t-SNE of training samples (at most 600) of fedavg with seed" in page
 
 
 def test_combination_weights_are_drawn_as_heat_maps(tmp_path: Path) -> None:

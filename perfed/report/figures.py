@@ -112,7 +112,7 @@ def embedded_samples(snapshots: Sequence[Snapshot]) -> go.Figure:
     """
     columns = min(len(snapshots), PANELS_PER_ROW)
     rows = -(-len(snapshots) // columns)
-    titles = [f"Round {snapshot.round}" if snapshot.round else "After pre-training" for snapshot in snapshots]
+    titles = [f"Round {snapshot.round}" if snapshot.round else "Before round 1" for snapshot in snapshots]
     figure = make_subplots(rows, columns, subplot_titles=titles, horizontal_spacing=0.03)
     clients = sorted({str(name) for snapshot in snapshots for name in snapshot.client})
     symbols = dict(zip(clients, SYMBOLS, strict=False)) if len(clients) <= len(SYMBOLS) else {}

@@ -204,9 +204,10 @@ def _per_client(runs: Sequence[Run]) -> str:
     if boxes is None or curves is None:
         return _section("clients", "Per client", _note("No run has measured its clients yet."))
     plots = [plot("plot-clients", boxes), plot("plot-sorted", curves)]
+    shown = reported(runs)
     note = _note(
         "Each point is one client of one seed. After local training only participants of the round are measured. The "
-        "sorted curves show what the table reports."
+        f"sorted curves show what the table reports{shown and ': '}{shown}."
     )
     return _section("clients", f"{_name(metric)} per client", *plots, note)
 
@@ -237,8 +238,9 @@ def _embedding(runs: Sequence[Run]) -> str:
     # A method that aligns to anchors is what the picture is for; without one, the first run will do.
     run, snapshots = next((pair for pair in kept if pair[1][0].anchors is not None), kept[0])
     figure = embedded_samples(snapshots)
+    anchors = "" if snapshots[0].anchors is None else " and anchors"
     note = _note(
-        f"t-SNE of the samples (at most {MAX_SAMPLES}) and anchors of {run.method} with seed {run.seed}, "
+        f"t-SNE of training samples (at most {MAX_SAMPLES}){anchors} of {run.method} with seed {run.seed}, "
         "each panel on its own: neighbours mean something, positions and distances between panels do not."
     )
     return _section("embedding", heading, plot("plot-embedding", figure), note)
@@ -256,8 +258,8 @@ def _combination(runs: Sequence[Run]) -> list[str]:
         parts += [f"<h3>{escape(method)}, seed {run.seed}</h3>", plot(f"plot-combination-{len(parts) // 2}", figure)]
     if not parts:
         return []
-    note = "Row i shows whose heads client i's head was made of. Blocks are groups of clients whose data are alike."
-    return [_section("combination", "Combination of the heads", *parts, _note(note))]
+    note = "Row i shows whose heads (FedAMP: models) client i's was made of. Blocks are clients it found alike."
+    return [_section("combination", "Weights of the combination", *parts, _note(note))]
 
 
 def _settings(runs: Sequence[Run]) -> str:
