@@ -186,7 +186,10 @@ def client_table(
 
 
 def spread(values: Iterable[float], weights: Iterable[float] | None = None) -> dict[str, float]:
-    """``mean`` (weighted if ``weights`` are given), ``std`` (of the population), ``min``, 10th percentile, ``max``."""
+    """``mean`` (weighted if ``weights`` are given), ``std`` (of the population), ``min``, percentiles, ``max``.
+
+    The percentiles are the 10th, ``p10``, and the 90th, ``p90``: the tenth of the clients with the highest losses.
+    """
     array = np.array(list(values), dtype=np.float64)
     weight = None if weights is None else np.array(list(weights), dtype=np.float64)
     return {
@@ -194,6 +197,7 @@ def spread(values: Iterable[float], weights: Iterable[float] | None = None) -> d
         "std": float(array.std()),
         "min": float(array.min()),
         "p10": float(np.percentile(array, 10)),
+        "p90": float(np.percentile(array, 90)),
         "max": float(array.max()),
     }
 

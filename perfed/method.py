@@ -192,6 +192,11 @@ class Method(BaseModel):
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": SHARED}
     without: ClassVar[tuple[str, ...]] = ()
     needs_domains: ClassVar[bool] = False
+    uses_validation: ClassVar[bool] = False
+    """Whether client programs use validation data, and training data where a client has none.
+
+    A run that is scored on validation data then keeps half of them from the method.
+    """
     moves_shared: ClassVar[bool] = True
     """Whether rounds change ``server.shared``; else a policy cannot ask for the gradient there."""
 

@@ -21,6 +21,7 @@ from perfed.config import Evaluation, Snapshots
 from perfed.errors import PerfedError
 from perfed.evaluate import Metrics, Outputs, by_domain, client_table, sample_counts, summarise, with_extremes
 from perfed.federation import Federation, new_inputs
+from perfed.held_out import scored_apart
 from perfed.machine import arithmetic, installed_version, peak_memory_mb, sigterm_as_exit, usable_device
 from perfed.method import Method
 from perfed.model import Chain, Model, Parameters
@@ -82,20 +83,21 @@ class Run:
         if isinstance(method, str):
             name, method = name or method, build_method(method)
         _check_kinds(federation, method, model)
-        self.federation = federation
         self.name = name or type(method).__name__
         self.rounds = rounds
         self.seed = seed
         self.evaluation = evaluation or Evaluation()
+        self.notes: list[str] = []
+        self.federation, self._scored = self._split_for(method, federation)
         self.snapshots = snapshots or Snapshots()
         self.plan = plan or Plan()
         self.directory = directory
         self.checkpoint_seconds = checkpoint_seconds
         setup = Setup(method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"))
-        self.server = Server(federation, setup, self.plan, participation or Participation(), rounds, clock=clock)
+        self.server = Server(self.federation, setup, self.plan, participation or Participation(), rounds, clock=clock)
         self.history: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
-        self.notes = method.notes(federation, setup.model)
+        self.notes += method.notes(federation, setup.model)
         self.resumed: int | None = None
         self.config: dict[str, Any] = {}
         self._done = self._saved = -1
@@ -104,7 +106,7 @@ class Run:
         self.notes += self._nothing_shared()
         if federation.num_domains and self.evaluation.when == "after":
             self.notes.append("no metrics per domain: they are measured before local training (evaluation.when)")
-        if self.evaluation.split != "train" and all(c.split(self.evaluation.split) is None for c in federation):
+        if all(client.split(self._scored) is None for client in self.federation):
             raise PerfedError(f"evaluation.split = '{self.evaluation.split}': no client has such data")
         if self.evaluation.targets and federation.num_classes is None:
             raise PerfedError(f"evaluation.targets: are accuracies, but data set '{federation.name}' is a regression")
@@ -122,6 +124,25 @@ class Run:
             else f"'local'{' with the terms ' if terms else ''}{', '.join(terms)}"
         )
         return [f"{self.name} shares parameters of {', '.join(stages)} only, and this model has none: it is {same}"]
+
+    def _split_for(self, method: Method, federation: Federation) -> tuple[Federation, str]:
+        """The clients' data as the method sees them, and the split that is scored.
+
+        What a method that uses validation data has weighed cannot be what it is scored on.
+        """
+        split: str = self.evaluation.split
+        if not method.uses_validation:
+            return federation, split
+        if split == "validation":
+            federation, split = scored_apart(federation, self.seed), "test"
+            self.notes.append(f"half of the validation samples are {self.name}'s own; the scores are on the others")
+        lacking = sum(client.split("validation") is None for client in federation)
+        if lacking:
+            self.notes.append(
+                f"{lacking} of {len(federation)} clients have no validation data for {self.name}, which uses their "
+                "training data in place of them (data.validation_fraction)"
+            )
+        return federation, split
 
     # The loop ----------------------------------------------------------------------------------------------
 
@@ -200,7 +221,7 @@ class Run:
     def _round(self, number: int, started: float) -> None:
         evaluate = self._evaluates(number)
         with self._timed():
-            done = self.server.round(number, measure=self.evaluation.split if evaluate else None)
+            done = self.server.round(number, measure=self._scored if evaluate else None)
             self._tally.add(done)
             if number == self.rounds:
                 done.bytes_down += self.server.settle(self._never_used, number)
@@ -249,7 +270,7 @@ class Run:
         # Outputs are those of ``personalise``, before local training.
         outputs: list[Outputs] | None = [] if self.federation.num_domains and settings.when == "before" else None
         unused = [] if number == self.rounds else self._never_used  # at the end they have settled
-        before = self.server.evaluate(settings.split, ids, number, outputs, never_used=unused)
+        before = self.server.evaluate(self._scored, ids, number, outputs, never_used=unused)
         for client, values in before.items():
             if any(isnan(value) for value in values.values()):
                 raise PerfedError(
@@ -269,7 +290,7 @@ class Run:
 
     def _weights(self) -> dict[str, float] | None:
         uniform = self.evaluation.weights == "uniform"
-        return None if uniform else sample_counts(self.federation, self.evaluation.split)
+        return None if uniform else sample_counts(self.federation, self._scored)
 
     # The end -----------------------------------------------------------------------------------------------
 
@@ -310,7 +331,7 @@ class Run:
             if self.evaluation.when == "after":
                 before, after = after, before
             seconds = tally.seconds if self.server.clock.speeds != "none" else {}
-            split, rounds = self.evaluation.split, tally.taken_part
+            split, rounds = self._scored, tally.taken_part
             table = client_table(self.federation, split, before, after, rounds, seconds, tally.client_domains)
             self.directory.write_clients(*table)
             self.directory.write_summary(self.summary)

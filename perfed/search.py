@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,15 +19,39 @@ from perfed.compare import check_starts, method_table, readable
 from perfed.config import validate
 from perfed.errors import PerfedError
 from perfed.experiment import start
-from perfed.overrides import override, resolve
+from perfed.metrics import metric_of, shown
+from perfed.overrides import override, parse_value, resolve
+from perfed.registry import entry
 from perfed.store import RunDirectory, write_atomic
 
 _VALIDATION_FRACTION = 0.25  # where the experiment holds none out
+_OWN_FRACTION = _VALIDATION_FRACTION / 2  # the half of it that a method has that uses validation data
+_HELD_OUT_NOTE = (
+    f"uses validation data, so chosen.toml has data.validation_fraction = {_OWN_FRACTION:g} for every method"
+)
+_NEEDED = {"method", "settings", "metric", "mean"}
 
 
 def is_search(path: Path) -> bool:
     """Whether ``path`` is the directory of a search."""
     return (path / "search.toml").is_file()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a search chose for a method.
+
+    Attributes:
+        settings: the assignments.
+        metric: that they were chosen by.
+        mean: of the metric on validation data, over the seeds.
+        notes: what to know of the choice, such as that it lies on the edge of the grid.
+    """
+
+    settings: list[str]
+    metric: str
+    mean: float
+    notes: list[str]
 
 
 @dataclass(frozen=True)
@@ -123,11 +148,11 @@ class Search:
         data_dir: Path | None = None,
         device: torch.device | None = None,
         progress: Callable[[int, int, float | None], None] | None = None,
-    ) -> dict[str, tuple[list[str], float]]:
+    ) -> dict[str, Choice]:
         """Run the points that have no result yet, and write what was chosen.
 
         Returns:
-            Method -> chosen assignments and their mean validation score over seeds.
+            What was chosen for each method.
 
         Raises:
             PerfedError: no point of some method could be trained to the end, or another process works on the search.
@@ -150,40 +175,75 @@ class Search:
             return []
         with readable(file):
             results: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-            if all({"method", "settings", "mean"} <= result.keys() for result in results):
+            if all(result.keys() >= _NEEDED for result in results):
                 return results
-        raise PerfedError(f"{file}: cannot be read: every point needs method, settings and mean")
+        raise PerfedError(f"{file}: cannot be read: every point needs {', '.join(sorted(_NEEDED))}")
 
     def _try(self, method: str, point: list[str], data_dir: Path | None, device: torch.device | None) -> dict[str, Any]:
         """One point's scores over seeds; ``mean`` is ``None`` where a run failed, as with rates that diverge."""
-        table, scores, failed = override(self.held_out, point, [method]), [], ""
+        table, scores, metric, failed = override(self.held_out, point, [method]), [], None, ""
         for seed in self.seeds:
             experiment = validate(method_table(table, method, seed))
             try:
-                scores.append(_score(start(experiment, data_dir=data_dir, device=device).execute()))
+                metric, value = _score(start(experiment, data_dir=data_dir, device=device).execute())
+                scores.append(value)
             except PerfedError as error:
                 failed = f"seed {seed}: {error}"
         found = {"mean": None, "failed": failed} if failed else {"mean": float(np.mean(scores))}
-        return {"method": method, "settings": point, "scores": scores, **found}
+        return {"method": method, "settings": point, "metric": metric, "scores": scores, **found}
 
-    def _choose(self, results: list[dict[str, Any]]) -> dict[str, tuple[list[str], float]]:
-        """Each method's best point; ``chosen.toml`` has those of the methods that have one."""
-        chosen: dict[str, tuple[list[str], float]] = {}
+    def _choose(self, results: list[dict[str, Any]]) -> dict[str, Choice]:
+        """Each method's best point; ``chosen.toml`` has those of the methods that have one, ``grid.json`` its notes."""
+        chosen: dict[str, Choice] = {}
         failed = ""
         for method in self.methods:
             mine = [result for result in results if result["method"] == method]
             good = [result for result in mine if result["mean"] is not None]
             if good:
-                best = max(good, key=lambda result: result["mean"])
-                chosen[method] = (best["settings"], best["mean"])
+                pick = max if metric_of(good[0]["metric"]).higher_is_better else min
+                best = pick(good, key=lambda result: result["mean"])
+                best["notes"] = self._edges(best)
+                if self._lacks_validation(method, best["settings"]):
+                    best["notes"].append(_HELD_OUT_NOTE)
+                chosen[method] = Choice(best["settings"], best["metric"], best["mean"], best["notes"])
             else:
                 failed = f"{method}: no point of the grid could be trained to the end; the first: "
                 failed += f"{' '.join(mine[0]['settings'])}, {mine[0]['failed']}"
         if chosen:
-            self._write_chosen({method: settings for method, (settings, _) in chosen.items()})
+            self._write_chosen({method: choice.settings for method, choice in chosen.items()})
+            write_atomic(self.path / "grid.json", json.dumps(results, indent=2) + "\n")
         if failed:
             raise PerfedError(failed)
         return chosen
+
+    def _edges(self, best: dict[str, Any]) -> list[str]:
+        """Numbers of the point ``best`` that are the least or largest tried, where further ones would be allowed."""
+        notes = []
+        for column, assignment in enumerate(best["settings"]):
+            key, _, text = assignment.partition("=")
+            value, *tried = (parse_value(a.partition("=")[2]) for a in (assignment, *(p[column] for p in self.points)))
+            if any(type(other) not in (int, float) for other in tried) or min(tried) == max(tried):
+                continue
+            for end, word, step in ((min(tried), "smallest", -1), (max(tried), "largest", 1)):
+                if value == end and self._allows(best, f"{key}={_beyond(value, step)}"):
+                    score = shown(best["metric"], best["mean"])
+                    advice = "try smaller ones" if step < 0 else "try larger ones"
+                    notes.append(f"{key} = {text} is the {word} value of the grid (validation {score}); {advice}")
+        return notes
+
+    def _allows(self, best: dict[str, Any], assignment: str) -> bool:
+        """Whether the point ``best`` could have this value too."""
+        table = override(self.held_out, [*best["settings"], assignment], [best["method"]])
+        try:
+            validate(method_table(table, best["method"], self.seeds[0]))
+        except PerfedError:
+            return False
+        return True
+
+    def _lacks_validation(self, method: str, settings: list[str]) -> bool:
+        """Whether ``method`` uses validation data that the search has held out for it, and the experiment would not."""
+        chosen = override(self.table, settings, [method])["data"]
+        return entry(method).method.uses_validation and not chosen.get("validation_fraction")
 
     def _write_chosen(self, chosen: dict[str, list[str]]) -> None:
         """The experiment with each method's chosen settings in the method's own table."""
@@ -204,6 +264,8 @@ class Search:
             result["methods"][method] = own
             rest = {key: value for key, value in picked.items() if key not in ("training", "model", "methods")}
             result.update(_changed(rest, given))
+        if any(self._lacks_validation(method, settings) for method, settings in chosen.items()):
+            result["data"] = {**result["data"], "validation_fraction": _OWN_FRACTION}
         write_atomic(self.path / "chosen.toml", tomli_w.dumps(result))
 
 
@@ -234,10 +296,14 @@ def _axis(entry: str) -> list[str]:
     return [f"{key}={value}" for value in parts]
 
 
-def _score(summary: dict[str, Any]) -> float:
-    """Higher is better: accuracy, or minus the mean squared error."""
+def _beyond(value: float, step: int) -> float:
+    """The next number in the direction of ``step``: of whole ones the next whole one."""
+    return value + step if isinstance(value, int) else math.nextafter(value, step * math.inf)
+
+
+def _score(summary: dict[str, Any]) -> tuple[str, float]:
+    """Name and mean of the metric that points are compared by: the accuracy, or the mean squared error."""
     if not summary["metrics"]:
         raise PerfedError("nothing was evaluated")
-    if "accuracy" in summary:
-        return float(summary["accuracy"]["mean"])
-    return -float(summary["metrics"]["mse"]["mean"])
+    name = "accuracy" if "accuracy" in summary["metrics"] else "mse"
+    return name, float(summary["metrics"][name]["mean"])

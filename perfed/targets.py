@@ -45,9 +45,15 @@ def duration(value: float) -> str:
 
 
 def described(found: Sequence[Target]) -> list[str]:
-    """One line per target: the round and virtual time in which it was reached, or that it was not."""
-    return [
-        f"{percent(t['accuracy'])}: "
-        + ("not reached" if t["round"] is None else f"round {t['round']}, virtual time {duration(t['virtual_time'])}")
-        for t in found
-    ]
+    """One line per target: the round and virtual time in which it was reached, or that it was not.
+
+    Without a clock virtual time is the round's number, which is then said once.
+    """
+    return [f"{percent(t['accuracy'])}: {_reached(t)}" for t in found]
+
+
+def _reached(target: Target) -> str:
+    if target["round"] is None:
+        return "not reached"
+    time = target["virtual_time"]
+    return f"round {target['round']}" + (f", virtual time {duration(time)} s" if time != target["round"] else "")

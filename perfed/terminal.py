@@ -12,7 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from perfed.report import TextTable
+from perfed.metrics import metric_of
+from perfed.metrics import shown as with_unit
+from perfed.report import TextTable, reported_by
+from perfed.search import Choice
 from perfed.targets import described
 
 console = Console(width=None if sys.stdout.isatty() else 150, emoji=False)
@@ -47,28 +50,39 @@ def print_summary(summary: dict[str, Any]) -> None:
     """A run's notes, metrics, metrics by domain and times to the target accuracies (``summary.json``)."""
     for note in summary["notes"]:
         console.print(f"  {note}", style="dim", markup=False, highlight=False)
+    if summary.get("evaluation"):
+        console.print(f"  {reported_by(summary['evaluation'])}", style="dim", markup=False, highlight=False)
     for name, values in summary["metrics"].items():
-        scale, unit = (100, " %") if name.startswith("accuracy") else (1, "")
-        cells = ", ".join(f"{key} {'-' if value is None else f'{scale * value:.4g}'}" for key, value in values.items())
-        console.print(f"{summary['method']}: {name}{unit}: {cells}", markup=False, highlight=False)
+        metric = metric_of(name)
+        over_clients = {"mean": values["mean"], "std": values["std"], "worst client": values[metric.worst]}
+        over_clients |= {"10 % worst": values.get(metric.tenth_worst), "best client": values[metric.best]}
+        console.print(f"{summary['method']}: {_values(name, '', over_clients)}", markup=False, highlight=False)
     for name, values in summary.get("domains", {}).items():
-        scale, unit = (100, " %") if name == "accuracy" else (1, "")
-        of_each = ", ".join(f"{domain} {scale * value:.4g}" for domain, value in values.items())
-        console.print(f"{summary['method']}: {name}{unit} by domain: {of_each}", markup=False, highlight=False)
+        console.print(f"{summary['method']}: {_values(name, ' by domain', values)}", markup=False, highlight=False)
     for line in described(summary.get("targets", [])):
         console.print(f"{summary['method']}: {line}", markup=False, highlight=False)
     if "oracle_accuracy" in summary:
         console.print(f"Bayes oracle (known centres): {100 * summary['oracle_accuracy']:.1f} %", highlight=False)
 
 
-def print_choice(chosen: Mapping[str, tuple[list[str], float]], runs: int) -> None:
-    """What a search of ``runs`` runs chose: method -> assignments and validation score."""
+def _values(name: str, of: str, values: Mapping[str, float | None]) -> str:
+    """Values of the metric ``name`` in its unit; those that are not known are dashes."""
+    metric = metric_of(name)
+    cells = (f"{key} {'-' if value is None else f'{metric.scale * value:.4g}'}" for key, value in values.items())
+    return f"{name}{metric.unit and ' ' + metric.unit}{of}: {', '.join(cells)}"
+
+
+def print_choice(chosen: Mapping[str, Choice], runs: int) -> None:
+    """What a search of ``runs`` runs chose, by method."""
     shown = Table(title=f"chosen on validation data ({runs} runs)")
     for title in ("method", "settings", "validation"):
         shown.add_column(title)
-    for method, (assignments, score) in chosen.items():
-        shown.add_row(method, " ".join(assignments) or "(defaults)", f"{score:.4f}")
+    for method, choice in chosen.items():
+        shown.add_row(method, " ".join(choice.settings), with_unit(choice.metric, choice.mean))
     console.print(shown)
+    for method, choice in chosen.items():
+        for note in choice.notes:
+            console.print(f"{method}: {note}", soft_wrap=True, markup=False, highlight=False)
 
 
 def rich_table(table: TextTable) -> Table:

@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command_line import EXPERIMENT, TINY, contents, is_plain, perfed, run_tiny
 
@@ -21,7 +22,7 @@ from perfed.registry import method_names, preset_names
 from perfed.run import Run
 from perfed.terms import term_names
 
-SPREAD = {"mean", "std", "min", "p10", "max"}
+SPREAD = {"mean", "std", "min", "p10", "p90", "max"}
 
 
 def table(file: Path) -> list[dict[str, str]]:
@@ -46,6 +47,22 @@ def run_dir(tmp_path_factory) -> Path:
     assert "flic-class: accuracy %: mean" in result.out
     assert result.out.splitlines()[-1] == f"report: {directory}/report.html"
     return directory
+
+
+def test_the_terminal_says_the_worst_clients_of_every_metric(run_dir):
+    """By the clients' values in clients.csv: of a loss those with the highest ones."""
+    printed = perfed("resume", run_dir).out.splitlines()
+    assert "  before local training, last round, test data" in printed
+    with (run_dir / "clients.csv").open(newline="") as file:
+        clients = list(csv.DictReader(file))
+    for title, column, scale, worst, best, tenth in (
+        ("accuracy %", "accuracy_before", 100, min, max, 10),
+        ("loss", "loss_before", 1, max, min, 90),
+    ):
+        values = [scale * float(client[column]) for client in clients if client[column]]
+        (line,) = [line for line in printed if line.startswith(f"flic-class: {title}: mean")]
+        said = f"worst client {worst(values):.4g}, 10 % worst {np.percentile(values, tenth):.4g}"
+        assert line.endswith(f"{said}, best client {best(values):.4g}")
 
 
 def test_run_leaves_exactly_these_files(run_dir):

@@ -121,6 +121,17 @@ def test_a_user_can_add_a_data_set(monkeypatch):
     with pytest.raises(PerfedError, match="'mine' is registered twice, by 'test_datasets' and by 'elsewhere'"):
         exec("register('mine')(mine)", {"register": dataset, "mine": mine, "__name__": "elsewhere"})
 
+    @dataset("split", task="regression")
+    def split(seed: int, data_dir: Path | None) -> Federation:
+        """One client comes with validation data, which it keeps."""
+        x = np.arange(10, dtype=np.float32)
+        own = {"x_validation": x[:3, None], "y_validation": -x[:3]}
+        return Federation.from_arrays([{"x_train": x[:, None], "y_train": x, **o} for o in ({}, own)])
+
+    lent, own = load("split", {"validation_fraction": 0.2}, seed=0)
+    assert (len(lent.train), len(lent.validation)) == (8, 2)
+    assert len(own.train) == 10 and own.validation.y.tolist() == [0.0, -1.0, -2.0]
+
     def bare(seed: int, data_dir: Path | None, *, rows: int) -> Federation: ...
 
     with pytest.raises(PerfedError, match="option 'rows' needs a type and a default"):

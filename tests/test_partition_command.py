@@ -12,7 +12,7 @@ from test_pooled import write_images
 
 from perfed.datasets import catalogue, dataset, load
 from perfed.federation import Federation
-from perfed.report.partition import ClassTable, terminal_tables
+from perfed.report.partition import ClassTable, terminal_tables, write_partition_page
 
 TOML = """
 name = "clothes"
@@ -70,7 +70,9 @@ def test_the_table_counts_what_a_run_would_see():
 
 
 def test_it_works_for_every_kind_of_data_set():
-    head, *rows = shown(perfed("partition", EXPERIMENT, "--show", "clients=4", "validation_fraction=0.2"))
+    result = perfed("partition", EXPERIMENT, "--show", "clients=4", "validation_fraction=0.2")
+    assert "; train 60 each, 240 in all with 48 held out for validation; test" in result.out
+    head, *rows = shown(result)
     assert head == ["client", "train", "test", *"0123456789"]
     assert [row[1] for row in rows] == ["60"] * 4  # those for validation among them
 
@@ -102,6 +104,13 @@ def test_many_classes_go_into_several_tables():
     assert [head for head in heads if head.startswith("class ")] == names
     assert len(tables) > 3 and all(shown_table.row_count == 3 for shown_table in tables)
     assert len(list(terminal_tables(table, 10))) == 30  # a narrow terminal still gets them all
+
+
+def test_the_colours_start_at_no_samples(here):
+    """Not at the least of the counts, as if that client had none of the class."""
+    clients = [{"x_train": np.ones((n, 1)), "y_train": np.zeros(n, np.int64)} for n in (50, 60)]
+    page = write_partition_page(ClassTable.of(Federation.from_arrays(clients)), here / "picture.html").read_text()
+    assert page.count('"zmin":0') == page.count('"hovertemplate":"client') == 2
 
 
 def test_the_picture_is_one_self_contained_file(here):

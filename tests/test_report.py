@@ -5,17 +5,27 @@ import json
 import os
 import re
 import shutil
+import socketserver
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from engines import blobs
 
 from perfed.errors import PerfedError
+from perfed.evaluate import spread as over_clients
 from perfed.report import compare_table, comparison_rows, write_report
 from perfed.report.arrays import Snapshot, load_combination
-from perfed.report.figures import combination_heat_maps, embedded_samples
+from perfed.report.comparison import metric_tables
+from perfed.report.figures import combination_heat_maps, embedded_samples, sorted_clients
+from perfed.report.html import PAGE
+from perfed.report.partition import ClassTable, write_partition_page
 from perfed.report.runs import load_runs
 
 MEANS = {("fedavg", 0): 0.60, ("fedavg", 1): 0.64, ("flic", 0): 0.80, ("flic", 1): 0.82}
@@ -36,7 +46,7 @@ CHROMIUM_FLAGS = [
 
 
 def spread(mean: float) -> dict[str, float]:
-    return {"mean": mean, "std": 0.1, "min": mean - 0.2, "p10": mean - 0.1, "max": mean + 0.15}
+    return {"mean": mean, "std": 0.1, "min": mean - 0.2, "p10": mean - 0.1, "p90": mean + 0.1, "max": mean + 0.15}
 
 
 def write_run(directory: Path, method: str, seed: int, *, metric: str = "accuracy", finished: bool = True) -> Path:
@@ -148,7 +158,7 @@ def test_table_has_the_means_and_the_paired_interval(run_dirs):
     )
     assert flic.mean == pytest.approx(0.81)
     assert flic.mean_std == pytest.approx(0.02 / np.sqrt(2))
-    assert (flic.std, flic.min, flic.p10) == pytest.approx((0.1, 0.61, 0.71))
+    assert (flic.std, flic.worst, flic.tenth_worst) == pytest.approx((0.1, 0.61, 0.71))
     assert flic.wall_seconds == 2.0
     # Differences 0.20 and 0.18: mean 0.19, standard error 0.01; Student t, 1 degree of freedom: 12.7062.
     assert flic.difference.mean == pytest.approx(0.19)
@@ -162,6 +172,26 @@ def test_differences_pair_common_seeds_only(run_dirs):
     assert (difference.seeds, difference.low, difference.high) == ((1,), None, None)
     assert difference.mean == pytest.approx(0.18)
     assert compare_table(comparison_rows(load_runs([run_dirs[0], run_dirs[3]])))[1].difference is None
+
+
+def test_the_worst_clients_of_a_loss_are_those_with_the_highest():
+    """By the clients' values themselves; results of before there was a 90th percentile say that they do not know it."""
+    losses = np.random.default_rng(0).exponential(size=101)
+    rows = [{"method": "local", "seed": 0, "wall_seconds": 1.0, "metrics": {}}]
+    rows[0]["metrics"] = {name: over_clients(losses) for name in ("accuracy", "loss", "mse")}
+    accuracy, loss, mse = compare_table(rows)
+    ordered = np.sort(losses)
+    assert (accuracy.worst, accuracy.tenth_worst) == pytest.approx((ordered[0], ordered[10]))
+    assert (loss.worst, loss.tenth_worst) == pytest.approx((ordered[100], ordered[90]))
+    assert (mse.worst, mse.tenth_worst) == (loss.worst, loss.tenth_worst)
+    titles = [table.title for table in metric_tables([accuracy, loss], "after local training")]
+    assert titles == ["accuracy: after local training", "loss (lower is better): after local training"]
+    shown = metric_tables([loss], "")[0]
+    cells = dict(zip(shown.header, shown.rows[0], strict=True))
+    assert cells["Worst client (max)"] == f"{ordered[100]:.4g}"
+    assert cells["10 % worst (90th percentile)"] == f"{ordered[90]:.4g}"
+    del rows[0]["metrics"]["loss"]["p90"]
+    assert metric_tables([compare_table(rows)[1]], "")[0].rows[0][5] == "–"
 
 
 def test_comparison_keeps_the_order_in_which_methods_were_given(run_dirs):
@@ -213,7 +243,7 @@ def test_unfinished_runs_are_reported_as_far_as_they_are(tmp_path):
 def test_regression_shows_its_own_metric(tmp_path):
     run = write_run(tmp_path / "run", "fedavg", 0, metric="mse")
     page = read_page(write_report(load_runs([run]), tmp_path / "report.html", title="Regression"))
-    assert page.cells[:4] == ["fedavg", "1", "0.6", "0.1"]
+    assert page.cells[:6] == ["fedavg", "1", "0.6", "0.1", "0.75", "0.7"]
     assert page.plots == PLOTS[:3]
     assert "accuracy" not in comparison_rows(load_runs([run]))[0]
 
@@ -267,6 +297,26 @@ def test_embedding_adapts_to_the_number_of_samples(samples, dimension):
     assert shown == (0 if samples < 4 else min(samples, 600))
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_the_sorted_curves_show_what_the_table_reports(run_dirs, when):
+    """Not always "after local training", which is of participants alone: one of four clients here, not all of them."""
+    for number, directory in enumerate(run_dirs):
+        config = directory / "config.toml"
+        config.write_text(config.read_text() + f'[evaluation]\nwhen = "{when}"\n')
+        rows = [["a", 0.2, 0.9], ["b", 0.4, ""], ["c", 0.3, ""], ["d", "", ""]]
+        text = "".join(f"{name},{before},{after}\n" for name, before, after in rows[: 4 if number < 3 else 3])
+        (directory / "clients.csv").write_text(f"id,accuracy_before,accuracy_after\n{text}")
+    figure = sorted_clients(load_runs(run_dirs), "accuracy")
+    assert figure is not None and figure.layout.xaxis.title.text.endswith(f"sorted; {when} local training")
+    fedavg, flic = figure.data
+    if when == "before":
+        assert list(fedavg.y) == pytest.approx([20, 20, 30, 30, 40, 40]) and fedavg.name == "fedavg (6 of 8 clients)"
+        assert list(fedavg.x) == pytest.approx(100 * (np.arange(6) + 0.5) / 6)
+        assert flic.name == "flic (6 of 7 clients)"
+    else:
+        assert list(flic.y) == [90, 90] and flic.name == "flic (2 of 7 clients)"
+
+
 def browser() -> str:
     found = shutil.which("chromium")
     if found is None:
@@ -290,6 +340,79 @@ def test_browser_draws_every_plot(run_dirs, tmp_path):
         assert '<svg class="main-svg"' in body[start:end]
 
 
+@contextmanager
+def proxy() -> Iterator[tuple[list[str], list[str]]]:
+    """Flags that send what a page asks of any server to a proxy, which answers nothing, and what it was asked.
+
+    The browser's own requests, for updates of itself, go to names that are not found.
+    """
+    asked: list[str] = []
+
+    class Note(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            asked.append(self.rfile.readline().decode(errors="replace").strip())
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Note) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        own = ("*.google.com", "*.googleapis.com")
+        flags = [f"--proxy-server=http://127.0.0.1:{server.server_address[1]}"]
+        flags += [f"--proxy-bypass-list=<-loopback>;{';'.join(own)}"]
+        flags += ["--host-resolver-rules=" + ", ".join(f"MAP {names} ~NOTFOUND" for names in own)]
+        yield flags, asked
+        server.shutdown()
+
+
+PRESS = """<script>
+window.opened = [];
+window.open = (...given) => { window.opened.push(String(given[0])); return null; };
+window.addEventListener('load', async () => {
+  const buttons = Array.from(document.querySelectorAll('.modebar-btn'));
+  for (const button of buttons) {
+    button.dispatchEvent(new MouseEvent('click', {bubbles: true}));
+    await new Promise(done => setTimeout(done, 50));
+    for (const more of document.querySelectorAll('[class*="cloud-dialog"] button')) more.click();
+  }
+  const found = document.createElement('pre');
+  found.id = 'found';
+  const links = Array.from(document.querySelectorAll('a[href]')).map(link => link.href).filter(Boolean);
+  const titles = buttons.map(button => button.getAttribute('data-title'));
+  const loaded = performance.getEntriesByType('resource').map(entry => entry.name);
+  found.textContent = JSON.stringify({titles, links, loaded, opened: window.opened});
+  document.body.append(found);
+});
+</script>"""
+
+
+def pressed(page: Path, profile: Path) -> tuple[dict[str, list[str]], list[str]]:
+    """What a browser finds that opens the page and presses every button of every plot, and what it asked of servers."""
+    page.write_text(page.read_text(encoding="utf-8").replace("</body>", f"{PRESS}</body>"), encoding="utf-8")
+    with proxy() as (flags, asked):
+        command = [browser(), *CHROMIUM_FLAGS, *flags, f"--user-data-dir={profile}", "--dump-dom", page.as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found: dict[str, list[str]] = json.loads(unescape(re.findall('<pre id="found">(.*?)</pre>', done.stdout)[0]))
+    return found, asked
+
+
+def test_a_page_has_no_button_that_sends_anything_and_asks_no_server(run_dirs, tmp_path):
+    report = write_report(load_runs(run_dirs), tmp_path / "report.html", title="Two methods")
+    partition = write_partition_page(ClassTable.of(blobs()), tmp_path / "partition.html")
+    for number, page in enumerate((report, partition)):
+        found, asked = pressed(page, tmp_path / f"profile-{number}")
+        assert "Download plot as a PNG" in found["titles"]
+        assert not [title for title in found["titles"] if re.search("cloud|share|plotly|edit|studio", title, re.I)]
+        assert found["links"] == found["opened"] == found["loaded"] == asked == []
+
+
+def test_a_request_of_a_page_would_be_noticed_and_is_forbidden(tmp_path):
+    picture = '<img src="http://example.invalid/picture.png">'
+    bare = f"<html><body>{picture}</body></html>"
+    policy = PAGE.format(title="t", facts="", plotlyjs="", sections=picture)
+    for number, (text, seen) in enumerate(((bare, 1), (policy, 0))):
+        page = tmp_path / f"{number}.html"
+        page.write_text(text)
+        assert len([line for line in pressed(page, tmp_path / f"profile-{number}")[1] if "example" in line]) == seen
+
+
 def test_half_a_last_line_of_a_killed_run_is_passed_over(run_dirs):
     file = run_dirs[2] / "rounds.jsonl"
     before = len(load_runs(run_dirs)[2].rounds)
@@ -303,7 +426,9 @@ def test_the_embedding_shown_is_of_a_run_with_anchors(run_dirs, tmp_path):
     np.savez(without / "snapshots" / "round-0000.npz", z=np.eye(6), y=np.arange(6) % 3, client=np.array(["a"] * 6))
     ordered = [without, *(d for d in run_dirs if d != without)]
     page = write_report(load_runs(ordered), tmp_path / "report.html", title="toy").read_text()
-    assert "and anchors of flic with seed" in page
+    assert "(at most 600) and anchors of flic with seed" in page and '"Before round 1"' in page
+    page = write_report(load_runs([without]), tmp_path / "report.html", title="toy").read_text()
+    assert "t-SNE of training samples (at most 600) of fedavg with seed" in page
 
 
 def test_combination_weights_are_drawn_as_heat_maps(tmp_path: Path) -> None:

@@ -115,8 +115,8 @@ def test_a_table_says_that_fitting_takes_no_time(tmp_path):
 
 
 def test_without_a_base_method_there_is_no_speed_up_and_without_targets_no_table(tmp_path):
-    alone = made(tmp_path / "srpfl", "fedrep-srpfl", 0, times={0.7: 50.0})
-    other = made(tmp_path / "other", "local", 0, times={0.8: 1234.56})
+    alone = made(tmp_path / "srpfl", "fedrep-srpfl", 0, times={0.7: 50.0}, clock=True)
+    other = made(tmp_path / "other", "local", 0, times={0.8: 1234.56}, clock=True)
     table = target_table(load_runs([alone, other]))
     assert table is not None and table.header == ["Method", "Virtual time to 70 %", "Virtual time to 80 %"]
     assert table.rows == [["fedrep-srpfl", "50", "–"], ["local", "–", "1235"]]
@@ -201,10 +201,21 @@ def test_curves_can_be_shown_over_rounds_times_and_bytes(tmp_path):
     assert all(len(button.args[0]["x"]) == len(figure.data) for button in menu.buttons)
 
 
-def test_rounds_come_first_where_virtual_time_only_counts_them(tmp_path):
-    figure = metric_curves(load_runs([made(tmp_path / "run", "fedrep", 0)]), "accuracy")
+def test_without_a_clock_there_is_no_virtual_time(tmp_path):
+    """It would be the number of the round, called seconds."""
+    runs = [
+        made(tmp_path / name, name, 0, times={0.7: time}) for name, time in (("fedrep", 4.0), ("fedrep-srpfl", 2.0))
+    ]
+    figure = metric_curves(load_runs(runs), "accuracy")
     assert figure is not None and figure.layout.updatemenus[0].active == 0
     assert figure.layout.xaxis.title.text == "Round" and list(figure.data[0].x) == [1, 2, 4]
+    assert [button.label for button in figure.layout.updatemenus[0].buttons] == ["Rounds", "Wall time", "Bytes"]
+    table = target_table(load_runs(runs))
+    assert table is not None and table.title == "rounds to accuracy"
+    assert table.header == ["Method", "Rounds to 70 %", "Speed-up in rounds at 70 %"]
+    assert table.rows == [["fedrep", "4", "–"], ["fedrep-srpfl", "2", "2.00 over fedrep"]]
+    page = read_page(write_report(load_runs(runs), tmp_path / "report.html", title="t"))
+    assert "irtual time at" not in page.words and "Virtual time (s)" not in (tmp_path / "report.html").read_text()
 
 
 def test_an_axis_that_a_run_lacks_is_not_offered(tmp_path):

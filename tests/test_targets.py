@@ -35,8 +35,8 @@ def test_the_first_evaluated_round_at_the_target_counts():
     assert found[1] == {"accuracy": 0.8, "round": 5, "virtual_time": 12.5, "training_seconds": 0.5}
     assert found[2] == {"accuracy": 0.9, "round": None, "virtual_time": None, "training_seconds": None}
     assert described(found) == [
-        "70 %: round 3, virtual time 7.5",
-        "80 %: round 5, virtual time 12.5",
+        "70 %: round 3, virtual time 7.5 s",
+        "80 %: round 5, virtual time 12.5 s",
         "90 %: not reached",
     ]
 
@@ -91,10 +91,11 @@ def test_only_evaluated_rounds_count_and_the_command_says_when(tmp_path):
     settings = ("evaluation.every=5", f"evaluation.targets={list(TARGETS)}", "rounds=12")
     result = perfed("run", EXPERIMENT, *TINY, *settings, "--method", "local", "--out", tmp_path / "run")
     assert result.code == 0, result.err
+    assert "virtual time" not in result.out  # without a clock
     found = json.loads((tmp_path / "run" / "summary.json").read_text())["targets"]
     assert found == by_hand(tmp_path / "run")
     assert {target["round"] for target in found} <= {5, 10, 12, None}
-    assert f"local: 10 %: round {found[0]['round']}, virtual time" in result.out
+    assert f"local: 10 %: round {found[0]['round']}\n" in result.out
     assert "local: 100 %: not reached" in result.out
 
 
@@ -121,7 +122,14 @@ def test_training_seconds_leave_evaluations_out(monkeypatch):
 
 
 def test_a_comparison_prints_and_keeps_the_times(tmp_path):
-    settings = ("evaluation.targets=[0.05, 1.0]", "--methods", "local,hetfedrep", "--seeds", "0,1")
+    settings = (
+        "evaluation.targets=[0.05, 1.0]",
+        "clock.communication=2",
+        "--methods",
+        "local,hetfedrep",
+        "--seeds",
+        "0,1",
+    )
     result = perfed("compare", EXPERIMENT, *TINY, *settings, "--out", tmp_path / "out")
     assert result.code == 0, result.err
     rows = json.loads((tmp_path / "out" / "comparison.json").read_text())

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from command_line import EXPERIMENT, TINY, is_plain, perfed
 
 from perfed import search
-from perfed.config import find_experiment, read
+from perfed.config import find_experiment, read, validate
 from perfed.datasets import catalogue, load
 from perfed.federation import Federation
 from perfed.overrides import override
@@ -48,7 +49,9 @@ def test_tune_gives_every_method_the_same_grid_and_never_looks_at_test_data(tmp_
     assert all(experiment.data["validation_fraction"] == 0.25 for experiment in started)
 
     grid = json.loads((tmp_path / "out" / "grid.json").read_text())
-    assert all(set(point) == {"method", "settings", "scores", "mean"} for point in grid)
+    keys = {"method", "settings", "metric", "scores", "mean"}
+    assert all(set(point) - {"notes"} == keys and point["metric"] == "accuracy" for point in grid)
+    assert [point["method"] for point in grid if "notes" in point] == ["local", "flic-class"]  # those that were chosen
     points = [[f"lr={lr}", f"batch_size={size}"] for lr in ("1e-3", "1e-1") for size in (4, 100)]
     for method in ("local", "flic-class"):
         assert [point["settings"] for point in grid if point["method"] == method] == points
@@ -86,6 +89,130 @@ def scrambled_test_labels():
 
     yield
     del catalogue._entries["scrambled"]
+
+
+@pytest.fixture
+def noise():
+    """A data set whose labels say nothing about the inputs, and one whose target is the first input."""
+
+    def drawn(seed: int, regression: bool) -> Federation:
+        generator = np.random.default_rng([seed, 7])
+        clients = {}
+        for i in range(20):
+            x = generator.normal(size=(280, 5)).astype(np.float32)
+            y = x[:, 0] if regression else np.concatenate([generator.permutation(np.arange(n) % 4) for n in (80, 200)])
+            parts = {"train": slice(0, 80), "test": slice(80, None)}
+            clients[f"{i:02d}"] = {
+                f"{k}_{name}": v[part] for name, part in parts.items() for k, v in (("x", x), ("y", y))
+            }
+        return Federation.from_arrays(clients, num_classes=None if regression else 4)
+
+    @catalogue.dataset("noise")
+    def noise(seed: int, data_dir: Path | None) -> Federation:
+        """Labels by chance, as many of each class at every client."""
+        return drawn(seed, regression=False)
+
+    @catalogue.dataset("line", task="regression")
+    def line(seed: int, data_dir: Path | None) -> Federation:
+        """A regression."""
+        return drawn(seed, regression=True)
+
+    yield
+    del catalogue._entries["noise"], catalogue._entries["line"]
+
+
+def small(file: Path, data: str, more: str = "") -> Path:
+    """An experiment on the data set ``data``."""
+    model = 'body = { kind = "mlp", hidden = [16], out = 8 }\nhead = "linear"'
+    text = f'method = "fedavg"\nrounds = 8\n[data]\nname = "{data}"\n[model]\n{model}\n[training]\nlocal_epochs = 3\n'
+    file.write_text(text + more)
+    return file
+
+
+def test_pure_noise_is_scored_at_chance_also_where_a_method_uses_validation_data(tmp_path, noise):
+    """FedFomo combines models by their losses on validation data: not on those samples that are scored."""
+    file = small(tmp_path / "x.toml", "noise")
+    grid = ("--methods", "fedfomo,local", "--grid", "lr=1e-2", "--seeds", "0..2")
+    result = perfed("tune", file, "plan.threads=1", *grid, "--out", tmp_path / "out")
+    assert result.code == 0, result.err
+    fomo, local = json.loads((tmp_path / "out" / "grid.json").read_text())
+    for point, scored in ((fomo, 200), (local, 400)):  # of 80 training samples at each of 20 clients
+        deviation = (0.25 * 0.75 / (scored * len(point["scores"]))) ** 0.5
+        assert abs(point["mean"] - 0.25) < 3 * deviation
+
+    note = "uses validation data, so chosen.toml has data.validation_fraction = 0.125 for every method"
+    assert fomo["notes"] == [note] and f"fedfomo: {note}" in result.out and local["notes"] == []
+    chosen = read((tmp_path / "out" / "chosen.toml").read_text(), "chosen.toml")
+    run = search.start(chosen)
+    assert chosen.method == "fedfomo" and chosen.evaluation.split == "test"
+    assert {len(client.validation or ()) for client in run.federation} == {10}  # what it had in the search
+    assert {len(client.test or ()) for client in run.federation} == {200} and run.notes == []
+
+
+def test_what_a_method_weighs_and_what_is_scored_are_halves_of_the_validation_data(noise):
+    """Class by class, nothing twice; and the run says so, and where a client has none."""
+    table = {"method": "fedfomo", "rounds": 1, "data": {"name": "noise", "validation_fraction": 0.5}}
+    table |= {"model": {"head": "linear"}, "evaluation": {"split": "validation"}}
+    whole = load("noise", {"validation_fraction": 0.5}, seed=0)
+    lone = replace(whole.clients[0], validation=whole.clients[0].validation.take(torch.tensor([3])))
+    run = search.start(validate(table), federation=replace(whole, clients=(lone, *whole.clients[1:])))
+    for before, after in zip(whole.clients[1:], run.federation.clients[1:], strict=True):
+        rows = [{tuple(x.tolist()) for x in split.x} for split in (after.validation, after.test, before.validation)]
+        assert rows[0] | rows[1] == rows[2] and not rows[0] & rows[1] and len(rows[0]) == len(rows[1]) == 20
+        counts = [torch.bincount(split.y, minlength=4) for split in (after.validation, after.test)]
+        assert int((counts[0] - counts[1]).abs().max()) <= 2
+        assert torch.equal(after.train.x, before.train.x)
+    first = run.federation.clients[0]
+    assert first.validation is None and first.test is not None and len(first.test) == 1
+    assert run.notes == [
+        "half of the validation samples are fedfomo's own; the scores are on the others",
+        "1 of 20 clients have no validation data for fedfomo, which uses their training data in place of them "
+        "(data.validation_fraction)",
+    ]
+    assert run.execute()["notes"][-2:] == run.notes
+    local = search.start(validate(table | {"method": "local"}))
+    assert local.federation.clients[0].validation is not None and len(local.federation.clients[0].validation) == 40
+
+
+def test_a_choice_on_the_edge_of_its_grid_is_named(tmp_path, noise):
+    """Also for errors, of which the lowest is chosen; not where the setting allows nothing further."""
+    grid = ("--methods", "local,fedavg", "--grid", "lr=1e-5,1e-4,1e-3", "--grid", "momentum=0", "--grid", "rounds=1")
+    file = small(tmp_path / "x.toml", "line")
+    result = perfed("tune", file, "plan.threads=1", *grid, "--out", tmp_path / "out")
+    assert result.code == 2 and "give one method" in result.err
+    grid = grid[:-2]
+    result = perfed("tune", file, "plan.threads=1", *grid, "--out", tmp_path / "out")
+    assert result.code == 0, result.err
+    points = json.loads((tmp_path / "out" / "grid.json").read_text())
+    for method in ("local", "fedavg"):
+        mine = [point for point in points if point["method"] == method]
+        assert [point["mean"] for point in mine] == sorted((p["mean"] for p in mine), reverse=True)
+        assert mine[-1]["mean"] > 0 and mine[-1]["metric"] == "mse"
+        note = f"lr = 1e-3 is the largest value of the grid (validation mse {mine[-1]['mean']:.4g}); try larger ones"
+        assert mine[-1]["notes"] == [note] and f"{method}: {note}" in result.out
+    chosen = read((tmp_path / "out" / "chosen.toml").read_text(), "chosen.toml")
+    assert chosen.build_method().lr == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("tried", "best", "said"),
+    [
+        ("lr=1e-3,1e-2,1e-1", "lr=1e-2", ""),
+        ("lr=1e-3,1e-2,1e-1", "lr=1e-3", "lr = 1e-3 is the smallest value of the grid"),
+        ("lr=1e-1,1e-3", "lr=1e-1", "lr = 1e-1 is the largest value of the grid"),
+        ("lr=1e-2", "lr=1e-2", ""),
+        ("lr=0,1e-2", "lr=0", ""),  # nothing is below it
+        ("batch_size=1,10", "batch_size=1", ""),
+        ("batch_size=2,10", "batch_size=2", "batch_size = 2 is the smallest value of the grid"),
+        ("momentum=0.5,0.9", "momentum=0.9", "momentum = 0.9 is the largest value of the grid"),
+        ("optimizer=adam,sgd", "optimizer=sgd", ""),
+    ],
+)
+def test_edges_are_those_of_the_grid_not_of_what_is_allowed(tmp_path, tried, best, said):
+    grid = search.Search(tmp_path, find_experiment(EXPERIMENT), ["local"], [0], search._points([tried]))
+    notes = grid._edges({"method": "local", "settings": [best], "metric": "accuracy", "mean": 0.928})
+    assert len(notes) == bool(said)
+    assert all(note.startswith(f"{said} (validation accuracy 92.8 %); try ") for note in notes)
 
 
 def test_the_choice_does_not_depend_on_the_test_labels(tmp_path, scrambled_test_labels):

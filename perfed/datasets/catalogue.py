@@ -10,14 +10,13 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from perfed.errors import PerfedError
 from perfed.federation import SPLITS, Client, Federation, Split
-from perfed.partition import generator
+from perfed.held_out import with_validation
 from perfed.plugins import calling_module, check_free, check_own, own_name
 
 Positive = Annotated[int, Field(ge=1)]
@@ -168,9 +167,9 @@ def load(
     Args:
         name: one of :func:`dataset_names`, or ``module:NAME``, which imports the module first.
         options: as listed by :func:`describe`; those left out have their defaults. With
-            ``validation_fraction`` > 0 every client gives up that part of its training samples, by class;
-            one training sample of each of its classes always stays. With ``domain_input`` the one-hot domain of every
-            sample is appended to its inputs.
+            ``validation_fraction`` > 0 every client without validation data gives up that part of its training
+            samples, by class; one training sample of each of its classes always stays. With ``domain_input`` the
+            one-hot domain of every sample is appended to its inputs.
         seed: of all random choices.
         data_dir: first folder in which files are looked for.
 
@@ -192,7 +191,7 @@ def load(
         federation = replace(made, name=name)
         if fraction > 0:
             stratify = federation.num_classes is not None
-            clients = tuple(_with_validation(client, fraction, stratify, seed) for client in federation)
+            clients = tuple(with_validation(client, fraction, stratify, seed) for client in federation)
             federation = replace(federation, clients=clients)
         return with_domain_input(federation) if domain_input else federation
 
@@ -232,24 +231,6 @@ def _check_options(entry: _Entry, given: dict[str, object]) -> dict[str, Any]:
         key = str(problem["loc"][0])
         raise PerfedError(f"data.{key} = {given[key]!r} is not allowed; it must be: {allowed[key]}") from None
     return {key: getattr(model, key) for key in allowed}
-
-
-def _with_validation(client: Client, fraction: float, stratify: bool, seed: int) -> Client:
-    num_samples = len(client.train)
-    y = client.train.y.numpy() if stratify else np.zeros(num_samples, dtype=np.int64)
-    rng = generator(seed, f"validation of {client.id}")
-    position = np.empty(num_samples)  # samples of every class spread evenly over [0, 1): the first ones are taken
-    labels = np.unique(y)
-    for label in labels:
-        members = rng.permutation(np.flatnonzero(y == label))
-        position[members] = (np.arange(len(members)) + rng.uniform()) / len(members)
-        position[members[-1]] = np.inf  # one sample of each class stays
-    size = min(round(fraction * num_samples), num_samples - len(labels))
-    order = torch.from_numpy(np.argsort(position, kind="stable"))
-    validation, train = order[:size].sort().values, order[size:].sort().values
-    if size == 0:
-        return client
-    return replace(client, train=client.train.take(train), validation=client.train.take(validation))
 
 
 def with_domain_input(federation: Federation) -> Federation:

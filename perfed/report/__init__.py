@@ -3,7 +3,7 @@
 from perfed.report.communication import with_communication
 from perfed.report.comparison import ComparisonRow, Difference, compare_table, comparison_rows
 from perfed.report.html import write_report
-from perfed.report.runs import load_runs
+from perfed.report.runs import load_runs, reported_by
 from perfed.report.tables import all_tables
 from perfed.report.text import TextTable
 
@@ -15,6 +15,7 @@ __all__ = [
     "compare_table",
     "comparison_rows",
     "load_runs",
+    "reported_by",
     "with_communication",
     "write_report",
 ]

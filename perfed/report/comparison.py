@@ -11,6 +11,7 @@ from typing import Any
 
 from scipy import stats  # type: ignore[import-untyped]
 
+from perfed.metrics import metric_of
 from perfed.report.runs import Run
 from perfed.report.text import UNKNOWN, TextTable, axis_title, metric_text
 
@@ -38,7 +39,10 @@ class ComparisonRow:
     Attributes:
         mean: over the seeds, of the mean over clients.
         mean_std: its sample standard deviation over the seeds; None with a single seed.
-        std: over the clients, averaged over the seeds; likewise ``min`` and ``p10``.
+        std: over the clients, averaged over the seeds.
+        worst: client, averaged over the seeds.
+        tenth_worst: the value that a tenth of the clients do not do better than, averaged over the seeds; None where a
+            seed's run does not say it.
         wall_seconds: averaged over the seeds.
         difference: to the first method; None for that method and where no seed is shared.
     """
@@ -49,8 +53,8 @@ class ComparisonRow:
     mean: float
     mean_std: float | None
     std: float
-    min: float
-    p10: float
+    worst: float
+    tenth_worst: float | None
     wall_seconds: float
     difference: Difference | None
 
@@ -100,15 +104,19 @@ def _row(
 ) -> ComparisonRow:
     values = by_method[method]
     means = [value["mean"] for value in values.values()]
-    averages = {key: fmean(value[key] for value in values.values()) for key in ("std", "min", "p10", "wall_seconds")}
+    known = metric_of(metric)
+    tenths = [value[known.tenth_worst] for value in values.values() if value.get(known.tenth_worst) is not None]
     return ComparisonRow(
         method=method,
         metric=metric,
         seeds=tuple(sorted(values)),
         mean=fmean(means),
         mean_std=stdev(means) if len(means) > 1 else None,
+        std=fmean(value["std"] for value in values.values()),
+        worst=fmean(value[known.worst] for value in values.values()),
+        tenth_worst=fmean(tenths) if len(tenths) == len(values) else None,  # older results lack the 90th percentile
+        wall_seconds=fmean(value["wall_seconds"] for value in values.values()),
         difference=None if method == reference else _difference(reference, by_method[reference], values),
-        **averages,
     )
 
 
@@ -132,17 +140,23 @@ def metric_tables(table: Sequence[ComparisonRow], reported: str) -> list[TextTab
     ``reported`` says which numbers they are (:func:`perfed.report.runs.reported`).
     """
     each = groupby(table, key=lambda row: row.metric)
-    return [_metric_table(metric, list(rows), f"{metric}: {reported}" if reported else metric) for metric, rows in each]
+    return [_metric_table(metric, list(rows), _title(metric, reported)) for metric, rows in each]
+
+
+def _title(metric: str, reported: str) -> str:
+    lower = "" if metric_of(metric).higher_is_better else " (lower is better)"
+    return f"{metric}{lower}: {reported}" if reported else f"{metric}{lower}"
 
 
 def _metric_table(metric: str, rows: Sequence[ComparisonRow], title: str) -> TextTable:
+    known = metric_of(metric)
     header = [
         "Method",
         "Seeds",
         f"{axis_title(metric)}, mean ± std over seeds",
         "Std over clients",
-        "Min over clients",
-        "10th percentile",
+        f"Worst client ({known.worst})",
+        f"10 % worst ({known.tenth_worst.removeprefix('p')}th percentile)",
         f"Difference to {rows[0].method} [95 % interval]",
         "Wall time (s)",
     ]
@@ -150,7 +164,8 @@ def _metric_table(metric: str, rows: Sequence[ComparisonRow], title: str) -> Tex
 
 
 def _cells(row: ComparisonRow) -> list[str]:
-    mean, *numbers = (metric_text(row.metric, value) for value in (row.mean, row.std, row.min, row.p10))
+    spread = (row.mean, row.std, row.worst, row.tenth_worst)
+    mean, *numbers = (UNKNOWN if value is None else metric_text(row.metric, value) for value in spread)
     if row.mean_std is not None:
         mean += f" ± {metric_text(row.metric, row.mean_std)}"
     return [row.method, str(len(row.seeds)), mean, *numbers, _difference_text(row), f"{row.wall_seconds:.1f}"]

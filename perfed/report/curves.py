@@ -77,13 +77,15 @@ def metric_curves(runs: Sequence[Run], metric: str) -> go.Figure | None:
     """One line per method: the mean over its seeds, with a band from the lowest to the highest seed.
 
     Buttons choose the horizontal axis: rounds, and those of virtual time, wall time and bytes that every run has kept;
-    virtual time is shown first where clients have a clock. A point is a round in which all seeds of the method were
-    evaluated; its time or bytes are the mean over them. A dashed line shows the oracle's accuracy where the runs know
-    it. None where no round was evaluated.
+    virtual time, which is shown first, only where clients have a clock. A point is a round in which all seeds of the
+    method were evaluated; its time or bytes are the mean over them. A dashed line shows the oracle's accuracy where the
+    runs know it. None where no round was evaluated.
     """
     evaluated = [run for run in runs if any(metric in line.spreads for line in run.rounds)]
     axes = [axis for axis in AXES if all(axis.positions(run.rounds) is not None for run in evaluated)]
-    first = VIRTUAL_TIME if VIRTUAL_TIME in axes and any(map(_has_clock, evaluated)) else ROUNDS
+    if VIRTUAL_TIME in axes and not any(run.clocked for run in evaluated):
+        axes.remove(VIRTUAL_TIME)
+    first = VIRTUAL_TIME if VIRTUAL_TIME in axes else ROUNDS
     figure = new_figure(first.title, axis_title(metric))
     horizontal: dict[Axis, list[list[float]]] = {axis: [] for axis in axes}
     for colour, method, members in by_method(runs):
@@ -102,11 +104,6 @@ def metric_curves(runs: Sequence[Run], metric: str) -> go.Figure | None:
         figure.update_layout(updatemenus=[_buttons(horizontal, axes.index(first))], margin_t=70)
     _draw_oracle(figure, runs, metric)
     return figure if figure.data else None
-
-
-def _has_clock(run: Run) -> bool:
-    """Without a clock every round takes one unit of virtual time."""
-    return any(line.virtual_time is not None and line.virtual_time != line.round for line in run.rounds)
 
 
 def _common_rounds(runs: Sequence[Run], metric: str) -> list[int]:

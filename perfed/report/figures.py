@@ -14,6 +14,7 @@ from plotly.subplots import make_subplots
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
+from perfed.metrics import metric_of
 from perfed.report.arrays import Combination, Snapshot
 from perfed.report.runs import Run, methods_of
 from perfed.report.text import axis_title
@@ -57,18 +58,22 @@ def metric_per_client(runs: Sequence[Run], metric: str) -> go.Figure | None:
 
 
 def sorted_clients(runs: Sequence[Run], metric: str) -> go.Figure | None:
-    """Each method's clients of all seeds in ascending order, after local training if that was evaluated.
+    """Each method's clients of all seeds in ascending order, by the metric that the summary is about.
 
-    None where no client was evaluated.
+    Where only some of a method's clients were evaluated, its name says so. None where none was.
     """
-    moment = "after" if any(_evaluated(run, metric, "after")[0] for run in runs) else "before"
-    figure = new_figure(f"Share of the clients (%), sorted; {moment} local training", axis_title(metric))
+    moments = {run.clients.when for run in runs if run.clients}
+    moment = f"; {moments.pop()} local training" if len(moments) == 1 else ""
+    figure = new_figure(f"Share of the evaluated clients (%), sorted{moment}", axis_title(metric))
     for colour, method, members in by_method(runs):
-        values = np.sort(np.concatenate([_evaluated(run, metric, moment)[1] for run in members]))
+        known = [run for run in members if run.clients and run.clients.metric == metric]
+        values = np.sort(np.concatenate([np.empty(0), *(_evaluated(run, metric)[1] for run in known)]))
+        everybody = sum(len(run.clients.ids) for run in known if run.clients)
         if len(values):
             share = 100 * (np.arange(len(values)) + 0.5) / len(values)
             style = {"line": {"color": colour}, "marker": {"size": 4}, "mode": "lines+markers"}
-            figure.add_scatter(x=share, y=values, name=escape(method), **style)
+            some = f" ({len(values)} of {everybody} clients)" if len(values) < everybody else ""
+            figure.add_scatter(x=share, y=values, name=escape(method) + some, **style)
     return figure if figure.data else None
 
 
@@ -107,7 +112,7 @@ def embedded_samples(snapshots: Sequence[Snapshot]) -> go.Figure:
     """
     columns = min(len(snapshots), PANELS_PER_ROW)
     rows = -(-len(snapshots) // columns)
-    titles = [f"Round {snapshot.round}" if snapshot.round else "After pre-training" for snapshot in snapshots]
+    titles = [f"Round {snapshot.round}" if snapshot.round else "Before round 1" for snapshot in snapshots]
     figure = make_subplots(rows, columns, subplot_titles=titles, horizontal_spacing=0.03)
     clients = sorted({str(name) for snapshot in snapshots for name in snapshot.client})
     symbols = dict(zip(clients, SYMBOLS, strict=False)) if len(clients) <= len(SYMBOLS) else {}
@@ -219,16 +224,16 @@ def by_method(runs: Sequence[Run]) -> list[tuple[str, str, list[Run]]]:
     ]
 
 
-def _evaluated(run: Run, metric: str, moment: str) -> tuple[list[str], NDArray[np.float64]]:
-    """Ids and values of the clients that were evaluated "before" or "after" local training."""
+def _evaluated(run: Run, metric: str, moment: str = "") -> tuple[list[str], NDArray[np.float64]]:
+    """Ids and values of the clients evaluated "before" or "after" local training; by default, when the summary says."""
     if run.clients is None or run.clients.metric != metric:
         return [], np.empty(0)
-    values = run.clients.before if moment == "before" else run.clients.after
+    values = {"before": run.clients.before, "after": run.clients.after}.get(moment, run.clients.reported)
     there = np.isfinite(values)
     ids = [name for name, keep in zip(run.clients.ids, there, strict=True) if keep]
     return ids, in_unit(values[there], metric)
 
 
 def in_unit(values: NDArray[np.float64], metric: str) -> NDArray[np.float64]:
-    """Accuracy in percent, any other metric as it is."""
-    return 100 * values if metric == "accuracy" else values
+    """The values in the unit that is shown: of accuracies percent."""
+    return metric_of(metric).scale * values

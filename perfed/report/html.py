@@ -32,11 +32,14 @@ from perfed.store import write_atomic
 
 MAX_HEAT_MAPS = 12
 
+# The policy keeps whatever the page holds from asking a server for anything.
 PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; \
+style-src 'unsafe-inline'; img-src data: blob:; form-action 'none'; base-uri 'none'">
 <title>{title}</title>
 <style>
 body {{ font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; color: #1f2933;
@@ -130,8 +133,9 @@ def _note(text: str) -> str:
     return f'<p class="note">{escape(text)}</p>'
 
 
-def _plot(name: str, figure: go.Figure) -> str:
-    config = {"displaylogo": False, "responsive": True}
+def plot(name: str, figure: go.Figure) -> str:
+    """The figure as the element ``name`` of a page that has plotly's program, without links or buttons to a server."""
+    config = {"displaylogo": False, "responsive": True, "showSendToCloud": False}
     html = figure.to_html(full_html=False, include_plotlyjs=False, div_id=name, config=config)
     return str(html)
 
@@ -163,9 +167,10 @@ def _targets(runs: Sequence[Run]) -> list[str]:
     table = target_table(runs)
     if table is None:
         return []
+    what, unit = ("Virtual time at the end", "time") if any(run.clocked for run in runs) else ("Number", "rounds")
     note = _note(
-        "Virtual time at the end of the first evaluated round whose mean accuracy was at least the target, mean ± std "
-        "over the seeds that reached it. Speed-up: the base method's time divided by the method's own, per seed."
+        f"{what} of the first evaluated round whose mean accuracy was at least the target, mean ± std over the seeds "
+        f"that reached it. Speed-up: the base method's {unit} divided by the method's own, per seed."
     )
     return [_section("targets", "Time to accuracy", _table(table), note, *([_note(table.note)] if table.note else []))]
 
@@ -190,7 +195,7 @@ def _over_rounds(runs: Sequence[Run]) -> str:
         "Mean over the clients; line: mean over the seeds, band: lowest to highest seed. Each point is a round; times "
         "and bytes are counted from the start and averaged over the seeds."
     )
-    return _section("rounds", f"{_name(metric)} during training", _plot("plot-rounds", figure), note)
+    return _section("rounds", f"{_name(metric)} during training", plot("plot-rounds", figure), note)
 
 
 def _per_client(runs: Sequence[Run]) -> str:
@@ -199,8 +204,12 @@ def _per_client(runs: Sequence[Run]) -> str:
     curves = sorted_clients(runs, metric) if metric else None
     if boxes is None or curves is None:
         return _section("clients", "Per client", _note("No run has measured its clients yet."))
-    plots = [_plot("plot-clients", boxes), _plot("plot-sorted", curves)]
-    note = _note("Each point is one client of one seed.")
+    plots = [plot("plot-clients", boxes), plot("plot-sorted", curves)]
+    shown = reported(runs)
+    note = _note(
+        "Each point is one client of one seed. After local training only participants of the round are measured. The "
+        f"sorted curves show what the table reports{shown and ': '}{shown}."
+    )
     return _section("clients", f"{_name(metric)} per client", *plots, note)
 
 
@@ -210,7 +219,7 @@ def _speeds(runs: Sequence[Run]) -> list[str]:
     if table is None:
         return []
     figure = metric_by_seconds(runs, metric) if metric else None
-    plots = [_plot("plot-speeds", figure)] if figure else []
+    plots = [plot("plot-speeds", figure)] if figure else []
     note = _note(
         "Clients ordered by the mean virtual seconds of their replies; those without a reply, and the middle one of an "
         "odd number, belong to neither half. Means over the clients of a half, then mean ± std over the seeds."
@@ -230,11 +239,12 @@ def _embedding(runs: Sequence[Run]) -> str:
     # A method that aligns to anchors is what the picture is for; without one, the first run will do.
     run, snapshots = next((pair for pair in kept if pair[1][0].anchors is not None), kept[0])
     figure = embedded_samples(snapshots)
+    anchors = "" if snapshots[0].anchors is None else " and anchors"
     note = _note(
-        f"t-SNE of the samples (at most {MAX_SAMPLES}) and anchors of {run.method} with seed {run.seed}, "
+        f"t-SNE of training samples (at most {MAX_SAMPLES}){anchors} of {run.method} with seed {run.seed}, "
         "each panel on its own: neighbours mean something, positions and distances between panels do not."
     )
-    return _section("embedding", heading, _plot("plot-embedding", figure), note)
+    return _section("embedding", heading, plot("plot-embedding", figure), note)
 
 
 def _combination(runs: Sequence[Run]) -> list[str]:
@@ -246,11 +256,11 @@ def _combination(runs: Sequence[Run]) -> list[str]:
         files = run.combination_files
         places = np.linspace(0, len(files) - 1, min(len(files), MAX_HEAT_MAPS)).round().astype(int)
         figure = combination_heat_maps([load_combination(files[place]) for place in places])
-        parts += [f"<h3>{escape(method)}, seed {run.seed}</h3>", _plot(f"plot-combination-{len(parts) // 2}", figure)]
+        parts += [f"<h3>{escape(method)}, seed {run.seed}</h3>", plot(f"plot-combination-{len(parts) // 2}", figure)]
     if not parts:
         return []
-    note = "Row i shows whose heads client i's head was made of. Blocks are groups of clients whose data are alike."
-    return [_section("combination", "Combination of the heads", *parts, _note(note))]
+    note = "Row i shows whose heads (FedAMP: models) client i's was made of. Blocks are clients it found alike."
+    return [_section("combination", "Weights of the combination", *parts, _note(note))]
 
 
 def _settings(runs: Sequence[Run]) -> str:

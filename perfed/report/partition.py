@@ -16,7 +16,7 @@ from rich.table import Table
 from perfed.errors import PerfedError
 from perfed.federation import Client, Federation, Split
 from perfed.report.figures import COLOURS, LAYOUT
-from perfed.report.html import PAGE
+from perfed.report.html import PAGE, plot
 from perfed.store import write_atomic
 
 SPLITS = ("train", "test")
@@ -32,6 +32,7 @@ class ClassTable:
         groups: of each client's group, as text; empty where there are no groups.
         classes: names of the classes; empty for regression.
         sizes: split -> ``(clients,)`` samples.
+        held_out: those of the training samples that are held out for validation, of all clients.
         counts: split -> ``(clients, classes)`` samples of each class.
         domains: names of the domains; empty where they are not known.
         domain_counts: split -> ``(clients, domains)`` samples of each domain.
@@ -42,6 +43,7 @@ class ClassTable:
     groups: list[str]
     classes: list[str]
     sizes: dict[str, NDArray[np.int64]]
+    held_out: int
     counts: dict[str, NDArray[np.int64]]
     domains: list[str]
     domain_counts: dict[str, NDArray[np.int64]]
@@ -71,6 +73,7 @@ class ClassTable:
             groups=[str(group[id_]) for id_ in federation.ids] if group else [],
             classes=list(names) if num_classes else [],
             sizes=sizes,
+            held_out=sum(len(client.split("validation") or ()) for client in federation),
             counts=counts,
             domains=list(domains),
             domain_counts=domain_counts,
@@ -87,7 +90,9 @@ class ClassTable:
         if self.domains:
             held = (self.domain_counts["train"] > 0).sum(axis=1)
             parts.append(f"{len(self.domains)} domains, {_span(held)} per client")
-        parts += [f"{split} {_span(size)} each, {size.sum()} in all" for split, size in self.sizes.items()]
+        held_out = {"train": f" with {self.held_out} held out for validation" if self.held_out else ""}
+        for split, size in self.sizes.items():
+            parts.append(f"{split} {_span(size)} each, {size.sum()} in all{held_out.get(split, '')}")
         return "; ".join(parts)
 
 
@@ -151,8 +156,7 @@ def write_partition_page(table: ClassTable, out: Path) -> Path:
         of_domains = {s: _figure(table, s, "domain", table.domains, table.domain_counts) for s in SPLITS}
         figures |= {f"{split}, domains": figure for split, figure in of_domains.items()}
     sections = "\n".join(
-        f"<h2>{title}</h2>\n" + figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"plot-{number}")
-        for number, (title, figure) in enumerate(figures.items())
+        f"<h2>{title}</h2>\n" + plot(f"plot-{number}", figure) for number, (title, figure) in enumerate(figures.items())
     )
     title = escape(f"Partition of {table.name}")
     page = PAGE.format(title=title, facts=escape(table.summary()), plotlyjs=get_plotlyjs(), sections=sections)
@@ -176,6 +180,7 @@ def _figure(
             z=counts[split],
             x=[escape(name) for name in names],
             y=labels,
+            zmin=0,
             colorscale="Blues",
             colorbar_title="samples",
             hovertemplate="client %{y}<br>" + kind + " %{x}<br>%{z} samples<extra></extra>",

@@ -28,12 +28,13 @@ Number = Annotated[float, BeforeValidator(_or_nan)]
 
 
 class Spread(BaseModel):
-    """How one metric is spread over the clients; accuracy as a fraction of 1."""
+    """How one metric is spread over the clients; accuracy as a fraction of 1. Older results have no ``p90``."""
 
     mean: Number
     std: Number
     min: Number
     p10: Number
+    p90: Number | None = None
     max: Number
 
 
@@ -132,6 +133,11 @@ class Run:
     communication: float | None = None
 
     @property
+    def clocked(self) -> bool:
+        """Whether virtual time is seconds: without a clock it is the number of rounds."""
+        return any(line.virtual_time is not None and line.virtual_time != line.round for line in self.rounds)
+
+    @property
     def snapshot_files(self) -> list[Path]:
         """The snapshots' files, earliest round first."""
         return sorted((self.directory / "snapshots").glob("round-*.npz"))
@@ -172,13 +178,17 @@ def methods_of(runs: Sequence[Run]) -> list[str]:
 
 def reported(runs: Sequence[Run]) -> str:
     """Which numbers the summaries hold: of which models, when, on what; empty where no run says it or they differ."""
-    found = set()
-    for settings in (run.summary.evaluation for run in runs if run.summary and run.summary.evaluation):
-        last = int(settings["last"])
-        rounds = "last round" if last == 1 else f"mean of the last {last} evaluated rounds"
-        who = "" if settings["who"] == "all" else "participants, "
-        found.add(f"{who}{settings['when']} local training, {rounds}, {settings['split']} data")
+    found = {reported_by(run.summary.evaluation) for run in runs if run.summary and run.summary.evaluation}
     return found.pop() if len(found) == 1 else ""
+
+
+def reported_by(settings: Mapping[str, Any]) -> str:
+    """Which numbers a run with this ``[evaluation]`` table reports."""
+    last = int(settings["last"])
+    rounds = "last round" if last == 1 else f"mean of the last {last} evaluated rounds"
+    who = "" if settings["who"] == "all" else "participants, "
+    weights = ", mean weighted by samples" if settings.get("weights") == "samples" else ""
+    return f"{who}{settings['when']} local training, {rounds}, {settings['split']} data{weights}"
 
 
 def main_metric(runs: Sequence[Run]) -> str | None:

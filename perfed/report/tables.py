@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,13 +97,13 @@ def speed_table(runs: Sequence[Run], metric: str | None) -> TextTable | None:
     rows = []
     for method in dict.fromkeys(method for method, _ in known):
         members = [of for own, of in known if own == method]
-        cells = [_cell([of.rounds[i] for of in members], "rounds") for i in (0, 1)]
-        cells += [_cell([of.value[i] for of in members], metric) for i in (0, 1)]
+        cells = [_cell([of.rounds[i] for of in members], "{:.4g}".format) for i in (0, 1)]
+        cells += [_cell([of.value[i] for of in members], partial(metric_text, metric)) for i in (0, 1)]
         rows.append([method, *cells])
     titles = [f"{what}, {half} half" for what in ("Rounds", axis_title(metric)) for half in ("slower", "faster")]
     return TextTable("slower and faster half of the clients", ["Method", *titles], rows)
 
 
-def _cell(values: Sequence[float], metric: str) -> str:
+def _cell(values: Sequence[float], text: Callable[[float], str]) -> str:
     there = [value for value in values if np.isfinite(value)]
-    return mean_std(there, lambda v: metric_text(metric, v), len(values))
+    return mean_std(there, text, len(values))

@@ -23,7 +23,8 @@ def target_table(runs: Sequence[Run]) -> TextTable | None:
     """One row per method, a column per target, and one per target for the speed-up over base methods.
 
     The speed-up of a method under a policy is the base method's virtual time divided by its own, for each seed in which
-    both reached the target. None where no finished run had targets.
+    both reached the target. Without a clock virtual time is the number of rounds, and the table says so. None where no
+    finished run had targets.
     """
     targets = sorted({target.accuracy for run in runs for target in _targets(run)})
     if not targets:
@@ -31,8 +32,9 @@ def target_table(runs: Sequence[Run]) -> TextTable | None:
     methods = methods_of(runs)
     times = {method: [_times(runs, method, target) for target in targets] for method in methods}
     bases = _bases(methods)
-    header = ["Method", *(f"Virtual time to {percent(target)}" for target in targets)]
-    header += [f"Speed-up at {percent(target)}" for target in targets] if bases else []
+    what, ratio = ("Virtual time", "Speed-up") if any(run.clocked for run in runs) else ("Rounds", "Speed-up in rounds")
+    header = ["Method", *(f"{what} to {percent(target)}" for target in targets)]
+    header += [f"{ratio} at {percent(target)}" for target in targets] if bases else []
     rows = []
     for method in methods:
         row = [method, *(_time_cell(times_) for times_ in times[method])]
@@ -42,7 +44,7 @@ def target_table(runs: Sequence[Run]) -> TextTable | None:
         elif bases:
             row += [UNKNOWN] * len(targets)
         rows.append(row)
-    return TextTable("virtual time to accuracy", header, rows, _FITTED if any(map(_fits_unused, runs)) else "")
+    return TextTable(f"{what.lower()} to accuracy", header, rows, _FITTED if any(map(_fits_unused, runs)) else "")
 
 
 def _bases(methods: Sequence[str]) -> dict[str, str]:

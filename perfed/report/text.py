@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from perfed.metrics import metric_of
+
 UNKNOWN = "–"
 
 
@@ -28,12 +30,14 @@ class TextTable:
 
 def axis_title(metric: str) -> str:
     """The metric's name with its unit."""
-    return "Accuracy (%)" if metric == "accuracy" else metric
+    unit = metric_of(metric).unit
+    return f"{metric.capitalize()} ({unit})" if unit else metric
 
 
 def metric_text(metric: str, value: float, sign: str = "") -> str:
-    """Accuracy in percent, any other metric with four digits; ``sign`` is ``"+"`` for differences."""
-    return f"{100 * value:{sign}.2f}" if metric == "accuracy" else f"{value:{sign}.4g}"
+    """A metric in percent with two decimals, any other with four digits; ``sign`` is ``"+"`` for differences."""
+    known = metric_of(metric)
+    return f"{known.scale * value:{sign}.{'2f' if known.percent else '4g'}}"
 
 
 def mean_std(values: Sequence[float], text: Callable[[float], str], of: int | None = None) -> str:
