@@ -164,7 +164,7 @@ def test_two_classes_and_no_numbers_are_one_line(here):
     two = OWN_DATA.replace("integers(0, 3", "integers(0, 2").replace("num_classes=3", "num_classes=2")
     (here / "own_data.py").write_text(two)
     (here / "mine.toml").write_text(f"extends = '{EXPERIMENT}'\n[data]\nname = 'own_data:hospitals'\n")
-    bad = ('methods.local.optimizer="sgd"', "methods.local.lr=1e39", "batch_size=100", "rounds=1")
+    bad = ('methods.local.optimizer="sgd"', "methods.local.lr=1e160", "batch_size=100", "rounds=1")
     result = perfed("compare", "mine.toml", "--methods", "local,hetfedrep", *TINY[3:], *bad, "--out", "out")
     assert result.code == 2 and "1 of 2 runs failed; local, seed 0: round 1" in result.err
 
