@@ -19,12 +19,22 @@ from perfed.clock import Clock
 from perfed.cohort import Cohort
 from perfed.config import Evaluation, Snapshots
 from perfed.errors import PerfedError
-from perfed.evaluate import Metrics, Outputs, by_domain, client_table, summarise, with_extremes
+from perfed.evaluate import (
+    Metrics,
+    Outputs,
+    by_domain,
+    client_table,
+    predict,
+    summarise,
+    untrained_domains,
+    with_extremes,
+)
 from perfed.federation import Federation
 from perfed.machine import installed_version, usable_device
 from perfed.method import Method
 from perfed.model import Chain, Model, Parameters
 from perfed.participation import Participation
+from perfed.placement import PER_DOMAIN
 from perfed.plan import Plan, use_threads
 from perfed.rounds import RoundRecord, Server
 from perfed.snapshots import embedded_samples
@@ -95,6 +105,13 @@ class Run:
         self._wall = self._training = 0.0
         if federation.num_domains and self.evaluation.when == "after":
             self.notes.append("no metrics per domain: they are measured before local training (evaluation.when)")
+        per_domain = PER_DOMAIN in setup.places(federation.clients[0].input_shape).values()
+        self._untrained = untrained_domains(federation, self.evaluation.split) if per_domain else []
+        if self._untrained:
+            self.notes.append(
+                f"domains that nobody trains on, only in {self.evaluation.split} data: {', '.join(self._untrained)}; "
+                "outputs there are the means of those with the other domains' parameters"
+            )
         if self.evaluation.split != "train" and all(c.split(self.evaluation.split) is None for c in federation):
             raise PerfedError(f"evaluation.split = '{self.evaluation.split}': no client has such data")
         if self.evaluation.targets and federation.num_classes is None:
@@ -243,6 +260,7 @@ class Run:
             "metrics": metrics,
             **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}),
             **({"domains": tally.domains} if tally.domains else {}),
+            **({"untrained_domains": self._untrained} if self._untrained else {}),
             **({"targets": tally.targets} if tally.targets else {}),
             "evaluation": self.evaluation.model_dump(),
             "wall_seconds": self._wall,
@@ -299,7 +317,8 @@ class Run:
         if domain is None and (method.needs_domains or cohort.per_domain):
             raise PerfedError(f"{self.name} needs the domain of every sample")
         cohort.domain = None if domain is None else torch.as_tensor(domain)[None].to(cohort.device)
-        return method.predict(cohort, x[None].to(cohort.device, cohort.dtype))[0]
+        trained = self.federation.domains_in("train")
+        return predict(method, cohort, x[None].to(cohort.device, cohort.dtype), trained)[0]
 
     def model(self, client: str) -> tuple[Chain, Parameters]:
         """One client's own model: the modules with its parameters loaded, and those parameters by name.

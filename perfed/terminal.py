@@ -53,7 +53,8 @@ def print_summary(summary: dict[str, Any]) -> None:
         console.print(f"{summary['method']}: {name}{unit}: {cells}", markup=False, highlight=False)
     for name, values in summary.get("domains", {}).items():
         scale, unit = (100, " %") if name == "accuracy" else (1, "")
-        of_each = ", ".join(f"{domain} {scale * value:.4g}" for domain, value in values.items())
+        marks = dict.fromkeys(summary.get("untrained_domains", []), " (nobody trains on it)")
+        of_each = ", ".join(f"{d} {scale * value:.4g}{marks.get(d, '')}" for d, value in values.items())
         console.print(f"{summary['method']}: {name}{unit} by domain: {of_each}", markup=False, highlight=False)
     for line in described(summary.get("targets", [])):
         console.print(f"{summary['method']}: {line}", markup=False, highlight=False)
