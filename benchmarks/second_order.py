@@ -23,7 +23,7 @@ from perfed.second_order import Quadratics, add_quadratics, minimiser
 
 CLIENTS, DOMAINS, CLASSES, FEATURES, SAMPLES = 100, 7, 10, 64, 500
 SIZE = CLASSES * (FEATURES + 1)
-DAMPING = 1e-2
+DAMPING = 0.1
 
 
 class Stopwatch:

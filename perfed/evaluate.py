@@ -22,15 +22,48 @@ Metrics = dict[str, dict[str, float]]
 
 
 @torch.no_grad()
-def predictions(method: Method, cohort: Cohort, split: str) -> Tensor | None:
-    """What each client's own model says of every sample of ``split``: logits ``(total, C)``, or values.
+def predict(method: Method, cohort: Cohort, x: Tensor, trained: Sequence[int]) -> Tensor:
+    """What each client's own model says of ``x``, also where nobody trains on a sample's domain.
+
+    Parameters of such a domain are what they were at the start. For its samples the outputs are the means of those with
+    the parameters of each trained domain: of linear heads the outputs of the mean head.
+
+    Args:
+        method: that predicts.
+        cohort: the clients with their own models; ``cohort.domain`` has the domains of ``x``.
+        x: ``(n, batch, ...)``.
+        trained: domains that some client has training samples of.
+
+    Returns:
+        Logits ``(n, batch, C)``, or values.
+    """
+    domain, found = cohort.domain, method.predict(cohort, x)
+    if domain is None or not cohort.per_domain or len(trained) == cohort.num_domains:
+        return found
+    total = torch.zeros_like(found)
+    for m in trained:
+        cohort.domain = torch.full_like(domain, m)
+        total += method.predict(cohort, x)
+    cohort.domain = domain
+    known = torch.isin(domain, torch.tensor(trained, device=domain.device))
+    return torch.where(known.view(*known.shape, *([1] * (found.ndim - 2))), found, total / len(trained))
+
+
+def untrained_domains(federation: Federation, split: str) -> list[str]:
+    """Names of the domains that ``split`` has samples of and no client's training data."""
+    trained = federation.domains_in("train")
+    return [federation.domain_name(m) for m in federation.domains_in(split) if m not in trained]
+
+
+def predictions(method: Method, cohort: Cohort, split: str, trained: Sequence[int]) -> Tensor | None:
+    """What each client's own model says of every sample of ``split``, by :func:`predict`.
 
     Rows are in the order of ``cohort.samples(split)``; ``None`` where no client has data in the split.
     """
     samples = cohort.samples(split)
     found: Tensor | None = None
     for x, index, valid in cohort.windows(samples):
-        predicted = method.predict(cohort, x)
+        predicted = predict(method, cohort, x, trained)
         found = predicted.new_empty((len(samples.y), *predicted.shape[2:])) if found is None else found
         found[index[valid]] = predicted[valid]
     return found
@@ -127,17 +160,16 @@ def by_domain(
         metric -> domain's name -> value; and client id -> ``METRIC_DOMAIN`` -> value.
     """
     outputs = Outputs(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Outputs)))
-    names = federation.domain_names or [str(m) for m in range(federation.num_domains)]
     domains: dict[str, dict[str, float]] = {}
     clients: dict[str, dict[str, float]] = {}
     for m in np.unique(outputs.domain).tolist():
-        rows = outputs.domain == m
+        rows, name = outputs.domain == m, federation.domain_name(m)
         for metric, value in metrics_of(outputs.y[rows], outputs.outputs[rows], federation.num_classes).items():
-            domains.setdefault(metric, {})[names[m]] = value
+            domains.setdefault(metric, {})[name] = value
         for client in np.unique(outputs.client[rows]).tolist():
             own = rows & (outputs.client == client)
             found = metrics_of(outputs.y[own], outputs.outputs[own], federation.num_classes)
-            clients.setdefault(client, {}).update({f"{metric}_{names[m]}": value for metric, value in found.items()})
+            clients.setdefault(client, {}).update({f"{metric}_{name}": value for metric, value in found.items()})
     return domains, clients
 
 

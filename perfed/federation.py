@@ -212,6 +212,15 @@ class Federation:
         splits = [s for c in self.clients for name in SPLITS if (s := c.split(name)) is not None]
         return 1 + max((int(s.domain.max()) for s in splits if s.domain is not None), default=-1)
 
+    def domains_in(self, split: str) -> list[int]:
+        """Ids of the domains that the clients' ``split`` has samples of, ascending."""
+        parts = (s for c in self.clients if (s := c.split(split)) is not None)
+        return sorted({m for s in parts if s.domain is not None for m in s.domain.unique().tolist()})
+
+    def domain_name(self, domain: int) -> str:
+        """What the domain is called in reports."""
+        return str(domain) if self.domain_names is None else self.domain_names[domain]
+
     def __len__(self) -> int:
         return len(self.clients)
 

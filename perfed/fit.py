@@ -20,7 +20,7 @@ from perfed.augment import CropFlip
 from perfed.batches import IntArray, Samples, Schedule, blocks, schedule, steps_of
 from perfed.errors import Diverged, PerfedError
 from perfed.model import Chain, Parameters, stage_of
-from perfed.optim import Optimizer, OptimizerState, Proximal
+from perfed.optim import Optimizer, OptimizerState, Proximal, with_axes_of
 from perfed.step import Loss, Step
 
 Correction = Callable[[Step, Parameters], Parameters]
@@ -200,11 +200,9 @@ def _step(task: Task, state: OptimizerState, batches: list[Step]) -> Tensor:
         new = task.update(params, gradient, batches)
         with torch.no_grad():
             for name, tensor in state.params.items():
-                if name in seen:
-                    which = seen[name].view(*seen[name].shape, *([1] * (tensor.ndim - 2)))
-                    tensor.copy_(torch.where(which, new[name], tensor))
-                else:
-                    tensor.copy_(new[name])
+                tensor.copy_(
+                    torch.where(with_axes_of(seen[name], tensor), new[name], tensor) if name in seen else new[name]
+                )
     return batches[0].weight.new_zeros(batches[0].weight.shape[0]) if gradient.first is None else gradient.first
 
 

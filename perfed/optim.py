@@ -137,18 +137,15 @@ class OptimizerState:
         found = []
         for name, which in seen.items():
             self.counts.setdefault(name, torch.zeros_like(which, dtype=self.params[name].dtype))
-            for tensor in (
-                table[name] for table in (self.params, self.first, self.second, self.counts) if name in table
-            ):
-                shape = (*which.shape, *([1] * (tensor.ndim - which.ndim)))
-                found.append((tensor, tensor.clone(), which.view(shape)))
+            tables = (self.params, self.first, self.second, self.counts)
+            found += [(t, t.clone(), with_axes_of(which, t)) for table in tables if (t := table.get(name)) is not None]
         return found
 
     def _adam_by_entry(self, name: str, grad: Tensor, group: Group) -> None:
         """One step of Adam, every entry of the parameter with a step count of its own."""
         param, first, second, count = (t[name] for t in (self.params, self.first, self.second, self.counts))
         count += 1
-        steps = count.view(*count.shape, *([1] * (param.ndim - count.ndim)))
+        steps = with_axes_of(count, param)
         grad = grad.add(param, alpha=group.weight_decay)
         first.lerp_(grad, 1 - _BETA_1)
         second.mul_(_BETA_2).addcmul_(grad, grad, value=1 - _BETA_2)
@@ -175,6 +172,11 @@ class OptimizerState:
             nesterov=False,
             maximize=False,
         )
+
+
+def with_axes_of(entries: Tensor, tensor: Tensor) -> Tensor:
+    """``entries`` ``(clients, entries)`` with as many axes as ``tensor`` ``(clients, entries, ...)``."""
+    return entries.view(*entries.shape, *([1] * (tensor.ndim - entries.ndim)))
 
 
 def _adam(

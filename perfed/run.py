@@ -19,14 +19,24 @@ from perfed.clock import Clock
 from perfed.cohort import Cohort
 from perfed.config import Evaluation, Snapshots
 from perfed.errors import PerfedError
-from perfed.evaluate import Metrics, Outputs, by_domain, client_table, sample_counts, summarise, with_extremes
+from perfed.evaluate import (
+    Metrics,
+    Outputs,
+    by_domain,
+    client_table,
+    predict,
+    sample_counts,
+    summarise,
+    untrained_domains,
+    with_extremes,
+)
 from perfed.federation import Federation, new_inputs
 from perfed.held_out import scored_apart
 from perfed.machine import arithmetic, installed_version, peak_memory_mb, sigterm_as_exit, usable_device
 from perfed.method import Method
 from perfed.model import Chain, Model, Parameters
 from perfed.participation import Participation
-from perfed.placement import SENT
+from perfed.placement import PER_DOMAIN, SENT
 from perfed.plan import Plan, use_threads
 from perfed.rounds import RoundRecord, Server
 from perfed.snapshots import embedded_samples
@@ -106,6 +116,13 @@ class Run:
         self.notes += self._nothing_shared()
         if federation.num_domains and self.evaluation.when == "after":
             self.notes.append("no metrics per domain: they are measured before local training (evaluation.when)")
+        per_domain = PER_DOMAIN in setup.places(federation.clients[0].input_shape).values()
+        self._untrained = untrained_domains(self.federation, self._scored) if per_domain else []
+        if self._untrained:
+            self.notes.append(
+                f"domains that nobody trains on, only in {self.evaluation.split} data: {', '.join(self._untrained)}; "
+                "outputs there are the means of those with the other domains' parameters"
+            )
         if all(client.split(self._scored) is None for client in self.federation):
             raise PerfedError(f"evaluation.split = '{self.evaluation.split}': no client has such data")
         if self.evaluation.targets and federation.num_classes is None:
@@ -308,6 +325,7 @@ class Run:
             "metrics": metrics,
             **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}),
             **({"domains": tally.domains} if tally.domains else {}),
+            **({"untrained_domains": self._untrained} if self._untrained else {}),
             **({"targets": tally.targets} if tally.targets else {}),
             "evaluation": self.evaluation.model_dump(),
             "wall_seconds": self._wall,
@@ -364,7 +382,8 @@ class Run:
         if ids is None and (method.needs_domains or cohort.per_domain):
             raise PerfedError(f"{self.name} needs the domain of every sample")
         cohort.domain = None if ids is None else ids[None].to(cohort.device)
-        return method.predict(cohort, inputs[None].to(cohort.device, cohort.dtype))[0]
+        trained = self.federation.domains_in("train")
+        return predict(method, cohort, inputs[None].to(cohort.device, cohort.dtype), trained)[0]
 
     def model(self, client: str) -> tuple[Chain, Parameters]:
         """One client's own model: the modules with its parameters loaded, and those parameters by name.

@@ -76,8 +76,7 @@ class Step:
         By name of each parameter that is trained and has values for each domain: those of the other domains take no
         step in this mini-batch.
         """
-        stages = self.per_domain & self.trained
-        names = [name for name in self.params if stage_of(name) in stages]
+        names = [name for name, t in self.params.items() if t.requires_grad and stage_of(name) in self.per_domain]
         if not names:
             return {}
         which = self.block.cached("domains seen", lambda: self._domains_seen(self.params[names[0]].shape[1]))[self.at]

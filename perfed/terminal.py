@@ -58,17 +58,23 @@ def print_summary(summary: dict[str, Any]) -> None:
         over_clients |= {"10 % worst": values.get(metric.tenth_worst), "best client": values[metric.best]}
         console.print(f"{summary['method']}: {_values(name, '', over_clients)}", markup=False, highlight=False)
     for name, values in summary.get("domains", {}).items():
-        console.print(f"{summary['method']}: {_values(name, ' by domain', values)}", markup=False, highlight=False)
+        marks = dict.fromkeys(summary.get("untrained_domains", []), " (nobody trains on it)")
+        console.print(
+            f"{summary['method']}: {_values(name, ' by domain', values, marks)}", markup=False, highlight=False
+        )
     for line in described(summary.get("targets", [])):
         console.print(f"{summary['method']}: {line}", markup=False, highlight=False)
     if "oracle_accuracy" in summary:
         console.print(f"Bayes oracle (known centres): {100 * summary['oracle_accuracy']:.1f} %", highlight=False)
 
 
-def _values(name: str, of: str, values: Mapping[str, float | None]) -> str:
-    """Values of the metric ``name`` in its unit; those that are not known are dashes."""
-    metric = metric_of(name)
-    cells = (f"{key} {'-' if value is None else f'{metric.scale * value:.4g}'}" for key, value in values.items())
+def _values(name: str, of: str, values: Mapping[str, float | None], marks: Mapping[str, str] | None = None) -> str:
+    """Values of the metric ``name`` in its unit, with what ``marks`` say; those that are not known are dashes."""
+    metric, marks = metric_of(name), marks or {}
+    cells = (
+        f"{key} {'-' if value is None else f'{metric.scale * value:.4g}'}{marks.get(key, '')}"
+        for key, value in values.items()
+    )
     return f"{name}{metric.unit and ' ' + metric.unit}{of}: {', '.join(cells)}"
 
 

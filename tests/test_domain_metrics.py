@@ -15,9 +15,13 @@ from sklearn.metrics import roc_auc_score
 from perfed.errors import PerfedError
 from perfed.evaluate import Outputs, by_domain, outputs_of, summarise, with_extremes
 from perfed.federation import Federation
+from perfed.plan import Plan
+from perfed.report import load_runs, write_report
+from perfed.report.tables import domain_tables
 from perfed.run import Run
 from perfed.store import RunDirectory
 from perfed.tally import Tally
+from perfed.terminal import print_summary
 
 CLIENT = np.array(["a", "a", "a", "b", "b", "b", "b"])
 DOMAIN = np.array([0, 1, 1, 0, 0, 1, 1])
@@ -110,3 +114,93 @@ def test_extremes_over_domains_are_taken_after_the_mean_over_the_last_rounds():
     assert Tally.of_plain(tally.plain()) == tally
     with pytest.raises(PerfedError, match="written by another version of perfed"):
         Tally.of_plain({"rounds": 3})
+
+
+# A domain that is only in test data -----------------------------------------------------------------------------
+
+
+def only_tested(names=("plus", "minus", "new")) -> Federation:
+    """Nobody trains on domain 2 and two clients are tested on it; c1 trains on domain 0 alone, others on 0 and 1."""
+    clients = []
+    for row, client in enumerate(blobs((20, 12, 16), test=30)):
+        train_ids, test_ids = (
+            torch.arange(len(client.train)) % 2 * (row != 1),
+            torch.arange(30) % (2 if row == 2 else 3),
+        )
+        parts = replace(client.train, domain=train_ids), replace(client.test, domain=test_ids)
+        clients.append(replace(client, train=parts[0], test=parts[1]))
+    return replace(blobs((20, 12, 16)), clients=tuple(clients), domain_names=names)
+
+
+def by_hand(run, data, heads) -> dict[str, float]:
+    """Accuracy of each domain with the server's body and ``heads(domain)``, over all clients' test samples."""
+    shared, chain = run.server.state.shared, network().build((4,)).double()
+    right: dict[int, list[bool]] = {}
+    for client in data:
+        for x, y, m in zip(client.test.x.double(), client.test.y, client.test.domain.tolist(), strict=True):
+            own = {f"head.{n}": heads(shared[f"head.{n}"], m) for n in ("weight", "bias")}
+            out = torch.func.functional_call(chain, {**shared, **own}, (x[None],))
+            right.setdefault(m, []).append(bool(out.argmax() == y))
+    return {data.domain_name(m): float(np.mean(values)) for m, values in sorted(right.items())}
+
+
+@pytest.mark.parametrize("engine", ["stacked", "sequential"])
+@pytest.mark.parametrize("name", ["feddar-sa", "feddar-wa", "fedavg-multi-head"])
+def test_a_domain_that_nobody_trains_on_gets_the_mean_of_the_trained_heads(tmp_path, engine, name):
+    data, directory = only_tested(), RunDirectory.create(tmp_path / "run")
+    options = {"rounds": 6, "dtype": torch.float64, "directory": directory, "plan": Plan(engine)}
+    run = Run(data, make(name, lr=0.03), network(), **options)
+    drawn = run.server.state.shared["head.weight"][2].clone()
+    summary = run.execute()
+    expected = by_hand(run, data, lambda t, m: t[:2].mean(0) if m == 2 else t[m])
+    found = summary["domains"]["accuracy"]
+    assert {domain: found[domain] for domain in expected} == pytest.approx(expected)
+    assert found["min"] == pytest.approx(min(expected.values()))
+    assert torch.equal(run.server.state.shared["head.weight"][2], drawn)
+    # outputs for new inputs are the same
+    client, shared = data.clients[0], run.server.state.shared
+    x, domain = client.test.x, client.test.domain
+    own = {n: t[:2].mean(0) if n.startswith("head") else t for n, t in shared.items()}
+    logits = torch.func.functional_call(network().build((4,)).double(), own, (x.double(),))
+    torch.testing.assert_close(run.predict("c0", x, domain)[domain == 2], logits[domain == 2].detach())
+    # and the run says so
+    note = (
+        "domains that nobody trains on, only in test data: new; outputs there are the means of those with the other "
+        "domains' parameters"
+    )
+    assert note in summary["notes"] and summary["untrained_domains"] == ["new"]
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["untrained_domains"] == ["new"]
+
+
+def test_tables_mark_a_domain_that_nobody_trains_on(tmp_path, capsys):
+    data, runs = only_tested(), []
+    for name in ("feddar-wa", "fedavg"):
+        directory = RunDirectory.create(tmp_path / name)
+        directory.write_config(f'method = "{name}"\nseed = 0\n')
+        run = Run(data, make(name), network(), name=name, rounds=1, directory=directory)
+        run.execute()
+        runs.append(run)
+    found = load_runs([tmp_path / name for name in ("feddar-wa", "fedavg")])
+    (table,) = domain_tables(found)
+    rows = {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
+    marked = [(name, domain) for name, row in rows.items() for domain, cell in row.items() if cell.endswith(" *")]
+    assert marked == [("feddar-wa", "new")]
+    assert table.note == "* Nobody trains on this domain: means of the outputs with the parameters of the others."
+    assert table.note in write_report(found, tmp_path / "report.html", title="x").read_text()
+    print_summary(runs[0].summary)
+    value = f"{100 * runs[0].summary['domains']['accuracy']['new']:.4g}"
+    assert f"new {value} (nobody trains on it), mean " in " ".join(capsys.readouterr().out.split())
+    # one model for all domains has nothing untrained
+    assert "untrained_domains" not in runs[1].summary and not any("nobody" in n for n in runs[1].notes)
+
+
+def test_a_domain_that_others_train_on_needs_no_substitute():
+    """c1 has test samples of domain 1 and trains on domain 0 alone."""
+    data = only_tested(None)
+    clients = tuple(replace(c, test=replace(c.test, domain=c.test.domain % 2)) for c in data)
+    run = Run(replace(data, clients=clients), make("feddar-wa"), network(), rounds=2, dtype=torch.float64)
+    summary = run.execute()
+    expected = by_hand(run, run.federation, lambda t, m: t[m])
+    found = summary["domains"]["accuracy"]
+    assert {domain: found[domain] for domain in expected} == pytest.approx(expected)
+    assert "untrained_domains" not in summary and not run.notes

@@ -359,6 +359,14 @@ def test_nothing_else_moves_such_a_head_either():
             assert moved.tolist() == [[m in c.train.domain for m in range(3)] for c in group.clients]
 
 
+def test_one_parameter_of_a_head_per_domain_can_be_trained_alone():
+    group, expected = with_heads(), with_heads()
+    expected.fit("head", epochs=1, correct=lambda step, grads: {"head.weight": grads["head.weight"]})
+    group.fit(("head.weight",), epochs=1)
+    torch.testing.assert_close(group.model["head.weight"][3], expected.model["head.weight"][3])  # one step
+    assert torch.equal(group.model["head.bias"], with_heads().model["head.bias"])
+
+
 def normed(shape):
     return nn.Sequential(nn.Linear(shape[0], 6), nn.BatchNorm1d(6), nn.ReLU())
 

@@ -64,6 +64,7 @@ class InProcessEngine:
         self.plan = plan
         self.info = setup.info(federation)
         self.clients = {client.id: client for client in federation}
+        self._trained = federation.domains_in("train")
         self.states: dict[str, Tree] = {}
         self.changed: set[str] = set()
         self._pending: dict[str, Tree] = {}
@@ -113,7 +114,7 @@ class InProcessEngine:
             cohort = self._cohort(chunk, exchange)
             reply = self._call(cohort, exchange.program, self._deliver(payload, cohort.ids))
             if exchange.measure is not None:
-                predicted = predictions(self.setup.method, cohort, exchange.measure)
+                predicted = predictions(self.setup.method, cohort, exchange.measure, self._trained)
                 metrics.update(score(cohort, exchange.measure, predicted))
             shapes = [self._shapes(client) for client in chunk]
             for row, client in enumerate(chunk):
@@ -139,7 +140,7 @@ class InProcessEngine:
         ids = [i for i in ids if self.clients[i].split(split) is not None]
         metrics: Metrics = {}
         for cohort in self.cohorts(ids, payload, round_, program):
-            predicted = predictions(self.setup.method, cohort, split)
+            predicted = predictions(self.setup.method, cohort, split, self._trained)
             metrics.update(score(cohort, split, predicted))
             if outputs is not None:
                 outputs.append(outputs_of(cohort, split, predicted))

@@ -49,7 +49,9 @@ class FedDAR(DomainFedAvg):
 
     ``damping tr(H) / D`` is added to the diagonal of a domain's summed Hessian H, of D rows, in the correction form of
     eq. 8 (:func:`~perfed.second_order.minimiser`): heads move less in directions with little curvature, and stay where
-    they are in directions without. Eq. 8 itself has none. A client's Hessians are made when its turn comes, and folded.
+    they are in directions without. Eq. 8 itself has none. The default holds back those with less than a tenth of the
+    mean curvature, in which the loss hardly changes, and what a few samples say is mostly noise. A client's Hessians
+    are made when its turn comes, and folded.
 
     ``head_epochs = "exact"`` takes each domain's least-squares solution, of least norm where a client holds fewer
     samples of a domain than there are features; such heads spoil weighted averages, not second-order aggregation.
@@ -63,7 +65,7 @@ class FedDAR(DomainFedAvg):
     )
     aggregation: Literal["second-order", "weighted"] = Field("second-order", description="of the heads: SA or WA")
     damping: float = Field(
-        1e-2,
+        0.1,
         ge=0,
         description="of the second-order aggregation, in units of the mean curvature of a domain's summed Hessian, "
         "tr(H)/D; 0 takes the pseudo-inverse",

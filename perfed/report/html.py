@@ -183,7 +183,8 @@ def _domains(runs: Sequence[Run]) -> list[str]:
     note = _note(
         "Mean, minimum and maximum over the domains are taken per run and then averaged over the seeds (± std)."
     )
-    return [_section("domains", "Domains", *parts, note)]
+    below = [_note(text) for text in dict.fromkeys(table.note for table in tables if table.note)]
+    return [_section("domains", "Domains", *parts, note, *below)]
 
 
 def _over_rounds(runs: Sequence[Run]) -> str:

@@ -80,6 +80,7 @@ class Summary(_Measured):
     virtual_time: float | None = None
     targets: list[Target] | None = None
     domains: dict[str, dict[str, Number]] = {}
+    untrained_domains: list[str] = []
     settings: dict[str, Any] = {}
     plan: dict[str, Any] = {}
     notes: list[str] = []

@@ -15,6 +15,7 @@ from perfed.report.targets import target_table
 from perfed.report.text import TextTable, axis_title, mean_std, metric_text
 
 OVER_DOMAINS = ("mean", "min", "max")
+_UNTRAINED = "* Nobody trains on this domain: means of the outputs with the parameters of the others."
 
 
 def all_tables(runs: Sequence[Run]) -> list[TextTable]:
@@ -40,12 +41,16 @@ def _domains(run: Run) -> dict[str, dict[str, float]]:
 def _domain_table(runs: Sequence[Run], metric: str) -> TextTable:
     found = dict.fromkeys(name for run in runs for name in _domains(run)[metric])
     columns = [*(name for name in found if name not in OVER_DOMAINS), *OVER_DOMAINS]
-    rows = []
+    rows, marked = [], False
     for method in methods_of(runs):
-        members = [_domains(run)[metric] for run in runs if run.method == method]
+        own = [run for run in runs if run.method == method]
+        members = [_domains(run)[metric] for run in own]
         values = [[member[name] for member in members if np.isfinite(member.get(name, np.nan))] for name in columns]
-        rows.append([method, *(mean_std(of, lambda v: metric_text(metric, v), len(members)) for of in values)])
-    return TextTable(f"{axis_title(metric)} by domain", ["Method", *columns], rows)
+        cells = [mean_std(of, lambda v: metric_text(metric, v), len(members)) for of in values]
+        untrained = {name for run in own if run.summary for name in run.summary.untrained_domains}
+        marked |= bool(untrained.intersection(columns))
+        rows.append([method, *(f"{c} *" if n in untrained else c for n, c in zip(columns, cells, strict=True))])
+    return TextTable(f"{axis_title(metric)} by domain", ["Method", *columns], rows, _UNTRAINED if marked else "")
 
 
 @dataclass(frozen=True)
