@@ -17,7 +17,8 @@ class ClassMembers:
     """The samples of each (client, class) pair of a mini-batch, gathered to the front.
 
     Attributes:
-        rows: ``(pairs, longest of the block)`` positions in the flattened mini-batch; padded with 0.
+        rows: ``(pairs, longest of the block)`` positions in the flattened mini-batch; padded with the pair's own
+            first one: 0 times what another client has is no 0 where that has overflowed.
         counts: ``(pairs,)`` samples of each pair, in decreasing order, all at least 1 (numpy, on the host).
         client: ``(pairs,)`` position of the active client.
         label: ``(pairs,)`` class.
@@ -50,7 +51,7 @@ def class_members(block: Block, num_classes: int) -> list[ClassMembers]:
     inside = position < size[:, None]
     slot = np.where(inside, starts[step, client, label][:, None] + position, starts[step, client, label][:, None])
     widths = np.array(block.widths())
-    rows = np.where(inside, client[:, None] * widths[step][:, None] + order[step[:, None], client[:, None], slot], 0)
+    rows = client[:, None] * widths[step][:, None] + order[step[:, None], client[:, None], slot]
     number = np.bincount(step, minlength=steps)
 
     def per_step(array: IntArray) -> tuple[Tensor, ...]:

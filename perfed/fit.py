@@ -237,11 +237,16 @@ def _losses(task: Task, step: Step) -> Tensor:
         return task.loss(step)
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
         for row, place in enumerate(step.rows.tolist()):
-            try:
-                task.loss(step.alone(row))
-            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            if not _computable(task, step.alone(row)):
                 raise Diverged(place, str(error).partition(": ")[0]) from None
         raise
+
+
+def _computable(task: Task, step: Step) -> bool:
+    try:
+        return bool(torch.isfinite(task.loss(step)).all())
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return False
 
 
 class _Gradient:

@@ -340,6 +340,20 @@ def test_exact_heads_are_least_squares_and_aggregated(name):
         torch.testing.assert_close(new[domain], expected, rtol=1e-6, atol=1e-8)
 
 
+def test_exact_heads_of_features_that_overflow_name_the_client():
+    def steep(shape):
+        layer = torch.nn.Linear(shape[0], 5)
+        layer.weight.data.mul_(1e10)
+        return layer
+
+    federation = blobs((6, 5, 7), regression=True)
+    clients = [replace(c, train=replace(c.train, x=1e300 * c.train.x)) if c.id == "c1" else c for c in federation]
+    federation, model = replace(federation, clients=tuple(clients)), Model(body=steep, head=linear(1))
+    server = serve(make("feddar-wa", head_epochs="exact"), federation, model=model)
+    with pytest.raises(PerfedError, match=r"^round 1: training of client 'c1' diverged: torch\.linalg\.pinv failed"):
+        train(server, 1)
+
+
 def test_exact_heads_are_for_plain_regression():
     with pytest.raises(PerfedError, match="head_epochs = 'exact' is for regression without terms"):
         serve(make("feddar-wa", head_epochs="exact"), blobs((6, 5))).prepare()

@@ -557,3 +557,22 @@ def test_features_are_those_of_the_parameters_of_now(optimizer, engine):
             torch.testing.assert_close(found[start : start + len(expected)], expected)
             start += len(expected)
         assert torch.equal(found, before) == (part == "head")
+
+
+@pytest.mark.parametrize("way", ["descend", "step"])
+@pytest.mark.parametrize("sizes", [SIZES, SIZES[::-1]])
+def test_a_matrix_that_cannot_be_factorised_names_the_client_whose_it_is(sizes, way):
+    federation = blobs(sizes)
+    group = cohort(local(), federation, round_=3)
+    wrong = torch.tensor([client == "c2" for client in group.ids])
+
+    def loss(step):
+        sign = torch.where(step.of(wrong), -1.0, 1.0)[:, None, None]
+        return step.output().square().mean((1, 2)) + torch.linalg.cholesky(sign * torch.eye(3)).sum((1, 2))
+
+    def update(params, gradient, batches):
+        return {name: t - 0.1 * gradient(params, batches[0])[name] for name, t in params.items()}
+
+    says = r"^round 3: training of client 'c2' diverged: linalg\.cholesky failed on values that are no longer finite"
+    with pytest.raises(PerfedError, match=says):
+        group.fit("head", epochs=2, loss=loss, step=update if way == "step" else None)

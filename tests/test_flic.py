@@ -114,6 +114,24 @@ def test_pretraining_pulls_every_client_towards_the_anchors(engine, w2):
     assert torch.equal(server.state.anchors["mean"], means)  # anchors stay
 
 
+@pytest.mark.parametrize("w2", ["closed-form", "two-sample"])
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("pretrain_epochs", [1, 0])
+def test_an_eigenproblem_that_diverges_names_the_client(engine, w2, pretrain_epochs):
+    """In a stack with others, neither first nor with most steps; its inputs are finite, their Gram matrix is not.
+
+    Decompositions of such a matrix fail, or give NaN: that depends on its size.
+    """
+    federation = blobs((60, 35, 45, 40))
+    clients = [replace(c, train=replace(c.train, x=1e25 * c.train.x)) if c.id == "c3" else c for c in federation]
+    federation = replace(federation, clients=tuple(clients))
+    method = flic(w2=w2, pretrain_epochs=pretrain_epochs, pretrain_batch_size=64, batch_size=64)
+    server = serve(method, federation, dtype=torch.float32, **ENGINES[engine])
+    where = "preparation before round 1" if pretrain_epochs else "round 1"
+    with pytest.raises(PerfedError, match=f"^{where}: (training|the training loss) of client 'c3' (diverged|became)"):
+        train(server, 1)
+
+
 def test_the_alignment_of_a_full_batch_is_the_closed_form_summed_over_classes():
     federation = blobs((9, 5, 1), dims=(4, 6), labels=[[0, 1, 2], [0, 2], [1]])
     server = serve(flic(anchor_scale=1.0, batch_size=99), federation)

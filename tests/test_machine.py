@@ -1,0 +1,99 @@
+"""What only some systems have: perfed imports and runs without it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from command_line import EXPERIMENT, TINY
+
+from perfed import machine
+from perfed.machine import arithmetic, peak_memory_mb
+
+# Python on Windows has neither of them, and no folder can be opened there.
+HIDDEN = """
+import os, sys
+for name in ("fcntl", "resource"):
+    sys.modules[name] = None
+open_file = os.open
+def refusing(path, *given, **more):
+    if os.path.isdir(path):
+        raise PermissionError(13, "Permission denied", str(path))
+    return open_file(path, *given, **more)
+os.open = refusing
+"""
+# Its locks of files, kept by those of this system.
+MSVCRT = """
+import fcntl, types, torch  # what asks for msvcrt to know the system has asked
+def locking(handle, mode, size):
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise PermissionError(13, "Permission denied") from None
+sys_modules = __import__("sys").modules
+sys_modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
+"""
+PROGRAM = "\nfrom perfed.cli import main\nmain()\n"
+
+
+def without(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """``perfed ARGUMENTS`` where modules are hidden; it fails where a file's encoding is left to the system."""
+    strict = 'import warnings\nwarnings.filterwarnings("error", category=EncodingWarning, module="perfed")\n'
+    command = [sys.executable, "-X", "warn_default_encoding", "-c", strict + program, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("before", [HIDDEN, MSVCRT + HIDDEN], ids=["no locks", "locks of Windows"])
+def test_everything_works_without_modules_that_windows_does_not_have(tmp_path, before):
+    out = tmp_path / "out"
+    options = (*TINY, "--methods", "local,flic-class", "--out", out)
+    done = without(before + PROGRAM, "compare", EXPERIMENT, *options)
+    assert done.returncode == 0, done.stderr
+    place = out / "local" / "seed-0"
+    summary = json.loads((place / "summary.json").read_text())
+    assert "peak_memory_mb" not in summary and summary["rounds"] == 3
+    assert not list(out.rglob(".lock"))
+    for name in ("summary.json", "checkpoint/state-000003.json"):
+        (place / name).unlink()
+    resumed = without(before + PROGRAM, "resume", place)
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads((place / "summary.json").read_text())["metrics"] == summary["metrics"]
+    assert without(before + PROGRAM, "report", out).returncode == 0
+
+
+def test_locks_of_windows_keep_other_processes_out(tmp_path):
+    program = MSVCRT + HIDDEN + "\nfrom pathlib import Path\nfrom perfed.machine import locked\n"
+    program += f"folder = Path({str(tmp_path)!r})\nwith locked(folder):\n"
+    inner = "    try:\n        with locked(folder):\n            print('twice')\n"
+    done = without(program + inner + "    except BlockingIOError:\n        print('refused')\n")
+    assert (done.returncode, done.stdout) == (0, "refused\n"), done.stderr
+    assert without(program + "    print('free again')\n").stdout == "free again\n"
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_is_in_mebibytes_on_every_system(monkeypatch):
+    status = Path("/proc/self/status")
+    peak = peak_memory_mb()
+    assert peak is not None and peak > 100  # torch alone
+    if status.exists():
+        (line,) = [line for line in status.read_text().splitlines() if line.startswith("VmHWM")]
+        assert peak == pytest.approx(int(line.split()[1]) / 1024, rel=0.05)
+    monkeypatch.setattr(sys, "platform", "darwin")  # says bytes
+    assert peak_memory_mb() == pytest.approx(peak / 1024, rel=0.05)
+    monkeypatch.setattr(machine, "_resource", None)
+    assert peak_memory_mb() is None
+
+
+def test_what_last_digits_depend_on_names_processor_instructions_and_torch(monkeypatch):
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    plain = arithmetic(torch.device("cpu"))
+    assert torch.backends.cpu.get_cpu_capability() in plain and plain.endswith(f"torch {torch.__version__}")
+    if Path("/proc/cpuinfo").exists():
+        names = [line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "name" in line]
+        assert plain.startswith(f"{names[0]}, ")
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
+    assert "oneDNN up to SSE41" in arithmetic(torch.device("cpu")) != plain
