@@ -59,6 +59,9 @@ def build_method(
     if not isinstance(extra, list | tuple) or not all(isinstance(name, str) for name in extra):
         raise PerfedError(f"methods.{name}.terms: must be a list of names (given: {extra!r})")
     classes: list[type[Term]] = [*found.terms, *(term_class(t) for t in extra)]
+    for cls in classes:
+        if classes.count(cls) > 1:
+            raise PerfedError(f"methods.{name}.terms: '{cls.name}' would be there twice; once is allowed")
     own = {key: value for key, value in merged.items() if key in found.method.model_fields}
     rest = {key: value for key, value in merged.items() if key not in own}
     terms = []

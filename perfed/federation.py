@@ -174,7 +174,8 @@ class Federation:
                 :class:`Federation`.
 
         Example:
-            >>>             >>> data = {"a": {"x_train": np.ones((4, 3)), "y_train": np.array([0, 1, 0, 1])}}
+            >>> import numpy as np
+            >>> data = {"a": {"x_train": np.ones((4, 3)), "y_train": np.array([0, 1, 0, 1])}}
             >>> Federation.from_arrays(data).num_classes
             2
         """
@@ -183,20 +184,16 @@ class Federation:
                 f"clients must be a mapping from id to data, or a list (given: {type(clients).__name__}); "
                 'one client alone is {"id": data}'
             )
-        if not isinstance(clients, Mapping):
-            clients = {f"{i:03d}": given for i, given in enumerate(clients)}
+        pairs = clients.items() if isinstance(clients, Mapping) else ((f"{i:03d}", c) for i, c in enumerate(clients))
         if num_classes is not None and task == "regression":
             raise PerfedError("num_classes is for classification, and task is regression; leave one of them out")
-        read = {str(key): arrays_of(str(key), given, SPLITS) for key, given in clients.items()}
-        targets = [
-            (f"client '{i}': {split}", y) for i, (parts, _) in read.items() for split, (_, y, _) in parts.items()
-        ]
-        values, classes = coded(
-            targets, "classification" if num_classes is not None else task, num_classes, class_names
-        )
+        read = [(str(key), *arrays_of(str(key), given, SPLITS)) for key, given in pairs]
+        targets = [(f"client '{i}': {split}", y) for i, parts, _ in read for split, (_, y, _) in parts.items()]
+        task = task if num_classes is None else "classification"
+        values, classes = coded(targets, task, num_classes, class_names)
         left = iter(values)
         built = []
-        for i, (parts, features) in read.items():
+        for i, parts, features in read:
             splits = {split: Split(x, next(left), domain) for split, (x, _, domain) in parts.items()}
             built.append(Client(i, splits["train"], splits.get("test"), splits.get("validation"), features))
         if classes is not None and class_names is None and classes != tuple(range(len(classes))):

@@ -224,15 +224,6 @@ class Method(BaseModel):
                 raise ValueError("must be a finite number, at least 0")
         return value
 
-    @field_validator("terms")
-    @classmethod
-    def _each_once(cls, value: tuple[Any, ...]) -> tuple[Any, ...]:
-        names = [term.name for term in value]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"holds the term '{name}' twice")
-        return value
-
     def lr_of(self, stage: str) -> float:
         """Learning rate of ``stage``."""
         return self.lr.get(stage, 1e-3) if isinstance(self.lr, dict) else self.lr

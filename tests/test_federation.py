@@ -159,6 +159,8 @@ def test_a_federation_needs_clients_with_different_ids():
     with pytest.raises(PerfedError, match="'data' has no clients"):
         Federation.from_arrays({})
     split = Split(torch.ones(2, 1), torch.tensor([0, 1]))
+    with pytest.raises(PerfedError, match="client id '1' occurs twice"):
+        Federation.from_arrays({1: good(), "1": good(5)})
     with pytest.raises(PerfedError, match="client id 'a' occurs twice"):
         Federation((Client("a", split), Client("b", split), Client("a", split)), 2)
 

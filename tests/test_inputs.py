@@ -227,14 +227,14 @@ def framed(order: str = "pqr") -> Frame:
     return Frame(**{name: X[:, "pqr".index(name)] for name in order})
 
 
-def ran(method: str = "fedavg") -> Run:
-    given = arrays(x_train=framed(), y_train=Y + 1, x_test=framed(), y_test=Y + 1)
+def ran(method: str = "fedavg", x: Any = X, y: Any = Y) -> Run:
+    given = arrays(x_train=x, y_train=y, x_test=x, y_test=y, feature_names=list("pqr"))
     given |= {"domain_train": Y, "domain_test": Y}
     return Run(Federation.from_arrays({"a": given, "b": given}), make(method), network(2), rounds=1)
 
 
 def test_predictions_are_for_the_labels_as_they_were_given():
-    run = ran()
+    run = ran(x=framed(), y=Y + 1)
     run.execute()
     assert run.federation.classes == (1, 2)
     assert torch.equal(run.predict("a", framed()), run.predict("a", X)) and run.predict("a", X).shape == (4, 2)
@@ -259,7 +259,6 @@ def test_predictions_are_for_the_labels_as_they_were_given():
         (scipy.sparse.csr_array(X), Y, "client 'a': x is a sparse matrix; give x.toarray()"),
         (np.array([["a", "b", "c"]]), None, "client 'a': x holds texts, not numbers, in column 0, row 0: a"),
     ],
-    ids=str,
 )
 def test_new_inputs_are_checked_as_training_data_are(x, domain, says):
     with pytest.raises(PerfedError) as error:

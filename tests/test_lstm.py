@@ -149,7 +149,7 @@ def test_clients_run_one_by_one_with_the_same_results_in_every_engine(name):
         for client, values in other.evaluate("test").items():
             assert values == pytest.approx(expected[client], rel=1e-8)
     (line,) = [line for line in runs[2].engine.plan.describe() if "at a time" in line]
-    assert line == "body.0.lstm (LSTM): one client at a time (recurrent layers)"
+    assert line == "body.0.layers.0 (LSTM): one client at a time (recurrent layers)"
 
 
 def test_hf_maml_differentiates_twice_through_an_lstm():
@@ -177,7 +177,7 @@ def test_the_embedding_may_be_frozen():
 
 
 def test_recurrent_layers_are_reported():
-    assert why_not_stackable(module(), (5,), "body") == ("body.0.lstm (LSTM)", "recurrent layers")
+    assert why_not_stackable(module(), (5,), "body") == ("body.0.layers.0 (LSTM)", "recurrent layers")
     gru = nn.Sequential(nn.Flatten(), nn.GRU(5, 2))
     assert why_not_stackable(gru, (5,), "head") == ("head.1 (GRU)", "recurrent layers")
 

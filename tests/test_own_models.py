@@ -134,7 +134,6 @@ def stage(shape):
         (lambda shape: "text", r"model\.head: its function returned str, not a torch\.nn\.Module"),
         (lambda shape: torch.nn.Linear, r"model\.head: its function returned type, not a torch\.nn\.Module"),
     ],
-    ids=str,
 )
 def test_a_stage_that_is_no_function_of_a_shape_is_one_line(head, says):
     with pytest.raises(PerfedError, match=says) as error:
@@ -153,7 +152,6 @@ def test_a_stage_that_is_no_function_of_a_shape_is_one_line(head, says):
         ({"model": stage}, "model is a function, not a perfed Model"),
         ({"federation": {"a": 1}}, r"federation is a dict, not a perfed Federation; perfed\.Federation\.from_arrays"),
     ],
-    ids=str,
 )
 def test_the_parts_of_a_run_are_checked(changes, says):
     parts: dict[str, Any] = {"federation": blobs(), "method": "local", "model": network()}

@@ -109,9 +109,13 @@ def test_a_name_is_that_of_one_term(monkeypatch):
     with pytest.raises(PerfedError, match=r"the term Nameless has no name; write name: ClassVar\[str\]"):
         register_term(type("Nameless", (Term,), {}))
     assert build_method("local", {"terms": ["test_terms:shrink"]}).terms == (Shrink(),)
-    for given in (["proximal", "proximal"], ["shrink", "test_terms:shrink"]):
-        with pytest.raises(PerfedError, match=r"terms: holds the term '\w+' twice"):
-            build_method("local", {"terms": given})
+    for name, given in (
+        ("local", ["proximal"] * 2),
+        ("local", ["shrink", "test_terms:shrink"]),
+        ("fedprox", ["proximal"]),
+    ):
+        with pytest.raises(PerfedError, match=rf"methods\.{name}\.terms: '\w+' would be there twice; once is allowed"):
+            build_method(name, {"terms": given})
 
 
 def test_a_set_that_is_declared_twice_is_an_error():
