@@ -2,18 +2,23 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-OUT ?= runs/flic-digits-views-$(shell date +%Y%m%d-%H%M%S)
+OUT ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)
+PER_CLIENT := sklearn:logistic,sklearn:svc,sklearn:random-forest
 
-.PHONY: run test clean
+.PHONY: run test docs clean
 
 run: $(VENV)/installed
-	$(BIN)/perfed compare flic-digits-views --methods local,hetfedrep,flic-class,flic-hl --seeds 0..2 --out $(OUT)
+	$(BIN)/perfed compare digits-label-skew --methods local,fedrep,fedavg-ft,fedpac,$(PER_CLIENT) --seeds 0..2 --out $(OUT)/label-skew
+	$(BIN)/perfed compare flic-digits-views --methods local,hetfedrep,flic-class,flic-hl,$(PER_CLIENT) --seeds 0..2 --out $(OUT)/views
 
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n auto
+
+docs: $(VENV)/installed
+	$(BIN)/python docs/build_docs.py
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
