@@ -4,12 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Run a second time without a processor's wide instructions: their last digits must not be what a test demands.
 ROUNDING := $(foreach name,combination fast_w2 fedem fit hypcluster layers policies,tests/test_$(name).py)
-OUT ?= runs/flic-digits-views-$(shell date +%Y%m%d-%H%M%S)
+OUT ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)
+PER_CLIENT := sklearn:logistic,sklearn:svc,sklearn:random-forest
 
-.PHONY: run test clean
+.PHONY: run test docs clean
 
 run: $(VENV)/installed
-	$(BIN)/perfed compare flic-digits-views --methods local,hetfedrep,flic-class,flic-hl --seeds 0..2 --out $(OUT)
+	$(BIN)/perfed compare digits-label-skew --methods local,fedrep,fedavg-ft,fedpac,$(PER_CLIENT) --seeds 0..2 --out $(OUT)/label-skew
+	$(BIN)/perfed compare flic-digits-views --methods local,hetfedrep,flic-class,flic-hl,$(PER_CLIENT) --seeds 0..2 --out $(OUT)/views
 
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
@@ -17,6 +19,9 @@ test: $(VENV)/installed-test
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n auto
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ROUNDING) -n auto
+
+docs: $(VENV)/installed
+	$(BIN)/python docs/build_docs.py
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 COLOURS = ("#7f7f7f", "#2ca02c", "#1f77b4", "#ff7f0e", "#d62728")
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP = 400, 300, 44, 34, 44, 24
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP = 400, 300, 44, 54, 44, 24
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _panel(panel: Panel, left: float, lowest: float) -> str:
     for number in range(0, last + 1, 5):
         parts.append(f'<text x="{x(number):.1f}" y="{TOP + HEIGHT + 18}" text-anchor="middle">{number}</text>')
     parts.append(f'<text x="{left + WIDTH / 2:.0f}" y="{TOP + HEIGHT + 36}" text-anchor="middle">Round</text>')
-    parts.append(f'<text x="{left - 40}" y="{TOP - 10}">Accuracy (%)</text>')
+    parts.append(f'<text x="{left - 34}" y="{TOP - 12}">Accuracy (%)</text>')
     parts.append(f'<g clip-path="url(#{clip})" fill="none" stroke-width="2">')
     coloured = list(zip(panel.lines, COLOURS, strict=False))
     for line, colour in coloured:

@@ -16,7 +16,7 @@ from perfed.errors import PerfedError
 from perfed.federation import Federation
 from perfed.partition import draw_classes, pathological
 
-NO_FILES = ["toy-noisy-features", "toy-linear-map", "digits-views"]
+NO_FILES = ["toy-noisy-features", "toy-linear-map", "digits", "digits-views"]
 SMALL_TOY = {"clients": 8, "train_per_class": 60, "test_per_class": 30}
 
 
@@ -331,6 +331,25 @@ def test_digits_of_clients_are_disjoint():
     known = {r.tobytes() for r in (load_digits().data / 16).astype(np.float32)}
     assert len(rows) == len(set(rows)) > 400 and set(rows) <= known
     assert sum(len(c.train) + len(c.test) for c in federation) == 1797
+
+
+def test_digits_have_the_same_pixels_at_every_client():
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    known = {row.tobytes(): label for row, label in zip((pixels / 16).astype(np.float32), labels, strict=True)}
+    federation = load("digits", {"test_samples": 100, "overlap": "test"}, seed=2)
+    trained, tested = [], set()
+    for client in federation:
+        counts = np.bincount(client.train.y, minlength=10)
+        assert (
+            sorted(counts) == [0] * 6 + [3] * 4 and (np.bincount(client.test.y, minlength=10)[counts > 0] == 25).all()
+        )
+        for split in (client.train, client.test):
+            assert all(known[x.numpy().tobytes()] == y for x, y in zip(split.x, split.y, strict=True))
+        trained += [x.numpy().tobytes() for x in client.train.x]
+        tested |= {x.numpy().tobytes() for x in client.test.x}
+    assert len(trained) == len(set(trained)) == 240 and not tested & set(trained)
 
 
 def test_standardisation_uses_the_training_samples_only():

@@ -1,5 +1,6 @@
 """The README's examples run as they stand."""
 
+import ast
 import re
 from pathlib import Path
 
@@ -22,9 +23,8 @@ def methods(monkeypatch):
 def test_what_the_first_example_shows_is_true_of_methods_that_have_converged(methods, capsys):
     names: dict[str, object] = {}
     exec(BLOCKS[0], names)  # the text is our own
-    shown = {
-        name: eval(values) for name, values in (line.split(" ", 1) for line in capsys.readouterr().out.splitlines())
-    }
+    lines = [line.split(" ", 1) for line in capsys.readouterr().out.splitlines()]
+    shown = {name: ast.literal_eval(values) for name, values in lines}
     assert shown["fedpac"]["mean"] > shown["local"]["mean"] + 0.02
     federation, model = names["federation"], names["model"]
 
