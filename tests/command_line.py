@@ -27,6 +27,7 @@ TINY = (
     "methods.flic-class.pretrain_epochs=1",
     "plan.engine=stacked",
     "plan.threads=1",
+    "dtype=float32",
 )
 
 
