@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 OUT ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)
-PER_CLIENT := sklearn:logistic,sklearn:svc,sklearn:random-forest
+PER_CLIENT := sklearn:logistic,sklearn:svc
 
 .PHONY: run test docs clean
 

@@ -27,7 +27,6 @@ TINY = (
     "methods.flic-class.pretrain_epochs=1",
     "plan.engine=stacked",
     "plan.threads=1",
-    "dtype=float32",
 )
 
 
