@@ -54,13 +54,19 @@ class Kept:
     Attributes:
         experiment: a shipped one.
         methods: the first one is what the others are compared with.
-        settings: assignments as on the command line.
+        more: assignments as on the command line, beside ``dtype=float64``: with it every processor gets the same test
+            samples right.
     """
 
     experiment: str
     methods: tuple[str, ...]
-    settings: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """All assignments."""
+        return (*self.more, "dtype=float64")
 
     @property
     def command(self) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 SMALL = ("digits-label-skew", "digits-views")
-# Both experiments train in float64, where rounding (another processor, plan or number of threads) is 1e-16 and grows to
+# The numbers are kept in float64, where rounding (another processor, plan or number of threads) is 1e-16 and grows to
 # far less than the distance of a test sample from a class boundary. scikit-learn's solvers stop at 1e-4 or 1e-3, so
 # that one sample may change sides: of the 200 of one of 20 clients, or of its 20 or more with digits-views.
 TOLERANCE = {"digits-label-skew": 1 / 200 / 20, "digits-views": 1 / 20 / 20}
