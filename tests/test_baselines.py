@@ -59,6 +59,7 @@ def test_a_row_is_what_scikit_learn_gives_by_hand(name):
         "std": pytest.approx(np.std(by_hand), abs=1e-15),
         "min": min(by_hand),
         "p10": pytest.approx(np.percentile(by_hand, 10), abs=1e-15),
+        "p90": pytest.approx(np.percentile(by_hand, 90), abs=1e-15),
         "max": max(by_hand),
     }
     assert (summary["method"], summary["rounds"], summary["seed"]) == (name, 0, 1)

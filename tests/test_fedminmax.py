@@ -101,7 +101,7 @@ def test_it_finds_the_minimax_of_a_rare_domain():
     for i in range(2):
         domain = np.array([0] * 9 + [1])
         clients[f"c{i}"] = {"x_train": np.zeros((10, 1)), "y_train": domain.astype(float), "domain_train": domain}
-    federation, model = Federation.from_arrays(clients), Model(head=linear(1))
+    federation, model = Federation.from_arrays(clients, task="regression"), Model(head=linear(1))
     found = {}
     for name in ("fedavg", "fedminmax"):
         more = {"domain_lr": 0.05} if name == "fedminmax" else {}

@@ -84,9 +84,8 @@ def test_data_without_classes_have_sizes_only(monkeypatch, here):
     def lines(seed: int, data_dir: Path | None) -> Federation:
         """Real targets; the second client is not tested."""
         x, y = np.ones((6, 2)), np.arange(6.0)
-        return Federation.from_arrays(
-            [{"x_train": x, "y_train": y, "x_test": x, "y_test": y}, {"x_train": x, "y_train": y}]
-        )
+        tested = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
+        return Federation.from_arrays([tested, {"x_train": x, "y_train": y}], task="regression")
 
     (here / "lines.toml").write_text(TOML.partition("[data]")[0] + '[data]\nname = "lines"\n[model]\nhead = "linear"')
     result = perfed("partition", "lines.toml", "--show", "--out", "lines.html")
