@@ -6,12 +6,14 @@ BIN := $(VENV)/bin
 ROUNDING := $(foreach name,combination fast_w2 fedem fit hypcluster layers policies,tests/test_$(name).py)
 OUT ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)
 PER_CLIENT := sklearn:logistic,sklearn:svc
+# Trials for the plan would take longer than these runs.
+OPTIONS := --seeds 0..2 --engine stacked plan.threads=1
 
 .PHONY: run test docs clean
 
 run: $(VENV)/installed
-	$(BIN)/perfed compare digits-label-skew --methods local,fedrep,fedavg-ft,fedpac,$(PER_CLIENT) --seeds 0..2 --out $(OUT)/label-skew
-	$(BIN)/perfed compare flic-digits-views --methods local,hetfedrep,flic-class,flic-hl,$(PER_CLIENT) --seeds 0..2 --out $(OUT)/views
+	$(BIN)/perfed compare digits-label-skew --methods local,fedrep,fedavg-ft,fedpac,$(PER_CLIENT) $(OPTIONS) --out $(OUT)/label-skew
+	$(BIN)/perfed compare flic-digits-views --methods local,hetfedrep,flic-class,flic-hl,$(PER_CLIENT) $(OPTIONS) --out $(OUT)/views
 
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
