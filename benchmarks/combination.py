@@ -20,7 +20,12 @@ import quadprog
 import torch
 from torch import Tensor
 
-from perfed.combination import centred_gram, client_statistics, combination_weights, combination_weights_general
+from perfed.methods.fedpac.combination import (
+    centred_gram,
+    client_statistics,
+    combination_weights,
+    combination_weights_general,
+)
 
 CLASSES, FEATURES, SAMPLES = 62, 128, 600
 

@@ -16,10 +16,11 @@ import yardstick
 from local_update import Workload, _images, _print, _rounds, _server, _steps, measure, mnist
 from torch import Tensor, nn
 
-from perfed.federation import Client
-from perfed.methods.fedpac import FedPAC
-from perfed.model import Model, cnn, linear
-from perfed.terms import Prototypes
+from perfed.data.federation import Client
+from perfed.methods.fedpac.fedpac import FedPAC
+from perfed.methods.terms.prototypes import Prototypes
+from perfed.model.chain import Model
+from perfed.model.presets import cnn, linear
 
 BATCH, EPOCHS, CLASSES = 50, 5, 10
 SGD = yardstick.sgd(0.01, 0.5)

@@ -18,13 +18,14 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from threadpoolctl import threadpool_limits
 
-from perfed.federation import Federation
+from perfed.data.federation import Federation
+from perfed.engine.server import Server
+from perfed.engine.setup import Setup
 from perfed.methods.knnper import KNNPer, Memory
-from perfed.model import Model, linear, mlp
-from perfed.participation import Participation
-from perfed.plan import Plan
-from perfed.rounds import Server
-from perfed.state import Setup
+from perfed.model.chain import Model
+from perfed.model.presets import linear, mlp
+from perfed.participation.settings import Participation
+from perfed.training.plan import Plan
 
 CLIENTS, SAMPLES, QUERIES, WIDTH, CLASSES, NEIGHBOURS = 20, 600, 600, 128, 10, 10
 ALLOWED = 1.0

@@ -27,20 +27,21 @@ import torch
 import yardstick
 from torch import Tensor, nn
 
+from perfed.data.federation import Client, Federation
+from perfed.data.files import load_npz
 from perfed.datasets import load
-from perfed.datasets.files import load_npz
+from perfed.engine.server import Server
+from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
-from perfed.federation import Client, Federation
-from perfed.method import Method
+from perfed.method.method import Method
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.fedrep import FedRep
-from perfed.methods.flic import Anchors, FLICClass
+from perfed.methods.flic.flic import Anchors, FLICClass
 from perfed.methods.local import Local
-from perfed.model import Model, cnn, linear, mlp
-from perfed.participation import Participation
-from perfed.plan import EngineName, Plan
-from perfed.rounds import Server
-from perfed.state import Setup
+from perfed.model.chain import Model
+from perfed.model.presets import cnn, linear, mlp
+from perfed.participation.settings import Participation
+from perfed.training.plan import EngineName, Plan
 
 TOY = "toy-noisy-features"
 PRETRAIN_EPOCHS, PAPER_PRETRAIN_EPOCHS = 20, 100

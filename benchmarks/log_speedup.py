@@ -3,7 +3,7 @@
 ``python benchmarks/log_speedup.py [--seeds N] [--cost C]``
 
 For N = 2^4 .. 2^10 clients whose times are Exp(1), drawn anew in every round, FedRep on the linear representation
-problem is run with full participation and with SRPFL's stages. Both take as many rounds as lemma B.1 needs, from the
+problem is run with full participation and with SRPFL's schedule. Both take as many rounds as lemma B.1 needs, from the
 measured contraction and floor, to come to ``EXCESS`` times the floor of N clients. The ratio of their times is fitted
 by a line in log N.
 """
@@ -18,7 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from perfed import rng, stages, theory
+from perfed import rng
+from perfed.participation import schedule
+from perfed.theory import linear as theory
 
 FIRST, STEP, EXCESS = 8, 1 / 8, 1.1
 NUMBERS = [2**e for e in range(4, 11)]
@@ -93,11 +95,11 @@ def compare(clients: int, seed: int, unit: float) -> Comparison:
     problem = problem_of(clients, seed)
     start = theory.moment_start(problem.sample(torch.arange(FIRST), 0), 2)
     distance = float(theory.principal_angle_distance(start, problem.basis))
-    sizes, floor, target = stages.stage_sizes(clients, FIRST), unit / FIRST**0.5, EXCESS * unit / clients**0.5
-    opening = stages.doubling_points(clients, FIRST, a)[0] / stages.error_floor(a, 1) * floor
-    lengths = stages.stage_lengths(clients, FIRST, a, excess=EXCESS)
-    lengths[0] = stages.rounds_to_reach(opening, floor, a, distance)
-    full = stages.rounds_to_reach(target, unit / clients**0.5, a, distance)
+    sizes, floor, target = schedule.stage_sizes(clients, FIRST), unit / FIRST**0.5, EXCESS * unit / clients**0.5
+    opening = schedule.doubling_points(clients, FIRST, a)[0] / schedule.error_floor(a, 1) * floor
+    lengths = schedule.stage_lengths(clients, FIRST, a, excess=EXCESS)
+    lengths[0] = schedule.rounds_to_reach(opening, floor, a, distance)
+    full = schedule.rounds_to_reach(target, unit / clients**0.5, a, distance)
     srpfl = simulate(problem, start, sizes, lengths, seed)
     return Comparison(clients, target, srpfl, simulate(problem, start, [clients], [full], seed + 1000))
 

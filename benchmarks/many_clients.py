@@ -19,14 +19,15 @@ from statistics import median
 
 import torch
 
-from perfed.building import build_method
-from perfed.clock import Clock
 from perfed.datasets import load
-from perfed.model import Model, linear
-from perfed.participation import Participation
-from perfed.plan import Plan
-from perfed.rounds import Server
-from perfed.state import Setup
+from perfed.engine.server import Server
+from perfed.engine.setup import Setup
+from perfed.experiment.build import build_method
+from perfed.model.chain import Model
+from perfed.model.presets import linear
+from perfed.participation.clock import Clock
+from perfed.participation.settings import Participation
+from perfed.training.plan import Plan
 
 NUMBERS = (100, 1000, 10_000)
 

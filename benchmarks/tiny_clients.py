@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from statistics import median
 
-from perfed.config import find_experiment, validate
-from perfed.experiment import start
-from perfed.overrides import override
+from perfed.experiment.config import find_experiment, validate
+from perfed.experiment.overrides import override
+from perfed.experiment.start import start
 
 EXPERIMENT = "fedpac-cifar10-1000"
 

@@ -17,9 +17,9 @@ from typing import Any
 
 from curves_svg import Line, Panel, curves
 
-from perfed.compare import Comparison, federated
-from perfed.config import find_experiment
-from perfed.overrides import override
+from perfed.experiment.compare import Comparison, federated
+from perfed.experiment.config import find_experiment
+from perfed.experiment.overrides import override
 from perfed.report import compare_table, comparison_rows, load_runs
 from perfed.report.comparison import ComparisonRow
 from perfed.report.text import metric_text

@@ -1,55 +1,5 @@
-"""How the server combines what comes back; rows are in the sorted order of client ids."""
+"""Means over clients; see :mod:`perfed.maths.aggregate`."""
 
-from __future__ import annotations
+from perfed.maths.aggregate import Average, client_mean, masked_mean, weighted_mean
 
-from typing import Annotated, Any, Literal
-
-import torch
-from pydantic import Field
-from torch import Tensor
-
-from perfed.tree import Tree, map_leaves
-
-Average = Annotated[
-    Literal["samples", "uniform"], Field(description="weights of the mean: n_i ('samples') or 1 ('uniform')")
-]
-"""A method's choice of weights, for :func:`client_mean`."""
-
-
-def client_mean(stacked: Tree, num_samples: Tensor, average: Average) -> dict[str, Any]:
-    """Mean over clients of every tensor, with the weights ``num_samples`` ``(clients,)``, or all the same."""
-    return weighted_mean(stacked, num_samples if average == "samples" else torch.ones_like(num_samples))
-
-
-def weighted_mean(stacked: Tree, weights: Tensor | None = None) -> dict[str, Any]:
-    """``sum_i w_i x_i / sum_i w_i`` of every tensor.
-
-    Args:
-        stacked: nested dictionary of ``(clients, ...)`` tensors.
-        weights: ``(clients,)``, not negative, not all zero; ``None``: all the same.
-
-    Returns:
-        The same structure without the client axis. Integer tensors (counters of batch-norm) are rounded.
-    """
-
-    def mean(_: str, x: Tensor) -> Tensor:
-        given = torch.ones(len(x)) if weights is None else weights
-        shares = given.double() / given.double().sum()
-        value: Tensor = torch.tensordot(shares.to(x.device), x.double(), 1)
-        return value.to(x.dtype) if torch.is_floating_point(x) else value.round().to(x.dtype)
-
-    return map_leaves(stacked, mean)
-
-
-def masked_mean(x: Tensor, weights: Tensor, fallback: Tensor) -> Tensor:
-    """``sum_i w_ik x_ik / sum_i w_ik`` for every entry k: each class's centroid, each domain's head (FedDAR, eq. 6).
-
-    Args:
-        x: ``(clients, entries, ...)``.
-        weights: ``(clients, entries)``, numbers of samples, or boolean: who holds an entry.
-        fallback: ``(entries, ...)``, kept for entries that no client holds.
-    """
-    weight = weights.double().view(*weights.shape, *([1] * (x.ndim - 2)))
-    total = weight.sum(0)
-    value = (x.double() * weight).sum(0) / total.clamp_min(1)
-    return torch.where(total > 0, value, fallback.double()).to(x.dtype)
+__all__ = ["Average", "client_mean", "masked_mean", "weighted_mean"]

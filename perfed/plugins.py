@@ -13,7 +13,7 @@ from pathlib import Path
 from perfed.errors import PerfedError
 
 SKLEARN = "sklearn:"
-"""Names that begin so are of scikit-learn models (:mod:`perfed.baselines`), of no module of the user's."""
+"""Names that begin so are of scikit-learn models (:mod:`perfed.experiment.baselines`), of no module of the user's."""
 
 
 def bare_name(name: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfed.datasets.files import find_file
+from perfed.data.files import find_file
 from perfed.errors import PerfedError
 
 

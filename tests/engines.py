@@ -11,21 +11,22 @@ import torch
 from torch import Tensor
 
 import perfed.methods  # noqa: F401 - registers every method
-from perfed.clock import Clock
 from perfed.codec import decode, encode
-from perfed.cohort import Cohort
+from perfed.data.federation import Federation
 from perfed.engine import Exchange, InProcessEngine
-from perfed.evaluate import Metrics
-from perfed.federation import Federation
-from perfed.method import Method
+from perfed.engine.evaluate import Metrics
+from perfed.engine.server import Server
+from perfed.engine.setup import Setup
+from perfed.method.method import Method
+from perfed.method.registry import entry
+from perfed.method.term import Term
 from perfed.methods.fedbn import FedBN
-from perfed.model import Model, hidden_layer, linear, mlp
-from perfed.participation import Participation
-from perfed.plan import Plan
-from perfed.registry import entry
-from perfed.rounds import Server
-from perfed.state import Setup
-from perfed.terms import Term
+from perfed.model.chain import Model
+from perfed.model.presets import hidden_layer, linear, mlp
+from perfed.participation.clock import Clock
+from perfed.participation.settings import Participation
+from perfed.training.cohort import Cohort
+from perfed.training.plan import Plan
 
 
 class CodecEngine(InProcessEngine):

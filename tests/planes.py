@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from perfed.federation import Client, Federation
-from perfed.model import Model, linear
+from perfed.data.federation import Client, Federation
+from perfed.model.chain import Model
+from perfed.model.presets import linear
 
 LINEAR = Model(head=linear(1))
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from engines import blobs, cohort, make, serve
 
-from perfed.aggregate import masked_mean, weighted_mean
-from perfed.model import STAGES
+from perfed.maths.aggregate import masked_mean, weighted_mean
+from perfed.model.chain import STAGES
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

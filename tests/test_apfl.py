@@ -8,11 +8,12 @@ from engines import blobs, cohort, make, network, serve, train
 from torch import nn
 from torch.func import functional_call
 
+from perfed.data.federation import Federation
 from perfed.errors import PerfedError
-from perfed.federation import Federation
 from perfed.methods.apfl import APFL
-from perfed.methods.flic import Anchors
-from perfed.model import Model, hidden_layer, linear
+from perfed.methods.flic.flic import Anchors
+from perfed.model.chain import Model
+from perfed.model.presets import hidden_layer, linear
 
 PLAIN = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.5}
 NO_EMBEDDING = Model(body=hidden_layer(5), head=linear(3))

@@ -10,14 +10,15 @@ import pytest
 from command_line import EXPERIMENT, TINY, Outcome, contents, perfed, run_tiny
 from test_pooled import write_images
 
-from perfed.building import build_method
-from perfed.config import Evaluation
+from perfed.data.federation import Federation
+from perfed.engine.evaluate import client_table
 from perfed.errors import PerfedError
-from perfed.evaluate import client_table
-from perfed.federation import Federation
-from perfed.model import Model, linear, mlp
-from perfed.plan import Plan
-from perfed.run import Run
+from perfed.experiment.build import build_method
+from perfed.model.chain import Model
+from perfed.model.presets import linear, mlp
+from perfed.run.run import Run
+from perfed.run.settings import Evaluation
+from perfed.training.plan import Plan
 
 
 @pytest.fixture(autouse=True)

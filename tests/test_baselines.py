@@ -11,13 +11,13 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import roc_auc_score
 from sklearn.svm import SVC
 
-from perfed import baselines
-from perfed.baselines import Baseline, baseline_names
-from perfed.compare import Comparison
-from perfed.config import validate
+from perfed.data.federation import Federation
 from perfed.datasets import load
 from perfed.errors import PerfedError
-from perfed.federation import Federation
+from perfed.experiment import baselines
+from perfed.experiment.baselines import Baseline, baseline_names
+from perfed.experiment.compare import Comparison
+from perfed.experiment.config import validate
 
 CLASSIFIERS = {
     "sklearn:logistic": lambda: LogisticRegression(max_iter=1000),

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from command_line import EXPERIMENT, TINY, contents, is_plain, perfed, run_tiny
 
-from perfed.config import experiment_names, read
 from perfed.datasets import dataset_names
-from perfed.registry import method_names, preset_names
-from perfed.run import Run
-from perfed.terms import term_names
+from perfed.experiment.config import experiment_names, read
+from perfed.method.registry import method_names, preset_names
+from perfed.method.term import term_names
+from perfed.run.run import Run
 
 SPREAD = {"mean", "std", "min", "p10", "p90", "max"}
 
@@ -268,7 +268,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
 
 
 def test_the_module_is_a_program_too():
-    program = [sys.executable, "-m", "perfed.cli", "list", "methods", "--json"]
+    program = [sys.executable, "-m", "perfed.cli.commands", "list", "methods", "--json"]
     done = subprocess.run(program, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert [item["name"] for item in json.loads(done.stdout)] == [*method_names(), *preset_names()]

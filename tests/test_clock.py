@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from scipy import stats
 
 from perfed import rng
-from perfed.clock import Clock, Population, Timer
 from perfed.errors import PerfedError
-from perfed.stages import order_statistic
+from perfed.participation.clock import Clock, Population, Timer
+from perfed.participation.schedule import order_statistic
 
 
 def people(count: int, *, sizes=None, group=None, batch: int = 10, epochs: int = 2) -> Population:

@@ -5,9 +5,9 @@ import pytest
 import torch
 from test_simplex import reference
 
-from perfed import combination
-from perfed.combination import client_statistics, combination_weights, combination_weights_general
 from perfed.errors import PerfedError
+from perfed.methods.fedpac import combination
+from perfed.methods.fedpac.combination import client_statistics, combination_weights, combination_weights_general
 
 
 def federation(seed=0, m=6, classes=4, d=3):

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from perfed import registry
-from perfed.building import build_method, build_stage
-from perfed.config import experiment_names, find_experiment, read, validate
 from perfed.datasets import catalogue
 from perfed.errors import PerfedError
+from perfed.experiment.build import build_method, build_stage
+from perfed.experiment.config import experiment_names, find_experiment, read, validate
+from perfed.experiment.overrides import override, parse_value, resolve
+from perfed.method import registry
+from perfed.method.registry import method_names
 from perfed.methods.fedavg import FedAvg
-from perfed.methods.flic import Anchors
-from perfed.overrides import override, parse_value, resolve
-from perfed.registry import method_names
-from perfed.terms import Proximal
+from perfed.methods.flic.flic import Anchors
+from perfed.methods.terms.proximal import Proximal
 
 SMALL = """
 method = "flic-class"

@@ -10,16 +10,17 @@ import torch
 from engines import ENGINES, blobs, difference, every_tensor, make, network_for, serve, train
 from torch import nn
 
-from perfed.clock import Clock
+from perfed.data.federation import Federation
 from perfed.errors import PerfedError
-from perfed.federation import Federation
-from perfed.methods.flic import Anchors
+from perfed.method.registry import method_names
+from perfed.methods.flic.flic import Anchors
+from perfed.methods.terms.proximal import Proximal
 from perfed.methods.tsne import TSNEFedRep
-from perfed.model import Model, linear
-from perfed.participation import Participation
-from perfed.placement import SENT
-from perfed.registry import method_names
-from perfed.terms import Proximal
+from perfed.model.chain import Model
+from perfed.model.placement import SENT
+from perfed.model.presets import linear
+from perfed.participation.clock import Clock
+from perfed.participation.settings import Participation
 
 ANCHORS = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
 METHODS = {

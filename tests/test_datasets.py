@@ -9,12 +9,12 @@ import torch
 from data_files import require_file
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from perfed.data.federation import Federation
+from perfed.data.files import find_file, load_npz
+from perfed.data.partition.shards import draw_classes, pathological
 from perfed.datasets import catalogue, dataset, dataset_names, describe, digits, load
-from perfed.datasets.files import find_file, load_npz
 from perfed.datasets.synthetic import _Gaussians
 from perfed.errors import PerfedError
-from perfed.federation import Federation
-from perfed.partition import draw_classes, pathological
 
 NO_FILES = ["toy-noisy-features", "toy-linear-map", "digits", "digits-views"]
 SMALL_TOY = {"clients": 8, "train_per_class": 60, "test_per_class": 30}

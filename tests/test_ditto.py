@@ -8,8 +8,9 @@ from engines import assert_same_metrics, blobs, cohort, make, serve, train
 from torch import nn
 from torch.func import functional_call
 
-from perfed.methods.flic import Anchors
-from perfed.model import Model, hidden_layer, linear
+from perfed.methods.flic.flic import Anchors
+from perfed.model.chain import Model
+from perfed.model.presets import hidden_layer, linear
 
 NO_EMBEDDING = Model(body=hidden_layer(5), head=linear(3))
 # Whole-data batches: the second fit of a round draws other mini-batches than the only one of local training.

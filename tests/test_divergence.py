@@ -5,7 +5,7 @@ import ot
 import pytest
 import torch
 
-from perfed.divergence import centred_nuclear_norm, gaussian_w2, sample_w2
+from perfed.maths.divergence import centred_nuclear_norm, gaussian_w2, sample_w2
 
 # samples per set (decreasing) and dimension: fewer and more samples than dimensions, one sample, padded sizes
 SHAPES = [

@@ -18,16 +18,17 @@ from engines import ENGINES, difference, quick, serve, train
 from test_pooled import counts, give, names, pool
 from test_pooled import folder as folder  # a fixture
 
+from perfed.data.federation import Federation
+from perfed.data.partition.dirichlet import inner_dirichlet
+from perfed.data.partition.label_skew import shared_out
 from perfed.datasets import describe, load
 from perfed.datasets.domain_digits import DOMAINS, Resized
 from perfed.datasets.pool import Pool
-from perfed.dirichlet import inner_dirichlet
 from perfed.errors import PerfedError
-from perfed.federation import Federation
-from perfed.label_skew import shared_out
-from perfed.methods.feddar import FedDAR
-from perfed.methods.flic import Anchors
-from perfed.model import Model, linear, mlp
+from perfed.methods.feddar.feddar import FedDAR
+from perfed.methods.flic.flic import Anchors
+from perfed.model.chain import Model
+from perfed.model.presets import linear, mlp
 
 
 def with_domains(shares: Sequence[float], per_class: int = 300) -> Pool:

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from engines import assert_same_metrics, blobs, cohort, difference, make, network, serve, train
 from pydantic import ValidationError
 
-from perfed.aggregate import masked_mean
+from perfed.data.federation import Federation
 from perfed.datasets import load
-from perfed.domains import domain_means
 from perfed.errors import PerfedError
-from perfed.federation import Federation
-from perfed.model import STAGES
-from perfed.registry import method_names
-from perfed.step import Step
+from perfed.maths.aggregate import masked_mean
+from perfed.method.domains import domain_means
+from perfed.method.registry import method_names
+from perfed.model.chain import STAGES
+from perfed.training.step import Step
 
 
 def test_re_weighting_changes_nothing_where_domains_are_equally_frequent_and_something_elsewhere():

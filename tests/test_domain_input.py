@@ -9,11 +9,12 @@ import pytest
 import torch
 from engines import make, serve, train
 
+from perfed.data.federation import Federation
 from perfed.datasets import load
 from perfed.datasets.catalogue import with_domain_input
 from perfed.errors import PerfedError
-from perfed.federation import Federation
-from perfed.model import Model, linear
+from perfed.model.chain import Model
+from perfed.model.presets import linear
 
 OPTIONS = {"clients": 4, "samples_low": 8, "samples_high": 12}
 

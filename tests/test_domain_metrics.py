@@ -12,16 +12,16 @@ import torch
 from engines import blobs, cohort, make, network, serve, train
 from sklearn.metrics import roc_auc_score
 
+from perfed.cli.terminal import print_summary
+from perfed.data.federation import Federation
+from perfed.engine.evaluate import Outputs, by_domain, outputs_of, summarise, with_extremes
 from perfed.errors import PerfedError
-from perfed.evaluate import Outputs, by_domain, outputs_of, summarise, with_extremes
-from perfed.federation import Federation
-from perfed.plan import Plan
 from perfed.report import load_runs, write_report
 from perfed.report.tables import domain_tables
-from perfed.run import Run
-from perfed.store import RunDirectory
-from perfed.tally import Tally
-from perfed.terminal import print_summary
+from perfed.run.directory import RunDirectory
+from perfed.run.run import Run
+from perfed.run.tally import Tally
+from perfed.training.plan import Plan
 
 CLIENT = np.array(["a", "a", "a", "b", "b", "b", "b"])
 DOMAIN = np.array([0, 1, 1, 0, 0, 1, 1])

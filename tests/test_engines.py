@@ -6,8 +6,8 @@ import pytest
 import torch
 from engines import CodecEngine, blobs, difference, make, network, serve, train
 
-from perfed.plan import Path, Plan
-from perfed.registry import method_names
+from perfed.method.registry import method_names
+from perfed.training.plan import Path, Plan
 
 SIZES, DIMS = (13, 9, 9, 6, 4, 3, 2, 1, 1), (4, 3, 6)
 WAYS = {

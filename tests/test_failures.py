@@ -12,17 +12,19 @@ import numpy as np
 import pytest
 from command_line import EXPERIMENT, TINY, contents, perfed, run_tiny
 
-from perfed import experiment, registry, terms
-from perfed.building import build_method
-from perfed.compare import Comparison
-from perfed.config import Experiment, find_experiment, read, validate
+from perfed.data.federation import Federation
 from perfed.datasets import catalogue
 from perfed.errors import PerfedError
-from perfed.federation import Federation
+from perfed.experiment import start as experiment
+from perfed.experiment.build import build_method
+from perfed.experiment.compare import Comparison
+from perfed.experiment.config import Experiment, find_experiment, read, validate
+from perfed.experiment.overrides import override
+from perfed.method import registry
+from perfed.method import term as terms
+from perfed.method.registry import entry
 from perfed.methods.fedavg import FedAvg
-from perfed.overrides import override
-from perfed.registry import entry
-from perfed.store import RunDirectory
+from perfed.run.directory import RunDirectory
 
 DIVERGES = ('methods.local.optimizer="sgd"', "methods.local.lr=1e12")
 OWN = '''
@@ -353,7 +355,7 @@ def test_a_run_with_a_term_in_a_file_of_ones_own_is_run_again_and_continued_by_a
     for name in ("summary.json", "checkpoint/state-000003.json"):
         (here / "out" / name).unlink()
     for command in (["resume", "out"], ["run", "out/config.toml", "--out", "again"]):
-        done = subprocess.run([sys.executable, "-m", "perfed.cli", *command], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-m", "perfed.cli.commands", *command], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         found = json.loads((here / command[-1] / "summary.json").read_text())
         assert found["metrics"] == first["metrics"] and found["settings"] == first["settings"]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from perfed.divergence import gaussian_w2
-from perfed.fast_w2 import Sets, gaussian_w2_sets
+from perfed.maths.divergence import gaussian_w2
+from perfed.methods.flic.fast_w2 import Sets, gaussian_w2_sets
 
 
 def sets_of(counts, z):

@@ -8,10 +8,11 @@ from engines import ENGINES, blobs, make, serve, train
 from torch import nn
 from torch.func import functional_call
 
-from perfed.federation import Federation
+from perfed.data.federation import Federation
 from perfed.methods.fedamp import FedAMP
-from perfed.methods.flic import Anchors
-from perfed.model import Model, hidden_layer, linear
+from perfed.methods.flic.flic import Anchors
+from perfed.model.chain import Model
+from perfed.model.presets import hidden_layer, linear
 
 EVERYONE = torch.ones(4, dtype=torch.bool)
 

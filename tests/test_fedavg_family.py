@@ -8,12 +8,13 @@ import pytest
 import torch
 from engines import blobs, difference, make, serve, train
 
-from perfed.building import build_method
-from perfed.config import validate
-from perfed.method import Replies, ServerState
-from perfed.methods.flic import Anchors
-from perfed.model import Model, linear
-from perfed.terms import Prototypes
+from perfed.experiment.build import build_method
+from perfed.experiment.config import validate
+from perfed.method.exchange import Replies, ServerState
+from perfed.methods.flic.flic import Anchors
+from perfed.methods.terms.prototypes import Prototypes
+from perfed.model.chain import Model
+from perfed.model.presets import linear
 
 QUICK = {"batch_size": 4, "local_epochs": 2, "lr": 0.01}
 

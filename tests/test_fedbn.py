@@ -11,12 +11,13 @@ import torch
 from engines import blobs, cohort, difference, every_tensor, make, network, quick, serve, train
 from torch import nn
 
-from perfed.building import build_stage
+from perfed.data.federation import Federation
 from perfed.errors import PerfedError
-from perfed.federation import Federation
+from perfed.experiment.build import build_stage
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.local import Local
-from perfed.model import STAGES, Model, cnn, linear, mlp
+from perfed.model.chain import STAGES, Model
+from perfed.model.presets import cnn, linear, mlp
 
 NORMED = network(batch_norm=True)
 

@@ -10,16 +10,17 @@ import torch
 import torch.nn.functional as F
 from engines import assert_same_metrics, blobs, cohort, difference, every_tensor, make, network, quick, serve, train
 
-from perfed.building import build_method
-from perfed.cohort import Cohort
-from perfed.domains import domain_weights
+from perfed.data.federation import Federation, Split
 from perfed.errors import PerfedError
-from perfed.federation import Federation, Split
-from perfed.hessian import with_ones
+from perfed.experiment.build import build_method
+from perfed.method.domains import domain_weights
 from perfed.methods.fedavg import FedAvg
-from perfed.methods.flic import Anchors
+from perfed.methods.feddar.hessian import with_ones
+from perfed.methods.flic.flic import Anchors
 from perfed.methods.local import Local
-from perfed.model import Model, linear, mlp
+from perfed.model.chain import Model
+from perfed.model.presets import linear, mlp
+from perfed.training.cohort import Cohort
 
 F64 = torch.float64
 

@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from engines import blobs, cohort, make, quick, serve, train
 
-from perfed.federation import Federation
+from perfed.data.federation import Federation
 from perfed.methods.fedavg import FedAvg, FedAvgFT
 from perfed.methods.fedem import FedEM, FedEMFT
-from perfed.model import Model, linear
+from perfed.model.chain import Model
+from perfed.model.presets import linear
 
 LINEAR = Model(head=linear(2))
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from perfed.data.federation import Client, Federation, Split
 from perfed.errors import PerfedError
-from perfed.federation import Client, Federation, Split
 
 
 def good(n=4, dim=3):

@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from engines import blobs, cohort, quick, serve, train
 
 from perfed import rng
-from perfed.federation import Federation
+from perfed.data.federation import Federation
 from perfed.methods.fedfomo import FedFomo, improvement
 from perfed.methods.local import Local
-from perfed.model import Model, linear, mlp
+from perfed.model.chain import Model
+from perfed.model.presets import linear, mlp
 
 
 def random_models(group, count, seed=0) -> dict[str, torch.Tensor]:

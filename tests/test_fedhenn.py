@@ -9,9 +9,10 @@ import torch
 from engines import blobs, cohort, make, network, serve, train
 
 from perfed import rng
-from perfed.divergence import cka
 from perfed.errors import PerfedError
-from perfed.model import Model, linear, mlp
+from perfed.maths.divergence import cka
+from perfed.model.chain import Model
+from perfed.model.presets import linear, mlp
 
 
 def test_cka_of_linear_kernels_is_the_one_of_their_features():

@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from engines import blobs, difference, make, network, serve, train
 
+from perfed.data.federation import Federation
+from perfed.engine.server import Server
 from perfed.errors import PerfedError
-from perfed.federation import Federation
+from perfed.maths.simplex import nearest_on_simplex
 from perfed.methods.fedminmax import ascended
-from perfed.model import Model, linear
-from perfed.rounds import Server
-from perfed.simplex import nearest_on_simplex
+from perfed.model.chain import Model
+from perfed.model.presets import linear
 
 FULL = {"optimizer": "sgd", "lr": 0.1, "batch_size": 1000, "local_epochs": 1}
 

@@ -6,16 +6,17 @@ import pytest
 import torch
 from engines import blobs, cohort, difference, make, network, network_for, serve, train
 
-from perfed import combination
-from perfed.combination import combination_weights
+from perfed.data.federation import Federation
 from perfed.errors import PerfedError
-from perfed.federation import Federation
-from perfed.method import Method
-from perfed.model import Model, hidden_layer, mlp
-from perfed.participation import Participation
-from perfed.plan import Plan
-from perfed.run import Run
-from perfed.terms import Prototypes
+from perfed.method.method import Method
+from perfed.methods.fedpac import combination
+from perfed.methods.fedpac.combination import combination_weights
+from perfed.methods.terms.prototypes import Prototypes
+from perfed.model.chain import Model
+from perfed.model.presets import hidden_layer, mlp
+from perfed.participation.settings import Participation
+from perfed.run.run import Run
+from perfed.training.plan import Plan
 
 GROUPS = {"labels": [[0, 1], [0, 1], [2, 3], [2, 3]], "num_classes": 4}
 

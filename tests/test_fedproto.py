@@ -6,11 +6,11 @@ import pytest
 import torch
 from engines import blobs, cohort, difference, make, network, quick, serve, train
 
-from perfed.method import Replies, ServerState
+from perfed.method.exchange import Replies, ServerState
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.local import Local
-from perfed.step import Step
-from perfed.terms import Prototypes
+from perfed.methods.terms.prototypes import Prototypes
+from perfed.training.step import Step
 
 SPLIT = {"labels": [[0, 1], [1, 2], [0, 2]]}
 

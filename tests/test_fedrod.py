@@ -9,11 +9,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from perfed.errors import PerfedError
-from perfed.method import Reply
+from perfed.method.exchange import Reply
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.fedrod import FedRoD
-from perfed.model import STAGES, Model, hidden_layer, linear
-from perfed.step import sample_losses
+from perfed.model.chain import STAGES, Model
+from perfed.model.presets import hidden_layer, linear
+from perfed.training.step import sample_losses
 
 
 class BalancedFedAvg(FedAvg):

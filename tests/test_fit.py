@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from engines import blobs, cohort, make, network, quick, serve
 from torch import nn
 
-from perfed.batches import Samples, blocks, schedule
-from perfed.cohort import Cohort
+from perfed.data.federation import Federation
 from perfed.errors import PerfedError
-from perfed.federation import Federation
 from perfed.methods.fedrep import HetFedRep
 from perfed.methods.local import Local
-from perfed.model import STAGES, Model, linear, mlp, stage_of
+from perfed.model.chain import STAGES, Model, stage_of
+from perfed.model.presets import linear, mlp
+from perfed.training.batches import Samples, blocks, schedule
+from perfed.training.cohort import Cohort
 
 SIZES = (13, 9, 4, 1)
 

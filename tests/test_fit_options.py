@@ -10,13 +10,14 @@ import torch.nn.functional as F
 from engines import blobs, cohort, quick
 from torch.func import functional_call
 
-from perfed.augment import CropFlip
-from perfed.cohort import Cohort
+from perfed.data.augment import CropFlip
 from perfed.errors import PerfedError
 from perfed.methods.local import Local
-from perfed.model import STAGES, Model, linear, mlp
-from perfed.optim import explicit_is_stable
-from perfed.step import cross_entropy
+from perfed.model.chain import STAGES, Model
+from perfed.model.presets import linear, mlp
+from perfed.training.cohort import Cohort
+from perfed.training.optim import explicit_is_stable
+from perfed.training.step import cross_entropy
 
 SIZES = (9, 6, 4, 1)
 CHUNKS = pytest.mark.parametrize("options", [{}, {"chunk": 1}, {"chunk": 3}], ids=["all", "one", "three"])

@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from engines import ENGINES, blobs, cohort, difference, every_tensor, make, network, quick, serve, train
 
 from perfed import rng
-from perfed.divergence import gaussian_w2, sample_w2
 from perfed.errors import PerfedError
+from perfed.maths.divergence import gaussian_w2, sample_w2
+from perfed.method.registry import entry
 from perfed.methods import fedrep
 from perfed.methods.fedrep import HetFedRep
-from perfed.methods.flic import Anchors
-from perfed.model import stage_of
-from perfed.registry import entry
-from perfed.step import by_turns
-from perfed.validated import best_epochs, hold_out
+from perfed.methods.flic.flic import Anchors
+from perfed.model.chain import stage_of
+from perfed.training.early_stopping import best_epochs, hold_out
+from perfed.training.step import by_turns
 
 CLASSES, LATENT = 3, 3
 

@@ -9,10 +9,11 @@ from planes import LINEAR, flat, planes, quadratic
 from torch import nn
 from torch.func import functional_call
 
-from perfed.building import build_method
 from perfed.errors import PerfedError
-from perfed.methods.flic import Anchors
-from perfed.model import Model, linear, mlp
+from perfed.experiment.build import build_method
+from perfed.methods.flic.flic import Anchors
+from perfed.model.chain import Model
+from perfed.model.presets import linear, mlp
 
 WHOLE = {"optimizer": "sgd", "batch_size": 100, "local_epochs": 1, "lr": 0.03}
 MINI = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.5}

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from perfed.data.federation import Federation
 from perfed.datasets import load
 from perfed.datasets.huggingface import _column
 from perfed.errors import PerfedError
-from perfed.federation import Federation
 
 
 class Table:

@@ -6,12 +6,13 @@ import pytest
 import torch
 from engines import ENGINES, assert_same_metrics, blobs, make, mean_accuracy, opposite_labels, quick, serve, train
 
+from perfed.data.federation import Federation
 from perfed.engine import Exchange
-from perfed.federation import Federation
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.hypcluster import HypCluster
-from perfed.model import Model, linear, mlp
-from perfed.terms import Proximal
+from perfed.methods.terms.proximal import Proximal
+from perfed.model.chain import Model
+from perfed.model.presets import linear, mlp
 
 
 def choices(server) -> dict[str, int]:

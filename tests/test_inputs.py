@@ -12,9 +12,9 @@ import torch
 from engines import make, network
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
+from perfed.data.federation import Federation
 from perfed.errors import PerfedError
-from perfed.federation import Federation
-from perfed.run import Run
+from perfed.run.run import Run
 
 X, Y = np.arange(12.0).reshape(4, 3), np.array([0, 1, 0, 1])
 

@@ -8,8 +8,8 @@ import torch
 from engines import ENGINES, blobs, make, serve, train
 from sklearn.neighbors import KNeighborsClassifier
 
+from perfed.data.federation import Federation
 from perfed.errors import PerfedError
-from perfed.federation import Federation
 from perfed.methods import knnper
 from perfed.methods.knnper import Memory
 

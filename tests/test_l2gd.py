@@ -9,9 +9,10 @@ from planes import LINEAR, flat, planes, quadratic
 
 from perfed import rng
 from perfed.errors import PerfedError
-from perfed.methods.flic import Anchors
+from perfed.methods.flic.flic import Anchors
 from perfed.methods.l2gd import L2GD, _geometric
-from perfed.model import Model, hidden_layer, linear
+from perfed.model.chain import Model
+from perfed.model.presets import hidden_layer, linear
 
 FULL = {"optimizer": "sgd", "batch_size": 100}
 

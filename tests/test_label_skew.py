@@ -7,10 +7,9 @@ import time
 import numpy as np
 import pytest
 
-from perfed import label_skew
-from perfed.dirichlet import dirichlet, inner_dirichlet
-from perfed.errors import PerfedError
-from perfed.label_skew import (
+from perfed.data.partition import label_skew
+from perfed.data.partition.dirichlet import dirichlet, inner_dirichlet
+from perfed.data.partition.label_skew import (
     apportion,
     assign_groups,
     consecutive_groups,
@@ -19,6 +18,7 @@ from perfed.label_skew import (
     draw_sizes,
     scaled_counts,
 )
+from perfed.errors import PerfedError
 
 BALANCED = np.full(10, 6000)
 

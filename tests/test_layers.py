@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from perfed import rng
-from perfed.layers import Pass, apply_module, shareable, why_not_stackable
+from perfed.model.stacked import Pass, apply_module, shareable, why_not_stackable
 
 CLIENTS, BATCH = 3, 4
 

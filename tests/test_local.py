@@ -7,7 +7,7 @@ import torch
 from engines import ENGINES, blobs, make, serve, train
 
 from perfed.errors import PerfedError
-from perfed.participation import Participation
+from perfed.participation.settings import Participation
 
 FULL_BATCHES = {"optimizer": "sgd", "lr": 0.05, "batch_size": 100}  # no shuffles keyed by the exchange
 

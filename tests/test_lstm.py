@@ -9,14 +9,15 @@ from engines import CodecEngine, difference, make, serve, train
 from torch import nn
 
 from perfed import rng
-from perfed.building import build_stage
+from perfed.data.federation import Federation
 from perfed.errors import PerfedError
-from perfed.federation import Federation
-from perfed.layers import Pass, apply_module, why_not_stackable
-from perfed.lstm import TextLSTM, lstm
-from perfed.model import Model, linear
-from perfed.plan import Plan
-from perfed.word_vectors import read_vectors
+from perfed.experiment.build import build_stage
+from perfed.model.chain import Model
+from perfed.model.lstm import TextLSTM, lstm
+from perfed.model.presets import linear
+from perfed.model.stacked import Pass, apply_module, why_not_stackable
+from perfed.model.word_vectors import read_vectors
+from perfed.training.plan import Plan
 
 WORDS = ("flight", "late", "thanks", "!")
 VECTORS = {"late": [1.0, 2.0, 3.0], "!": [-1.0, 0.5, 0.25], "other": [9.0, 9.0, 9.0]}

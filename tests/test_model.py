@@ -6,13 +6,14 @@ import torch.nn.functional as F
 from engines import blobs, quick
 from torch import nn
 
+from perfed.engine.setup import Setup, group_key
 from perfed.errors import PerfedError
-from perfed.lstm import lstm
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.fedrep import HetFedRep
-from perfed.model import Model, activation_layer, cnn, digits_cnn, hidden_layer, linear, mlp, stage_of
-from perfed.placement import FROZEN, PERSONAL, SHARED, place
-from perfed.state import Setup, group_key
+from perfed.model.chain import Model, stage_of
+from perfed.model.lstm import lstm
+from perfed.model.placement import FROZEN, PERSONAL, SHARED, place
+from perfed.model.presets import activation_layer, cnn, digits_cnn, hidden_layer, linear, mlp
 
 # factory, input shape, output shape, number of parameters counted by hand
 PRESETS = {

@@ -9,15 +9,16 @@ import pytest
 import torch
 from engines import blobs, cohort, make, network, network_for, serve
 
-from perfed.building import build_method
+from perfed.data.federation import Client, Federation, Split
 from perfed.errors import PerfedError
-from perfed.federation import Client, Federation, Split
-from perfed.method import Method
+from perfed.experiment.build import build_method
+from perfed.method.method import Method
+from perfed.method.registry import method_names
 from perfed.methods.fedavg import FedAvg
-from perfed.model import Model, linear, mlp
-from perfed.plan import Plan
-from perfed.registry import method_names
-from perfed.run import Run
+from perfed.model.chain import Model
+from perfed.model.presets import linear, mlp
+from perfed.run.run import Run
+from perfed.training.plan import Plan
 
 
 def done(name: str, federation: Federation) -> Run:

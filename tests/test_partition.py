@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
+from perfed.data.partition.shards import deal, draw_classes, generator, pathological, subsample, subseed
 from perfed.errors import PerfedError
-from perfed.partition import deal, draw_classes, generator, pathological, subsample, subseed
 
 AWKWARD = [
     (20, 100, 3),
@@ -65,7 +65,7 @@ def test_purposes_are_independent_and_stable_across_processes():
     assert subseed(0, "a") != subseed(0, "b") != subseed(1, "b")
     assert not np.array_equal(generator(0, "a").integers(1000, size=8), generator(0, "b").integers(1000, size=8))
     subseed(-1, "a")  # any integer is a seed
-    code = "from perfed.partition import subseed; print(subseed(3, 'x'))"
+    code = "from perfed.data.partition.shards import subseed; print(subseed(3, 'x'))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(run.stdout) == subseed(3, "x")  # Python's own hash would differ
 

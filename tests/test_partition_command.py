@@ -10,8 +10,8 @@ import pytest
 from command_line import EXPERIMENT, Outcome, is_plain, perfed
 from test_pooled import write_images
 
+from perfed.data.federation import Federation
 from perfed.datasets import catalogue, dataset, load
-from perfed.federation import Federation
 from perfed.report.partition import ClassTable, terminal_tables, write_partition_page
 
 TOML = """

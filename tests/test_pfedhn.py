@@ -9,7 +9,8 @@ from engines import ENGINES, blobs, make, mean_accuracy, opposite_labels, quick,
 from perfed.errors import PerfedError
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.pfedhn import PFedHN
-from perfed.model import Model, linear, mlp
+from perfed.model.chain import Model
+from perfed.model.presets import linear, mlp
 
 
 def generated(server, ids) -> dict[str, torch.Tensor]:

@@ -9,12 +9,13 @@ from planes import LINEAR, flat, planes, quadratic
 from torch import nn
 from torch.func import functional_call
 
-from perfed.building import build_method
 from perfed.errors import PerfedError
-from perfed.methods.flic import Anchors
+from perfed.experiment.build import build_method
+from perfed.methods.flic.flic import Anchors
 from perfed.methods.pfedme import PFedMe
-from perfed.model import Model, hidden_layer, linear
-from perfed.run import Run
+from perfed.model.chain import Model
+from perfed.model.presets import hidden_layer, linear
+from perfed.run.run import Run
 
 FULL = {"optimizer": "sgd", "batch_size": 100}
 

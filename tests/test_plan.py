@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from perfed.errors import PerfedError
-from perfed.plan import Path, Plan, use_threads
+from perfed.training.plan import Path, Plan, use_threads
 
 
 def sleeping(seconds_by_chunk, calls=None):

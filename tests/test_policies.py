@@ -12,17 +12,18 @@ from pydantic import ValidationError
 from scipy import stats
 
 from perfed import rng
-from perfed.clock import Clock, Population
-from perfed.config import Evaluation
+from perfed.data.federation import Federation
+from perfed.engine.server import Server
 from perfed.errors import PerfedError
-from perfed.federation import Federation
-from perfed.methods.flic import Anchors
-from perfed.model import Model, linear
-from perfed.participation import Participation
-from perfed.policies import Selection
-from perfed.rounds import Server
-from perfed.run import Run
-from perfed.stages import stage_lengths
+from perfed.methods.flic.flic import Anchors
+from perfed.model.chain import Model
+from perfed.model.presets import linear
+from perfed.participation.clock import Clock, Population
+from perfed.participation.policies import Selection
+from perfed.participation.schedule import stage_lengths
+from perfed.participation.settings import Participation
+from perfed.run.run import Run
+from perfed.run.settings import Evaluation
 
 IDS = tuple(f"c{i}" for i in range(10))
 

@@ -16,13 +16,13 @@ import pytest
 import torch
 from data_files import require_file
 
+from perfed.data.federation import Federation
 from perfed.datasets import check_options, cifar, describe, load
 from perfed.datasets.options import PartitionOptions
 from perfed.datasets.pool import Pool
 from perfed.datasets.pooled import partitioned
 from perfed.datasets.shift import label_permutations, rotate
 from perfed.errors import PerfedError
-from perfed.federation import Federation
 
 POOLED = ["adult", "cifar10", "digit-domains", "faces", "fashion-mnist", "femnist62", "huggingface", "mnist", "tweets"]
 PARTITIONS = {

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from command_line import EXPERIMENT, TINY, perfed
 
-from perfed.config import find_experiment, validate
 from perfed.errors import PerfedError
-from perfed.overrides import override
-from perfed.presets import method_and_policy
-from perfed.registry import entry, method_names, preset_names
+from perfed.experiment.config import find_experiment, validate
+from perfed.experiment.overrides import override
+from perfed.method.registry import entry, method_names, preset_names
+from perfed.methods.presets import method_and_policy
 from perfed.report import load_runs, with_communication
 
 

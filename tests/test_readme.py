@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import perfed
-from perfed import registry
-from perfed.method import Method
+from perfed.method import registry
+from perfed.method.method import Method
 
 README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)

@@ -10,11 +10,13 @@ import pytest
 import torch
 from engines import ENGINES, blobs, cohort, every_tensor, make, quick, serve
 
-import perfed.methods.feddar as feddar
+import perfed.methods.feddar.feddar as feddar
 from perfed.errors import PerfedError
-from perfed.method import Method, ParameterSet, Reply
-from perfed.methods.flic import Anchors
-from perfed.model import Model, linear, mlp
+from perfed.method.exchange import ParameterSet, Reply
+from perfed.method.method import Method
+from perfed.methods.flic.flic import Anchors
+from perfed.model.chain import Model
+from perfed.model.presets import linear, mlp
 
 SIZES = (3, 9, 1, 4, 7, 2)
 IDS = [f"c{i}" for i in range(len(SIZES))]

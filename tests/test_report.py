@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from engines import blobs
 
+from perfed.engine.evaluate import spread as over_clients
 from perfed.errors import PerfedError
-from perfed.evaluate import spread as over_clients
 from perfed.report import compare_table, comparison_rows, write_report
 from perfed.report.arrays import Snapshot, load_combination
 from perfed.report.comparison import metric_tables

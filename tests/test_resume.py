@@ -17,13 +17,13 @@ import torch
 from command_line import EXPERIMENT, TINY, contents, kill_when, lines_of, perfed, stop_when
 
 from perfed.codec import flatten
-from perfed.config import Experiment, find_experiment, validate
-from perfed.experiment import resume, start
-from perfed.methods.flic import FLICClass
-from perfed.overrides import override
-from perfed.rounds import Server
-from perfed.run import Run
-from perfed.store import RunDirectory
+from perfed.engine.server import Server
+from perfed.experiment.config import Experiment, find_experiment, validate
+from perfed.experiment.overrides import override
+from perfed.experiment.start import resume, start
+from perfed.methods.flic.flic import FLICClass
+from perfed.run.directory import RunDirectory
+from perfed.run.run import Run
 
 # FLIC with its pre-training, under SRPFL with a clock, a checkpoint after every round.
 SETTINGS = (
@@ -244,7 +244,7 @@ def test_killed_in_the_middle(whole, interrupted, tmp_path):
 
 
 def test_going_on_with_other_instructions_of_the_processor_is_said(interrupted, tmp_path):
-    command = [sys.executable, "-m", "perfed.cli", "resume"]
+    command = [sys.executable, "-m", "perfed.cli.commands", "resume"]
     for limit, said in (
         ("default", "ATEN_CPU_CAPABILITY"),
         ("AVX2", "ONEDNN_MAX_CPU_ISA"),

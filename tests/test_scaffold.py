@@ -10,11 +10,12 @@ from engines import blobs, make, serve, train
 from planes import LINEAR, flat, planes, quadratic
 from torch import nn
 
-from perfed.building import build_method
 from perfed.errors import PerfedError
-from perfed.methods.flic import Anchors
+from perfed.experiment.build import build_method
+from perfed.methods.flic.flic import Anchors
 from perfed.methods.scaffold import Scaffold
-from perfed.model import Model, hidden_layer, linear
+from perfed.model.chain import Model
+from perfed.model.presets import hidden_layer, linear
 
 
 def optimum(federation):

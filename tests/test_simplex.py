@@ -4,9 +4,9 @@ import cvxpy
 import numpy as np
 import pytest
 
-from perfed import simplex
 from perfed.errors import PerfedError
-from perfed.simplex import simplex_qp
+from perfed.maths import simplex
+from perfed.maths.simplex import simplex_qp
 
 
 def objective(p, q, a):

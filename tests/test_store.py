@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from perfed import store
 from perfed.errors import PerfedError
-from perfed.store import Checkpoint, RunDirectory, write_atomic
+from perfed.run import directory as store
+from perfed.run.directory import Checkpoint, RunDirectory, write_atomic
 
 
 def state(value: float) -> dict[str, object]:

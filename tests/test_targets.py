@@ -10,14 +10,15 @@ import pytest
 from command_line import EXPERIMENT, TINY, perfed
 from engines import blobs, make, network
 
-from perfed.config import Evaluation, Experiment, find_experiment, validate
+from perfed.engine.evaluate import spread
+from perfed.engine.server import Server
 from perfed.errors import PerfedError
-from perfed.evaluate import spread
-from perfed.experiment import resume, start
-from perfed.overrides import override
-from perfed.rounds import Server
-from perfed.run import Run
-from perfed.targets import described, unreached, updated
+from perfed.experiment.config import Experiment, find_experiment, validate
+from perfed.experiment.overrides import override
+from perfed.experiment.start import resume, start
+from perfed.run.run import Run
+from perfed.run.settings import Evaluation
+from perfed.run.targets import described, unreached, updated
 
 TARGETS = (0.1, 0.3, 0.5, 1.0)
 
@@ -102,7 +103,7 @@ def test_only_evaluated_rounds_count_and_the_command_says_when(tmp_path):
 def test_training_seconds_leave_evaluations_out(monkeypatch):
     """Time stands still but in rounds, which take one second, and in evaluations, which take a hundred."""
     now = [0.0]
-    monkeypatch.setattr("perfed.run.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("perfed.run.run.time.perf_counter", lambda: now[0])
 
     def slowly(work, seconds):
         def wrapped(*given, **more):

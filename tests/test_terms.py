@@ -4,15 +4,16 @@ import pytest
 import torch
 from engines import blobs, cohort, difference, make, network, quick, serve, train
 
-from perfed import terms
-from perfed.building import build_method
 from perfed.errors import PerfedError
-from perfed.method import ParameterSet
+from perfed.experiment.build import build_method
+from perfed.method import term as terms
+from perfed.method.exchange import ParameterSet
+from perfed.method.term import Term, full_name, register_term, term_class, term_names
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.fedrep import HetFedRep
 from perfed.methods.local import Local
-from perfed.model import STAGES, stage_of
-from perfed.terms import Proximal, Term, full_name, register_term, term_class, term_names
+from perfed.methods.terms.proximal import Proximal
+from perfed.model.chain import STAGES, stage_of
 
 
 def test_terms_are_found_by_name():

@@ -11,8 +11,10 @@ import pytest
 import torch
 from scipy.linalg import subspace_angles
 
-from perfed import rng, stages, theory
+from perfed import rng
 from perfed.errors import PerfedError
+from perfed.participation import phases as stages
+from perfed.theory import linear as theory
 
 F64 = torch.float64
 

@@ -6,10 +6,12 @@ import pytest
 import torch
 from engines import ENGINES, blobs, difference, mean_accuracy, opposite_labels, quick, serve, train
 
-from perfed.aggregate import weighted_mean
-from perfed.method import Method, ParameterSet, Reply
+from perfed.maths.aggregate import weighted_mean
+from perfed.method.exchange import ParameterSet, Reply
+from perfed.method.method import Method
 from perfed.methods.fedavg import FedAvg
-from perfed.model import STAGES, Model, linear, mlp
+from perfed.model.chain import STAGES, Model
+from perfed.model.presets import linear, mlp
 
 
 class Ditto(Method):

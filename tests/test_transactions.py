@@ -6,10 +6,11 @@ import pytest
 import torch
 from engines import ENGINES, blobs, cohort, difference, every_tensor, make, quick, serve, train
 
-from perfed.clock import Clock
 from perfed.errors import PerfedError
-from perfed.method import Method, ParameterSet, Reply, each
-from perfed.participation import Participation
+from perfed.method.exchange import ParameterSet, Reply, each
+from perfed.method.method import Method
+from perfed.participation.clock import Clock
+from perfed.participation.settings import Participation
 
 
 class Counting(Method):

@@ -13,11 +13,11 @@ import pytest
 import torch
 from command_line import EXPERIMENT, TINY, is_plain, perfed
 
-from perfed import search
-from perfed.config import find_experiment, read, validate
+from perfed.data.federation import Federation
 from perfed.datasets import catalogue, load
-from perfed.federation import Federation
-from perfed.overrides import override
+from perfed.experiment import search
+from perfed.experiment.config import find_experiment, read, validate
+from perfed.experiment.overrides import override
 
 GRID = ("--methods", "local,flic-class", "--grid", "lr=1e-3,1e-1", "--grid", "batch_size=4,100")
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from data_files import require_file
 
+from perfed.data.federation import Federation
+from perfed.data.tokens import FIRST_WORD, UNKNOWN, encode, tokenise, vocabulary
 from perfed.datasets import describe, load
 from perfed.errors import PerfedError
-from perfed.federation import Federation
-from perfed.tokens import FIRST_WORD, UNKNOWN, encode, tokenise, vocabulary
 
 TEXTS = ["late late late flight!", "thanks @united", "LATE again #fail http://t.co/Ab1 https://x.y/z", "ok"]
 

@@ -12,13 +12,13 @@ from pydantic import Field
 from sklearn.compose import ColumnTransformer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
+from perfed.data.federation import SPLITS, Client, Federation, Split
+from perfed.data.files import load_npz, require
+from perfed.data.partition.shards import generator
 from perfed.datasets.catalogue import dataset
-from perfed.datasets.files import load_npz, require
 from perfed.datasets.options import PartitionOptions, with_defaults
 from perfed.datasets.pool import Pool
 from perfed.datasets.pooled import partitioned
-from perfed.federation import SPLITS, Client, Federation, Split
-from perfed.partition import generator
 
 FILE = "adult.npz"
 Share = Annotated[float, Field(ge=0, lt=1)]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from perfed.data.federation import Federation
+from perfed.data.files import load_npz, require
 from perfed.datasets.catalogue import dataset
-from perfed.datasets.files import load_npz, require
-from perfed.federation import Federation
 
 FILE = "bci_flic_common.npz"
 SHORT_NAMES = {

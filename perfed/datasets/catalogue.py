@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from perfed.data.federation import SPLITS, Client, Federation, Split
+from perfed.data.held_out import with_validation
 from perfed.errors import PerfedError
-from perfed.federation import SPLITS, Client, Federation, Split
-from perfed.held_out import with_validation
 from perfed.plugins import calling_module, check_free, check_own, own_name
 
 Positive = Annotated[int, Field(ge=1)]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfed.datasets.files import find_file, load_npz, optional_package, require
+from perfed.data.files import find_file, load_npz, optional_package, require
 from perfed.errors import PerfedError
 
 FILE = "cifar10_jpeg.npz"

@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from perfed.data.federation import Federation
+from perfed.data.files import load_images, load_npz, require
+from perfed.data.partition.shards import Indices, draw_classes, generator, pathological, subseed
 from perfed.datasets.catalogue import (
     NonNegative,
     Positive,
@@ -21,13 +24,10 @@ from perfed.datasets.catalogue import (
     client_ids,
     dataset,
 )
-from perfed.datasets.files import load_images, load_npz, require
 from perfed.datasets.options import with_defaults
 from perfed.datasets.pool import Pool
 from perfed.datasets.pooled import pooled
 from perfed.errors import PerfedError
-from perfed.federation import Federation
-from perfed.partition import Indices, draw_classes, generator, pathological, subseed
 
 Array = NDArray[np.float64]
 VIEWS = ("pixels", "blocks", "subset", "linear")
@@ -160,7 +160,7 @@ def mnist_usps(
     By default all samples of a data set are shared by the clients that hold it, without overlap.
     ``shared_shards=True`` follows the authors' program instead: each data set is cut for as many clients as
     there are in all, half of these parts are never used, and where there are few samples per client the parts
-    overlap (see :func:`perfed.partition.pathological`).
+    overlap (see :func:`perfed.data.partition.shards.pathological`).
 
     Source: Rakotomamonjy et al. 2024 (TMLR), sections 5 and S3.2.
     """

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from perfed.datasets.files import load_images
+from perfed.data.files import load_images
+from perfed.data.partition.shards import Indices
 from perfed.datasets.options import with_defaults
 from perfed.datasets.pool import Pool
 from perfed.datasets.pooled import pooled
 from perfed.errors import PerfedError
-from perfed.partition import Indices
 
 SIZE = 32
 DomainName = Literal["mnist", "usps", "mnist_m_remade", "font_digits", "street_digits"]

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfed.augment import CropFlip
+from perfed.data.augment import CropFlip
+from perfed.data.files import optional_package
+from perfed.data.partition.shards import Indices, put_aside
 from perfed.datasets.catalogue import Positive, TestFraction
-from perfed.datasets.files import optional_package
 from perfed.datasets.options import with_defaults
 from perfed.datasets.pool import Pool
 from perfed.datasets.pooled import pooled
 from perfed.errors import PerfedError
-from perfed.partition import Indices, put_aside
 
 # Of ImageNet, for networks trained on it.
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

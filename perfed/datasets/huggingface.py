@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from perfed.data.files import optional_package
+from perfed.data.partition.shards import Indices, put_aside
 from perfed.datasets.catalogue import TestFraction
-from perfed.datasets.files import optional_package
 from perfed.datasets.pool import Pool
 from perfed.datasets.pooled import pooled
 from perfed.errors import PerfedError
-from perfed.partition import Indices, put_aside
 
 
 class _Table(NamedTuple):

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from perfed.augment import CropFlip
+from perfed.data.augment import CropFlip
+from perfed.data.files import load_images, load_npz, require
 from perfed.datasets.cifar import cifar10_images
-from perfed.datasets.files import load_images, load_npz, require
 from perfed.datasets.pool import Pool
 from perfed.datasets.pooled import pooled
 

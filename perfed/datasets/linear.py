@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
+from perfed.data.federation import Client, Federation, Split
 from perfed.datasets.catalogue import NonNegativeReal, Positive, PositiveReal, check_range, client_ids, dataset
-from perfed.federation import Client, Federation, Split
-from perfed.theory import domain_problem
+from perfed.theory.linear import domain_problem
 
 
 @dataset("linear-domains", task="regression")

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
+from perfed.data.partition.label_skew import GroupOrder
 from perfed.datasets.catalogue import NonNegative, Positive, PositiveReal
 from perfed.errors import PerfedError
-from perfed.label_skew import GroupOrder
 
 Percentage = Annotated[float, Field(ge=0, le=100)]
 

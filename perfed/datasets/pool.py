@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from perfed.augment import CropFlip
+from perfed.data.augment import CropFlip
+from perfed.data.partition.shards import Indices
 from perfed.datasets.shift import rotate
-from perfed.partition import Indices
 
 
 class OnDemand(Protocol):

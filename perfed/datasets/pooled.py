@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from perfed import dirichlet, label_skew
+from perfed.data.federation import Client, Federation, Split
+from perfed.data.partition import dirichlet, label_skew
+from perfed.data.partition.shards import Indices, deal, subseed
 from perfed.datasets.catalogue import Builder, client_ids, dataset
 from perfed.datasets.options import PartitionOptions
 from perfed.datasets.pool import Pool
 from perfed.datasets.shift import label_permutations
 from perfed.errors import PerfedError
-from perfed.federation import Client, Federation, Split
-from perfed.partition import Indices, deal, subseed
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from perfed.data.partition.shards import Indices, generator
 from perfed.errors import PerfedError
-from perfed.partition import Indices, generator
 
 
 def label_permutations(num_classes: int, num_groups: int, *, seed: int) -> Indices:

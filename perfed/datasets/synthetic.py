@@ -14,17 +14,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from perfed.datasets.catalogue import (
-    Fraction,
-    NonNegative,
-    Positive,
-    PositiveReal,
-    check_range,
-    client_ids,
-    dataset,
-)
-from perfed.federation import Federation
-from perfed.partition import draw_classes, generator, pathological, subsample
+from perfed.data.federation import Federation
+from perfed.data.partition.shards import draw_classes, generator, pathological, subsample
+from perfed.datasets.catalogue import Fraction, NonNegative, Positive, PositiveReal, check_range, client_ids, dataset
 
 Array = NDArray[np.float64]
 View = Callable[[Array, np.random.Generator], Array]

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfed.data.files import load_npz, require
+from perfed.data.partition.shards import put_aside, subseed
+from perfed.data.tokens import encode, tokenise
+from perfed.data.tokens import vocabulary as most_frequent
 from perfed.datasets.catalogue import Positive, TestFraction
-from perfed.datasets.files import load_npz, require
 from perfed.datasets.options import with_defaults
 from perfed.datasets.pool import Pool
 from perfed.datasets.pooled import pooled
-from perfed.partition import put_aside, subseed
-from perfed.tokens import encode, tokenise
-from perfed.tokens import vocabulary as most_frequent
 
 FILE = "airline_tweets.npz"
 
@@ -32,9 +32,9 @@ def tweets(
     """Tweets about airlines as token ids, of three sentiments and 7,701 users; in place of Sent140.
 
     Inputs are ``(length,)`` token ids: 0 for padding behind the text, 1 for unknown words, 2 and up for the
-    ``vocabulary`` most frequent tokens of all training texts (:func:`perfed.tokens.tokenise`). Of each user's tweets
-    the part ``test_fraction`` is for testing, one at least for training; ``partition = "natural"`` makes every user a
-    client (one without test tweets if it has fewer than three). Further options are those of
+    ``vocabulary`` most frequent tokens of all training texts (:func:`perfed.data.tokens.tokenise`). Of each user's
+    tweets the part ``test_fraction`` is for testing, one at least for training; ``partition = "natural"`` makes every
+    user a client (one without test tweets if it has fewer than three). Further options are those of
     :class:`perfed.datasets.options.PartitionOptions`; 83 clients as in Tziotis et al. 2023.
 
     Source: "Twitter US Airline Sentiment" (Crowdflower 2015).

@@ -7,7 +7,7 @@ from typing import Any
 
 from perfed import tree
 from perfed.errors import PerfedError
-from perfed.method import Fold
+from perfed.method.exchange import Fold
 
 
 class Inbox:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from perfed import tree
-from perfed.cohort import Cohort, Where
+from perfed.data.federation import SPLITS, Client, Federation
+from perfed.engine.evaluate import Outputs, outputs_of, predictions, score
 from perfed.engine.inbox import Inbox
+from perfed.engine.setup import Setup, group_key, stack_parameters, stackable_reason, unstack_parameters
 from perfed.errors import PerfedError
-from perfed.evaluate import Outputs, outputs_of, predictions, score
-from perfed.federation import SPLITS, Client, Federation
-from perfed.method import Each, Fold, Replies, Reply
-from perfed.plan import Plan
-from perfed.state import Setup, group_key, stack_parameters, stackable_reason, unstack_parameters
+from perfed.method.exchange import Each, Fold, Replies, Reply
+from perfed.training.cohort import Cohort, Where
+from perfed.training.plan import Plan
 from perfed.tree import Tree
 
 Metrics = dict[str, dict[str, float]]

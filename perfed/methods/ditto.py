@@ -6,13 +6,13 @@ from typing import Any
 
 from pydantic import Field
 
-from perfed.cohort import Cohort
-from perfed.federation import Federation
-from perfed.method import ParameterSet, Reply, ServerState
+from perfed.data.federation import Federation
+from perfed.method.exchange import ParameterSet, Reply, ServerState
+from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
-from perfed.model import STAGES, Model
-from perfed.proximal import STEP, ProximalStep, implicit_notes
-from perfed.registry import register
+from perfed.methods.proximal import STEP, ProximalStep, implicit_notes
+from perfed.model.chain import STAGES, Model
+from perfed.training.cohort import Cohort
 
 
 @register("ditto")

@@ -9,15 +9,16 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
-from perfed.aggregate import masked_mean, weighted_mean
-from perfed.cohort import Cohort
-from perfed.domains import domain_means, domain_weights, of_domain, reweighted, unit_weights
-from perfed.method import Clients, Method, ParameterSet, Reply, ServerState
+from perfed.maths.aggregate import masked_mean, weighted_mean
+from perfed.method.domains import domain_means, domain_weights, of_domain, reweighted, unit_weights
+from perfed.method.exchange import Clients, ParameterSet, Reply, ServerState
+from perfed.method.method import Method
+from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
-from perfed.model import STAGES, stage_of
-from perfed.placement import PER_DOMAIN, SHARED, Placement
-from perfed.registry import register
-from perfed.step import Loss
+from perfed.model.chain import STAGES, stage_of
+from perfed.model.placement import PER_DOMAIN, SHARED, Placement
+from perfed.training.cohort import Cohort
+from perfed.training.step import Loss
 
 
 @register("fedavg-rw")

@@ -9,13 +9,14 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed import tree
-from perfed.aggregate import weighted_mean
-from perfed.cohort import Cohort
-from perfed.federation import Federation
-from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState, each
-from perfed.model import STAGES, Model, Parameters
-from perfed.proximal import STEP, ProximalStep, implicit_notes
-from perfed.registry import register
+from perfed.data.federation import Federation
+from perfed.maths.aggregate import weighted_mean
+from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Reply, ServerState, each
+from perfed.method.method import Method
+from perfed.method.registry import register
+from perfed.methods.proximal import STEP, ProximalStep, implicit_notes
+from perfed.model.chain import STAGES, Model, Parameters
+from perfed.training.cohort import Cohort
 
 
 @register("fedamp")

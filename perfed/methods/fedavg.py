@@ -6,12 +6,13 @@ from typing import Any
 
 from pydantic import Field
 
-from perfed.aggregate import Average, client_mean
-from perfed.cohort import Cohort
-from perfed.method import Clients, Method, Reply, ServerState
-from perfed.model import STAGES
-from perfed.registry import register
-from perfed.terms import Proximal
+from perfed.maths.aggregate import Average, client_mean
+from perfed.method.exchange import Clients, Reply, ServerState
+from perfed.method.method import Method
+from perfed.method.registry import register
+from perfed.methods.terms.proximal import Proximal
+from perfed.model.chain import STAGES
+from perfed.training.cohort import Cohort
 
 
 @register(

@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from perfed.cohort import Cohort
+from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
-from perfed.model import STAGES, stage_of
-from perfed.placement import FROZEN, PERSONAL, SHARED, Placement
-from perfed.registry import register
+from perfed.model.chain import STAGES, stage_of
+from perfed.model.placement import FROZEN, PERSONAL, SHARED, Placement
+from perfed.training.cohort import Cohort
 
 
 @register("fedbabu")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from perfed.errors import PerfedError
+from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
-from perfed.model import Chain
-from perfed.placement import PERSONAL, Placement, place
-from perfed.registry import register
+from perfed.model.chain import Chain
+from perfed.model.placement import PERSONAL, Placement, place
 
 RULE = "BatchNorm"
 

@@ -10,11 +10,12 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed import rng
-from perfed.cohort import Cohort
 from perfed.errors import PerfedError
-from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState, each
-from perfed.model import STAGES, Parameters
-from perfed.registry import register
+from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Reply, ServerState, each
+from perfed.method.method import Method
+from perfed.method.registry import register
+from perfed.model.chain import STAGES, Parameters
+from perfed.training.cohort import Cohort
 
 
 @register("fedfomo")

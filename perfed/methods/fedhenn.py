@@ -10,15 +10,15 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed import rng
-from perfed.cohort import Cohort
-from perfed.divergence import cka
 from perfed.errors import PerfedError
-from perfed.method import Clients, Reply, ServerState
+from perfed.maths.divergence import cka
+from perfed.method.exchange import Clients, Reply, ServerState
+from perfed.method.registry import register
 from perfed.methods.local import Local
-from perfed.model import STAGES
-from perfed.placement import PER_DOMAIN
-from perfed.registry import register
-from perfed.step import Penalty, Step
+from perfed.model.chain import STAGES
+from perfed.model.placement import PER_DOMAIN
+from perfed.training.cohort import Cohort
+from perfed.training.step import Penalty, Step
 
 
 @register("fedhenn")

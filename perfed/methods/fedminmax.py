@@ -8,13 +8,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perfed.aggregate import weighted_mean
-from perfed.cohort import Cohort
-from perfed.domains import reweighted
-from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState
-from perfed.model import STAGES
-from perfed.registry import register
-from perfed.simplex import nearest_on_simplex
+from perfed.maths.aggregate import weighted_mean
+from perfed.maths.simplex import nearest_on_simplex
+from perfed.method.domains import reweighted
+from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Reply, ServerState
+from perfed.method.method import Method
+from perfed.method.registry import register
+from perfed.model.chain import STAGES
+from perfed.training.cohort import Cohort
 
 
 @register("fedminmax")

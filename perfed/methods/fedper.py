@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
-from perfed.placement import PERSONAL, SHARED, Placement
-from perfed.registry import register
+from perfed.model.placement import PERSONAL, SHARED, Placement
 
 
 @register("fedper")

@@ -8,11 +8,11 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perfed.cohort import Cohort
-from perfed.method import Reply, ServerState
+from perfed.method.exchange import Reply, ServerState
+from perfed.method.registry import register
 from perfed.methods.local import Local
-from perfed.registry import register
-from perfed.terms import Prototypes
+from perfed.methods.terms.prototypes import Prototypes
+from perfed.training.cohort import Cohort
 
 
 @register(

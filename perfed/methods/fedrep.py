@@ -6,11 +6,12 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from perfed.aggregate import Average, client_mean
-from perfed.cohort import Cohort
-from perfed.method import Clients, Method, Reply, ServerState
-from perfed.placement import PERSONAL, SHARED, Placement
-from perfed.registry import register
+from perfed.maths.aggregate import Average, client_mean
+from perfed.method.exchange import Clients, Reply, ServerState
+from perfed.method.method import Method
+from perfed.method.registry import register
+from perfed.model.placement import PERSONAL, SHARED, Placement
+from perfed.training.cohort import Cohort
 
 
 @register("fedrep")

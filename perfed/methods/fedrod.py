@@ -7,13 +7,13 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
-from perfed.cohort import Cohort
 from perfed.errors import PerfedError
-from perfed.method import ParameterSet, Reply
+from perfed.method.exchange import ParameterSet, Reply
+from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
-from perfed.model import STAGES, Model
-from perfed.registry import register
-from perfed.step import Loss, Step, sample_losses
+from perfed.model.chain import STAGES, Model
+from perfed.training.cohort import Cohort
+from perfed.training.step import Loss, Step, sample_losses
 
 
 @register("fedrod")

@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from perfed.aggregate import weighted_mean
-from perfed.cohort import Cohort
-from perfed.fit import Gradient
-from perfed.method import Clients, Method, Reply, ServerState
-from perfed.model import STAGES, Parameters
-from perfed.registry import register
-from perfed.step import Step
+from perfed.maths.aggregate import weighted_mean
+from perfed.method.exchange import Clients, Reply, ServerState
+from perfed.method.method import Method
+from perfed.method.registry import register
+from perfed.model.chain import STAGES, Parameters
+from perfed.training.cohort import Cohort
+from perfed.training.fit import Gradient
+from perfed.training.step import Step
 
 
 @register("hf-maml")

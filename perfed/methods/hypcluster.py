@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from perfed.aggregate import weighted_mean
-from perfed.cohort import Cohort
-from perfed.method import Clients, Method, ParameterSet, Reply, ServerState
-from perfed.model import STAGES, Parameters
-from perfed.registry import register
+from perfed.maths.aggregate import weighted_mean
+from perfed.method.exchange import Clients, ParameterSet, Reply, ServerState
+from perfed.method.method import Method
+from perfed.method.registry import register
+from perfed.model.chain import STAGES, Parameters
+from perfed.training.cohort import Cohort
 
 
 @register("hypcluster")

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from perfed import rng
-from perfed.cohort import Cohort
 from perfed.errors import PerfedError
-from perfed.method import Reply
+from perfed.method.exchange import Reply
+from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
-from perfed.registry import register
+from perfed.training.cohort import Cohort
 
 _SEARCH_BYTES = 16 << 20
 

@@ -10,13 +10,14 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed import rng
-from perfed.aggregate import weighted_mean
-from perfed.cohort import Cohort
-from perfed.federation import Federation
-from perfed.method import Clients, Method, ParameterSet, Reply, ServerState
-from perfed.model import STAGES, Model, stage_of
-from perfed.optim import Proximal
-from perfed.registry import register
+from perfed.data.federation import Federation
+from perfed.maths.aggregate import weighted_mean
+from perfed.method.exchange import Clients, ParameterSet, Reply, ServerState
+from perfed.method.method import Method
+from perfed.method.registry import register
+from perfed.model.chain import STAGES, Model, stage_of
+from perfed.training.cohort import Cohort
+from perfed.training.optim import Proximal
 
 
 @register("l2gd")

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perfed.cohort import Cohort
 from perfed.errors import PerfedError
-from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState
-from perfed.model import STAGES
-from perfed.placement import PERSONAL, Placement
-from perfed.registry import register
+from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Reply, ServerState
+from perfed.method.method import Method
+from perfed.method.registry import register
+from perfed.model.chain import STAGES
+from perfed.model.placement import PERSONAL, Placement
+from perfed.training.cohort import Cohort
 
 
 @register("local")

@@ -11,12 +11,13 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed import rng
-from perfed.cohort import Cohort
 from perfed.errors import PerfedError
-from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState, each
-from perfed.model import STAGES, Chain, Parameters
-from perfed.placement import PERSONAL, SHARED, Placement
-from perfed.registry import register
+from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Reply, ServerState, each
+from perfed.method.method import Method
+from perfed.method.registry import register
+from perfed.model.chain import STAGES, Chain, Parameters
+from perfed.model.placement import PERSONAL, SHARED, Placement
+from perfed.training.cohort import Cohort
 
 _SMALLEST = 4  # random directions of fewer dimensions are often nearly parallel
 

@@ -7,16 +7,17 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from perfed.aggregate import weighted_mean
-from perfed.cohort import Cohort
-from perfed.federation import Federation
-from perfed.fit import Gradient
-from perfed.method import Clients, Method, ParameterSet, Reply, ServerState
-from perfed.model import STAGES, Model, Parameters, stage_of
-from perfed.optim import OptimizerState
-from perfed.proximal import STEP, ProximalStep, implicit_notes
-from perfed.registry import register
-from perfed.step import Step
+from perfed.data.federation import Federation
+from perfed.maths.aggregate import weighted_mean
+from perfed.method.exchange import Clients, ParameterSet, Reply, ServerState
+from perfed.method.method import Method
+from perfed.method.registry import register
+from perfed.methods.proximal import STEP, ProximalStep, implicit_notes
+from perfed.model.chain import STAGES, Model, Parameters, stage_of
+from perfed.training.cohort import Cohort
+from perfed.training.fit import Gradient
+from perfed.training.optim import OptimizerState
+from perfed.training.step import Step
 
 
 @register("pfedme")

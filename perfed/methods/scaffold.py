@@ -8,13 +8,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perfed.aggregate import weighted_mean
-from perfed.cohort import Cohort
 from perfed.errors import PerfedError
-from perfed.method import Clients, FederationInfo, Method, ParameterSet, Reply, ServerState
-from perfed.model import STAGES, Parameters, stage_of
-from perfed.registry import register
-from perfed.step import Step
+from perfed.maths.aggregate import weighted_mean
+from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Reply, ServerState
+from perfed.method.method import Method
+from perfed.method.registry import register
+from perfed.model.chain import STAGES, Parameters, stage_of
+from perfed.training.cohort import Cohort
+from perfed.training.step import Step
 
 
 @register("scaffold")

@@ -10,9 +10,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perfed.federation import SPLITS, Client
+from perfed.data.federation import SPLITS, Client
+from perfed.method.registry import register
 from perfed.methods.fedrep import FedRep
-from perfed.registry import register
 
 
 @register("fedrep-tsne")

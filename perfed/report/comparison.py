@@ -11,7 +11,7 @@ from typing import Any
 
 from scipy import stats  # type: ignore[import-untyped]
 
-from perfed.metrics import metric_of
+from perfed.engine.metrics import metric_of
 from perfed.report.runs import Run
 from perfed.report.text import UNKNOWN, TextTable, axis_title, metric_text
 

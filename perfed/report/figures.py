@@ -14,7 +14,7 @@ from plotly.subplots import make_subplots
 from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
-from perfed.metrics import metric_of
+from perfed.engine.metrics import metric_of
 from perfed.report.arrays import Combination, Snapshot
 from perfed.report.runs import Run, methods_of
 from perfed.report.text import axis_title

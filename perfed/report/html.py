@@ -28,7 +28,7 @@ from perfed.report.runs import Run, main_metric, methods_of, reported
 from perfed.report.tables import domain_tables, speed_table
 from perfed.report.targets import target_table
 from perfed.report.text import TextTable
-from perfed.store import write_atomic
+from perfed.run.directory import write_atomic
 
 MAX_HEAT_MAPS = 12
 

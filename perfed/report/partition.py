@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from plotly.offline import get_plotlyjs
 from rich.table import Table
 
+from perfed.data.federation import Client, Federation, Split
 from perfed.errors import PerfedError
-from perfed.federation import Client, Federation, Split
 from perfed.report.figures import COLOURS, LAYOUT
 from perfed.report.html import PAGE, plot
-from perfed.store import write_atomic
+from perfed.run.directory import write_atomic
 
 SPLITS = ("train", "test")
 NONE = "·"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Sequence
 
-from perfed.presets import method_and_policy
+from perfed.methods.presets import method_and_policy
 from perfed.report.runs import Run, Target, methods_of
 from perfed.report.text import UNKNOWN, TextTable, mean_std
-from perfed.targets import duration, percent
+from perfed.run.targets import duration, percent
 
 _FITTED = (
     "Clients that were not used yet are evaluated after fitting what is their own, which takes no virtual time "

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from perfed.metrics import metric_of
+from perfed.engine.metrics import metric_of
 
 UNKNOWN = "–"
 

@@ -1,0 +1,1 @@
+"""Labels to indices per client: by shards, by tables of counts, by Dirichlet draws."""

@@ -1,0 +1,250 @@
+"""How good each client's own model is, and what that says over clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from perfed.data.federation import Federation
+from perfed.errors import PerfedError
+from perfed.method.method import Method
+from perfed.training.cohort import Cohort
+from perfed.training.step import sample_losses
+
+Metrics = dict[str, dict[str, float]]
+
+
+@torch.no_grad()
+def predict(method: Method, cohort: Cohort, x: Tensor, trained: Sequence[int]) -> Tensor:
+    """What each client's own model says of ``x``, also where nobody trains on a sample's domain.
+
+    Parameters of such a domain are what they were at the start. For its samples the outputs are the means of those with
+    the parameters of each trained domain: of linear heads the outputs of the mean head.
+
+    Args:
+        method: that predicts.
+        cohort: the clients with their own models; ``cohort.domain`` has the domains of ``x``.
+        x: ``(n, batch, ...)``.
+        trained: domains that some client has training samples of.
+
+    Returns:
+        Logits ``(n, batch, C)``, or values.
+    """
+    domain, found = cohort.domain, method.predict(cohort, x)
+    if domain is None or not cohort.per_domain or len(trained) == cohort.num_domains:
+        return found
+    total = torch.zeros_like(found)
+    for m in trained:
+        cohort.domain = torch.full_like(domain, m)
+        total += method.predict(cohort, x)
+    cohort.domain = domain
+    known = torch.isin(domain, torch.tensor(trained, device=domain.device))
+    return torch.where(known.view(*known.shape, *([1] * (found.ndim - 2))), found, total / len(trained))
+
+
+def untrained_domains(federation: Federation, split: str) -> list[str]:
+    """Names of the domains that ``split`` has samples of and no client's training data."""
+    trained = federation.domains_in("train")
+    return [federation.domain_name(m) for m in federation.domains_in(split) if m not in trained]
+
+
+def predictions(method: Method, cohort: Cohort, split: str, trained: Sequence[int]) -> Tensor | None:
+    """What each client's own model says of every sample of ``split``, by :func:`predict`.
+
+    Rows are in the order of ``cohort.samples(split)``; ``None`` where no client has data in the split.
+    """
+    samples = cohort.samples(split)
+    found: Tensor | None = None
+    for x, index, valid in cohort.windows(samples):
+        predicted = predict(method, cohort, x, trained)
+        found = predicted.new_empty((len(samples.y), *predicted.shape[2:])) if found is None else found
+        found[index[valid]] = predicted[valid]
+    return found
+
+
+def score(cohort: Cohort, split: str, predicted: Tensor | None) -> Metrics:
+    """Metrics of each client of ``cohort`` on its own ``split``: client id -> metric -> value.
+
+    Classification: ``accuracy`` (fraction) and ``loss`` (cross-entropy), for two classes that the client both has also
+    ``auc``; regression: ``mse``. Clients without data in the split are left out.
+
+    Args:
+        cohort: the clients.
+        split: on which they are evaluated.
+        predicted: of :func:`predictions`.
+    """
+    if predicted is None:
+        return {}
+    samples, found = cohort.samples(split), {}
+    losses = sample_losses(predicted[None], samples.y[None], cohort.num_classes)[0].cpu().double()
+    y, outputs = samples.y.cpu().numpy(), predicted.cpu().double().numpy()
+    for client, start, count in zip(cohort.ids, samples.starts.tolist(), samples.counts.tolist(), strict=True):
+        if count == 0:
+            continue
+        own = slice(start, start + count)
+        values = metrics_of(y[own], outputs[own], cohort.num_classes)
+        if cohort.num_classes is not None:
+            values = {"accuracy": values.pop("accuracy"), "loss": float(losses[own].mean()), **values}
+        found[client] = values
+    return found
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the clients' own models say of every sample of a split; all arrays have one row per sample.
+
+    Attributes:
+        client: client ids.
+        domain: domain ids.
+        y: targets.
+        outputs: logits ``(samples, C)``, or values.
+    """
+
+    client: NDArray[np.str_]
+    domain: NDArray[np.int64]
+    y: NDArray[Any]
+    outputs: NDArray[np.float64]
+
+
+def metrics_of(y: NDArray[Any], outputs: NDArray[np.float64], num_classes: int | None) -> dict[str, float]:
+    """``accuracy``, and ``auc`` for two classes that both occur; ``mse`` for regression.
+
+    Args:
+        y: ``(samples,)`` classes, or targets.
+        outputs: ``(samples, C)``, the largest is the prediction; or values.
+        num_classes: C; ``None`` for regression.
+    """
+    if num_classes is None:
+        return {"mse": float(np.square(outputs.reshape(len(y), -1) - y.reshape(len(y), -1)).mean())}
+    found = {"accuracy": float((outputs.argmax(1) == y).mean())}
+    if num_classes == 2 and len(np.unique(y)) == 2:
+        margin = outputs[:, 1] - outputs[:, 0]
+        found["auc"] = float(roc_auc_score(y, margin)) if np.isfinite(margin).all() else float("nan")
+    return found
+
+
+def outputs_of(cohort: Cohort, split: str, predicted: Tensor | None) -> Outputs:
+    """``predicted`` (:func:`predictions`) with the clients, domains and targets of the samples of ``split``.
+
+    Raises:
+        PerfedError: the data do not say the domains.
+    """
+    samples = cohort.samples(split)
+    if samples.domain is None:
+        where = f"client '{cohort.ids[0]}': {split} samples without domain ids"
+        raise PerfedError(f"metrics per domain need domains; {where}")
+    rows = samples.y.new_zeros(0) if predicted is None else predicted
+    owners = np.repeat(np.array(cohort.ids), samples.counts)
+    return Outputs(owners, samples.domain.cpu().numpy(), samples.y.cpu().numpy(), rows.double().cpu().numpy())
+
+
+def by_domain(
+    parts: Sequence[Outputs], federation: Federation
+) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+    """Metrics of each domain over the samples of all clients, and of each client in each domain that it holds.
+
+    See :func:`with_extremes` for the mean, least and largest over domains.
+
+    Args:
+        parts: outputs of different clients.
+        federation: the clients.
+
+    Returns:
+        metric -> domain's name -> value; and client id -> ``METRIC_DOMAIN`` -> value.
+    """
+    outputs = Outputs(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Outputs)))
+    domains: dict[str, dict[str, float]] = {}
+    clients: dict[str, dict[str, float]] = {}
+    for m in np.unique(outputs.domain).tolist():
+        rows, name = outputs.domain == m, federation.domain_name(m)
+        for metric, value in metrics_of(outputs.y[rows], outputs.outputs[rows], federation.num_classes).items():
+            domains.setdefault(metric, {})[name] = value
+        for client in np.unique(outputs.client[rows]).tolist():
+            own = rows & (outputs.client == client)
+            found = metrics_of(outputs.y[own], outputs.outputs[own], federation.num_classes)
+            clients.setdefault(client, {}).update({f"{metric}_{name}": value for metric, value in found.items()})
+    return domains, clients
+
+
+def with_extremes(domains: Mapping[str, Mapping[str, float]]) -> Metrics:
+    """Metric -> domain -> value, with ``mean``, ``min`` and ``max`` over the domains added."""
+    found: Metrics = {}
+    for metric, each in domains.items():
+        values = np.array(list(each.values()))
+        extremes = {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
+        found[metric] = {**each, **extremes}
+    return found
+
+
+def client_table(
+    federation: Federation,
+    split: str,
+    before: Metrics,
+    after: Metrics,
+    rounds: Mapping[str, int],
+    seconds: Mapping[str, float],
+    domains: Mapping[str, Mapping[str, float]],
+) -> tuple[list[str], list[list[Any]]]:
+    """Columns and rows of ``clients.csv``; ``None`` where a client was not measured.
+
+    Args:
+        federation: the clients.
+        split: on which they were evaluated.
+        before, after: metrics before and after local training.
+        rounds: how often each client took part.
+        seconds: mean virtual time of each client's replies; empty without a clock.
+        domains: per-domain metrics of each client, as from :func:`by_domain`.
+    """
+    names = sorted({name for table in (before, after) for values in table.values() for name in values})
+    of_domains = sorted({name for values in domains.values() for name in values})
+    columns = ["id", "n_train", "n_test", *(f"{n}_{w}" for n in names for w in ("before", "after")), "rounds"]
+    columns += ["seconds"] if seconds else []
+    rows = []
+    for client in federation:
+        data = client.split(split)
+        values = [table.get(client.id, {}).get(n) for n in names for table in (before, after)]
+        own = [domains.get(client.id, {}).get(name) for name in of_domains]
+        sizes = [len(client.train), 0 if data is None else len(data)]
+        time = [seconds.get(client.id)] if seconds else []
+        rows.append([client.id, *sizes, *values, rounds.get(client.id, 0), *time, *own])
+    return [*columns, *of_domains], rows
+
+
+def spread(values: Iterable[float], weights: Iterable[float] | None = None) -> dict[str, float]:
+    """``mean`` (weighted if ``weights`` are given), ``std`` (of the population), ``min``, percentiles, ``max``.
+
+    The percentiles are the 10th, ``p10``, and the 90th, ``p90``: the tenth of the clients with the highest losses.
+    """
+    array = np.array(list(values), dtype=np.float64)
+    weight = None if weights is None else np.array(list(weights), dtype=np.float64)
+    return {
+        "mean": float(np.average(array, weights=weight)),
+        "std": float(array.std()),
+        "min": float(array.min()),
+        "p10": float(np.percentile(array, 10)),
+        "p90": float(np.percentile(array, 90)),
+        "max": float(array.max()),
+    }
+
+
+def sample_counts(federation: Federation, split: str) -> dict[str, float]:
+    """Number of samples of every client that has any in ``split``: weights for :func:`summarise`."""
+    found = {client.id: client.split(split) for client in federation}
+    return {client: float(len(samples)) for client, samples in found.items() if samples is not None}
+
+
+def summarise(metrics: Mapping[str, Mapping[str, float]], weights: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """:func:`spread` of every metric over the clients that have it; ``weights`` by client id."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(name for client in sorted(metrics) for name in metrics[client]):
+        clients = [client for client in sorted(metrics) if name in metrics[client]]
+        share = None if weights is None else [weights[c] for c in clients]
+        found[name] = spread([metrics[c][name] for c in clients], share)
+    return found

@@ -1,0 +1,340 @@
+"""The server's side of a run: rounds as transactions of exchanges with the clients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from perfed import rng
+from perfed.data.federation import Federation
+from perfed.engine.evaluate import Outputs
+from perfed.engine.inprocess import Exchange, InProcessEngine, Metrics
+from perfed.engine.setup import Setup
+from perfed.errors import PerfedError
+from perfed.maths.aggregate import weighted_mean
+from perfed.method.exchange import Each, FederationInfo, Fold, Replies, Reply, ServerState
+from perfed.method.method import Method
+from perfed.participation.clock import Clock, Population
+from perfed.participation.policies import Selection
+from perfed.participation.settings import Participation
+from perfed.training.plan import Plan
+from perfed.tree import Tree
+
+# Transactions of one number must not share random keys.
+_FIRST_EXCHANGE = {"prepare": 0, "round": 0, "finish": 1000, "observe": 2000, "settle": 3000}
+
+
+@dataclass
+class RoundRecord:
+    """What a round left behind.
+
+    Attributes:
+        participants: sorted ids of the clients used in every exchange.
+        train_loss: mean over participants of their mean training loss; NaN where nothing was trained.
+        bytes_up, bytes_down: of all replies and payloads.
+        after: metrics right after local training, by client id; empty if they were not asked for.
+        arrays: what the method showed of this round, by name; see :meth:`perfed.method.exchange.Clients.show`.
+        counts: the clients that the method counted in this round, by name of what happened to them.
+        exchanges: with the clients; of those with everybody after the round one counts, as in ``seconds``.
+        seconds: virtual time that the round took.
+        replied: virtual seconds of each invited client's reply, by id.
+    """
+
+    participants: list[str]
+    train_loss: float
+    bytes_up: int = 0
+    bytes_down: int = 0
+    after: Metrics = field(default_factory=dict)
+    arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
+    counts: dict[str, list[str]] = field(default_factory=dict)
+    exchanges: int = 0
+    seconds: float = 0.0
+    replied: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that rounds change: the server's sets, the clients' states, whose changed, and the policy's state."""
+
+    server: dict[str, Any]
+    clients: dict[str, Tree]
+    changed: frozenset[str]
+    policy: dict[str, Any]
+
+
+class _Clients:
+    """The clients of one transaction."""
+
+    def __init__(
+        self,
+        engine: InProcessEngine,
+        ids: list[str],
+        round_: int,
+        kind: str,
+        measure: str | None,
+        invited: int | None = None,
+    ) -> None:
+        self._engine = engine
+        self._kind = kind
+        self._measure = measure
+        self._invited = len(ids) if invited is None else invited
+        self.ids = sorted(ids)
+        self.round = round_
+        self.losses: list[torch.Tensor] = []
+        self.record = RoundRecord(self.ids, float("nan"))
+
+    def key(self, purpose: str) -> torch.Tensor:
+        """See :class:`perfed.method.exchange.Clients`."""
+        return rng.key(self._engine.setup.seed, "server", purpose, self.round)
+
+    def show(self, name: str, **arrays: Any) -> None:
+        """See :class:`perfed.method.exchange.Clients`."""
+        self.record.arrays[name] = arrays
+
+    def count(self, name: str, ids: Sequence[str]) -> None:
+        """See :class:`perfed.method.exchange.Clients`."""
+        self.record.counts[name] = [*self.record.counts.get(name, []), *ids]
+
+    @property
+    def info(self) -> FederationInfo:
+        """See :class:`perfed.method.exchange.Clients`."""
+        return self._engine.info
+
+    def run(
+        self, program: Callable[..., Reply | None], *, reduce: Mapping[str, Fold] | None = None, **payload: Any
+    ) -> Replies:
+        """One exchange; see :class:`perfed.method.exchange.Clients`."""
+        record = self.record
+        index = record.exchanges + _FIRST_EXCHANGE[self._kind]
+        exchange = Exchange(_program_name(self._engine, program), self.round, index, self._measure)
+        folds = {name: self._counted(name, fold) for name, fold in (reduce or {}).items()}
+        replies, record.after = self._engine.run(exchange, payload, self.ids, folds)
+        record.exchanges += 1
+        self.losses.append(replies.train_loss)
+        record.bytes_up += sum(_size(value) for name, value in replies.content.items() if name not in folds)
+        sent = sum(_sent(value, len(self.ids)) for value in payload.values())
+        # The first exchange goes to all invited clients, those whose replies are not used among them.
+        record.bytes_down += sent * self._invited // len(self.ids) if record.exchanges == 1 else sent
+        return replies
+
+    def _counted(self, name: str, fold: Fold) -> Fold:
+        """``fold`` that counts the bytes of entry ``name`` of every reply."""
+
+        def counting(total: Any, reply: dict[str, Any]) -> Any:
+            self.record.bytes_up += _size(reply[name])
+            return fold(total, reply)
+
+        return counting
+
+
+def _program_name(engine: InProcessEngine, program: Callable[..., Any]) -> str:
+    owner, name = getattr(program, "__self__", None), getattr(program, "__name__", "")
+    if owner is engine.setup.method:
+        return name
+    for term in engine.setup.method.all_terms:
+        if owner is term:
+            return f"{term.name}.{name}"
+    raise PerfedError(f"a client program must be a method of the method or of one of its terms, not {program!r}")
+
+
+def _size(value: Any) -> int:
+    """Bytes of a tensor, or of all tensors in nested dictionaries and lists."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, list):
+        return sum(_size(item) for item in value)
+    return sum(_size(item) for item in value.values())
+
+
+def _sent(value: Any, clients: int) -> int:
+    if isinstance(value, Each):
+        return sum(_size(row) for row in value.rows.values())
+    return _size(value) * clients
+
+
+def _population(federation: Federation, method: Method) -> Population:
+    """What clocks and policies may know of the clients."""
+    sizes = np.array([len(client.train) for client in federation], np.int64)
+    group = federation.notes.get("group")
+    return Population(
+        tuple(federation.ids),
+        rng.words(federation.ids),
+        sizes,
+        -(-sizes // method.batch_size),
+        None if group is None else np.array([group[client] for client in federation.ids], np.int64),
+        method.epochs_in,
+    )
+
+
+def _seen_by(setup: Setup, federation: Federation) -> Federation:
+    """The federation with what the method makes of each client's data."""
+    if not setup.method.changes_data:
+        return federation
+    made = tuple(setup.method.local_data(c, rng.key(setup.seed, "local data", c.id)) for c in federation)
+    images = all(len(client.input_shape) == 3 for client in made)
+    return replace(federation, clients=made, augment=federation.augment if images else None)
+
+
+class Server:
+    """A run's server: its state, the engine, and who takes part.
+
+    Args:
+        federation: the clients.
+        setup: method, model, seed and dtype.
+        plan: how work is cut up.
+        participation: who takes part in a round.
+        rounds: number of rounds of the whole run.
+        clock: how long the clients take.
+
+    Raises:
+        PerfedError: settings of participation or clock that do not fit the clients.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        setup: Setup,
+        plan: Plan,
+        participation: Participation,
+        rounds: int,
+        engine: type[InProcessEngine] = InProcessEngine,
+        clock: Clock | None = None,
+    ) -> None:
+        federation = _seen_by(setup, federation)
+        self.setup = setup
+        self.clock = clock or Clock()
+        self.participation = participation
+        who = _population(federation, setup.method)
+        self.selection = Selection(participation, self.clock, who, setup.seed, rounds)
+        self.engine = engine(federation.to(dtype=setup.dtype, device=setup.device), setup, plan)
+        self.state = setup.server_state(federation)
+        if self.selection.policy.wants_gradient and not (setup.method.moves_shared and self.state.shared):
+            raise PerfedError(
+                "participation.flanp.rule = 'gradient' measures the gradient at the shared model, and this method "
+                "moves none; allowed: fixed, plateau"
+            )
+
+    def snapshot(self) -> Snapshot:
+        """The state of now, for :meth:`restore`; by reference, for rounds put new values in the place of old ones."""
+        engine = self.engine
+        policy = copy.deepcopy(self.selection.policy.state)
+        return Snapshot(self.state.tree(), dict(engine.states), frozenset(engine.changed), policy)
+
+    def restore(self, before: Snapshot) -> None:
+        """Go back to ``before``: what came after it never happened."""
+        self.state = ServerState(before.server)
+        self.engine.discard()
+        self.engine.states = dict(before.clients)
+        self.engine.changed = set(before.changed)
+        self.selection.policy.state.clear()
+        self.selection.policy.state.update(copy.deepcopy(before.policy))
+
+    def prepare(self) -> RoundRecord:
+        """What the method does before the first round, with all clients."""
+        clients = _Clients(self.engine, self.engine.federation.ids, 0, "prepare", None)
+        return self._transaction(clients, self.setup.method.prepare)
+
+    def round(self, number: int, *, measure: str | None = None) -> RoundRecord:
+        """Round ``number`` (from 1), then the method's work with all clients after it.
+
+        Args:
+            number: of the round.
+            measure: split on which participants score their models right after local training.
+        """
+        policy = copy.deepcopy(self.selection.policy.state)
+        choice = self.selection.choose(number)
+        if not choice.ids:  # no reply in time
+            return RoundRecord([], float("nan"), seconds=choice.seconds, replied=choice.replied)
+        clients = _Clients(self.engine, choice.ids, number, "round", measure, invited=len(choice.replied))
+        try:
+            record = self._transaction(clients, self.setup.method.round)
+        except BaseException:
+            self.selection.policy.state.clear()
+            self.selection.policy.state.update(policy)
+            raise
+        self._observe(record, number)
+        everyone = _Clients(self.engine, self.engine.federation.ids, number, "finish", None)
+        extra = self._transaction(everyone, self.setup.method.finish)
+        record.bytes_up += extra.bytes_up
+        record.bytes_down += extra.bytes_down
+        record.seconds = choice.seconds + self.clock.communication * max(0, record.exchanges - 1)
+        record.seconds += self.selection.waiting_for_all(number) if extra.exchanges else 0.0
+        record.exchanges += min(1, extra.exchanges)  # those with everybody are one wait
+        record.replied = choice.replied
+        return record
+
+    def _observe(self, record: RoundRecord, number: int) -> None:
+        """Tell the policy of the finished round, with the gradient if it wants it."""
+        policy, gradient = self.selection.policy, None
+        if policy.wants_gradient:
+            clients = _Clients(self.engine, record.participants, number, "observe", None)
+            reply = clients.run(self.setup.method.gradient, shared=self.state.shared)
+            self.engine.discard()
+            mean = weighted_mean(reply.gradient, reply.num_samples)
+            gradient = sum(float(g.double().square().sum()) for g in mean.values())
+            record.bytes_up += clients.record.bytes_up
+            record.bytes_down += clients.record.bytes_down
+            record.exchanges += 1
+        num_samples = sum(len(self.engine.clients[client].train) for client in record.participants)
+        policy.observe(record.train_loss, gradient, num_samples)
+
+    def settle(self, ids: Sequence[str], number: int) -> int:
+        """Let clients that were never used fit what is their own, where the policy says so.
+
+        Args:
+            ids: the clients that were never used.
+            number: of the last round.
+
+        Returns:
+            Bytes sent to them.
+        """
+        if not ids or not self.participation.fits_unused:
+            return 0
+        clients = _Clients(self.engine, list(ids), number, "settle", None)
+        return self._transaction(clients, self._settle).bytes_down
+
+    def _settle(self, server: ServerState, clients: _Clients) -> None:
+        method = self.setup.method
+        clients.run(method.settle, shared=server.shared, terms=method.term_payload(server))
+
+    def _transaction(self, clients: _Clients, program: Callable[..., None]) -> RoundRecord:
+        before = self.state.tree()
+        try:
+            program(self.state, clients)
+        except BaseException:
+            self.state = ServerState(before)
+            self.engine.discard()
+            raise
+        self.engine.commit(clients.ids)
+        losses = [float(loss[torch.isfinite(loss)].mean()) for loss in clients.losses if torch.isfinite(loss).any()]
+        if losses:
+            clients.record.train_loss = sum(losses) / len(losses)
+        return clients.record
+
+    def evaluate(
+        self,
+        split: str,
+        ids: Sequence[str] | None = None,
+        round_: int = 0,
+        outputs: list[Outputs] | None = None,
+        never_used: Collection[str] = (),
+    ) -> Metrics:
+        """Metrics of each client's own model, made by the method's ``personalise``, on ``split``.
+
+        What the models say of every sample is appended to ``outputs``, if given. Where the policy lets clients that
+        were ``never_used`` fit what is their own (:meth:`settle`), they do so before, on a copy.
+        """
+        method, chosen = self.setup.method, self.engine.federation.ids if ids is None else ids
+        unused = set(never_used) if self.participation.fits_unused else set()
+        fitted, rest = [i for i in chosen if i in unused], [i for i in chosen if i not in unused]
+        payload = method.download(self.state)
+        metrics = self.engine.evaluate(payload, rest, split, round_, outputs)
+        if fitted:
+            payload |= {"unused": {"shared": self.state.shared, "terms": method.term_payload(self.state)}}
+            metrics |= self.engine.evaluate(payload, fitted, split, round_, outputs, program="personalise_unused")
+        return metrics

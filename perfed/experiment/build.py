@@ -1,0 +1,167 @@
+"""Methods and models from plain settings."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+import perfed.methods.presets  # noqa: F401 - registers methods and presets
+from perfed.errors import PerfedError, first_problem
+from perfed.method.method import Method
+from perfed.method.registry import entry
+from perfed.method.term import Term, term_class
+from perfed.model import presets as models
+from perfed.model.chain import check_factory
+from perfed.model.chain import Shape, StageFactory
+from perfed.model.lstm import lstm
+from perfed.plugins import own_mistake
+
+
+def setting_names(method: str) -> set[str]:
+    """Names of the settings that ``[methods.NAME]`` may hold: the method's own and those of its terms."""
+    found = entry(method)
+    names = set(found.method.model_fields)
+    for term in found.terms:
+        names |= set(term.model_fields)
+    return names
+
+
+def build_method(
+    name: str, settings: Mapping[str, Any] | None = None, training: Mapping[str, Any] | None = None
+) -> Method:
+    """A registered method from plain settings.
+
+    Args:
+        name: of the method.
+        settings: the method's hyper-parameters and those of its terms; ``terms`` may list further terms by name.
+        training: settings that every method has (optimiser, learning rate, ...); ``settings`` win.
+
+    Raises:
+        PerfedError: unknown setting, or a value that is not allowed; names ``methods.NAME.key`` or ``training.key``.
+    """
+    found = entry(name)
+    if found.base and training is None:
+        raise PerfedError(
+            f"'{name}' is the method '{found.base}' under the policy '{found.policy}': build '{found.base}' and give "
+            f"the run participation = Participation(policy='{found.policy}')"
+        )
+    for key in training or {}:
+        if key not in Method.model_fields or key == "terms":
+            allowed = sorted(set(Method.model_fields) - {"terms"})
+            raise PerfedError(f"unknown key 'training.{key}'; allowed: {', '.join(allowed)}")
+    settings = settings or {}
+    merged = {**(found.defaults or {}), **(training or {}), **settings}
+    extra = merged.pop("terms", [])
+    if not isinstance(extra, list | tuple) or not all(isinstance(name, str) for name in extra):
+        raise PerfedError(f"methods.{name}.terms: must be a list of names (given: {extra!r})")
+    classes: list[type[Term]] = [*found.terms, *(term_class(t) for t in extra)]
+    for cls in classes:
+        if classes.count(cls) > 1:
+            raise PerfedError(f"methods.{name}.terms: '{cls.name}' would be there twice; once is allowed")
+    own = {key: value for key, value in merged.items() if key in found.method.model_fields}
+    rest = {key: value for key, value in merged.items() if key not in own}
+    terms = []
+    for cls in classes:
+        mine = {key: rest.pop(key) for key in list(rest) if key in cls.model_fields}
+        terms.append(_checked(cls, mine, f"methods.{name}"))
+    if rest:
+        known = sorted(set(found.method.model_fields).union(*(cls.model_fields for cls in classes)))
+        raise PerfedError(f"unknown key 'methods.{name}.{next(iter(rest))}'; allowed: {', '.join(known)}")
+    where = f"methods.{name}" if set(own) <= set(settings) else f"training or methods.{name}"
+    method: Method = _checked(found.method, {**own, "terms": tuple(terms)}, where)
+    return method
+
+
+def _checked(cls: type[Any], values: Mapping[str, Any], where: str) -> Any:
+    try:
+        return cls.model_validate(dict(values))
+    except ValidationError as error:
+        raise first_problem(error, where) from None
+
+
+_PRESETS: dict[str, Callable[..., StageFactory]] = {
+    "mlp": models.mlp,
+    "cnn": models.cnn,
+    "digits-cnn": models.digits_cnn,
+    "hidden-layer": models.hidden_layer,
+    "lstm": lstm,
+    "linear": models.linear,
+}
+
+
+def build_stage(where: str, spec: Any, num_outputs: int, words: Sequence[str] = ()) -> StageFactory | None:
+    """A stage from its settings: ``"none"``, a preset's name, or a table with ``kind`` and the preset's parameters.
+
+    ``kind = "package.module:function"`` calls a user's function with the input shape and the table's other values; it
+    returns any ``torch.nn.Module``. For a head, ``out`` defaults to the number of outputs. ``words``: what token ids
+    stand for, for the presets that want to know.
+    """
+    if spec is None or spec == "none":
+        return None
+    table = {"kind": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
+    kind = table.pop("kind", None)
+    if not isinstance(kind, str):
+        raise PerfedError(f"{where}: needs a kind, one of: none, {', '.join(_PRESETS)}, or package.module:function")
+    if kind == "none":
+        return None
+    if ":" in kind:
+        return _user_stage(where, kind, table)
+    if kind not in _PRESETS:
+        allowed = f"none, {', '.join(_PRESETS)}, or package.module:function"
+        raise PerfedError(f"{where}.kind: unknown '{kind}'; allowed: {allowed}")
+    preset = _PRESETS[kind]
+    if where.endswith(".head"):
+        table.setdefault("out", num_outputs)
+    parameters = dict(inspect.signature(preset).parameters)
+    known = {"words": words} if parameters.pop("words", None) else {}
+    for key, value in table.items():
+        if key not in parameters:
+            raise PerfedError(f"unknown key '{where}.{key}'; allowed: kind, {', '.join(parameters)}")
+        default = parameters[key].default
+        several = isinstance(value, list) and value and type(default) is int and "Sequence" in str(parameters[key])
+        for one in value if several else [value]:
+            _check_type(f"{where}.{key}", one, default)
+    for key, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and key not in table:
+            raise PerfedError(f"{where}.{key}: is needed for kind '{kind}', an integer, at least 1")
+    return preset(**table, **known)
+
+
+def _check_type(where: str, value: Any, default: Any) -> None:
+    """The value of a preset's parameter must be of the default's kind: a preset without default wants an integer."""
+    if isinstance(default, tuple):
+        fits = isinstance(value, list | tuple) and all(type(v) is int and v > 0 for v in value)
+        wanted = "a list of positive integers"
+    elif isinstance(default, bool | str):
+        fits, wanted = type(value) is type(default), "true or false" if isinstance(default, bool) else "text"
+    elif isinstance(default, float):
+        fits, wanted = type(value) in (int, float) and value >= 0, "a number, at least 0"
+    else:
+        least = 0 if default == 0 else 1
+        fits, wanted = type(value) is int and value >= least, f"an integer, at least {least}"
+    if where.endswith(".dropout"):
+        fits, wanted = fits and value < 1, "a number, at least 0 and below 1"
+    if not fits:
+        raise PerfedError(f"{where}: must be {wanted} (given: {value!r})")
+
+
+def _user_stage(where: str, kind: str, options: dict[str, Any]) -> StageFactory:
+    module, _, attribute = kind.partition(":")
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # whatever a user's file does
+        raise PerfedError(f"{where}.kind: cannot load '{kind}': {own_mistake(error) or error}") from None
+
+    def build(shape: Shape) -> torch.nn.Module:
+        made = function(shape, **options)
+        if not isinstance(made, torch.nn.Module):
+            raise PerfedError(f"{where}: '{kind}' returned {type(made).__name__}, not a torch.nn.Module")
+        return made
+
+    check_factory(where, function, options)
+    return build

@@ -1,0 +1,239 @@
+"""Comparisons: several methods and seeds of one experiment as one piece of work."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+
+from perfed.datasets import load
+from perfed.errors import PerfedError
+from perfed.experiment.baselines import Baseline, baseline_names, check_baseline, is_baseline, start_baseline
+from perfed.experiment.config import validate
+from perfed.experiment.start import is_done, resume, start
+from perfed.method.registry import entry, known_names
+from perfed.methods.presets import method_and_policy
+from perfed.report import TextTable, all_tables, comparison_rows, load_runs, write_report
+from perfed.run.directory import RunDirectory, write_atomic
+from perfed.run.run import Run
+
+
+def parse_names(text: str, *, baselines: bool = False) -> list[str]:
+    """Names of methods separated by commas, none twice; with ``baselines`` also those of scikit-learn models."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        allowed = [*known_names(), *(baseline_names() if baselines else ())]
+        raise PerfedError(f"--methods: at least one is needed; allowed: {', '.join(allowed)}")
+    for name in names:
+        try:
+            if baselines and is_baseline(name):
+                check_baseline(name)
+            else:
+                entry(name)
+        except PerfedError as error:
+            raise PerfedError(f"--methods: {error}") from None
+    if len(set(names)) < len(names):
+        raise PerfedError(f"--methods {text}: a method is named twice")
+    return names
+
+
+def parse_seeds(text: str) -> list[int]:
+    """``"0..2"`` (inclusive), ``"0,3,5"`` or ``"7"``."""
+    problem = PerfedError(f"--seeds {text}: must be like 0..2 (inclusive), 0,3,5 or 7")
+    try:
+        if ".." in text:
+            first, last = (int(part) for part in text.split(".."))
+            seeds = list(range(first, last + 1))
+        else:
+            seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise problem from None
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise problem
+    return seeds
+
+
+def is_comparison(path: Path) -> bool:
+    """Whether ``path`` is the directory of a comparison."""
+    return (path / "comparison.toml").is_file()
+
+
+def federated(names: list[str]) -> list[str]:
+    """The methods among ``names``, without the baselines."""
+    return [name for name in names if not is_baseline(name)]
+
+
+def method_table(table: dict[str, Any], method: str, seed: int) -> dict[str, Any]:
+    """The experiment of one method and seed."""
+    return {**table, "method": method, "seed": seed}
+
+
+def check_starts(
+    table: dict[str, Any], methods: list[str], seed: int, data_dir: Path | None, device: torch.device | None
+) -> None:
+    """Build every method's run without starting it, so that bad settings and data are found before any training."""
+    experiments = [validate(method_table(table, method, seed)) for method in federated(methods)]
+    _check_policies(table, federated(methods))
+    shared = validate({**table, "seed": seed})
+    federation = load(shared.data["name"], shared.data_options, seed=seed, data_dir=data_dir)
+    for name in filter(is_baseline, methods):
+        Baseline(name, shared, federation)
+    for experiment in experiments:
+        try:
+            start(experiment, federation=federation, device=device)
+        except PerfedError as error:
+            raise PerfedError(f"{experiment.method}: {error}") from None
+
+
+def _check_policies(table: dict[str, Any], methods: list[str]) -> None:
+    """With a policy for all, a method without one of its own is no base for the speed-up of the same under a policy."""
+    given = table.get("participation", {}).get("policy", "uniform")
+    own = [method for method in methods if method_and_policy(method)[1]]
+    if given != "uniform" and 0 < len(own) < len(methods):
+        raise PerfedError(
+            f"participation.policy = '{given}' is for all methods, and {own[0]} brings a policy of its own; "
+            "participation.policy=uniform leaves the others without one"
+        )
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[Path]:
+    """Say in one line that ``file`` is not what was written: missing, damaged, or with other content."""
+    try:
+        yield file
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PerfedError(f"{file}: cannot be read: {error}") from None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Methods (and baselines) x seeds of one experiment, each run in ``DIR/<method>/seed-<n>/``.
+
+    A folder is called ``module.NAME`` for a method ``module:NAME``.
+
+    Attributes:
+        path: the comparison's directory.
+        table: the experiment, without method and seed.
+        methods, seeds: what is run, in this order.
+    """
+
+    path: Path
+    table: dict[str, Any]
+    methods: list[str]
+    seeds: list[int]
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        table: dict[str, Any],
+        methods: list[str],
+        seeds: list[int],
+        data_dir: Path | None,
+        device: torch.device | None,
+    ) -> Comparison:
+        """Check that every method can start on the data, then make the directory.
+
+        Raises:
+            PerfedError: bad settings of any method, bad data, or ``path`` already holds a run or comparison.
+        """
+        check_starts(table, methods, seeds[0], data_dir, device)
+        RunDirectory.create(path)
+        if device is not None:
+            table = {**table, "device": str(device)}
+        content = {"methods": methods, "seeds": seeds, "experiment": table}
+        write_atomic(path / "comparison.toml", tomli_w.dumps(content))
+        return cls(path, table, methods, seeds)
+
+    @classmethod
+    def read(cls, path: Path) -> Comparison:
+        """The comparison that :meth:`create` wrote."""
+        with readable(path / "comparison.toml") as file:
+            content = tomllib.loads(file.read_text(encoding="utf-8"))
+            names, seeds = [str(name) for name in content["methods"]], [int(seed) for seed in content["seeds"]]
+            return cls(path, dict(content["experiment"]), names, seeds)
+
+    def abandoned(self) -> bool:
+        """Whether no run could begin; the comparison is then taken back."""
+        if any(self.path.rglob("config.toml")):
+            return False
+        (self.path / "comparison.toml").unlink(missing_ok=True)
+        for place in (*self._folders.values(), self.path):
+            with suppress(OSError):  # not there, or not empty
+                place.rmdir()
+        return True
+
+    def directory(self, method: str, seed: int) -> Path:
+        """Where a run is."""
+        return self._folders[method] / f"seed-{seed}"
+
+    @property
+    def _folders(self) -> dict[str, Path]:
+        """Method -> folder: its name, with a dot for the colon of ``module:NAME``, which not every system allows."""
+        found: dict[str, Path] = {}
+        for method in self.methods:
+            name = method.replace(":", ".")
+            while name.casefold() in {folder.name.casefold() for folder in found.values()}:
+                name += "_"
+            before = self.path / method  # comparisons have had colons
+            found[method] = before if before.is_dir() else self.path / name
+        return found
+
+    def runs(
+        self, data_dir: Path | None, device: torch.device | None
+    ) -> Iterator[tuple[str, int, Callable[[], Run | Baseline]]]:
+        """Method, seed, and what makes the run ready to execute, of the runs that are not finished."""
+        for seed in self.seeds:
+            for method in self.methods:
+                where = self.directory(method, seed)
+                if is_done(where):
+                    continue
+                if is_baseline(method):
+                    experiment = validate({**self.table, "seed": seed})
+                    yield method, seed, partial(start_baseline, method, experiment, data_dir=data_dir, path=where)
+                elif (where / "config.toml").exists():
+                    yield method, seed, partial(resume, where, data_dir=data_dir, device=device)
+                else:
+                    experiment = validate(method_table(self.table, method, seed))
+                    yield method, seed, partial(start, experiment, data_dir=data_dir, out=where, device=device)
+
+    def started(self) -> list[Path]:
+        """Directories of the runs that have started.
+
+        Raises:
+            PerfedError: there are none.
+        """
+        places = [self.directory(m, s) for m in self.methods for s in self.seeds]
+        started = [place for place in places if (place / "config.toml").exists()]
+        if not started:
+            raise PerfedError(f"{self.path}: no run has started yet")
+        return started
+
+    def conclude(self) -> tuple[list[TextTable], float | None, Path]:
+        """Write ``comparison.json`` and ``report.html`` of the runs that have started.
+
+        Returns:
+            The tables, the mean accuracy of the Bayes oracle where the data has one, and the report's path.
+        """
+        started = self.started()
+        runs = load_runs(started)
+        write_atomic(self.path / "comparison.json", json.dumps(comparison_rows(runs), indent=2) + "\n")
+        report = write_report(runs, self.path / "report.html", title=str(self.table.get("name", "comparison")))
+        oracles = [_oracle(place) for place in started]
+        known = [value for value in oracles if value is not None]
+        return all_tables(runs), float(np.mean(known)) if known else None, report
+
+
+def _oracle(place: Path) -> float | None:
+    file = place / "summary.json"
+    value = json.loads(file.read_text(encoding="utf-8")).get("oracle_accuracy") if file.exists() else None
+    return None if value is None else float(value)

@@ -1,0 +1,253 @@
+"""Experiments as TOML: validation, and the objects they describe."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+import torch
+from pydantic import BaseModel, Field, ValidationError, field_validator
+
+from perfed.datasets import check_options, dataset_names
+from perfed.errors import PerfedError, first_problem
+from perfed.experiment.build import build_method, build_stage
+from perfed.method.method import Method
+from perfed.method.registry import entry
+from perfed.model.chain import STAGES, Model
+from perfed.participation.clock import Clock
+from perfed.participation.settings import Participation
+from perfed.plugins import bare_name
+from perfed.run.settings import Evaluation, Snapshots
+from perfed.settings import STRICT
+from perfed.training.plan import EngineName, Plan
+
+
+class _PathSettings(BaseModel):
+    model_config = STRICT
+
+    chunk: int = Field(ge=0)
+    threads: int = Field(ge=1)
+
+
+class _PlanSettings(BaseModel):
+    """The ``[plan]`` table; ``paths`` are choices that a run has recorded."""
+
+    model_config = STRICT
+
+    engine: EngineName = "auto"
+    chunk: int = Field(0, ge=0)
+    threads: int = Field(0, ge=0)
+    paths: dict[str, _PathSettings] = Field(default_factory=dict)
+
+
+class Experiment(BaseModel):
+    """Everything a run depends on; the content of an experiment's TOML file."""
+
+    model_config = STRICT
+
+    name: str = "experiment"
+    description: str = ""
+    method: str = "fedavg"
+    seed: int = Field(0, ge=0)
+    rounds: int = Field(ge=1)
+    dtype: Literal["float32", "float64"] = "float32"
+    device: str = Field("cpu", description="'cpu', 'cuda', 'cuda:1', ...")
+    checkpoint_seconds: float = Field(30.0, ge=0, description="least time between two checkpoints")
+    data: dict[str, Any]
+    model: dict[str, Any]
+    training: dict[str, Any] = Field(default_factory=dict)
+    participation: Participation = Participation()
+    clock: Clock = Clock()
+    evaluation: Evaluation = Evaluation()
+    snapshots: Snapshots = Snapshots()
+    methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    plan: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("data")
+    @classmethod
+    def _has_name(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(value.get("name"), str):
+            raise ValueError(f"needs 'name', one of: {', '.join(dataset_names())}")
+        return value
+
+    @property
+    def data_options(self) -> dict[str, Any]:
+        """Options of the data set."""
+        return {key: value for key, value in self.data.items() if key != "name"}
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Of parameters and inputs."""
+        return torch.float64 if self.dtype == "float64" else torch.float32
+
+    def to_toml(self) -> str:
+        """The complete experiment as TOML; :func:`read` of it gives the same experiment."""
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+
+    def build_method(self) -> Method:
+        """The experiment's method with its settings.
+
+        Raises:
+            PerfedError: unknown method or setting, or a value that is not allowed; names the key.
+        """
+        settings = {k: v for k, v in self._own.items() if k != "model"}
+        return build_method(self.method, settings, self.training)
+
+    def build_participation(self) -> Participation:
+        """The participation; a preset brings its policy.
+
+        Raises:
+            PerfedError: the experiment names another one.
+        """
+        policy, given = entry(self.method).policy, self.participation.policy
+        if policy and given not in ("uniform", policy):
+            raise PerfedError(f"participation.policy = '{given}': {self.method} is under '{policy}'; allowed: {policy}")
+        return self.participation.model_copy(update={"policy": policy}) if policy else self.participation
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        """The method's table; a preset has that of its method, and its own on top."""
+        return _merged(self._table_of(entry(self.method).base), self._table_of(self.method))
+
+    def _table_of(self, method: str) -> dict[str, Any]:
+        """``[methods.NAME]`` and ``[methods."module:NAME"]`` are of the same method."""
+        own: dict[str, Any] = {}
+        for name, table in self.methods.items():
+            if bare_name(name) == bare_name(method):
+                own = _merged(own, table)
+        return own
+
+    def build_model(self, num_outputs: int, words: Sequence[str] = ()) -> Model:
+        """The experiment's model, with the method's own ``model`` table on top; the head gets ``num_outputs``.
+
+        ``words``: what the token ids of the inputs stand for.
+        """
+        table = {**self.model, **self._own.get("model", {})}
+        for stage in table:
+            if stage not in STAGES:
+                raise PerfedError(f"unknown key 'model.{stage}'; allowed: {', '.join(STAGES)}")
+        made = {stage: build_stage(f"model.{stage}", table.get(stage), num_outputs, words) for stage in STAGES}
+        return Model(**made)
+
+    def build_plan(self) -> Plan:
+        """The execution plan, with recorded choices if there are any."""
+        try:
+            return Plan.from_dict(_PlanSettings.model_validate(self.plan).model_dump())
+        except ValidationError as error:
+            raise _problem(error, _PlanSettings, "plan") from None
+
+
+def read(text: str, where: str) -> Experiment:
+    """Parse and validate an experiment; ``where`` names the file in messages.
+
+    Raises:
+        PerfedError: not TOML, an unknown key, or a value that is not allowed.
+    """
+    try:
+        return validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise PerfedError(f"{where}: not valid TOML: {error}") from None
+    except PerfedError as error:
+        raise PerfedError(f"{where}: {error}") from None
+
+
+def validate(table: Mapping[str, Any]) -> Experiment:
+    """An experiment from nested dictionaries; everything that can be checked without the data is."""
+    try:
+        experiment = Experiment.model_validate(dict(table))
+    except ValidationError as error:
+        raise _problem(error, Experiment) from None
+    check_options(experiment.data["name"], experiment.data_options)
+    for name in dict.fromkeys([experiment.method, *experiment.methods]):
+        described = experiment.model_copy(update={"method": name})
+        described.build_method()
+        described.build_model(num_outputs=1)
+    experiment.build_participation()
+    experiment.build_plan()
+    return experiment
+
+
+def _problem(error: ValidationError, model: type[BaseModel], where: str = "") -> PerfedError:
+    """The first problem; for an unknown key with the keys that its table may hold."""
+    problem = first_problem(error, where)
+    detail = error.errors()[0]
+    if detail["type"] != "extra_forbidden":
+        return problem
+    holder = model
+    for part in detail["loc"][:-1]:
+        kind = holder.model_fields[part].annotation if part in holder.model_fields else None
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return problem
+        holder = kind
+    near = difflib.get_close_matches(str(detail["loc"][-1]), holder.model_fields, n=1)
+    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    return PerfedError(f"{problem}{hint}; allowed: {', '.join(holder.model_fields)}")
+
+
+def experiment_names() -> list[str]:
+    """Names of the experiments that come with the package, sorted."""
+    folder = resources.files("perfed.experiment.shipped")
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def find_experiment(name: str) -> dict[str, Any]:
+    """The TOML table of a shipped experiment, or of the file ``name``.
+
+    ``extends = "OTHER"`` takes everything the file does not say from another experiment, or file beside it: tables are
+    merged key by key,
+    except ``data`` and stages that name their ``kind``, which count as a whole.
+
+    Raises:
+        PerfedError: no such experiment, not TOML, or experiments that extend one another in a circle.
+    """
+    return _extended(name, ())
+
+
+def _extended(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
+    if name in seen:
+        raise PerfedError(f"{name}: extends itself ({' -> '.join((*seen, name))})")
+    table = _table(name)
+    base = table.pop("extends", None)
+    if base is None:
+        return table
+    if not isinstance(base, str):
+        raise PerfedError(f"{name}: extends must be the name of an experiment (given: {base!r})")
+    beside = Path(name).parent / base
+    if base not in experiment_names() and name not in experiment_names() and beside.is_file():
+        base = str(beside)
+    return _merged(_extended(base, (*seen, name)), table)
+
+
+def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in over.items():
+        whole = key == "data" or (isinstance(value, dict) and "kind" in value)
+        both = isinstance(value, dict) and isinstance(base.get(key), dict) and not whole
+        result[key] = _merged(base[key], value) if both else value
+    return result
+
+
+def _table(name: str) -> dict[str, Any]:
+    path = Path(name)
+    if name in experiment_names():
+        text = (resources.files("perfed.experiment.shipped") / f"{name}.toml").read_text(encoding="utf-8")
+    elif path.suffix == ".toml" and path.is_file():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PerfedError(f"{name}: cannot be read: {error}") from None
+    else:
+        near = difflib.get_close_matches(name, experiment_names(), n=1)
+        hint = f" (did you mean '{near[0]}'?)" if near else " (no such file)" if path.suffix == ".toml" else ""
+        raise PerfedError(
+            f"unknown experiment '{name}'{hint}; give a .toml file or one of: {', '.join(experiment_names())}"
+        )
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PerfedError(f"{name}: not valid TOML: {error}") from None

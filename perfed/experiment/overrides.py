@@ -1,0 +1,142 @@
+"""``key=value`` assignments: where a key belongs, and what its value is."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from perfed.datasets import describe
+from perfed.errors import PerfedError
+from perfed.experiment.build import setting_names
+from perfed.experiment.config import Experiment
+from perfed.method.method import Method
+from perfed.method.registry import entry
+from perfed.method.term import term_class
+from perfed.participation.clock import Clock
+from perfed.participation.settings import Participation
+from perfed.plugins import bare_name
+from perfed.run.settings import Evaluation
+
+
+def parse_value(text: str) -> Any:
+    """A value from the command line: TOML (numbers, true, lists, tables), else the text itself.
+
+    A shell takes quotes away, so a flat list may hold texts without them.
+
+    Example:
+        >>> parse_value("[1, 2]"), parse_value("[proximal,mine:shrink]"), parse_value("mine:avg")
+        ([1, 2], ['proximal', 'mine:shrink'], 'mine:avg')
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        inside = text.strip().removeprefix("[").removesuffix("]")
+        if len(inside) == len(text.strip()) - 2 and not set(inside) & set("[]{}\"'"):
+            return [parse_value(part.strip()) for part in inside.split(",") if part.strip()]
+        return text
+
+
+def override(table: dict[str, Any], assignments: Iterable[str], methods: Sequence[str]) -> dict[str, Any]:
+    """Apply ``key=value`` assignments to an experiment's table, without changing it.
+
+    A dotted key is a path (``data.clients=5``, ``methods.flic-hl.lambda1=0``). A key that starts with no table's name
+    is looked up among the options of the data set, the settings of ``methods`` and of training, participation,
+    clock, evaluation.
+
+    Raises:
+        PerfedError: not of the form key=value, or a key that is unknown or found in several places.
+    """
+    result = _copy(table)
+    for assignment in assignments:
+        key, sign, text = assignment.partition("=")
+        if not sign or not key:
+            raise PerfedError(f"'{assignment}' is not of the form key=value")
+        value = parse_value(text)
+        for path in resolve(result, key.strip(), methods):
+            node = result
+            for part in path[:-1]:
+                node = node.setdefault(part, {})
+                if not isinstance(node, dict):
+                    raise PerfedError(f"unknown key '{key}': '{part}' is a value, not a table")
+            node[path[-1]] = value
+    return result
+
+
+def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[tuple[str, ...]]:
+    """Where the key of an assignment belongs, as paths; several if it is a setting of several methods."""
+    first, *rest = key.split(".")
+    if first in Experiment.model_fields:
+        return [(first, *rest)]
+    if rest:
+        return [(*path, *rest) for path in resolve(table, first, methods)]
+    places: dict[str, list[tuple[str, ...]]] = {}
+    name = _section(table, "data").get("name")
+    if key in _data_options(name):
+        places["data"] = [("data", key)]
+    holders = [m for m in methods if key in setting_names(m) | _term_settings(table, m)]
+    if key in Method.model_fields and key != "terms":
+        tables, named = _section(table, "methods"), {bare_name(m) for m in _with_bases(methods)}
+        places["training"] = [("training", key)] + [
+            ("methods", m, key) for m in tables if bare_name(m) in named and key in _section(tables, m)
+        ]
+    elif holders:
+        places["methods"] = [("methods", m, key) for m in holders]
+    for section, cls in (("participation", Participation), ("clock", Clock), ("evaluation", Evaluation)):
+        if key in cls.model_fields:
+            places[section] = [(section, key)]
+    if len(places) == 1:
+        return next(iter(places.values()))
+    if places:
+        raise PerfedError(f"'{key}' is ambiguous; write one of: {', '.join(f'{place}.{key}' for place in places)}")
+    raise PerfedError(_unknown(key, name, methods))
+
+
+def _with_bases(methods: Sequence[str]) -> list[str]:
+    """The names, and after each preset's that of its method."""
+    return [name for m in methods for name in (m, entry(m).base) if name]
+
+
+def _section(table: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The table under ``key``; empty if there is none (validation says so if it is something else)."""
+    value = table.get(key)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _data_options(name: Any) -> set[str]:
+    """Names of the data set's options; none if there is no such data set (validation says so)."""
+    try:
+        return {option.name for option in describe(name).options} if isinstance(name, str) else set()
+    except PerfedError:
+        if ":" in name:  # a file of the user's that does not import
+            raise
+        return set()
+
+
+def _unknown(key: str, data: Any, methods: Sequence[str]) -> str:
+    known = {
+        *Experiment.model_fields,
+        *Method.model_fields,
+        *Participation.model_fields,
+        *Clock.model_fields,
+        *Evaluation.model_fields,
+    }
+    for method in methods:
+        known |= setting_names(method)
+    known |= _data_options(data)
+    near = difflib.get_close_matches(key, sorted(known), n=3)
+    hint = f"did you mean: {', '.join(near)}?" if near else f"allowed: {', '.join(sorted(known))}"
+    return f"unknown key '{key}'; {hint}"
+
+
+def _term_settings(table: Mapping[str, Any], method: str) -> set[str]:
+    """Settings of the terms that the table adds to ``method``."""
+    tables = [_section(_section(table, "methods"), name) for name in _with_bases([method])]
+    names: Any = next((t["terms"] for t in tables if "terms" in t), [])
+    known = [term_class(name) for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return {setting for term in known for setting in term.model_fields}
+
+
+def _copy(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copy(value) if isinstance(value, dict) else value for key, value in table.items()}

@@ -1,0 +1,309 @@
+"""Searches: a grid of settings, the same for every method, scored on validation data."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+
+from perfed.engine.metrics import metric_of, shown
+from perfed.errors import PerfedError
+from perfed.experiment.compare import check_starts, method_table, readable
+from perfed.experiment.config import validate
+from perfed.experiment.overrides import override, parse_value, resolve
+from perfed.experiment.start import start
+from perfed.method.registry import entry
+from perfed.run.directory import RunDirectory, write_atomic
+
+_VALIDATION_FRACTION = 0.25  # where the experiment holds none out
+_OWN_FRACTION = _VALIDATION_FRACTION / 2  # the half of it that a method has that uses validation data
+_HELD_OUT_NOTE = (
+    f"uses validation data, so chosen.toml has data.validation_fraction = {_OWN_FRACTION:g} for every method"
+)
+_NEEDED = {"method", "settings", "metric", "mean"}
+
+
+def is_search(path: Path) -> bool:
+    """Whether ``path`` is the directory of a search."""
+    return (path / "search.toml").is_file()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a search chose for a method.
+
+    Attributes:
+        settings: the assignments.
+        metric: that they were chosen by.
+        mean: of the metric on validation data, over the seeds.
+        notes: what to know of the choice, such as that it lies on the edge of the grid.
+    """
+
+    settings: list[str]
+    metric: str
+    mean: float
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Search:
+    """A grid of settings for several methods; each point's runs are kept in memory, its scores in ``grid.json``.
+
+    Attributes:
+        path: where ``search.toml``, ``grid.json`` and ``chosen.toml`` are.
+        table: the experiment as given, without method and seed.
+        methods, seeds: what every point is tried with.
+        points: the assignments of each point.
+    """
+
+    path: Path
+    table: dict[str, Any]
+    methods: list[str]
+    seeds: list[int]
+    points: list[list[str]]
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        table: dict[str, Any],
+        methods: list[str],
+        seeds: list[int],
+        grid: Sequence[str],
+        data_dir: Path | None,
+        device: torch.device | None,
+    ) -> Search:
+        """Check the grid, then make the directory; every method must know every key, or the budgets would differ.
+
+        Raises:
+            PerfedError: a bad grid or setting, or ``path`` is taken.
+        """
+        points = _points(grid)
+        if device is not None:
+            table = {**table, "device": str(device)}
+        search = cls(path, table, methods, seeds, points)
+        for method in methods:
+            for point in points:
+                try:
+                    validate(method_table(override(search.held_out, point, [method]), method, seeds[0]))
+                except PerfedError as error:
+                    raise PerfedError(
+                        f"--grid with method '{method}' (all methods get the same grid): {error}"
+                    ) from None
+        search._check_sections()
+        search.check(data_dir, device)
+        RunDirectory.create(path)
+        content = {"methods": methods, "seeds": seeds, "points": points, "experiment": table}
+        write_atomic(path / "search.toml", tomli_w.dumps(content))
+        return search
+
+    @classmethod
+    def read(cls, path: Path) -> Search:
+        """The search that :meth:`create` wrote."""
+        with readable(path / "search.toml") as file:
+            content = tomllib.loads(file.read_text(encoding="utf-8"))
+            names, seeds = [str(name) for name in content["methods"]], [int(seed) for seed in content["seeds"]]
+            points = [[str(assignment) for assignment in point] for point in content["points"]]
+            return cls(path, dict(content["experiment"]), names, seeds, points)
+
+    @property
+    def held_out(self) -> dict[str, Any]:
+        """The experiment, evaluated on validation data."""
+        fraction = self.table["data"].get("validation_fraction") or _VALIDATION_FRACTION
+        data = {**self.table["data"], "validation_fraction": fraction}
+        evaluation = {**self.table.get("evaluation", {}), "split": "validation"}
+        return {**self.table, "data": data, "evaluation": evaluation}
+
+    @property
+    def size(self) -> int:
+        """Number of runs."""
+        return len(self.points) * len(self.methods) * len(self.seeds)
+
+    def _check_sections(self) -> None:
+        """Settings that all methods share, as the data's, cannot be chosen for each of several."""
+        for key in (assignment.partition("=")[0] for assignment in self.points[0]):
+            sections = {path[0] for method in self.methods for path in resolve(self.table, key, [method])}
+            if len(self.methods) > 1 and not sections <= {"training", "methods", "model"}:
+                raise PerfedError(
+                    f"--grid {key}: is the same for all methods, so it cannot be chosen for each of several; "
+                    "give one method, or a setting of the methods, the training or the model"
+                )
+
+    def check(self, data_dir: Path | None, device: torch.device | None) -> None:
+        """Build every method's run at the first point without starting it, so that missing data are found first."""
+        first = override(self.held_out, self.points[0], self.methods)
+        check_starts(first, self.methods, self.seeds[0], data_dir, device)
+
+    def execute(
+        self,
+        data_dir: Path | None = None,
+        device: torch.device | None = None,
+        progress: Callable[[int, int, float | None], None] | None = None,
+    ) -> dict[str, Choice]:
+        """Run the points that have no result yet, and write what was chosen.
+
+        Returns:
+            What was chosen for each method.
+
+        Raises:
+            PerfedError: no point of some method could be trained to the end, or another process works on the search.
+        """
+        with RunDirectory(self.path).alone():
+            results = self._results()
+            tried = {(result["method"], tuple(result["settings"])) for result in results}
+            for method, point in itertools.product(self.methods, self.points):
+                if (method, tuple(point)) not in tried:
+                    results.append(self._try(method, point, data_dir, device))
+                    write_atomic(self.path / "grid.json", json.dumps(results, indent=2) + "\n")
+                if progress is not None:
+                    progress(len(results) * len(self.seeds), self.size, None)
+            return self._choose(results)
+
+    def _results(self) -> list[dict[str, Any]]:
+        """What earlier sittings found."""
+        file = self.path / "grid.json"
+        if not file.exists():
+            return []
+        with readable(file):
+            results: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+            if all(result.keys() >= _NEEDED for result in results):
+                return results
+        raise PerfedError(f"{file}: cannot be read: every point needs {', '.join(sorted(_NEEDED))}")
+
+    def _try(self, method: str, point: list[str], data_dir: Path | None, device: torch.device | None) -> dict[str, Any]:
+        """One point's scores over seeds; ``mean`` is ``None`` where a run failed, as with rates that diverge."""
+        table, scores, metric, failed = override(self.held_out, point, [method]), [], None, ""
+        for seed in self.seeds:
+            experiment = validate(method_table(table, method, seed))
+            try:
+                metric, value = _score(start(experiment, data_dir=data_dir, device=device).execute())
+                scores.append(value)
+            except PerfedError as error:
+                failed = f"seed {seed}: {error}"
+        found = {"mean": None, "failed": failed} if failed else {"mean": float(np.mean(scores))}
+        return {"method": method, "settings": point, "metric": metric, "scores": scores, **found}
+
+    def _choose(self, results: list[dict[str, Any]]) -> dict[str, Choice]:
+        """Each method's best point; ``chosen.toml`` has those of the methods that have one, ``grid.json`` its notes."""
+        chosen: dict[str, Choice] = {}
+        failed = ""
+        for method in self.methods:
+            mine = [result for result in results if result["method"] == method]
+            good = [result for result in mine if result["mean"] is not None]
+            if good:
+                pick = max if metric_of(good[0]["metric"]).higher_is_better else min
+                best = pick(good, key=lambda result: result["mean"])
+                best["notes"] = self._edges(best)
+                if self._lacks_validation(method, best["settings"]):
+                    best["notes"].append(_HELD_OUT_NOTE)
+                chosen[method] = Choice(best["settings"], best["metric"], best["mean"], best["notes"])
+            else:
+                failed = f"{method}: no point of the grid could be trained to the end; the first: "
+                failed += f"{' '.join(mine[0]['settings'])}, {mine[0]['failed']}"
+        if chosen:
+            self._write_chosen({method: choice.settings for method, choice in chosen.items()})
+            write_atomic(self.path / "grid.json", json.dumps(results, indent=2) + "\n")
+        if failed:
+            raise PerfedError(failed)
+        return chosen
+
+    def _edges(self, best: dict[str, Any]) -> list[str]:
+        """Numbers of the point ``best`` that are the least or largest tried, where further ones would be allowed."""
+        notes = []
+        for column, assignment in enumerate(best["settings"]):
+            key, _, text = assignment.partition("=")
+            value, *tried = (parse_value(a.partition("=")[2]) for a in (assignment, *(p[column] for p in self.points)))
+            if any(type(other) not in (int, float) for other in tried) or min(tried) == max(tried):
+                continue
+            for end, word, step in ((min(tried), "smallest", -1), (max(tried), "largest", 1)):
+                if value == end and self._allows(best, f"{key}={_beyond(value, step)}"):
+                    score = shown(best["metric"], best["mean"])
+                    advice = "try smaller ones" if step < 0 else "try larger ones"
+                    notes.append(f"{key} = {text} is the {word} value of the grid (validation {score}); {advice}")
+        return notes
+
+    def _allows(self, best: dict[str, Any], assignment: str) -> bool:
+        """Whether the point ``best`` could have this value too."""
+        table = override(self.held_out, [*best["settings"], assignment], [best["method"]])
+        try:
+            validate(method_table(table, best["method"], self.seeds[0]))
+        except PerfedError:
+            return False
+        return True
+
+    def _lacks_validation(self, method: str, settings: list[str]) -> bool:
+        """Whether ``method`` uses validation data that the search has held out for it, and the experiment would not."""
+        chosen = override(self.table, settings, [method])["data"]
+        return entry(method).method.uses_validation and not chosen.get("validation_fraction")
+
+    def _write_chosen(self, chosen: dict[str, list[str]]) -> None:
+        """The experiment with each method's chosen settings in the method's own table."""
+        given = self.table
+        result = {**given, "methods": dict(given.get("methods", {}))}
+        if given.get("method") not in self.methods:
+            result["method"] = self.methods[0]
+        for method, assignments in chosen.items():
+            picked = override(given, assignments, [method])
+            own = dict(picked.get("methods", {}).get(method, {}))
+            training, model = (_changed(picked.get(part, {}), given.get(part, {})) for part in ("training", "model"))
+            # Chosen values that equal the experiment's too: a method under a policy would else take its base's choice.
+            named = {assignment.partition("=")[0].removeprefix("training.") for assignment in assignments}
+            training |= {key: value for key, value in picked.get("training", {}).items() if key in named}
+            own = {**training, **own}
+            if model:
+                own["model"] = {**model, **own.get("model", {})}
+            result["methods"][method] = own
+            rest = {key: value for key, value in picked.items() if key not in ("training", "model", "methods")}
+            result.update(_changed(rest, given))
+        if any(self._lacks_validation(method, settings) for method, settings in chosen.items()):
+            result["data"] = {**result["data"], "validation_fraction": _OWN_FRACTION}
+        write_atomic(self.path / "chosen.toml", tomli_w.dumps(result))
+
+
+def _changed(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in new.items() if key not in old or old[key] != value}
+
+
+def _points(grid: Sequence[str]) -> list[list[str]]:
+    """Every combination of the values of ``key=v1,v2,...``."""
+    axes = [_axis(entry) for entry in grid]
+    if not axes:
+        raise PerfedError("--grid: at least one key=v1,v2,... is needed")
+    keys = [axis[0].partition("=")[0] for axis in axes]
+    if len(set(keys)) < len(keys):
+        raise PerfedError(f"--grid: a key is given twice; given: {', '.join(keys)}")
+    if "seed" in keys or "method" in keys:
+        raise PerfedError(f"--grid {', '.join(keys)}: methods and seeds are given with --methods and --seeds")
+    if any(key.startswith("methods.") for key in keys):
+        raise PerfedError(f"--grid {', '.join(keys)}: name settings alone; every method gets the same grid")
+    return [list(point) for point in itertools.product(*axes)]
+
+
+def _axis(entry: str) -> list[str]:
+    key, sign, values = entry.partition("=")
+    parts = [value for value in values.split(",") if value]
+    if not sign or not parts:
+        raise PerfedError(f"--grid {entry}: must be key=v1,v2,...")
+    return [f"{key}={value}" for value in parts]
+
+
+def _beyond(value: float, step: int) -> float:
+    """The next number in the direction of ``step``: of whole ones the next whole one."""
+    return value + step if isinstance(value, int) else math.nextafter(value, step * math.inf)
+
+
+def _score(summary: dict[str, Any]) -> tuple[str, float]:
+    """Name and mean of the metric that points are compared by: the accuracy, or the mean squared error."""
+    if not summary["metrics"]:
+        raise PerfedError("nothing was evaluated")
+    name = "accuracy" if "accuracy" in summary["metrics"] else "mse"
+    return name, float(summary["metrics"][name]["mean"])

@@ -1,0 +1,182 @@
+"""From an experiment to a run: a new one, or one that is continued."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perfed.data.federation import Federation
+from perfed.datasets import load
+from perfed.errors import PerfedError
+from perfed.experiment.config import Experiment, read
+from perfed.method.term import full_name
+from perfed.run.directory import RunDirectory
+from perfed.run.run import Run
+
+
+def start(
+    experiment: Experiment,
+    *,
+    data_dir: Path | None = None,
+    out: Path | str | None = None,
+    federation: Federation | None = None,
+    device: torch.device | str | None = None,
+) -> Run:
+    """A new run of ``experiment``; with ``out``, its directory is made and the configuration written.
+
+    ``device``: in place of the experiment's.
+
+    Raises:
+        PerfedError: bad settings or data, or ``out`` already holds a run; nothing is written then.
+    """
+    if federation is None:
+        federation = load(experiment.data["name"], experiment.data_options, seed=experiment.seed, data_dir=data_dir)
+    experiment = _on(experiment, device)
+    run = _build(experiment, federation)
+    if out is not None:
+        run.directory = RunDirectory.create(Path(out))
+        _keep_config(run, experiment, run.directory)
+    return run
+
+
+def resume(
+    path: Path | str,
+    *,
+    data_dir: Path | None = None,
+    federation: Federation | None = None,
+    device: torch.device | str | None = None,
+) -> Run:
+    """The run in ``path``, at its last whole checkpoint; ends with the same bits as if never interrupted.
+
+    A run whose ``config.toml`` asks for more rounds than it was made with goes on to those, finished or not.
+
+    ``device``: in place of the one that it was started on.
+
+    Raises:
+        PerfedError: no run in ``path``, another process works on it, all its checkpoints are damaged, or its
+            configuration was changed in anything but the number of rounds.
+    """
+    directory = RunDirectory(Path(path))
+    _check_edits(directory)
+    experiment = read(directory.read_config(), str(directory.path / "config.toml"))
+    if federation is None:
+        federation = load(experiment.data["name"], experiment.data_options, seed=experiment.seed, data_dir=data_dir)
+    experiment = _on(experiment, device)
+    run = _build(experiment, federation)
+    run.directory = directory
+    with directory.alone():
+        run.restore()
+        _keep_config(run, experiment, directory)
+    return run
+
+
+def is_done(path: Path) -> bool:
+    """Whether nothing is left to do for the run in ``path``: it has finished, and its configuration is still the same.
+
+    Where it is not the same, :func:`resume` says why it cannot go on, or goes on.
+    """
+    directory = RunDirectory(path)
+    if not directory.finished:
+        return False
+    done, progress = directory.newest()
+    try:  # what an earlier ending left is there until the rounds added since are done
+        return done >= progress.get("config", {}).get("rounds", done) and not _edits(directory)
+    except PerfedError:
+        return False
+
+
+def _check_edits(directory: RunDirectory) -> None:
+    """Refuse a changed configuration: a run is made with one, and a part of its rounds with another is neither."""
+    edits = _edits(directory)
+    before, now = edits.pop("rounds", (0, 0))
+    if isinstance(now, int) and now < before:
+        edits = {"rounds": (before, now), **edits}
+    if edits:
+        key, (before, now) = next(iter(edits.items()))
+        more = f" (and {len(edits) - 1} more)" if len(edits) > 1 else ""
+        raise PerfedError(
+            f"{directory.path / 'config.toml'}: {key} is {_shown(now)} and was {_shown(before)} in the rounds that are "
+            f"done{more}; only rounds may grow; give it back its value, or start anew: "
+            f"'perfed run {directory.path / 'config.toml'} --out OTHER'"
+        )
+
+
+def _edits(directory: RunDirectory) -> dict[str, tuple[Any, Any]]:
+    """What ``config.toml`` says otherwise than the newest checkpoint: key -> before and now, ``None`` for not there.
+
+    Left out are the device, which a run may change, and choices of the plan, which checkpoints may not have yet.
+    """
+    made_with = directory.newest()[1].get("config")
+    if not made_with:  # no checkpoint, or one of a run that was not made of a configuration
+        return {}
+    try:
+        now = _flat(tomllib.loads(directory.read_config()))
+    except tomllib.TOMLDecodeError as error:
+        raise PerfedError(f"{directory.path / 'config.toml'}: not valid TOML: {error}") from None
+    before = _flat(made_with)
+    keys = [key for key in dict.fromkeys([*before, *now]) if key != "device" and not key.startswith("plan.paths.")]
+    return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
+
+
+def _flat(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Values by dotted key."""
+    found: dict[str, Any] = {}
+    for name, value in table.items():
+        found |= _flat(value, f"{where}{name}.") if isinstance(value, dict) else {where + name: value}
+    return found
+
+
+def _shown(value: Any) -> str:
+    return "not there" if value is None else repr(value)
+
+
+def _on(experiment: Experiment, device: torch.device | str | None) -> Experiment:
+    return experiment if device is None else experiment.model_copy(update={"device": str(device)})
+
+
+def _build(experiment: Experiment, federation: Federation) -> Run:
+    outputs = federation.num_classes or _num_targets(federation)
+    return Run(
+        federation,
+        experiment.build_method(),
+        experiment.build_model(outputs, federation.words or ()),
+        name=experiment.method,
+        rounds=experiment.rounds,
+        seed=experiment.seed,
+        dtype=experiment.torch_dtype,
+        device=experiment.device,
+        participation=experiment.build_participation(),
+        clock=experiment.clock,
+        evaluation=experiment.evaluation,
+        snapshots=experiment.snapshots,
+        plan=experiment.build_plan(),
+        checkpoint_seconds=experiment.checkpoint_seconds,
+    )
+
+
+def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> None:
+    """Write the configuration now and whenever the plan gains a choice: the same plan gives the same bits."""
+
+    def write() -> None:
+        used = {"plan": run.plan.to_dict(), "participation": run.server.participation}
+        methods = {name: _with_modules(table) for name, table in experiment.methods.items()}
+        text = experiment.model_copy(update={**used, "methods": methods}).to_toml()
+        run.config = tomllib.loads(text)
+        directory.write_config(text)
+
+    run.plan.on_choice = write
+    write()
+
+
+def _with_modules(table: dict[str, Any]) -> dict[str, Any]:
+    """A method's table whose own terms say their module, so that another process finds them."""
+    return {**table, "terms": [full_name(name) for name in table["terms"]]} if "terms" in table else table
+
+
+def _num_targets(federation: Federation) -> int:
+    y = federation.clients[0].train.y
+    return int(y.shape[1]) if y.ndim > 1 else 1

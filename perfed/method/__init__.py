@@ -1,0 +1,29 @@
+"""What a method is: its base class, terms, exchanges, and methods by name."""
+
+from perfed.method.exchange import (
+    Clients,
+    Each,
+    FederationInfo,
+    Fold,
+    Home,
+    ParameterSet,
+    Replies,
+    Reply,
+    ServerState,
+    each,
+)
+from perfed.method.method import Method
+
+__all__ = [
+    "Clients",
+    "Each",
+    "FederationInfo",
+    "Fold",
+    "Home",
+    "Method",
+    "ParameterSet",
+    "Replies",
+    "Reply",
+    "ServerState",
+    "each",
+]

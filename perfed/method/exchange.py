@@ -1,0 +1,171 @@
+"""What a method declares, and what travels in an exchange: parameter sets, payloads, replies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from perfed.tree import Tree
+
+if TYPE_CHECKING:
+    pass
+
+
+Home = Literal["server", "client", "table"]
+
+
+Fold = Callable[[Any, dict[str, Any]], Any]
+"""From a total (``None`` before the first client) and one client's whole reply to the new total."""
+
+
+@dataclass(frozen=True)
+class FederationInfo:
+    """What the server knows about the federation before the first round.
+
+    Attributes:
+        ids: client ids in sorted order.
+        num_classes: ``None`` for regression.
+        num_domains: M; 0 where domains are unknown.
+        latent_shape: output shape of the embedding (of the first stage, if there is no embedding).
+        representation: numbers that the head gets, all axes together.
+        shared: shape of every shared parameter and buffer by name.
+        dtype: of parameters and inputs.
+    """
+
+    ids: tuple[str, ...]
+    num_classes: int | None
+    num_domains: int
+    latent_shape: tuple[int, ...]
+    representation: int
+    shared: Mapping[str, tuple[int, ...]]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class ParameterSet:
+    """A named set of tensors that a method or term keeps between rounds.
+
+    Attributes:
+        home: ``"server"``; ``"client"`` (kept by each client); ``"table"`` (on the server, one row per client id).
+        like: ``"model"`` for all stages, ``"shared"`` for the shared parameters, or the name of a stage.
+        init: ``"initial"`` (the model's own initial values), ``"zeros"``, or a function of the
+            :class:`FederationInfo` and an int64 key that returns nested dictionaries of tensors (``like`` is then
+            unused).
+        bank: with k, a bank axis of size k in front (``clients x bank x ...`` in a cohort); each entry of a bank has
+            its own initial values.
+    """
+
+    home: Home
+    like: str = "model"
+    init: Literal["initial", "zeros"] | Callable[[FederationInfo, Tensor], Tree] = "initial"
+    bank: int | None = None
+
+
+class ServerState:
+    """The server's parameter sets as attributes; only declared names exist.
+
+    A set at home in a table is a dictionary from client id to its row.
+    """
+
+    def __init__(self, sets: Mapping[str, Any]) -> None:
+        object.__setattr__(self, "_sets", dict(sets))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_sets"][name]
+        except KeyError:
+            known = ", ".join(sorted(self.__dict__.get("_sets", {})))
+            raise AttributeError(f"the server has no parameter set '{name}'; declared: {known}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._sets:
+            raise AttributeError(f"'{name}' is not a declared parameter set; declare it in sets()")
+        self._sets[name] = value
+
+    def tree(self) -> dict[str, Any]:
+        """All sets by name."""
+        return dict(self._sets)
+
+
+class Reply(dict[str, Any]):
+    """What a client program returns: nested dictionaries of tensors with a leading client axis.
+
+    An entry that is too large for all clients at once may be a function from a client's row in the cohort to its
+    tensor. It is called once per client, after the program has ended.
+    """
+
+
+class Replies:
+    """The replies of one exchange, stacked in the sorted order of client ids.
+
+    Attributes:
+        ids: sorted client ids; row j of every tensor belongs to ``ids[j]``. Tensors whose shapes differ between
+            clients are lists.
+        train_loss: mean training loss of each client ``(clients,)``, NaN where nothing was trained.
+
+    An entry that was folded (``reduce``) is its total.
+    """
+
+    def __init__(self, ids: Sequence[str], content: Mapping[str, Any], train_loss: Tensor) -> None:
+        self.ids = list(ids)
+        self.content = dict(content)
+        self.train_loss = train_loss
+
+    def __getattr__(self, name: str) -> Any:
+        content = self.__dict__.get("content", {})
+        if name not in content:
+            raise AttributeError(f"the replies hold no '{name}'; they hold: {', '.join(content) or 'nothing'}")
+        return content[name]
+
+
+@dataclass(frozen=True)
+class Each:
+    """A payload entry with one row per client: made by :func:`each`."""
+
+    rows: Mapping[str, Tree | Tensor]
+
+
+def each(rows: Mapping[str, Tree | Tensor]) -> Each:
+    """Give every client its own row of ``rows`` (client id -> tensor or nested dictionary)."""
+    return Each(rows)
+
+
+class Clients(Protocol):
+    """The clients of this round, as ``Method.round`` sees them."""
+
+    @property
+    def ids(self) -> list[str]:
+        """Ids of the clients that the next exchange goes to, sorted."""
+
+    @property
+    def round(self) -> int:
+        """Number of the round, from 1; 0 is the preparation before the first."""
+
+    @property
+    def info(self) -> FederationInfo:
+        """What the server knows about the federation."""
+
+    def key(self, purpose: str) -> Tensor:
+        """Randomness of the server in this round for ``purpose``."""
+
+    def show(self, name: str, **arrays: Tensor | Sequence[str]) -> None:
+        """Let the run keep ``arrays`` of this round, if it is an evaluated one, in ``NAME/round-NNNN.npz``."""
+
+    def count(self, name: str, ids: Sequence[str]) -> None:
+        """Let the run say that ``name`` happened to these clients: ids by round, numbers in the summary."""
+
+    def run(
+        self, program: Callable[..., Reply | None], *, reduce: Mapping[str, Fold] | None = None, **payload: Any
+    ) -> Replies:
+        """One exchange: run ``program`` where the data is.
+
+        Payload entries are tensors or nested dictionaries of tensors, the same for all, or :func:`each`. In the
+        program every entry has a leading client axis.
+
+        Entry ``name`` of the replies is folded with ``reduce[name]`` in the sorted order of client ids as they come,
+        and dropped, so that the server need not hold all of them.
+        """

@@ -1,0 +1,116 @@
+"""Methods by name: registered ones, presets, and METHOD+POLICY."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from perfed.errors import PerfedError
+from perfed.method.method import Method
+from perfed.method.term import Term
+from perfed.participation.settings import POLICIES
+from perfed.plugins import SKLEARN, calling_module, check_free, check_own, own_name
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered method: a class, the terms it always has, and settings that differ from the class's defaults.
+
+    A preset also has the name of its method (``base``) and a participation ``policy``. ``module``: where it was
+    registered.
+    """
+
+    name: str
+    method: type[Method]
+    terms: tuple[type[Term], ...] = ()
+    defaults: Mapping[str, Any] | None = None
+    summary: str = ""
+    base: str = ""
+    policy: str = ""
+    module: str = ""
+
+
+_REGISTRY: dict[str, Entry] = {}
+_PRESETS: dict[str, Entry] = {}
+
+
+def register(
+    name: str,
+    *,
+    terms: tuple[type[Term], ...] = (),
+    defaults: Mapping[str, Any] | None = None,
+    summary: str = "",
+) -> Callable[[type[Method]], type[Method]]:
+    """Class decorator: make the method known under ``name``; may be applied several times with different settings.
+
+    Args:
+        name: as used on the command line.
+        terms: term classes that belong to this method; their hyper-parameters become the method's.
+        defaults: settings that differ from the class's own defaults.
+        summary: one line for ``perfed list methods``; default: the first line of the class's docstring.
+
+    Raises:
+        PerfedError: the name is taken by a method of another module; the same module may register it again.
+    """
+    module = calling_module()
+
+    def add(cls: type[Method]) -> type[Method]:
+        taken = _REGISTRY.get(name) or _PRESETS.get(name)
+        check_free("method", name, None if taken is None else taken.module, module)
+        text = summary or (cls.__doc__ or name).strip().splitlines()[0]
+        _REGISTRY[name] = Entry(name, cls, terms, defaults, text, module=module)
+        return cls
+
+    return add
+
+
+def preset(name: str, method: str, policy: str, summary: str) -> None:
+    """Make ``method`` under the participation ``policy`` known as ``name``."""
+    found = entry(method)
+    _PRESETS[name] = replace(found, name=name, summary=summary, base=method, policy=policy, module=calling_module())
+
+
+def entry(name: str) -> Entry:
+    """The registered method or preset called ``name``, or ``METHOD+POLICY``: a method under a participation policy.
+
+    ``module:NAME`` imports the module first, which registers the method NAME.
+
+    Raises:
+        PerfedError: there is none; says what is allowed.
+    """
+    if name.startswith(SKLEARN):
+        raise PerfedError(
+            f"'{name}' is no method: scikit-learn's models stand beside methods in 'perfed compare' alone"
+        )
+    given, name = name, own_name(name, "method")
+    found = _REGISTRY.get(name) or _PRESETS.get(name)
+    base, _, policy = name.rpartition("+")
+    under_policy = found is None and base in _REGISTRY
+    modules = {known: item.module for known, item in {**_PRESETS, **_REGISTRY}.items()}
+    check_own("method", given, base if under_policy else name, modules)
+    if found is not None:
+        return found
+    if under_policy and policy in POLICIES:
+        summary = f"{base} under the participation policy {policy}"
+        return replace(_REGISTRY[base], name=name, summary=summary, base=base, policy=policy)
+    near = difflib.get_close_matches(name, known_names(), n=3)
+    hint = f"; did you mean: {', '.join(near)}?" if near else ""
+    allowed = f"{', '.join(known_names())}, or METHOD+POLICY with one of the policies {', '.join(POLICIES)}"
+    raise PerfedError(f"unknown method '{name}'; allowed: {allowed}{hint}")
+
+
+def method_names() -> list[str]:
+    """Names of all registered methods, sorted."""
+    return sorted(_REGISTRY)
+
+
+def preset_names() -> list[str]:
+    """Names of all presets, sorted."""
+    return sorted(_PRESETS)
+
+
+def known_names() -> list[str]:
+    """Names that :func:`entry` knows: the methods, then the presets."""
+    return [*method_names(), *preset_names()]

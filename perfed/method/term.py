@@ -1,0 +1,95 @@
+"""Terms: pieces that go inside any method's local training.
+
+A term may keep parameter sets, adds to the payload, adds a penalty to the local loss, may do something after local
+training that adds to the reply, and updates its own state from the replies. Every method passes its terms through
+(:class:`perfed.method.method.Method`), so terms and methods combine freely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
+
+from perfed.errors import PerfedError
+from perfed.method.exchange import Clients, ParameterSet, Replies, ServerState
+from perfed.plugins import calling_module, check_free, check_own, own_name
+from perfed.settings import STRICT
+from perfed.training.cohort import Cohort
+from perfed.training.step import Penalty
+
+
+class Term(BaseModel):
+    """Base of all terms: does nothing. Hyper-parameters are fields; anything that changes is in parameter sets."""
+
+    model_config = STRICT
+
+    name: ClassVar[str] = ""
+
+    def sets(self) -> dict[str, ParameterSet]:
+        """Parameter sets of the term; names are shared with the method's."""
+        return {}
+
+    def prepare(self, server: ServerState, clients: Clients) -> None:
+        """Before the first round, with all clients."""
+
+    def payload(self, server: ServerState) -> dict[str, Any]:
+        """What client programs get from the term's server state."""
+        return {}
+
+    def penalty(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty:
+        """A function of the step that returns one value per active client, added to the local loss."""
+        raise NotImplementedError
+
+    def after(self, cohort: Cohort, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """After local training: what the term adds to the reply."""
+        return {}
+
+    def absorb(self, server: ServerState, replies: Replies, content: Mapping[str, Any]) -> None:
+        """Update the server state; ``content`` is what :meth:`after` returned, stacked in ``replies.ids`` order."""
+
+    def finish(self, server: ServerState, clients: Clients) -> None:
+        """After each round, with all clients."""
+
+
+_TERMS: dict[str, tuple[type[Term], str]] = {}
+"""Class, and the module that registered it."""
+
+
+def register_term(cls: type[Term]) -> type[Term]:
+    """Class decorator: make the term known under its ``name``.
+
+    Raises:
+        PerfedError: it has none, or a term of another module has it; the same module may register it again.
+    """
+    if not cls.name:
+        raise PerfedError(f'the term {cls.__name__} has no name; write name: ClassVar[str] = "..." in its class')
+    module = calling_module()
+    check_free("term", cls.name, _TERMS[cls.name][1] if cls.name in _TERMS else None, module)
+    _TERMS[cls.name] = cls, module
+    return cls
+
+
+def term_class(name: str) -> type[Term]:
+    """The registered term called ``name``; ``module:NAME`` imports the module first, which registers the term NAME.
+
+    Raises:
+        PerfedError: there is none; says what is allowed.
+    """
+    own = own_name(name, "term")
+    check_own("term", name, own, {known: module for known, (_, module) in _TERMS.items()})
+    if own not in _TERMS:
+        raise PerfedError(f"unknown term '{own}'; allowed: {', '.join(sorted(_TERMS))}, or module:NAME")
+    return _TERMS[own][0]
+
+
+def full_name(name: str) -> str:
+    """``module:NAME`` of a term that a module of the user's own has registered; any other name as it is."""
+    module = _TERMS[name][1] if name in _TERMS else "__main__"
+    return name if module == "__main__" or module.startswith("perfed.") else f"{module}:{name}"
+
+
+def term_names() -> list[str]:
+    """Names of all registered terms, sorted."""
+    return sorted(_TERMS)

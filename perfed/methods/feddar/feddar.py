@@ -1,0 +1,227 @@
+"""FedDAR: a shared body and one head per domain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import isqrt
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field, ValidationInfo, field_validator
+from torch import Tensor
+
+from perfed.errors import PerfedError
+from perfed.maths.aggregate import masked_mean, weighted_mean
+from perfed.method.domains import domain_means, reweighted
+from perfed.method.exchange import Clients, FederationInfo, Reply, ServerState
+from perfed.method.registry import register
+from perfed.methods.domain_fedavg import DomainFedAvg
+from perfed.methods.feddar.hessian import softmax_hessian, squared_error_hessian, with_ones
+from perfed.methods.feddar.second_order import Quadratics, add_quadratics, minimiser
+from perfed.model.chain import STAGES, stage_of
+from perfed.model.placement import PER_DOMAIN, PERSONAL, SHARED, Placement
+from perfed.training.cohort import Cohort
+
+WEIGHT, BIAS = "head.weight", "head.bias"
+_RANK = 1e-10  # singular values below this share of the largest count as zero
+
+
+@register(
+    "feddar-wa",
+    defaults={"aggregation": "weighted"},
+    summary="FedDAR with weighted averages of the heads (Zhong et al. 2023, Algorithm 1, eq. 6)",
+)
+@register(
+    "feddar-sa", summary="FedDAR with second-order aggregation of the heads (Zhong et al. 2023, Algorithm 1, eq. 8)"
+)
+class FedDAR(DomainFedAvg):
+    """Shared body, one linear head per domain, two exchanges a round (Zhong et al. 2023, Algorithm 1).
+
+    First the heads are trained on the mean loss of each domain's samples (no re-weighting; in a mini-batch: of its
+    samples there, so that the training loss of this part is a sum over domains) and aggregated per domain, then the
+    body on the re-weighted loss with the new heads. ``local_epochs`` are the epochs of the body. Domains that a client
+    does not hold contribute nothing; a domain that nobody of the round holds keeps its head.
+
+    The paper's ablation switches are ``reweight``, ``aggregation``, and ``alternate``: without it, it is
+    :class:`~perfed.methods.domain_fedavg.MultiHeadFedAvg`. Then ``placement = { head = "shared" }`` switches the heads
+    per domain off too, which is :class:`~perfed.methods.domain_fedavg.DomainFedAvg`, and without ``reweight`` FedAvg.
+    The domain as an input is an option of the data, ``domain_input``; a projection is a body that ends in few outputs.
+
+    ``damping tr(H) / D`` is added to the diagonal of a domain's summed Hessian H, of D rows, in the correction form of
+    eq. 8 (:func:`~perfed.methods.feddar.second_order.minimiser`): heads move less in directions with little curvature,
+    and stay where they are in directions without. Eq. 8 itself has none. The default holds back those with less than a
+    tenth of the mean curvature, in which the loss hardly changes, and what a few samples say is mostly noise. A
+    client's Hessians are made when its turn comes, and folded.
+
+    ``head_epochs = "exact"`` takes each domain's least-squares solution, of least norm where a client holds fewer
+    samples of a domain than there are features; such heads spoil weighted averages, not second-order aggregation.
+    """
+
+    default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": PER_DOMAIN}
+
+    head_epochs: Annotated[int, Field(ge=0)] | Literal["exact"] = Field(
+        5,
+        description="local epochs of the heads, before those of the body; 'exact': least squares (regression)",
+    )
+    aggregation: Literal["second-order", "weighted"] = Field("second-order", description="of the heads: SA or WA")
+    damping: float = Field(
+        0.1,
+        ge=0,
+        description="of the second-order aggregation, in units of the mean curvature of a domain's summed Hessian, "
+        "tr(H)/D; 0 takes the pseudo-inverse",
+    )
+    hessian_at: Literal["trained", "received"] = Field("trained", description="heads at which Hessians are taken")
+    hessian_limit_mb: int = Field(1024, ge=1, description="largest size of one client's Hessians; their sum has it too")
+    alternate: bool = Field(
+        True, validate_default=True, description="heads first, then the body; false: both together, in one exchange"
+    )
+
+    @field_validator("alternate")
+    @classmethod
+    def _only_heads_per_domain(cls, value: bool, info: ValidationInfo) -> bool:
+        places = {**cls.default_placement, **info.data.get("placement", {})}
+        if value and any((places[stage] == PER_DOMAIN) != (stage == "head") for stage in STAGES):
+            raise ValueError("true needs a placement with the head alone per-domain; allowed with this one: false")
+        return value
+
+    def epochs_in(self, round_: int) -> int:
+        """Of the heads, where they are trained before the body, and of the body."""
+        if round_ <= self.warmup_rounds:
+            return super().epochs_in(round_)
+        heads = self.head_epochs if self.alternate and self.head_epochs != "exact" else 0
+        return heads + self.local_epochs
+
+    def prepare(self, server: ServerState, clients: Clients) -> None:
+        """Refuse Hessians that cannot be had, then collect how many samples of each domain there are."""
+        if self.alternate and self.aggregation == "second-order":
+            _check_linear(server.shared, "second-order aggregation")
+            self._check_hessians(server.shared, clients.info)
+        if self.head_epochs == "exact":
+            _check_linear(server.shared, "head_epochs = 'exact'")
+            if clients.info.num_classes is not None or self.all_terms or not self.alternate:
+                raise PerfedError("head_epochs = 'exact' is for regression without terms, heads and body in turns")
+            if PERSONAL in self.placement.values():
+                raise PerfedError("head_epochs = 'exact' trains no personal parameters, and the placement has some")
+        super().prepare(server, clients)
+
+    def _check_hessians(self, shared: Mapping[str, Tensor], info: FederationInfo) -> None:
+        domains, outputs, k = shared[WEIGHT].shape
+        classes = 1 if info.num_classes is None else outputs
+        size, limit = domains * (classes * (k + 1)) ** 2 * 8, self.hessian_limit_mb << 20
+        if size > limit:
+            most = isqrt(limit // (8 * domains)) // classes - 1
+            shorter = f"let the body end in at most {most} outputs (a projection) or " if most > 0 else ""
+            raise PerfedError(
+                f"second-order aggregation: one client's Hessians take {-(-size >> 20)} MB ({domains} domains, a head "
+                f"with {classes} x ({k} + 1) weights), more than hessian_limit_mb = {self.hessian_limit_mb}; {shorter}"
+                'raise the limit, or take aggregation = "weighted"'
+            )
+
+    def domain_round(self, server: ServerState, clients: Clients) -> None:
+        """Heads to the server and back, then bodies; or both together."""
+        if not self.alternate:
+            super().domain_round(server, clients)
+            return
+        sent = {"weights": server.domain_weights["u"], "terms": self.term_payload(server)}
+        heads = self._weighted_heads if self.aggregation == "weighted" else self._second_order_heads
+        server.shared = {**server.shared, **heads(clients, server.shared, sent)}
+        reply = clients.run(self.train_body, shared=server.shared, **sent)
+        server.shared = {**server.shared, **weighted_mean(reply.shared, reply.num_samples)}
+        self.absorb_terms(server, reply)
+
+    def _weighted_heads(self, clients: Clients, old: dict[str, Any], sent: dict[str, Any]) -> dict[str, Tensor]:
+        """Train the heads; their means by name, ``(M, ...)``."""
+        reply = clients.run(self.train_heads, shared=old, **sent)
+        return {name: masked_mean(x, reply.domain_counts, old[name]) for name, x in reply.heads.items()}
+
+    def _second_order_heads(self, clients: Clients, old: dict[str, Any], sent: dict[str, Any]) -> dict[str, Tensor]:
+        """Train the heads; what second-order aggregation makes of them by name, ``(M, ...)``."""
+        joint = clients.info.num_classes is not None
+        before = _joined(old, joint)
+
+        def fold(total: Quadratics | None, reply: dict[str, Any]) -> Quadratics:
+            moved = _joined(reply["heads"], joint) - before
+            return add_quadratics(total, moved, reply["hessians"], reply["domain_counts"])
+
+        reply = clients.run(self.train_heads, reduce={"hessians": fold}, shared=old, **sent)
+        return _parted(minimiser(reply.hessians, before, damping=self.damping), old, joint)
+
+    def train_heads(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor, terms: dict[str, Any]) -> Reply:
+        """Heads (with personal parameters), each on the samples of its domain, the body frozen."""
+        cohort.load(shared)
+        wanted = self.hessian_at if self.aggregation == "second-order" else ""
+        hessians = {"hessians": _hessians(cohort)} if wanted == "received" else {}
+        if self.head_epochs == "exact":
+            _solve_heads(cohort)
+        else:
+            train = (*cohort.personal_parameters, *cohort.trainable("head"))
+            loss = domain_means(cohort.num_domains, cohort.num_classes)
+            cohort.fit(train, epochs=self.head_epochs, loss=loss, penalties=self.penalties(cohort, terms))
+        heads = {name: cohort.model[name].detach() for name in cohort.trainable("head")}
+        if wanted == "trained":
+            hessians = {"hessians": _hessians(cohort)}
+        return Reply(heads=heads, domain_counts=cohort.domain_counts, **hessians)
+
+    def train_body(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor, terms: dict[str, Any]) -> Reply:
+        """The body on the re-weighted loss, the heads frozen."""
+        cohort.load(shared)
+        body = tuple(name for name in cohort.shared_parameters if stage_of(name) != "head")
+        samples = reweighted(cohort, weights)
+        cohort.fit(body, epochs=self.local_epochs, samples=samples, penalties=self.penalties(cohort, terms))
+        shared = {name: t for name, t in cohort.shared().items() if stage_of(name) != "head"}
+        return Reply(shared=shared, num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
+
+
+def _check_linear(shared: Mapping[str, Tensor], what: str) -> None:
+    if WEIGHT not in shared or BIAS not in shared or shared[WEIGHT].ndim != 3:
+        raise PerfedError(f'{what} needs a linear head with bias (head = "linear")')
+
+
+def _solve_heads(cohort: Cohort) -> None:
+    """Replace each head by the least-squares solution of its domain's samples, of least norm if there are several."""
+    samples = cohort.samples()
+    assert samples.domain is not None
+    features = with_ones(cohort.representation().flatten(1)).double()
+    y = samples.y.double().view(len(samples.y), -1)
+    group = cohort.domain_cells
+    joined = _joined(cohort.model, joint=False).flatten(0, 1).double()
+    for index in torch.unique(group).tolist():
+        own = features[group == index]
+        if not torch.isfinite(own).all():
+            raise cohort.diverged(index // cohort.num_domains, "torch.linalg.pinv")
+        joined[index] = torch.linalg.pinv(own, rtol=_RANK) @ y[group == index]
+    for name, solved in _parted(joined, {WEIGHT: cohort.model[WEIGHT].flatten(0, 1)}, joint=False).items():
+        cohort.model[name] = solved.view_as(cohort.model[name])
+
+
+def _hessians(cohort: Cohort) -> Callable[[int], Tensor]:
+    """From a client's row to its ``(M, D, D)``: each domain's mean loss in its head, at the heads of now."""
+    samples, domains = cohort.samples(), cohort.num_domains
+    features = with_ones(cohort.representation().flatten(1))
+    logits = None if cohort.num_classes is None else cohort.features("head")
+    outputs = cohort.model[BIAS].shape[-1]
+    assert samples.domain is not None
+    owned = torch.split(samples.domain, samples.counts.tolist())
+    starts = samples.starts.tolist()
+
+    def of_client(row: int) -> Tensor:
+        own = slice(starts[row], starts[row] + len(owned[row]))
+        if logits is None:
+            return squared_error_hessian(features[own], owned[row], domains, outputs)
+        return softmax_hessian(features[own], logits[own], owned[row], domains)
+
+    return of_client
+
+
+def _joined(heads: Mapping[str, Tensor], joint: bool) -> Tensor:
+    """Weight with the bias as last column: ``(..., k + 1, C)``; with a joint Hessian ``(..., C (k + 1), 1)``."""
+    both = torch.cat([heads[WEIGHT], heads[BIAS].unsqueeze(-1)], dim=-1)
+    return both.flatten(-2).unsqueeze(-1) if joint else both.transpose(-1, -2)
+
+
+def _parted(joined: Tensor, like: Mapping[str, Tensor], joint: bool) -> dict[str, Tensor]:
+    """The inverse of :func:`_joined` for ``(M, ...)``."""
+    domains, outputs, k = like[WEIGHT].shape
+    both = joined.view(domains, outputs, k + 1) if joint else joined.transpose(1, 2)
+    both = both.to(like[WEIGHT].dtype)
+    return {WEIGHT: both[..., :k].contiguous(), BIAS: both[..., k].contiguous()}

@@ -1,0 +1,31 @@
+"""Presets: a method and a participation policy under one name, with the settings that an experiment has for both."""
+
+from __future__ import annotations
+
+import perfed.methods  # noqa: F401 - registers the methods
+from perfed.method.registry import entry, preset, preset_names
+from perfed.participation.settings import POLICIES
+from perfed.plugins import bare_name
+
+preset("fedrep-srpfl", "fedrep", "srpfl", "FedRep under SRPFL's participation (Tziotis et al. 2023, Algorithm 1)")
+preset("lg-srpfl", "lg-fedavg", "srpfl", "LG-FedAvg under SRPFL's participation (Tziotis et al. 2023, section 5)")
+preset("flanp", "fedavg", "flanp", "FedAvg on the fastest clients, whose number doubles (Reisizadeh et al. 2022)")
+preset("flanp-ft", "fedavg-ft", "flanp", "FLANP; each client evaluates a copy fine-tuned on its own data")
+
+
+def method_and_policy(name: str) -> tuple[str, str]:
+    """The method that ``name`` runs, without a module, and the policy that the name says; empty where it says none.
+
+    Reads nothing but the name and the shipped presets, so that results can be read where the user's module is not.
+
+    Example:
+        >>> method_and_policy("fedrep-srpfl"), method_and_policy("mine:avg+deadline"), method_and_policy("ditto")
+        (('fedrep', 'srpfl'), ('avg', 'deadline'), ('ditto', ''))
+    """
+    own = bare_name(name)
+    method, plus, policy = own.rpartition("+")
+    if plus and policy in POLICIES:
+        return method, policy
+    if own in preset_names():
+        return entry(own).base, entry(own).policy
+    return own, ""

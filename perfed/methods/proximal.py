@@ -1,0 +1,35 @@
+"""The setting of methods that keep a model near another one, and what a run says of it."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, ValidationInfo
+
+from perfed.method.method import Method
+from perfed.model.chain import Model
+from perfed.training.optim import Proximal, explicit_is_stable
+
+
+def _needs_sgd(value: Proximal, info: ValidationInfo) -> Proximal:
+    if value == "implicit" and info.data.get("optimizer") == "adam":
+        raise ValueError("'implicit' needs optimizer = 'sgd'; Adam adds the term's gradient, 'explicit'")
+    return value
+
+
+ProximalStep = Annotated[Proximal, AfterValidator(_needs_sgd)]
+"""Type of the setting ``proximal``: the step of SGD on the quadratic term."""
+
+STEP = "SGD's step on the quadratic term; 'explicit' where it is stable, lr times the term's weight < 2 (1 + momentum)"
+
+
+def implicit_notes(method: Method, model: Model, pull: float, proximal: Proximal) -> list[str]:
+    """A line for each stage in which explicit steps on ``pull / 2 |w - near|^2`` were asked for and would diverge."""
+    if method.optimizer == "adam" or proximal == "implicit":
+        return []
+    return [
+        f"{stage}: SGD's steps on the quadratic term are implicit; explicit ones diverge, as lr * {pull:g} = "
+        f"{method.lr_of(stage) * pull:g} is not below 2 (1 + momentum) = {2 * (1 + method.momentum):g}"
+        for stage in model.factories
+        if not explicit_is_stable(method.lr_of(stage), pull, method.momentum)
+    ]

@@ -1,0 +1,89 @@
+"""Alignment of features to class means: FedPAC's and FedProto's term."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from perfed.errors import PerfedError
+from perfed.maths.aggregate import masked_mean
+from perfed.method.exchange import FederationInfo, ParameterSet, Replies, ServerState
+from perfed.method.term import Term, register_term
+from perfed.training.cohort import Cohort
+from perfed.training.step import Penalty, Step
+
+
+@register_term
+class Prototypes(Term):
+    """Alignment of features to class means, ``(lambda / d) |f(x) - c_y|^2`` averaged over the mini-batch.
+
+    FedPAC's feature alignment (Xu et al. 2023, eq. 8) and FedProto's regulariser (Tan et al. 2022, eq. 8). Features
+    are what the head gets. The server keeps the mean feature ("centroid") of every class over all samples of the
+    round's clients, with the features of each client's model after local training; a class that nobody of a round
+    holds keeps its old centroid. There is no alignment before the first centroids, nor for a class without one.
+    """
+
+    name: ClassVar[str] = "prototypes"
+
+    alignment: float = Field(1.0, ge=0, description="lambda, weight of the alignment; 0 turns it off")
+    unknown_class: Literal["skip", "own"] = Field(
+        "skip", description="a class without a centroid: 'skip' it, or use the client's 'own' mean (authors' program)"
+    )
+    source: Literal["global", "own"] = Field(
+        "global", description="'own': each client aligns to its own earlier means and sends none (FedProto-L)"
+    )
+
+    def sets(self) -> dict[str, ParameterSet]:
+        """Class means ``(C, d)`` and which are known ``(C,)``: on the server, or own ones on the client."""
+        return {"centroids": ParameterSet("server" if self.source == "global" else "client", init=_no_centroids)}
+
+    def payload(self, server: ServerState) -> dict[str, Any]:
+        """The centroids."""
+        return {"centroids": server.centroids} if self.source == "global" else {}
+
+    def penalty(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty:
+        """Mean squared distance of the features to the centroids of their classes, where the features are trained."""
+        held = payload["centroids"] if self.source == "global" else cohort.state["centroids"]
+        means, known = held["mean"], held["known"]
+        active = bool(self.alignment and known.any())
+        if active and self.unknown_class == "own":
+            means = torch.where(known[:, :, None], means, cohort.class_means())
+            known = known | (cohort.class_counts > 0)
+
+        def value(step: Step) -> Tensor:
+            features = step.representation().flatten(2) if active else step.weight
+            if not features.requires_grad:
+                return step.weight.new_zeros(step.weight.shape[0])
+            rows = torch.arange(len(step.y), device=step.y.device)[:, None]
+            target, use = step.of(means)[rows, step.y], step.of(known)[rows, step.y]
+            distances = (features - target).square().mean(2) * use
+            return self.alignment * (distances * step.weight).sum(1)
+
+        return value
+
+    def after(self, cohort: Cohort, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """Class means of the updated features, and how many samples they are of."""
+        means, counts = cohort.class_means(), cohort.class_counts
+        if self.source == "global":
+            return {"means": means, "counts": counts}
+        cohort.state["centroids"] = {"mean": means, "known": counts > 0}
+        return {}
+
+    def absorb(self, server: ServerState, replies: Replies, content: Mapping[str, Any]) -> None:
+        """``c_k = sum_i n_ik c_ik / sum_i n_ik``."""
+        if self.source == "own":
+            return
+        means, counts, old = content["means"], content["counts"], server.centroids
+        known = old["known"] | (counts.sum(0) > 0)
+        server.centroids = {"mean": masked_mean(means, counts, old["mean"]), "known": known}
+
+
+def _no_centroids(info: FederationInfo, key: Tensor) -> dict[str, Any]:
+    if info.num_classes is None:
+        raise PerfedError("the prototypes term needs class labels; these targets are values (regression)")
+    mean = torch.zeros(info.num_classes, info.representation, dtype=info.dtype)
+    return {"mean": mean, "known": torch.zeros(info.num_classes, dtype=torch.bool)}

@@ -1,0 +1,35 @@
+"""FedProx's term: local training stays near the received model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from perfed.method.term import Term, register_term
+from perfed.training.cohort import Cohort
+from perfed.training.step import Penalty, Step
+
+
+@register_term
+class Proximal(Term):
+    """FedProx: ``(mu / 2) |w - w_received|^2`` over the trained shared parameters (Li et al. 2020, eq. 2)."""
+
+    name: ClassVar[str] = "proximal"
+
+    mu: float = Field(0.01, ge=0, description="weight of the proximal term")
+
+    def penalty(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty:
+        """Distance to the shared parameters as they are when training starts."""
+        received = {name: tensor.clone() for name, tensor in cohort.shared().items()}
+
+        def value(step: Step) -> Tensor:
+            total = step.weight.new_zeros(step.weight.shape[0])
+            for name, reference in received.items():
+                if step.params[name].requires_grad:
+                    total = total + (step.params[name] - step.of(reference)).flatten(1).square().sum(1)
+            return self.mu / 2 * total
+
+        return value

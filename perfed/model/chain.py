@@ -1,0 +1,185 @@
+"""Models as chains of stages, ``embedding -> body -> head``, and the presets for each stage.
+
+A stage is a factory: called with the shape of one input (no batch axis) it returns any ``torch.nn.Module``.
+A stage may be absent. Where a stage's parameters live is the method's business (:mod:`perfed.model.placement`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from perfed.errors import PerfedError
+
+Shape = tuple[int, ...]
+
+
+StageFactory = Callable[[Shape], nn.Module]
+
+
+Parameters = dict[str, Tensor]
+
+
+STAGES = ("embedding", "body", "head")
+
+
+BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+class Chain(nn.Module):
+    """The built stages of one client's model; parameter names start with the stage: ``head.weight``.
+
+    Attributes:
+        stages: names of the stages present, in order.
+        output_shapes: stage name -> shape of its output for one sample.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], input_shape: Shape) -> None:
+        super().__init__()
+        self.stages = tuple(modules)
+        self.input_shape = input_shape
+        self.output_shapes: dict[str, Shape] = {}
+        for name, module in modules.items():
+            self.add_module(name, module)
+        for module in self.modules():
+            if isinstance(module, BATCH_NORM):
+                module.register_forward_pre_hook(_single_values_by_running_statistics)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All stages in order; ``x`` is ``(batch, *input_shape)``."""
+        for name in self.stages:
+            x = self.get_submodule(name)(x)
+        return x
+
+    def before(self, stage: str) -> tuple[str, ...]:
+        """The stages before ``stage``; all of them if the chain does not have it."""
+        return self.stages[: self.stages.index(stage)] if stage in self.stages else self.stages
+
+    def tensors(self) -> Parameters:
+        """Parameters and buffers by name."""
+        found: Parameters = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        return {name: tensor.detach() for name, tensor in found.items()}
+
+
+class Model:
+    """A chain of stage factories.
+
+    Args:
+        embedding: maps a client's own input to the space that clients share; ``None`` if there is none.
+        body: the representation on top of it; ``None`` for no body.
+        head: the classifier or regressor.
+
+    Raises:
+        PerfedError: no stage, or one that is not a function of the shape of one input.
+
+    Example:
+        >>> model = Model(embedding=mlp(hidden=(8,), out=4), head=linear(3))
+        >>> model.build((5,)).output_shapes
+        {'embedding': (4,), 'head': (3,)}
+    """
+
+    def __init__(
+        self,
+        *,
+        embedding: StageFactory | None = None,
+        body: StageFactory | None = None,
+        head: StageFactory | None = None,
+    ) -> None:
+        given = {"embedding": embedding, "body": body, "head": head}
+        self.factories = {name: factory for name, factory in given.items() if factory is not None}
+        if not self.factories:
+            raise PerfedError("a model needs at least one stage out of embedding, body, head")
+        for name, factory in self.factories.items():
+            check_factory(f"model.{name}", factory)
+
+    def build(self, input_shape: Shape) -> Chain:
+        """Build every stage for inputs of ``input_shape``; initial values come from torch's generator.
+
+        Raises:
+            PerfedError: a stage does not accept the shape it gets; names the stage and the shape.
+        """
+        modules: dict[str, nn.Module] = {}
+        shapes: dict[str, Shape] = {}
+        shape = input_shape
+        for name, factory in self.factories.items():
+            try:
+                module = factory(shape)
+                if not isinstance(module, nn.Module):
+                    raise PerfedError(
+                        f"model.{name}: its function returned {type(module).__name__}, not a torch.nn.Module"
+                    )
+                _check_parameters(module, name)
+                was_training = module.training
+                with torch.no_grad():
+                    shape = tuple(module.eval()(torch.zeros((1, *shape))).shape[1:])
+                module.train(was_training)
+            except PerfedError:
+                raise
+            except Exception as error:
+                text = str(error).splitlines()[0] if str(error) else type(error).__name__
+                raise PerfedError(f"model.{name} does not accept inputs of shape {shape}: {text}") from error
+            modules[name] = module
+            shapes[name] = shape
+        chain = Chain(modules, input_shape)
+        chain.output_shapes = shapes
+        return chain
+
+
+def check_factory(where: str, factory: Any, options: Mapping[str, Any] | None = None) -> None:
+    """Whether a stage can be built by calling ``factory`` with the shape of one input (and ``options``).
+
+    A module is refused: whether its values are to be kept, or drawn anew for each client and seed, only the user knows.
+
+    Raises:
+        PerfedError: it cannot; says what to write.
+    """
+    if isinstance(factory, nn.Module):
+        raise PerfedError(
+            f"{where} is a module ({type(factory).__name__}), not a function that builds one from the shape of an "
+            "input; write lambda shape: ... with its constructor for new initial values, or lambda shape: "
+            "copy.deepcopy(module) to start everybody from its own"
+        )
+    example = "a function of the shape of one input is needed, such as lambda shape: torch.nn.Linear(shape[0], 8)"
+    if not callable(factory):
+        raise PerfedError(f"{where} is a {type(factory).__name__}; {example}")
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # some builtins have none
+        return
+    try:
+        signature.bind((), **(options or {}))
+    except TypeError as error:
+        called = f"{getattr(factory, '__name__', type(factory).__name__)}{signature}"
+        raise PerfedError(f"{where}: {called} does not take what it is given ({error}); {example}") from None
+
+
+def _check_parameters(module: nn.Module, stage: str) -> None:
+    if any(is_lazy(parameter) for parameter in module.parameters()):
+        raise PerfedError(f"model.{stage} has lazy layers; give their sizes, the stage is told the shape of its input")
+    owners: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        first = owners.setdefault(id(parameter), name)
+        if first != name:
+            raise PerfedError(
+                f"model.{stage}: '{first}' and '{name}' are one parameter (tied weights); give each its own"
+            )
+
+
+def _single_values_by_running_statistics(module: nn.Module, inputs: tuple[Tensor]) -> None:
+    """Batch-norm in training of one value per channel: by the running statistics, which stay as they are.
+
+    One value has no variance, and torch refuses it; a client's last mini-batch, or all its data, may be one sample.
+    Layers are put into training mode anew for every mini-batch (:func:`perfed.model.stacked.apply_module`).
+    """
+    if inputs[0].numel() == inputs[0].shape[1]:
+        module.eval()
+
+
+def stage_of(name: str) -> str:
+    """The stage that the parameter ``name`` (of another set: ``set/name``) belongs to."""
+    return name.rpartition("/")[2].split(".", 1)[0]

@@ -1,0 +1,161 @@
+"""Presets: the stages that an experiment can name by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+import torch
+from torch import nn
+
+from perfed.errors import PerfedError
+from perfed.model.chain import Shape, StageFactory
+
+
+def activation_layer(name: str) -> nn.Module:
+    """The activation that presets call ``name``."""
+    known: dict[str, Callable[[], nn.Module]] = {
+        "relu": nn.ReLU,
+        "leaky-relu": nn.LeakyReLU,
+        "sigmoid": nn.Sigmoid,
+        "tanh": nn.Tanh,
+        "gelu": nn.GELU,
+    }
+    if name not in known:
+        raise PerfedError(f"unknown activation '{name}'; allowed: {', '.join(known)}")
+    return known[name]()
+
+
+def linear(out: int) -> StageFactory:
+    """One linear layer to ``out`` outputs; inputs with several axes are flattened first."""
+
+    def build(shape: Shape) -> nn.Module:
+        layer = nn.Linear(prod(shape), out)
+        return layer if len(shape) == 1 else nn.Sequential(nn.Flatten(), layer)
+
+    return build
+
+
+def mlp(
+    hidden: Sequence[int] = (64, 64),
+    out: int = 64,
+    *,
+    activation: str = "relu",
+    dropout: float = 0.0,
+    batch_norm: bool = False,
+    final_activation: bool = False,
+) -> StageFactory:
+    """Fully connected layers with (batch-norm,) an activation (and dropout) after each hidden one.
+
+    FLIC's embedding for vectors is ``mlp((64, 64), 64)`` with a linear output (Rakotomamonjy et al. 2024, S3):
+    a ReLU there could not reach anchors with negative coordinates. ``dropout=0.5, activation="leaky-relu"``
+    is the network of the authors' program for BCI.
+    """
+
+    def build(shape: Shape) -> nn.Module:
+        layers: list[nn.Module] = [nn.Flatten()] if len(shape) > 1 else []
+        width = prod(shape)
+        for size in hidden:
+            norm = [nn.BatchNorm1d(size)] if batch_norm else []
+            layers += [nn.Linear(width, size), *norm, activation_layer(activation)]
+            if dropout > 0:
+                layers.append(nn.Dropout(dropout))
+            width = size
+        layers.append(nn.Linear(width, out))
+        if final_activation:
+            layers.append(activation_layer(activation))
+        return nn.Sequential(*layers)
+
+    return build
+
+
+def cnn(
+    channels: Sequence[int] = (16, 32),
+    kernel: int | Sequence[int] = 5,
+    out: int = 128,
+    *,
+    hidden: Sequence[int] = (),
+    padding: int | Sequence[int] = 0,
+    activation: str = "relu",
+    batch_norm: bool = False,
+    final_activation: bool = True,
+) -> StageFactory:
+    """Convolutions, each followed by (batch-norm,) an activation and 2x2 max-pooling, then linear layers to ``out``.
+
+    ``hidden`` are sizes of linear layers before the last, each followed by an activation. ``kernel`` and ``padding``
+    are for all convolutions, or one number each. FedPAC's networks (Xu et al. 2023, appendix B; sizes from the authors'
+    program) are ``cnn((16, 32), 5, 128, padding=(0, 1), activation="leaky-relu")`` for 28x28 and
+    ``cnn((16, 32, 64), (5, 5, 3), 128, padding=(0, 1, 1), activation="leaky-relu")`` for 32x32x3; SRPFL's for CIFAR-10
+    (Tziotis et al. 2023, appendix C) is ``cnn((64, 64), 5, 64, hidden=(120,))``.
+    """
+    kernels, paddings = _one_each("kernel", kernel, channels), _one_each("padding", padding, channels)
+
+    def build(shape: Shape) -> nn.Module:
+        if len(shape) != 3:
+            raise PerfedError(f"a cnn needs images (channels, height, width), got inputs of shape {shape}")
+        layers: list[nn.Module] = []
+        depth = shape[0]
+        for width, size, pad in zip(channels, kernels, paddings, strict=True):
+            # The largest of a window stays the largest under a rising activation, which then has a quarter of the work.
+            after = [activation_layer(activation), nn.MaxPool2d(2)]
+            layers += [
+                nn.Conv2d(depth, width, size, padding=pad),
+                *([nn.BatchNorm2d(width)] if batch_norm else []),
+                *(after if activation == "gelu" else reversed(after)),
+            ]
+            depth = width
+        layers.append(nn.Flatten())
+        with torch.no_grad():
+            size = nn.Sequential(*layers).eval()(torch.zeros(1, *shape)).shape[1]
+        for width in hidden:
+            layers += [nn.Linear(size, width), activation_layer(activation)]
+            size = width
+        layers.append(nn.Linear(size, out))
+        if final_activation:
+            layers.append(activation_layer(activation))
+        return nn.Sequential(*layers)
+
+    return build
+
+
+def _one_each(name: str, value: int | Sequence[int], channels: Sequence[int]) -> list[int]:
+    values = [value] * len(channels) if isinstance(value, int) else list(value)
+    if len(values) != len(channels):
+        raise PerfedError(f"cnn: {name} has {len(values)} numbers for {len(channels)} convolutions; one, or one each")
+    return values
+
+
+def digits_cnn(out: int = 64, *, dropout: float = 0.0) -> StageFactory:
+    """FLIC's embedding for digits: conv 32 and 20 (5x5), each max-pooled and through a sigmoid, then linear.
+
+    ``dropout`` acts on whole channels after the second convolution; the authors' program has 0.5 there, which the
+    paper does not mention. Source: Rakotomamonjy et al. 2024, S3.2.
+    """
+
+    def build(shape: Shape) -> nn.Module:
+        if len(shape) != 3:
+            raise PerfedError(f"digits-cnn needs images (channels, height, width), got inputs of shape {shape}")
+        layers: list[nn.Module] = [
+            nn.Conv2d(shape[0], 32, 5),
+            nn.MaxPool2d(2),
+            nn.Sigmoid(),
+            nn.Conv2d(32, 20, 5),
+            *([nn.Dropout2d(dropout)] if dropout > 0 else []),
+            nn.MaxPool2d(2),
+            nn.Sigmoid(),
+            nn.Flatten(),
+        ]
+        with torch.no_grad():
+            flat = nn.Sequential(*layers).eval()(torch.zeros(1, *shape)).shape[1]
+        return nn.Sequential(*layers, nn.Linear(flat, out))
+
+    return build
+
+
+def hidden_layer(out: int = 100) -> StageFactory:
+    """FLIC-HL's shared body: one linear layer and a LeakyReLU (100 outputs in the authors' program)."""
+
+    def build(shape: Shape) -> nn.Module:
+        return nn.Sequential(nn.Linear(prod(shape), out), nn.LeakyReLU())
+
+    return build

@@ -1,0 +1,32 @@
+"""What a run shows of itself while it goes on: the samples as the clients embed them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfed.engine.server import Server
+
+
+def embedded_samples(server: Server, ids: Sequence[str], round_: int) -> dict[str, NDArray[Any]] | None:
+    """Training samples of ``ids`` behind their own embeddings.
+
+    Returns:
+        ``z`` ``(samples, k)``, ``y`` and ``client`` ``(samples,)``, and ``anchors`` ``(C, k)`` where the method has
+        some; ``None`` for a model without an embedding, or without clients.
+    """
+    if not ids or "embedding" not in server.setup.model.factories:
+        return None
+    z, y, owner = [], [], []
+    for cohort in server.engine.cohorts(ids, server.setup.method.download(server.state), round_):
+        samples = cohort.samples("train")
+        z.append(cohort.features("embedding").flatten(1).cpu().numpy())
+        y.append(samples.y.cpu().numpy())
+        owner += [i for i, count in zip(cohort.ids, samples.counts, strict=True) for _ in range(count)]
+    arrays = {"z": np.concatenate(z), "y": np.concatenate(y), "client": np.array(owner)}
+    if "anchors" in server.setup.sets:
+        arrays["anchors"] = server.state.anchors["mean"].cpu().numpy()
+    return arrays

@@ -1,0 +1,1 @@
+"""The linear problems and algorithms of the papers' theorems."""

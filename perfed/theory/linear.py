@@ -1,0 +1,346 @@
+"""Linear shared representations: the papers' theorems as programs.
+
+The model of FedRep, FedDAR, SRPFL and FLIC's theory: labels ``y = w*^T B*^T x + noise`` share the span of the
+orthonormal columns of B* ``(d, k)``; the head w* belongs to the sample's domain (FedDAR) or to the client (the others,
+where B* is called A* in FLIC). A *sampler* ``sample(clients, draw)`` gives the samples of some clients as a
+:class:`Batch`; equal draws are equal samples. Everything is float64 and batched over clients, and a client's samples
+depend only on the seed, its number and the draw, so that a round costs what its participants cost.
+
+Example:
+    >>> problem = client_problem(20, samples=30, noise=0.0, seed=0)
+    >>> everyone = torch.arange(20)
+    >>> start = moment_start(problem.sample(everyone, 0), 2)
+    >>> bases = trajectory(fedrep_round, problem.sample, start, 0.2, [everyone] * 300)
+    >>> bool(principal_angle_distance(bases[-1], problem.basis) < 1e-8)
+    True
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from perfed import rng
+from perfed.data.partition.shards import generator
+from perfed.errors import PerfedError
+
+F64 = torch.float64
+
+
+class Batch(NamedTuple):
+    """Samples of some clients, padded with zero rows.
+
+    Attributes:
+        x: ``(clients, samples, d)``.
+        y: ``(clients, samples)``.
+        member: ``(clients, samples, domains)``: 1 where a sample belongs to a domain (one domain where the client has
+            a head of its own), all 0 for padding.
+    """
+
+    x: Tensor
+    y: Tensor
+    member: Tensor
+
+
+Sampler = Callable[[Tensor, int], Batch]
+Round = Callable[[Tensor, Batch, Batch, float], Tensor]
+
+
+def principal_angle_distance(first: Tensor, second: Tensor) -> Tensor:
+    """Sine of the largest principal angle between two column spaces, ``||(I - Q_A Q_A^T) Q_B||_2``.
+
+    FedRep's notebook, which FedDAR adapts, plots the square of this.
+
+    Args:
+        first: ``(..., d, k)``, any basis of the first space.
+        second: ``(..., d, k)``; the leading axes broadcast.
+
+    Returns:
+        ``(...)``, from 0 to 1.
+
+    Source: Tziotis et al. 2023, definition 4.1 (Jain et al. 2013).
+    """
+    a, b = _orthonormalise(first), _orthonormalise(second)
+    distance: Tensor = torch.linalg.matrix_norm(b - a @ (a.mT @ b), ord=2)
+    return distance
+
+
+def _key(seed: int, *words: str | int | Tensor) -> Tensor:
+    return rng.key(seed, "theory", *words)
+
+
+def orthonormal(keys: Tensor, rows: int, columns: int) -> Tensor:
+    """Q of the QR factorisation of Gaussian matrices, ``(*keys.shape, rows, columns)`` with ``rows >= columns``."""
+    if rows < columns:
+        raise PerfedError(f"{rows} rows cannot hold {columns} orthonormal columns; at most {rows} are possible")
+    return _orthonormalise(rng.normal(keys, rows * columns, F64).view(*keys.shape, rows, columns))
+
+
+def _orthonormalise(x: Tensor) -> Tensor:
+    q: Tensor = torch.linalg.qr(x).Q
+    return q
+
+
+@dataclass(frozen=True)
+class LinearProblem:
+    """A linear problem whose samples have the domains of their client's mixture, or one head per client.
+
+    Attributes:
+        basis: B* ``(d, k)``, orthonormal columns.
+        heads: W* ``(domains, k)``, or ``(clients, k)`` without a mixture.
+        mixture: pi ``(clients, domains)``, rows sum to 1; None: every client has a head of its own.
+        sizes: ``(clients,)`` samples per client and draw.
+        noise: sigma of the labels.
+        seed: of every draw.
+    """
+
+    basis: Tensor
+    heads: Tensor
+    mixture: Tensor | None
+    sizes: Tensor
+    noise: float
+    seed: int
+
+    def sample(self, clients: Tensor, draw: int) -> Batch:
+        """Draw number ``draw`` of these clients: x ~ N(0, I), z ~ pi_i, y ~ N(w_z^T B^T x, sigma^2)."""
+        width, d = int(self.sizes.max()), len(self.basis)
+        real = (torch.arange(width) < self.sizes[clients, None]).to(F64)
+        x = rng.normal(_key(self.seed, "x", draw, clients), width * d, F64).view(-1, width, d)
+        x = x * real[..., None]
+        if self.mixture is None:
+            member, heads = real[..., None], self.heads[clients, None]
+        else:
+            u = rng.uniform(_key(self.seed, "domain", draw, clients), width, F64)
+            edges = self.mixture[clients, None, :-1].cumsum(-1)
+            domain = (u[..., None] >= edges).sum(-1)
+            member = torch.nn.functional.one_hot(domain, len(self.heads)) * real[..., None]
+            heads = self.heads[domain]
+        y = ((x @ self.basis) * heads).sum(-1)
+        if self.noise:
+            y = y + self.noise * real * rng.normal(_key(self.seed, "noise", draw, clients), width, F64)
+        return Batch(x, y, member)
+
+
+def domain_problem(
+    clients: int = 100,
+    domains: int = 5,
+    d: int = 20,
+    k: int = 2,
+    *,
+    samples: int | tuple[int, int] = 20,
+    alpha: float = 0.4,
+    noise: float = 1e-3,
+    seed: int,
+) -> LinearProblem:
+    """FedDAR's synthetic problem: pi_i ~ Dir(alpha p) with p uniform; B* and W* are Q of Gaussian matrices.
+
+    ``samples`` per client (or a range to draw each client's from), ``noise`` the labels' standard deviation; d is not
+    in the paper (20 in the notebook it adapts); p = (1/M, ..., 1/M), so that the Dirichlet parameters are alpha / M.
+
+    Raises:
+        PerfedError: fewer domains than k (no such W* spans the heads).
+
+    Source: Zhong et al. 2023, section 5.1 and appendix B.3.1 (figure 1: samples 5 to 20).
+    """
+    low, high = samples if isinstance(samples, tuple) else (samples, samples)
+    draw = generator(seed, "theory-mixture")
+    mixture = torch.from_numpy(draw.dirichlet([alpha / domains] * domains, clients))
+    sizes = torch.from_numpy(draw.integers(low, high + 1, clients))
+    basis, heads = orthonormal(_key(seed, "basis"), d, k), orthonormal(_key(seed, "heads"), domains, k)
+    return LinearProblem(basis, heads, mixture, sizes, noise, seed)
+
+
+def client_problem(
+    clients: int = 100, d: int = 20, k: int = 2, *, samples: int = 20, noise: float = 1e-3, seed: int
+) -> LinearProblem:
+    """FedRep's and SRPFL's linear problem: a head per client, rows of Q scaled to ``||w_i|| = sqrt(k)``.
+
+    Source: Tziotis et al. 2023, section 4 and assumption 4.6; Collins et al. 2021 (d = 20, k = 2).
+    """
+    basis, heads = orthonormal(_key(seed, "basis"), d, k), orthonormal(_key(seed, "heads"), clients, k)
+    heads = math.sqrt(k) * torch.nn.functional.normalize(heads, dim=-1)
+    return LinearProblem(basis, heads, None, torch.full((clients,), samples), noise, seed)
+
+
+@dataclass(frozen=True)
+class EmbeddedProblem:
+    """Clients with feature spaces of their own: x ~ N(m_i, P_i D_i P_i^T) and ``y = (A* beta*_i)^T phi*_i(x)``.
+
+    The spaces are padded to the widest: P_i is block diagonal and D_i is 0 beyond the client's own dimension.
+
+    Attributes:
+        oracle: the problem in the latent space R^k, with A* ``(k, d)`` and beta*; its samples are ``phi*_i(x)`` and y.
+        means: m ``(clients, width)``.
+        axes: P ``(clients, width, width)``, the eigenvectors that the oracle and the estimate both use.
+        variances: D ``(clients, width)``, distinct and decreasing.
+        signs: ``(k,)``, the oracle's diagonal of +-1; an estimate with signs S recovers Q A*, Q = diag(S signs).
+    """
+
+    oracle: LinearProblem
+    means: Tensor
+    axes: Tensor
+    variances: Tensor
+    signs: Tensor
+
+    def observe(self, clients: Tensor, draw: int) -> tuple[Tensor, Tensor]:
+        """What the clients hold: x ``(clients, samples, width)`` and y ``(clients, samples)``."""
+        latent, y, _ = self.oracle.sample(clients, draw)
+        rest = self.means.shape[1] - len(self.signs)
+        more = rng.normal(_key(self.oracle.seed, "rest", draw, clients), y.shape[1] * rest, F64)
+        whole = torch.cat([latent * self.signs, more.view(*y.shape, rest)], dim=-1)
+        x = whole * self.variances[clients, None].sqrt() @ self.axes[clients].mT + self.means[clients, None]
+        return x, y
+
+    def embed(self, x: Tensor, clients: Tensor, signs: Tensor) -> Tensor:
+        """``phi_i(x) = S D_i^{-1/2} P_i[:, :k]^T (x - m_i)``, ``(clients, samples, k)`` (algorithm S3, line 2).
+
+        ``signs`` is the diagonal of S: ``(k,)``, the same for all as the theorem has it, or one row per client.
+        """
+        k = len(self.signs)
+        own = signs if signs.ndim == 1 else signs[clients, None]
+        centred = (x - self.means[clients, None]) @ self.axes[clients, :, :k]
+        return own * centred / self.variances[clients, None, :k].sqrt()
+
+    def sampler(self, signs: Tensor) -> Sampler:
+        """The clients' samples as seen through embeddings with these signs."""
+
+        def sample(clients: Tensor, draw: int) -> Batch:
+            x, y = self.observe(clients, draw)
+            return Batch(self.embed(x, clients, signs), y, torch.ones(*y.shape, 1, dtype=F64))
+
+        return sample
+
+
+def embedded_problem(
+    clients: int = 100, k: int = 20, d: int = 2, *, widest: int = 30, samples: int = 20, seed: int
+) -> EmbeddedProblem:
+    """FLIC's linear problem; dimensions k_i ~ U{k..widest}, m_i ~ N(0, I), eigenvalues U[0.5, 2] sorted (our choice).
+
+    Source: Rakotomamonjy et al. 2024, appendix S2 (assumption H1; figure 2's sizes are not published).
+    """
+    ids = torch.arange(clients)
+    dims = k + (rng.uniform(_key(seed, "size", ids), 1, F64) * (widest - k + 1)).long()
+    real = (torch.arange(widest) < dims).to(F64)
+    raw = rng.normal(_key(seed, "axes", ids), widest**2, F64).view(-1, widest, widest)
+    variances = (0.5 + 1.5 * rng.uniform(_key(seed, "variance", ids), widest, F64)) * real
+    return EmbeddedProblem(
+        oracle=client_problem(clients, k, d, samples=samples, noise=0.0, seed=seed),
+        means=rng.normal(_key(seed, "mean", ids), widest, F64) * real,
+        axes=_orthonormalise(raw * real[:, :, None] * real[:, None] + torch.diag_embed(1 - real)),
+        variances=variances.sort(descending=True).values,
+        signs=rng.normal(_key(seed, "signs"), k, F64).sign(),
+    )
+
+
+def moment_start(batch: Batch, k: int) -> Tensor:
+    """Method of moments: the top k eigenvectors ``(d, k)`` of the mean of y^2 x x^T over all samples.
+
+    Source: Zhong et al. 2023, algorithm 2; Tziotis et al. 2023, algorithm 2, lines 2-3; FLIC, algorithm S3, lines 4-6.
+    """
+    weighted = (batch.x * batch.y[..., None]).flatten(0, 1)
+    vectors: Tensor = torch.linalg.eigh(weighted.mT @ weighted / batch.member.sum()).eigenvectors
+    return vectors[:, -k:].flip(-1)
+
+
+def head_statistics(basis: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """What clients send for the heads: ``A_{i,m} = B^T X_m^T X_m B``, ``a_{i,m} = B^T X_m^T y_m``.
+
+    Returns ``(clients, domains, k, k)`` and ``(clients, domains, k)``.
+    """
+    features = batch.x @ basis
+    return (
+        torch.einsum("nsm,nsk,nsl->nmkl", batch.member, features, features),
+        torch.einsum("nsm,nsk,ns->nmk", batch.member, features, batch.y),
+    )
+
+
+def solve_heads(gram: Tensor, moment: Tensor) -> Tensor:
+    """w with ``A w = a`` ``(..., k)``; the shortest where A is singular (no samples: 0)."""
+    inverse: Tensor = torch.linalg.pinv(gram, hermitian=True)
+    return (inverse @ moment[..., None])[..., 0]
+
+
+def basis_gradients(basis: Tensor, heads: Tensor, batch: Batch) -> Tensor:
+    """Gradient of ``f_{i,m} = 1/2 sum_j (w_m^T B^T x_j - y_j)^2`` in B, ``(clients, domains, d, k)``.
+
+    ``heads`` is ``(domains, k)`` for all clients or ``(clients, domains, k)``.
+    """
+    errors = (batch.x @ basis) @ heads.mT - batch.y[..., None]
+    return torch.einsum("nsm,nsd->nmd", batch.member * errors, batch.x)[..., None] * heads[..., None, :]
+
+
+def feddar_round(basis: Tensor, for_heads: Batch, for_basis: Batch, step: float) -> Tensor:
+    """One round of FedDAR for linear regression, B ``(d, k)`` to B.
+
+    Heads solve the pooled ``(sum_i A_{i,m}) w_m = sum_i a_{i,m}``; then ``B - step (1/M) sum_m (1/L_m) sum_i grad
+    f_{i,m}`` (the printed 1/m is 1/M, equation 21) and QR. M counts the domains that have samples in ``for_basis``.
+
+    Source: Zhong et al. 2023, algorithm 2.
+    """
+    gram, moment = head_statistics(basis, for_heads)
+    heads = solve_heads(gram.sum(0), moment.sum(0))
+    counts = for_basis.member.sum((0, 1))
+    per_domain = basis_gradients(basis, heads, for_basis).sum(0) / counts.clamp_min(1)[:, None, None]
+    return _orthonormalise(basis - step * per_domain.sum(0) / (counts > 0).sum())
+
+
+def fedrep_round(basis: Tensor, for_heads: Batch, for_basis: Batch, step: float) -> Tensor:
+    """One round of FedRep, as in SRPFL's algorithm 2 and FLIC's algorithm S3, B ``(d, k)`` to B.
+
+    The batches hold the participants only: heads by least squares, ``B_i = B - step grad 1/(2m) sum_j (...)^2``, the
+    mean over the participants, QR. (FLIC prints the sum instead of the mean over samples, which does not converge.)
+
+    Source: Tziotis et al. 2023, algorithm 2, lines 9-14; Rakotomamonjy et al. 2024, algorithm S3, lines 12-19.
+    """
+    heads = solve_heads(*head_statistics(basis, for_heads))
+    gradients = basis_gradients(basis, heads, for_basis) / for_basis.member.sum(1)[..., None, None]
+    return _orthonormalise(basis - step * gradients.mean((0, 1)))
+
+
+def trajectory(
+    round_: Round, sample: Sampler, start: Tensor, step: float, participants: Iterable[Tensor], *, fresh: bool = True
+) -> Tensor:
+    """The bases of as many rounds as there are entries in ``participants``.
+
+    Args:
+        round_: :func:`feddar_round` or :func:`fedrep_round`.
+        sample: gives the participants' samples; draw 0 is the start's.
+        start: B_0 ``(d, k)``.
+        step: eta.
+        participants: per round the clients taking part, as numbers or as a boolean mask over all clients; may be a
+            generator, for a policy that decides as it goes.
+        fresh: new samples for each half of each round, as the theorems ask; otherwise draw 0 all along.
+
+    Returns:
+        ``(rounds + 1, d, k)``, the start first.
+    """
+    bases = [start]
+    for t, who in enumerate(participants):
+        clients = who.nonzero().flatten() if who.dtype == torch.bool else who
+        for_heads = sample(clients, 2 * t + 1 if fresh else 0)
+        for_basis = sample(clients, 2 * t + 2) if fresh else for_heads
+        bases.append(round_(bases[-1], for_heads, for_basis, step))
+    return torch.stack(bases)
+
+
+def contraction_constant(step: float, start_distance: Tensor, heads: Tensor) -> Tensor:
+    """``a = step E_0 sigma_min^2 / 2`` with E_0 = 1 - dist^2(B_0, B*) and sigma the singular values of W*/sqrt(n).
+
+    Without noise dist_t <= (1 - a)^{t/2} dist_0. ``heads`` is W* ``(..., n, k)`` of the clients or domains of a round;
+    leading axes are different sets, the smallest value over which is the theorems' sigma_min.
+
+    Source: Zhong et al. 2023, theorem A.4 and Rakotomamonjy et al. 2024, theorem S3, for step <= 1/(4 sigma_max^2);
+    Tziotis et al. 2023, theorem 4.7, for step <= 1/(8 sigma_max^2). (FLIC prints 1 - a for its kappa, and E_0 = dist.)
+    """
+    smallest: Tensor = torch.linalg.matrix_norm(heads, ord=-2).square().min() / heads.shape[-2]
+    return step * (1 - start_distance.square()) * smallest / 2
+
+
+def contraction_bound(distance: Tensor, a: float, ratio: float) -> Tensor:
+    """``dist sqrt(1-a) + a / sqrt(ratio (1-a))``, ``ratio = n / n_0``: Tziotis et al. 2023, theorem 4.7."""
+    return distance * math.sqrt(1 - a) + a / math.sqrt(ratio * (1 - a))

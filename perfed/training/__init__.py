@@ -1,0 +1,1 @@
+"""Local training of many clients at once."""

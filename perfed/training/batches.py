@@ -1,0 +1,206 @@
+"""Mini-batches of many clients in lock-step, by index, a block of steps at a time.
+
+Step s of every client is done together. A client's mini-batches are those it would have alone: its own shuffles,
+its own number of steps, a smaller last batch. Clients come sorted by decreasing number of steps, so that the
+clients still active at a step are a prefix. Padded samples have weight 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from perfed import rng
+from perfed.data.federation import Split
+
+_BLOCK_BYTES = 8 << 20
+_BLOCK_STEPS = 256
+
+IntArray = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of several clients in one tensor.
+
+    Attributes:
+        x: ``(total, ...)``; vectors of different lengths are padded with zeros to the longest.
+        y: ``(total, ...)``.
+        counts: samples of each client, in order.
+        weight: ``(total,)``, factor of each sample in every loss; ``None`` for 1.
+        domain: ``(total,)`` int64 domain ids; ``None`` where domains are unknown.
+    """
+
+    x: Tensor
+    y: Tensor
+    counts: IntArray
+    weight: Tensor | None = None
+    domain: Tensor | None = None
+
+    @property
+    def starts(self) -> IntArray:
+        """Index of each client's first sample."""
+        return np.concatenate([[0], np.cumsum(self.counts)[:-1]]).astype(np.int64)
+
+    def take(self, rows: Tensor | slice, counts: IntArray) -> Samples:
+        """The samples at ``rows``, which belong to clients with ``counts`` samples each."""
+        weight = None if self.weight is None else self.weight[rows]
+        domain = None if self.domain is None else self.domain[rows]
+        return Samples(self.x[rows], self.y[rows], counts, weight, domain)
+
+    @classmethod
+    def pack(cls, splits: Sequence[Split], width: int | None = None) -> Samples:
+        """Put the samples of ``splits`` one behind the other; vectors are padded to ``width``."""
+        xs = [s.x if width is None else F.pad(s.x, (0, width - s.x.shape[1])) for s in splits]
+        x = xs[0] if len(xs) == 1 else torch.cat(xs)
+        y = splits[0].y if len(splits) == 1 else torch.cat([s.y for s in splits])
+        ids = [s.domain for s in splits if s.domain is not None]
+        domain = torch.cat(ids) if len(ids) == len(splits) else None
+        counts = np.array([len(s) for s in splits], dtype=np.int64)
+        return cls(x, y, counts, domain=domain)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which samples each client sees at each step.
+
+    Attributes:
+        samples: the data.
+        steps: number of steps per client, not increasing.
+        per_epoch: steps per epoch, per client.
+        order: flat sample indices, per client its shuffled epochs one behind the other.
+        base: where each client's part of ``order`` starts.
+        batch_size: largest mini-batch.
+        keys: int64 ``(clients,)``, randomness of this fit.
+    """
+
+    samples: Samples
+    steps: IntArray
+    per_epoch: IntArray
+    order: IntArray
+    base: IntArray
+    batch_size: int
+    keys: Tensor
+
+
+def steps_of(counts: IntArray, batch_size: int, epochs: IntArray | None, steps: int | None) -> IntArray:
+    """Number of mini-batch steps of each client: ``epochs`` passes over its data, or ``steps``."""
+    if steps is not None:
+        return np.full_like(counts, steps)
+    assert epochs is not None
+    return epochs * -(-counts // batch_size)
+
+
+def schedule(
+    samples: Samples,
+    keys: Tensor,
+    *,
+    batch_size: int,
+    epochs: IntArray | None = None,
+    steps: int | None = None,
+) -> Schedule:
+    """Plan the mini-batches of one fit: ``epochs`` passes over each client's data, or ``steps`` steps each.
+
+    Each epoch is a fresh shuffle keyed by (client key, epoch, sample), hence the same in every grouping of clients.
+    """
+    counts = samples.counts
+    per_epoch = -(-counts // batch_size)
+    total = steps_of(counts, batch_size, epochs, steps)
+    passes = -(-total // per_epoch.clip(1))
+    sizes = counts * passes
+    base = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+    client = np.repeat(np.arange(len(counts)), sizes)
+    within = np.arange(int(sizes.sum())) - base[client]
+    epoch, sample = within // counts[client], within % counts[client]
+    hashes = rng.key(keys.cpu()[torch.from_numpy(client)], torch.from_numpy(epoch), torch.from_numpy(sample)).numpy()
+    first_segment = np.concatenate([[0], np.cumsum(passes)[:-1]])
+    segment = first_segment[client] + epoch
+    width = 62 - int(segment[-1]).bit_length() if len(segment) else 62
+    rank = (segment << width) | (hashes.view(np.uint64) >> np.uint64(64 - width)).astype(np.int64)
+    shuffled = np.argsort(rank, kind="stable")
+    return Schedule(
+        samples, total, per_epoch, samples.starts[client[shuffled]] + sample[shuffled], base, batch_size, keys
+    )
+
+
+@dataclass
+class Block:
+    """Mini-batches of consecutive steps in which the active clients do not change.
+
+    Attributes:
+        x, y: ``(steps, clients, width, ...)``.
+        index: ``(steps, clients, width)`` flat sample indices.
+        valid: the same shape, False for padding (numpy, on the host).
+        weight: the same shape, 1 / batch size (times the sample's own weight) for samples and 0 for padding.
+        keys: ``(steps, clients)`` int64 randomness.
+    """
+
+    first_step: int
+    x: Tensor
+    y: Tensor
+    index: Tensor
+    valid: NDArray[np.bool_]
+    weight: Tensor
+    keys: Tensor
+    _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def clients(self) -> int:
+        """Number of active clients."""
+        return self.x.shape[1]
+
+    def widths(self) -> list[int]:
+        """Size of the largest mini-batch of each step."""
+        return [int(w) for w in self.valid.sum(2).max(1)]
+
+    def cached(self, key: Any, make: Callable[[], Any]) -> Any:
+        """``make()``, computed once for the block: what a loss needs for all its steps together."""
+        if key not in self._cache:
+            self._cache[key] = make()
+        return self._cache[key]
+
+
+def blocks(plan: Schedule, *, limit: int | None = None) -> Iterator[Block]:
+    """The mini-batches of ``plan``, in order; at most ``limit`` steps."""
+    samples = plan.samples
+    last = int(plan.steps[0]) if limit is None else min(int(plan.steps[0]), limit)
+    width = min(plan.batch_size, int(samples.counts.max()))
+    step = 0
+    while step < last:
+        active = int((plan.steps > step).sum())
+        row = prod(samples.x.shape[1:]) * samples.x.element_size() + 8
+        room = max(1, _BLOCK_BYTES // max(1, active * width * row))
+        stop = min(last, int(plan.steps[active - 1]), step + min(room, _BLOCK_STEPS))
+        yield _block(plan, step, stop, active)
+        step = stop
+
+
+def _block(plan: Schedule, first: int, stop: int, active: int) -> Block:
+    samples = plan.samples
+    steps = np.arange(first, stop)[:, None]
+    per_epoch, counts = plan.per_epoch[:active], samples.counts[:active]
+    begin = (steps % per_epoch) * plan.batch_size
+    size = np.minimum(plan.batch_size, counts - begin)
+    start = plan.base[:active] + (steps // per_epoch) * counts + begin
+    position = np.arange(int(size.max()))
+    valid = position < size[:, :, None]
+    where = np.where(valid, start[:, :, None] + position, start[:, :, None])
+    device = samples.x.device
+    index = torch.from_numpy(plan.order[where]).to(device)
+    dtype = samples.x.dtype
+    weight = torch.from_numpy(valid / size[:, :, None]).to(device=device, dtype=dtype)
+    flat = index.flatten()
+    if samples.weight is not None:
+        weight = weight * samples.weight.to(dtype)[index]
+    x = samples.x.index_select(0, flat).view(*index.shape, *samples.x.shape[1:])
+    y = samples.y.index_select(0, flat).view(*index.shape, *samples.y.shape[1:])
+    keys = rng.key(plan.keys[:active].to(device), torch.arange(first, stop, device=device).unsqueeze(1))
+    return Block(first, x, y, index, valid, weight, keys)

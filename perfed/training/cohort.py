@@ -1,0 +1,341 @@
+"""The leading-axis view of clients: what a client program works on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perfed import rng
+from perfed.data.augment import CropFlip
+from perfed.data.federation import Client
+from perfed.errors import Diverged, PerfedError
+from perfed.model.chain import STAGES, Chain, Parameters, stage_of
+from perfed.model.placement import SENT, Placement
+from perfed.training import fit as fitting
+from perfed.training.batches import IntArray, Samples
+from perfed.training.fit import Correction, Task, Update
+from perfed.training.optim import Optimizer, Proximal, optimizer_for
+from perfed.training.plan import Plan
+from perfed.training.step import Loss, Penalty, Step, cross_entropy, squared_error
+from perfed.training.view import View
+
+if TYPE_CHECKING:
+    from perfed.method.method import Method
+
+_TRIAL_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Where:
+    """Which exchange a program runs in; part of every random key."""
+
+    seed: int
+    round: int
+    exchange: int
+
+    def __str__(self) -> str:
+        return f"round {self.round}" if self.round > 0 else "preparation before round 1"
+
+
+class Cohort(View):
+    """A view with the clients' states and local training.
+
+    Attributes:
+        model: working parameters and buffers by full name ``(n, ...)``. Personal ones start from the client's state
+            and are committed when the round ends; shared ones are there after :meth:`load`.
+        state: the method's and terms' other parameter sets at home on the client, by name; assign to change them.
+        received: the shared parameters as :meth:`load` got them.
+        scratch: what a program leaves for the method's ``predict``; thrown away with the cohort.
+    """
+
+    def __init__(
+        self,
+        clients: Sequence[Client],
+        chain: Chain,
+        places: Mapping[str, Placement],
+        model: Parameters,
+        state: dict[str, Any],
+        *,
+        method: Method,
+        plan: Plan,
+        where: Where,
+        num_classes: int | None,
+        num_domains: int = 0,
+        label: str = "",
+        unstackable: str | None = None,
+        augment: CropFlip | None = None,
+    ) -> None:
+        super().__init__(
+            clients,
+            chain,
+            model,
+            places,
+            plan=plan,
+            num_classes=num_classes,
+            num_domains=num_domains,
+            label=label,
+            unstackable=unstackable,
+        )
+        self.state = state
+        self.method = method
+        self.where = where
+        self.augment = augment
+        self.received: Parameters = {}
+        self.scratch: dict[str, Any] = {}
+        self._fits = 0
+        self._loss_sum = torch.zeros(self.n, dtype=torch.float64)
+        self._loss_steps = torch.zeros(self.n, dtype=torch.float64)
+
+    @property
+    def train_loss(self) -> Tensor:
+        """Mean loss over all training steps of this exchange, float64 ``(n,)``; NaN where none were done."""
+        return self._loss_sum / self._loss_steps
+
+    def key(self, purpose: str, *words: int) -> Tensor:
+        """Randomness of this exchange for ``purpose``, int64 ``(n,)``, one key per client."""
+        where = self.where
+        base = rng.key(where.seed, purpose, where.round, where.exchange, *words)
+        return torch.stack([rng.key(base, client) for client in self.ids]).to(self.device)
+
+    # Parameters --------------------------------------------------------------------------------------------
+
+    def load(self, *parameters: Mapping[str, Tensor]) -> None:
+        """Copy received parameters (full name -> ``(n, ...)``) into the working model."""
+        self.forget()
+        for tree in parameters:
+            for name, tensor in tree.items():
+                self.received[name] = tensor
+                self.model[name] = tensor.clone(memory_format=torch.contiguous_format)
+
+    def shared(self) -> Parameters:
+        """The working values of the shared parameters (those per domain among them), for a reply."""
+        return {name: tensor.detach() for name, tensor in self.model.items() if self.places[name] in SENT}
+
+    def personal(self) -> Parameters:
+        """The working values of the personal parameters."""
+        return {name: tensor.detach() for name, tensor in self.model.items() if self.places[name] == "personal"}
+
+    @property
+    def personal_parameters(self) -> tuple[str, ...]:
+        """Names of the trainable personal parameters: what a method trains whenever it trains its personal part."""
+        return tuple(name for name in self.trainable(self.chain.stages) if self.places[name] == "personal")
+
+    @property
+    def shared_parameters(self) -> tuple[str, ...]:
+        """Names of the trainable shared parameters, those per domain among them."""
+        return tuple(name for name in self.trainable(self.chain.stages) if self.places[name] in SENT)
+
+    def trainable(self, train: str | Sequence[str]) -> tuple[str, ...]:
+        """Full names of the parameters (not buffers) in ``train``, stages or full names, that are not frozen.
+
+        Stages that the model does not have have none.
+
+        Raises:
+            PerfedError: neither a stage's name nor a parameter's.
+        """
+        wanted = {train} if isinstance(train, str) else set(train)
+        names = [name for name, _ in self.chain.named_parameters()]
+        unknown = sorted(wanted.difference(names, STAGES))
+        if unknown:
+            raise PerfedError(f"'{unknown[0]}' is no stage and no parameter; stages: {', '.join(STAGES)}")
+        return tuple(n for n in names if (stage_of(n) in wanted or n in wanted) and self.places[n] != "frozen")
+
+    @property
+    def steps_done(self) -> Tensor:
+        """Mini-batch steps of each client in this exchange so far, float64 ``(n,)``."""
+        return self._loss_steps.clone()
+
+    # Local optimisation ------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        train: str | Sequence[str],
+        *,
+        epochs: int | IntArray | None = None,
+        steps: int | None = None,
+        params: Parameters | None = None,
+        also: Mapping[str, Parameters] | None = None,
+        loss: Loss | None = None,
+        penalties: Sequence[Penalty] = (),
+        near: Parameters | None = None,
+        pull: float = 0.0,
+        proximal: Proximal = "explicit",
+        correct: Correction | None = None,
+        step: Update | None = None,
+        direction: Update | None = None,
+        streams: int = 1,
+        samples: Samples | None = None,
+        batch_size: int | Literal["all"] | None = None,
+    ) -> None:
+        """Train some stages of each client's model on its own data, as if each client were alone.
+
+        Optimiser, learning rates, weight decay and batch size are the method's settings. Stages that are not trained
+        run in evaluation mode (no dropout, running batch-norm statistics); if all stages before the first trained one
+        are untrained, their features are computed once and reused by every epoch. Parameters of a domain that has no
+        sample in a mini-batch take no step in it: values and optimiser state stay as they are.
+
+        Args:
+            train: a stage, or stages or full parameter names trained together; stages that the model does not have
+                are skipped.
+            epochs: passes over each client's data (a client does ceil(n_i / batch size) steps per epoch), the same
+                for all or one number per client, or
+            steps: mini-batch steps, the same number for every client.
+            params: train this set ``{name: (n, ...)}`` in place of the working model, in place.
+            also: further sets ``{set: {name: (n, ...)}}`` that are trained along, in place; the loss finds them with
+                :meth:`Step.of_set <perfed.training.step.Step.of_set>`. Buffers among them (statistics of batch-norm)
+                are not trained; a pass with them moves them in place.
+            loss: one value per client; default cross-entropy or squared error. This and the functions below may be
+                called for different clients at the same time: what they keep must be in the step's block.
+            penalties: added to the loss.
+            near, pull: the optimiser keeps the parameters named in ``near`` ``(n, ...)`` close to it by
+                ``pull / 2 |w - near|^2``.
+            proximal: the step on that term: by its gradient, or with SGD ``"implicit"``, stable for any strength, which
+                it is also where the gradient's would diverge (:func:`perfed.training.optim.explicit_is_stable`).
+            correct: edits the gradients before each update.
+            step: makes the new values of the trained parameters itself, in place of the optimiser:
+                ``step(params, grad_fn, batches)``; ``grad_fn(params, batch)`` is the gradient of loss and penalties.
+            direction: called in the same way, makes what the optimiser takes for the gradient.
+            streams: number of independent mini-batches that ``step`` or ``direction`` gets.
+            samples: data in place of the training split.
+            batch_size: in place of the method's; ``"all"``: a client's samples are one mini-batch.
+
+        Raises:
+            PerfedError: a client's loss becomes NaN or infinite; names the round and the client.
+        """
+        own = self.trainable(train)
+        extra: Parameters = {}
+        for group, values in (also or {}).items():
+            for name, tensor in values.items():
+                values[name] = extra[f"{group}/{name}"] = tensor.contiguous()
+        learnt = set(self.trainable(self.chain.stages))
+        trained = (*own, *(name for name in extra if name.rpartition("/")[2] in learnt))
+        if (epochs is None) == (steps is None):
+            raise ValueError("fit needs either epochs or steps")
+        self._fits += 1
+        if not trained or steps == 0 or (epochs is not None and not np.any(epochs)):
+            return
+        target = self.model if params is None else params
+        for name in own:
+            target[name] = target[name].contiguous()
+        task = self._task(trained, {**target, **extra}, loss, penalties, samples or self.samples(), batch_size)
+        per_client = None if epochs is None else np.broadcast_to(np.asarray(epochs, np.int64), (self.n,))
+        close = {name: t for name, t in (near or {}).items() if name in own} if pull else {}
+        task = replace(
+            task,
+            epochs=per_client,
+            steps=steps,
+            correct=correct,
+            update=step,
+            direction=direction,
+            streams=streams,
+            near=close,
+            pull=pull,
+            proximal=proximal,
+        )
+        kind = "fit " + "+".join(sorted({stage_of(n) for n in trained}, key=self.chain.stages.index)) + self.label
+        if batch_size is not None:
+            kind += f" (batch {batch_size})"
+        trial = None if self.unstackable else lambda chunk: _trial(task, chunk)
+        try:
+            path = self.plan.path(kind, self.n, trial, parallel=self.parallel)
+            parts = self.plan.spread(
+                path, self.n, lambda first, stop: fitting.run(task.part(first, stop)), parallel=self.parallel
+            )
+        except Diverged as error:
+            raise self.diverged(error.row, error.reason) from None
+        for first, stop, (losses, done) in parts:
+            self._check(losses, done, first)
+            self._loss_sum[first:stop] += losses.cpu().double()
+            self._loss_steps[first:stop] += torch.from_numpy(done)
+        self.forget()  # fused optimisers change tensors without raising their versions
+
+    def diverged(self, row: int, reason: str) -> PerfedError:
+        """What to raise where the function ``reason`` cannot factorise a matrix of the client in ``row``."""
+        return PerfedError(
+            f"{self.where}: training of client '{self.ids[row]}' diverged: {reason} failed on values that are no "
+            "longer finite; lower the learning rate or look at this client's data"
+        )
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Fits inside count neither for :attr:`train_loss` and :attr:`steps_done` nor for the keys of later fits.
+
+        For trying things out on copies of parameters, as often as it takes.
+        """
+        before = self._fits, self._loss_sum.clone(), self._loss_steps.clone()
+        try:
+            yield
+        finally:
+            self._fits, self._loss_sum, self._loss_steps = before
+
+    def optimizer(self, names: Sequence[str]) -> Optimizer:
+        """The method's local optimiser for the parameters ``names``, also those of other sets (``set/name``)."""
+        settings = self.method
+        ranks = {name: t.ndim for name, t in self.chain.named_parameters()}
+        return optimizer_for(
+            names,
+            {name: ranks[name.rpartition("/")[2]] for name in names},
+            kind=settings.optimizer,
+            momentum=settings.momentum,
+            lr=settings.lr_of,
+            weight_decay=settings.weight_decay_of,
+            decay_all=settings.decay == "all",
+        )
+
+    def _task(
+        self,
+        trained: tuple[str, ...],
+        target: Parameters,
+        loss: Loss | None,
+        penalties: Sequence[Penalty],
+        samples: Samples,
+        batch_size: int | Literal["all"] | None,
+    ) -> Task:
+        start = min(self.chain.stages.index(stage_of(name)) for name in trained) if self.augment is None else 0
+        raw = samples.x
+        if start > 0:
+            samples = replace(samples, x=self._features(samples, start, target))
+        base = loss or (squared_error if self.num_classes is None else cross_entropy)
+        if batch_size == "all":
+            batch_size = int(samples.counts.max())
+
+        def total(step: Step) -> Tensor:
+            value = base(step)
+            for penalty in penalties:
+                value = value + penalty(step)
+            return value
+
+        return Task(
+            chain=self.chain,
+            params={**self.model, **target},
+            trained=trained,
+            samples=samples,
+            keys=self.key("fit", self._fits),
+            optimizer=self.optimizer(trained),
+            loss=total,
+            batch_size=batch_size or self.method.batch_size,
+            augment=self.augment,
+            per_domain=self.per_domain,
+            start=start,
+            raw=raw,
+            rows=np.arange(self.n),
+        )
+
+    def _check(self, losses: Tensor, steps: IntArray, first: int) -> None:
+        bad = torch.nonzero(~torch.isfinite(losses)).flatten().tolist()
+        if bad:
+            raise PerfedError(
+                f"{self.where}: the training loss of client '{self.ids[first + bad[0]]}' became "
+                f"{float(losses[bad[0]])}; lower the learning rate or look at this client's data"
+            )
+
+
+def _trial(task: Task, chunk: int) -> None:
+    part = task.part(0, chunk)
+    fitting.run(fitting.detached(part), limit=_TRIAL_STEPS)

@@ -1,0 +1,291 @@
+"""Local optimisation: the mini-batch steps of many clients at once.
+
+The working parameters carry a leading client axis and are updated in place. A loss returns one value per client and
+never mixes clients, so the gradient of the sum holds each client's own gradient, and element-wise optimisers do the
+rest. Optimiser state is fresh in every fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perfed import rng
+from perfed.data.augment import CropFlip
+from perfed.errors import Diverged, PerfedError
+from perfed.model.chain import Chain, Parameters, stage_of
+from perfed.training.batches import IntArray, Samples, Schedule, blocks, schedule, steps_of
+from perfed.training.optim import Optimizer, OptimizerState, Proximal, with_axes_of
+from perfed.training.step import Loss, Step
+
+Correction = Callable[[Step, Parameters], Parameters]
+
+
+class Gradient(Protocol):
+    """Gradient of the loss of a mini-batch; what an :data:`Update` may call as often as it likes."""
+
+    def __call__(self, params: Parameters, batch: Step) -> Parameters:
+        """Gradients at ``params`` (the trained parameters, ``(clients, ...)``) by name; zeros where unused."""
+
+    def along(self, vector: Parameters, params: Parameters, batch: Step) -> Parameters:
+        """The Hessian of the loss at ``params`` times ``vector``, by automatic differentiation of the gradient.
+
+        Raises:
+            PerfedError: a layer or a term has no second derivative.
+        """
+
+
+Update = Callable[[Parameters, Gradient, Sequence[Step]], Parameters]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One fit: what is trained, on what, how.
+
+    Attributes:
+        chain: the modules.
+        params: working parameters and buffers ``(clients, ...)``; the trained ones are updated in place.
+        trained: names of the trained parameters.
+        samples: the clients' data; its ``x`` is the input of stage number ``start``.
+        keys: int64 ``(clients,)``.
+        loss: one value per client, penalties included.
+        correct: edits gradients, given and returning ``{name: (clients, ...)}``.
+        update: makes the new values itself, in place of optimiser and ``correct``.
+        direction: makes what the optimiser takes for the gradient, in place of the gradient and ``correct``.
+        streams: independent mini-batches that each ``update`` or ``direction`` gets.
+        near: parameters ``(clients, ...)`` by name; the optimiser keeps those trained close to them by
+            ``pull / 2 |w - near|^2``, of which it takes a ``proximal`` step
+            (:meth:`perfed.training.optim.OptimizerState.step`).
+        per_domain: stages whose parameters have a domain axis.
+        epochs, steps: length of the fit, epochs per client or steps for all; the other is ``None``.
+        rows: position of each client in its cohort.
+    """
+
+    chain: Chain
+    params: Parameters
+    trained: tuple[str, ...]
+    samples: Samples
+    keys: Tensor
+    optimizer: Optimizer
+    loss: Loss
+    batch_size: int
+    epochs: IntArray | None = None
+    steps: int | None = None
+    correct: Correction | None = None
+    update: Update | None = None
+    direction: Update | None = None
+    streams: int = 1
+    near: Parameters = field(default_factory=dict)
+    pull: float = 0.0
+    proximal: Proximal = "explicit"
+    augment: CropFlip | None = None
+    per_domain: frozenset[str] = frozenset()
+    start: int = 0
+    raw: Tensor | None = None
+    rows: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @property
+    def clients(self) -> int:
+        """Number of clients."""
+        return len(self.samples.counts)
+
+    def descend(self, state: OptimizerState, grads: Parameters, seen: Parameters) -> None:
+        """The optimiser's step for the clients that are still active, near :attr:`near`, of the entries ``seen``."""
+        near = {name: t[: len(state.params[name])] for name, t in self.near.items()}
+        state.step(grads, near, self.pull, self.proximal, seen)
+
+    def part(self, first: int, stop: int) -> Task:
+        """The same fit for clients ``first..stop-1``; parameters are views."""
+        begin = int(self.samples.starts[first])
+        end = begin + int(self.samples.counts[first:stop].sum())
+        return self.of(slice(first, stop), slice(begin, end))
+
+    def of(self, clients: slice | IntArray, samples: slice | Tensor) -> Task:
+        """The same fit for some clients, at the positions ``clients``, whose samples are at ``samples``."""
+        at = clients if isinstance(clients, slice) else torch.from_numpy(clients).to(self.keys.device)
+        return replace(
+            self,
+            params={name: tensor[at] for name, tensor in self.params.items()},
+            near={name: tensor[at] for name, tensor in self.near.items()},
+            samples=self.samples.take(samples, self.samples.counts[clients]),
+            keys=self.keys[at],
+            raw=None if self.raw is None else self.raw[samples],
+            rows=self.rows[clients],
+            epochs=None if self.epochs is None else self.epochs[clients],
+        )
+
+
+def run(task: Task, *, limit: int | None = None) -> tuple[Tensor, IntArray]:
+    """Do the steps of ``task``, at most ``limit`` of them.
+
+    Returns:
+        Sum of the losses over steps ``(clients,)``, and the number of steps of each client.
+    """
+    if limit is not None and task.epochs is not None:
+        task = replace(task, epochs=np.minimum(task.epochs, limit))  # an epoch has at least one step
+    length = steps_of(task.samples.counts, task.batch_size, task.epochs, task.steps)
+    order = np.argsort(-length, kind="stable")
+    if (order != np.arange(len(order))).any():
+        return _run_sorted(task, order, limit)
+    keys = [task.keys, *(rng.key(task.keys, "stream", j) for j in range(1, task.streams))]
+    plans = [
+        schedule(task.samples, key, batch_size=task.batch_size, epochs=task.epochs, steps=task.steps) for key in keys
+    ]
+    return _run(task, plans, limit), plans[0].steps
+
+
+def _run_sorted(task: Task, order: IntArray, limit: int | None) -> tuple[Tensor, IntArray]:
+    """Run with the clients sorted by decreasing number of steps, and put the results back in place."""
+    starts, counts = task.samples.starts, task.samples.counts
+    rows = torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in order]))
+    sorted_task = task.of(order, rows)
+    losses, steps = run(sorted_task, limit=limit)
+    for name in task.trained:
+        task.params[name][torch.from_numpy(order).to(task.keys.device)] = sorted_task.params[name]
+    back = np.argsort(order)
+    return losses[torch.from_numpy(back).to(losses.device)], steps[back]
+
+
+def _run(task: Task, plans: list[Schedule], limit: int | None) -> Tensor:
+    # ``data`` has versions of its own: those of views are shared with the clients that another thread trains.
+    trainable = {name: task.params[name].data.requires_grad_(True) for name in task.trained}
+    state = OptimizerState(task.optimizer, trainable)
+    params = {name: t for name, t in task.params.items() if name not in trainable} | trainable
+    trained = frozenset(stage_of(name) for name in task.trained)
+    total = torch.zeros(task.clients, dtype=task.samples.x.dtype, device=task.samples.x.device)
+    for together in zip(*(blocks(plan, limit=limit) for plan in plans), strict=True):
+        block = together[0]
+        active = block.clients
+        rows = task.rows[:active]
+        if active < next(iter(state.params.values())).shape[0]:
+            state.narrow(active)
+            params = {name: t[:active] for name, t in params.items()} | state.params
+        for at, width in enumerate(block.widths()):
+            batches = [
+                Step(
+                    chain=task.chain,
+                    block=b,
+                    at=at,
+                    width=width,
+                    params=params,
+                    trained=trained,
+                    rows=rows,
+                    start=task.start,
+                    raw=task.raw,
+                    augment=task.augment,
+                    domains=task.samples.domain,
+                    per_domain=task.per_domain,
+                )
+                for b in together
+            ]
+            total[:active] += _step(task, state, batches)
+    return total
+
+
+def _step(task: Task, state: OptimizerState, batches: list[Step]) -> Tensor:
+    """One step in one of the three ways; the losses before it (of the first gradient)."""
+    if task.update is None and task.direction is None:
+        return _descend(task, state, batches[0])
+    gradient = _Gradient(task)
+    params = {name: t.detach() for name, t in state.params.items()}
+    seen = _seen(batches)
+    if task.direction is not None:
+        task.descend(state, task.direction(params, gradient, batches), seen)
+    elif task.update is not None:
+        new = task.update(params, gradient, batches)
+        with torch.no_grad():
+            for name, tensor in state.params.items():
+                tensor.copy_(
+                    torch.where(with_axes_of(seen[name], tensor), new[name], tensor) if name in seen else new[name]
+                )
+    return batches[0].weight.new_zeros(batches[0].weight.shape[0]) if gradient.first is None else gradient.first
+
+
+def _descend(task: Task, state: OptimizerState, step: Step) -> Tensor:
+    """One step of the optimiser; the losses before it."""
+    losses = _losses(task, step)
+    names = list(state.params)
+    inputs = [state.params[n] for n in names]
+    found = torch.autograd.grad(losses, inputs, torch.ones_like(losses), allow_unused=True)
+    grads = {n: g for n, g in zip(names, found, strict=True) if g is not None}
+    if task.correct is not None:
+        grads = task.correct(step, grads)
+    task.descend(state, grads, _seen([step]))
+    return losses.detach()
+
+
+def _seen(batches: Sequence[Step]) -> Parameters:
+    """Which entries of the trained parameters per domain see a sample in any of the mini-batches of one step."""
+    first, *others = (batch.seen for batch in batches)
+    for other in others:
+        first = {name: which | other[name] for name, which in first.items()}
+    return first
+
+
+def _losses(task: Task, step: Step) -> Tensor:
+    """The losses of a mini-batch ``(clients,)``; where a matrix cannot be factorised, whose it is is found out.
+
+    Raises:
+        Diverged: with that client's row.
+    """
+    try:
+        return task.loss(step)
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        for row, place in enumerate(step.rows.tolist()):
+            if not _computable(task, step.alone(row)):
+                raise Diverged(place, str(error).partition(": ")[0]) from None
+        raise
+
+
+def _computable(task: Task, step: Step) -> bool:
+    try:
+        return bool(torch.isfinite(task.loss(step)).all())
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        return False
+
+
+class _Gradient:
+    """The :class:`Gradient` of a task's loss; ``first``: the losses at its first call."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.first: Tensor | None = None
+
+    def __call__(self, params: Parameters, batch: Step) -> Parameters:
+        leaves, found = self._at(params, batch)
+        return {n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(leaves.items(), found, strict=True)}
+
+    def along(self, vector: Parameters, params: Parameters, batch: Step) -> Parameters:
+        leaves, found = self._at(params, batch, twice=True)
+        pairs = [(g, vector[n]) for n, g in zip(leaves, found, strict=True) if g is not None and g.requires_grad]
+        if not pairs:  # the loss is linear in the parameters
+            return {n: torch.zeros_like(t) for n, t in leaves.items()}
+        outputs, weights = zip(*pairs, strict=True)
+        inputs = list(leaves.values())
+        try:
+            found = torch.autograd.grad(outputs, inputs, weights, materialize_grads=True)
+        except RuntimeError as error:
+            if "derivative for" not in str(error):
+                raise
+            raise PerfedError(f"a layer has no second derivative ({str(error).splitlines()[0]})") from None
+        return dict(zip(leaves, found, strict=True))
+
+    def _at(
+        self, params: Parameters, batch: Step, *, twice: bool = False
+    ) -> tuple[Parameters, tuple[Tensor | None, ...]]:
+        leaves = {name: t.detach().requires_grad_(True) for name, t in params.items()}
+        losses = _losses(self.task, batch.with_params(leaves))
+        if self.first is None:
+            self.first = losses.detach()
+        ones = torch.ones_like(losses)
+        return leaves, torch.autograd.grad(losses, list(leaves.values()), ones, allow_unused=True, create_graph=twice)
+
+
+def detached(task: Task) -> Task:
+    """The task on a copy of its parameters: running it changes nothing."""
+    return replace(task, params={name: tensor.clone() for name, tensor in task.params.items()})

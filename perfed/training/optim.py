@@ -1,0 +1,234 @@
+"""Optimisers for stacks of clients: torch's own fused kernels on parameters with a leading client axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from perfed.model.chain import Parameters, stage_of
+
+_BETA_1, _BETA_2, _EPS = 0.9, 0.999, 1e-8
+
+Proximal = Literal["explicit", "implicit"]
+"""How SGD descends on ``s / 2 |w - near|^2``: by its gradient, or by a step of its own after that on the loss."""
+
+
+def explicit_is_stable(lr: float, pull: float, momentum: float = 0.0) -> bool:
+    """Whether SGD comes to rest on ``pull / 2 |w - near|^2`` by its gradient: ``lr pull < 2 (1 + momentum)``.
+
+    With s = ``pull``, ``v <- m v + s (w - near)`` and ``w <- w - lr v``, the gap e = w - near of one step follows from
+    the two before it, ``e_{t+1} = (1 + m - lr s) e_t - m e_{t-1}``. Both roots of ``z^2 - (1 + m - lr s) z + m`` lie
+    inside the unit circle if and only if m, their product, is below 1 and the polynomial is positive at 1, where it is
+    lr s, and at -1, where it is ``2 (1 + m) - lr s``. (The curvature of the loss, and weight decay, add to s: together
+    they must stay below the bound, as those of a loss alone.)
+    """
+    return lr * pull < 2 * (1 + momentum)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that share optimiser settings; ``lr`` and ``weight_decay`` per step."""
+
+    names: tuple[str, ...]
+    lr: float
+    weight_decay: float
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """``"sgd"`` with momentum, or ``"adam"`` (betas 0.9 and 0.999, eps 1e-8), both as in torch.optim."""
+
+    kind: str
+    momentum: float
+    groups: tuple[Group, ...]
+
+    @property
+    def needs_memory(self) -> bool:
+        """Whether a first moment or momentum is kept."""
+        return self.kind == "adam" or self.momentum != 0
+
+
+class OptimizerState:
+    """Optimiser state of a stack of clients, all at the same step count.
+
+    Where parameters have an axis of entries behind that of the clients, of which not all take part in a step
+    (``seen``), every entry has a step count of its own: it is as if each had an optimiser of its own.
+    """
+
+    def __init__(self, spec: Optimizer, params: Parameters) -> None:
+        self.spec = spec
+        self.params = params
+        self.first = {name: torch.zeros_like(t) for name, t in params.items()} if spec.needs_memory else {}
+        self.second = {name: torch.zeros_like(t) for name, t in params.items()} if spec.kind == "adam" else {}
+        device = next(iter(params.values())).device
+        self.counters = {name: torch.zeros((), device=device) for name in params}
+        self.counts: dict[str, Tensor] = {}  # (clients, entries), in place of the counter
+
+    def narrow(self, clients: int) -> None:
+        """Keep the first ``clients`` clients."""
+        for table in (self.params, self.first, self.second, self.counts):
+            for name, tensor in table.items():
+                table[name] = tensor[:clients].detach()
+        for tensor in self.params.values():
+            tensor.requires_grad_(True)
+
+    @torch.no_grad()
+    def step(
+        self,
+        grads: Parameters,
+        near: Parameters | None = None,
+        pull: float = 0.0,
+        proximal: Proximal = "explicit",
+        seen: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """One update of :attr:`params`, in place, with ``pull / 2 |w - near|^2`` added to the loss.
+
+        Explicit: the gradient ``s (w - near)`` of the term, s = ``pull``, is added to the loss's. Where SGD would
+        diverge by it (:func:`explicit_is_stable`), and where it is asked for, SGD takes the implicit step on the term
+        after its own, ``w <- (w + r s near) / (1 + r s)``, stable for any s. The rate r is the length of a step for a
+        constant gradient: lr, and with momentum m lr / (1 - m), so that it rests where loss and term together do.
+        Adam's steps have a bounded length; it always adds the gradient.
+
+        Args:
+            grads: of the loss.
+            near: some of the parameters.
+            pull: s.
+            proximal: the step that SGD takes on the term.
+            seen: boolean ``(clients, entries)`` by name of those parameters that have entries, the same names in every
+                step; the other entries take no step: values, moments and step counts stay as they are.
+        """
+        before = self._copies(seen or {})
+        near = near if near and pull else {}
+        for group in self.spec.groups:
+            pulled = [name for name in group.names if name in near]
+            implicit = bool(pulled) and self._implicit(group, pull, proximal)
+            if pulled and not implicit:
+                terms = {name: pull * (self.params[name] - near[name]) for name in pulled}
+                grads = {**grads, **{name: grads[name] + t if name in grads else t for name, t in terms.items()}}
+            names = [name for name in group.names if name in grads]
+            if self.spec.kind == "adam":
+                for name in filter(self.counts.__contains__, names):
+                    self._adam_by_entry(name, grads[name], group)
+                names = [name for name in names if name not in self.counts]
+            if names:
+                # The fused kernels walk memory in order: a transposed gradient would be applied to the wrong entries.
+                params, g = [self.params[n] for n in names], [grads[n].contiguous() for n in names]
+                if self.spec.kind == "adam":
+                    first, second = [self.first[n] for n in names], [self.second[n] for n in names]
+                    _adam(params, g, first, second, [self.counters[n] for n in names], group)
+                else:
+                    self._sgd(names, params, g, group)
+            if implicit:
+                rate = pull * group.lr / (1 - self.spec.momentum)
+                for name in pulled:
+                    self.params[name].lerp_(near[name], rate / (1 + rate))
+        for tensor, old, which in before:
+            tensor.copy_(torch.where(which, tensor, old))
+
+    def _copies(self, seen: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """What a step may change of the parameters in ``seen``: each tensor, a copy, and which entries to change."""
+        found = []
+        for name, which in seen.items():
+            self.counts.setdefault(name, torch.zeros_like(which, dtype=self.params[name].dtype))
+            tables = (self.params, self.first, self.second, self.counts)
+            found += [(t, t.clone(), with_axes_of(which, t)) for table in tables if (t := table.get(name)) is not None]
+        return found
+
+    def _adam_by_entry(self, name: str, grad: Tensor, group: Group) -> None:
+        """One step of Adam, every entry of the parameter with a step count of its own."""
+        param, first, second, count = (t[name] for t in (self.params, self.first, self.second, self.counts))
+        count += 1
+        steps = with_axes_of(count, param)
+        grad = grad.add(param, alpha=group.weight_decay)
+        first.lerp_(grad, 1 - _BETA_1)
+        second.mul_(_BETA_2).addcmul_(grad, grad, value=1 - _BETA_2)
+        # 1 - beta^t, exact in float32 too.
+        root = (second / -torch.expm1(steps * log(_BETA_2))).sqrt_().add_(_EPS)
+        param.addcdiv_(first / -torch.expm1(steps * log(_BETA_1)), root, value=-group.lr)
+
+    def _implicit(self, group: Group, pull: float, proximal: Proximal) -> bool:
+        stable = explicit_is_stable(group.lr, pull, self.spec.momentum)
+        return self.spec.kind == "sgd" and (proximal == "implicit" or not stable)
+
+    def _sgd(self, names: list[str], params: list[Tensor], grads: list[Tensor], group: Group) -> None:
+        # The buffers start at zero and the first step uses the plain gradient, as torch.optim.SGD with dampening 0.
+        sgd(
+            params,
+            grads,
+            [self.first.get(n) for n in names],
+            fused=True,
+            has_sparse_grad=False,
+            weight_decay=group.weight_decay,
+            momentum=self.spec.momentum,
+            lr=group.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+
+
+def with_axes_of(entries: Tensor, tensor: Tensor) -> Tensor:
+    """``entries`` ``(clients, entries)`` with as many axes as ``tensor`` ``(clients, entries, ...)``."""
+    return entries.view(*entries.shape, *([1] * (tensor.ndim - entries.ndim)))
+
+
+def _adam(
+    params: list[Tensor],
+    grads: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    counters: list[Tensor],
+    group: Group,
+) -> None:
+    """One step of torch's fused Adam; on CPUs without the 30 us of checks around it, if torch has the bare kernel."""
+    lr, decay = group.lr, group.weight_decay
+    if _FUSED_ADAM is None or params[0].device.type != "cpu":
+        settings: dict[str, Any] = {"beta1": _BETA_1, "beta2": _BETA_2, "lr": lr, "weight_decay": decay, "eps": _EPS}
+        adam(params, grads, first, second, [], counters, fused=True, amsgrad=False, maximize=False, **settings)
+        return
+    counter = counters[0]
+    counter += 1
+    _FUSED_ADAM(
+        params, grads, first, second, [], [counter] * len(params),
+        lr=lr, beta1=_BETA_1, beta2=_BETA_2, weight_decay=decay, eps=_EPS, amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+
+_FUSED_ADAM: Callable[..., None] | None = getattr(torch, "_fused_adam_", None)
+
+
+def optimizer_for(
+    trained: Sequence[str],
+    ranks: Mapping[str, int],
+    *,
+    kind: str,
+    momentum: float,
+    lr: Callable[[str], float],
+    weight_decay: Callable[[str], float],
+    decay_all: bool,
+) -> Optimizer:
+    """Group ``trained`` by learning rate and weight decay.
+
+    Args:
+        trained: parameter names.
+        ranks: name -> number of axes of the parameter (without the client axis).
+        kind: ``"sgd"`` or ``"adam"``.
+        momentum: of SGD.
+        lr: learning rate of a stage.
+        weight_decay: weight decay of a stage.
+        decay_all: decay biases and norms too; otherwise only parameters with two or more axes.
+    """
+    grouped: dict[tuple[float, float], list[str]] = {}
+    for name in trained:
+        stage = stage_of(name)
+        decay = weight_decay(stage) if decay_all or ranks[name] > 1 else 0.0
+        grouped.setdefault((lr(stage), decay), []).append(name)
+    groups = tuple(Group(tuple(names), rate, decay) for (rate, decay), names in grouped.items())
+    return Optimizer(kind, momentum, groups)

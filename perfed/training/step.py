@@ -1,0 +1,216 @@
+"""One mini-batch step of many clients, as losses and penalties see it, and the two plain losses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from perfed.data.augment import CropFlip
+from perfed.model.chain import Chain, Parameters, stage_of
+from perfed.model.stacked import Pass, apply_module, apply_per_domain
+from perfed.training.batches import Block, IntArray
+
+Loss = Callable[["Step"], Tensor]
+Penalty = Loss
+
+
+@dataclass
+class Step:
+    """One mini-batch step of the active clients, as losses and penalties see it.
+
+    Attributes:
+        block, at: the mini-batch is number ``at`` of ``block``.
+        params: working parameters of the active clients ``(clients, ...)`` by full name; those of other sets that
+            are trained along are called ``set/name`` (see :meth:`of_set`).
+        trained: names of the stages being trained; all other stages run in evaluation mode.
+        rows: position in the cohort of each active client.
+        start: number of stages already applied to the block's inputs (their features were computed once).
+        raw: the inputs ``(total, ...)`` that the stages before ``start`` saw.
+        augment: random changes to the inputs.
+        domains: domain ids of all samples ``(total,)``.
+        per_domain: stages with parameters for each domain, ``(clients, domains, ...)``.
+    """
+
+    chain: Chain
+    block: Block
+    at: int
+    width: int
+    params: Parameters
+    trained: frozenset[str]
+    rows: IntArray
+    start: int = 0
+    raw: Tensor | None = None
+    augment: CropFlip | None = None
+    domains: Tensor | None = None
+    per_domain: frozenset[str] = frozenset()
+    _outputs: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def x(self) -> Tensor:
+        """Inputs of the first stage that is not cached, ``(clients, batch, ...)``."""
+        x = self.block.x[self.at, :, : self.width]
+        return x if self.augment is None else self.augment(x, self.keys)
+
+    @cached_property
+    def y(self) -> Tensor:
+        """Targets ``(clients, batch, ...)``; padded entries repeat a sample of the client."""
+        return self.block.y[self.at, :, : self.width]
+
+    @cached_property
+    def domain(self) -> Tensor | None:
+        """Domain ids ``(clients, batch)``, or ``None`` where domains are unknown."""
+        if self.domains is None:
+            return None
+        return self.domains[self.block.index[self.at, :, : self.width]]
+
+    @property
+    def seen(self) -> Parameters:
+        """Which domains have a sample of positive weight in the mini-batch, boolean ``(clients, domains)``.
+
+        By name of each parameter that is trained and has values for each domain: those of the other domains take no
+        step in this mini-batch.
+        """
+        names = [name for name, t in self.params.items() if t.requires_grad and stage_of(name) in self.per_domain]
+        if not names:
+            return {}
+        which = self.block.cached("domains seen", lambda: self._domains_seen(self.params[names[0]].shape[1]))[self.at]
+        return dict.fromkeys(names, which)
+
+    def _domains_seen(self, num_domains: int) -> Tensor:
+        """:attr:`seen` for all steps of the block, ``(steps, clients, domains)``."""
+        assert self.domains is not None
+        weight = self.block.weight
+        sums = weight.new_zeros(*weight.shape[:2], num_domains)
+        return sums.scatter_add_(2, self.domains[self.block.index], (weight > 0).to(weight)) > 0
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """``(clients, batch)``: 1 / batch size, times the sample's own weight if there are any; 0 for padding."""
+        return self.block.weight[self.at, :, : self.width]
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """Randomness of this step, int64 ``(clients,)``."""
+        return self.block.keys[self.at]
+
+    def of(self, values: Tensor) -> Tensor:
+        """The rows of a cohort tensor ``(n, ...)`` that belong to the active clients."""
+
+        def select() -> tuple[Tensor, Tensor]:
+            first = int(self.rows[0])
+            if (np.diff(self.rows) == 1).all():
+                return values, values[first : first + len(self.rows)]
+            return values, values[torch.from_numpy(self.rows).to(values.device)]
+
+        # The cache keeps ``values`` alive, so that its id stays its own.
+        selected: Tensor = self.block.cached(("of", id(values)), select)[1]
+        return selected
+
+    def output(self, stage: str | None = None) -> Tensor:
+        """Output of ``stage`` (default: the last) on the mini-batch, ``(clients, batch, ...)``; computed once."""
+        stages = self.chain.stages
+        stage = stages[-1] if stage is None else stage
+        if stage not in self._outputs:
+            at = stages.index(stage)
+            if at < self.start - 1:
+                self._outputs[stage] = self._raw_output(at)
+            elif at == self.start - 1:
+                self._outputs[stage] = self.x
+            else:
+                below = self.x if at == 0 else self.output(stages[at - 1])
+                self._outputs[stage] = self.apply(stage, below)
+        return self._outputs[stage]
+
+    def _raw_output(self, at: int) -> Tensor:
+        assert self.raw is not None
+        index = self.block.index[self.at, :, : self.width]
+        x = self.raw.index_select(0, index.flatten()).view(*index.shape, *self.raw.shape[1:])
+        for stage in self.chain.stages[: at + 1]:
+            x = self.apply(stage, x)
+        return x
+
+    def representation(self) -> Tensor:
+        """What the head gets: output of the stage before it, or the inputs, ``(clients, batch, ...)``."""
+        before = self.chain.before("head")
+        return self.output(before[-1]) if before else self.x
+
+    def apply(self, stage: str, x: Tensor, params: Parameters | None = None, domain: Tensor | None = None) -> Tensor:
+        """Apply one stage to ``x`` ``(clients, any batch, ...)``; ``params`` replace working parameters.
+
+        ``domain`` ``(clients, any batch)``: default, that of the mini-batch.
+        """
+        values = self.params if params is None else {**self.params, **params}
+        run = Pass(values, self.keys, training=stage in self.trained)
+        module = self.chain.get_submodule(stage)
+        if stage not in self.per_domain:
+            return apply_module(module, stage, x, run)
+        domain = self.domain if domain is None else domain
+        assert domain is not None
+        return apply_per_domain(module, stage, x, run, domain)
+
+    def after(self, stage: str, x: Tensor) -> Tensor:
+        """Apply all stages behind ``stage`` to ``x``; parameters per domain are taken by turns."""
+        domain = by_turns(x, self.params, self.per_domain, self.block.first_step + self.at)
+        for name in self.chain.stages[self.chain.stages.index(stage) + 1 :]:
+            x = self.apply(name, x, domain=domain)
+        return x
+
+    def of_set(self, name: str) -> Parameters:
+        """The parameters of the set ``name`` that is trained along, by full name of the parameter."""
+        start = f"{name}/"
+        return {n.removeprefix(start): t for n, t in self.params.items() if n.startswith(start)}
+
+    def alone(self, row: int) -> Step:
+        """The same mini-batch of one of the active clients."""
+        block, own = self.block, slice(row, row + 1)
+        alone = Block(
+            block.first_step,
+            block.x[:, own],
+            block.y[:, own],
+            block.index[:, own],
+            block.valid[:, own],
+            block.weight[:, own],
+            block.keys[:, own],
+        )
+        params = {name: tensor[own] for name, tensor in self.params.items()}
+        width = alone.widths()[self.at]
+        return replace(self, block=alone, width=width, params=params, rows=self.rows[own], _outputs={})
+
+    def with_params(self, params: Parameters) -> Step:
+        """The same mini-batch (and dropout masks) with other parameters."""
+        return replace(self, params={**self.params, **params}, _outputs={})
+
+
+def by_turns(x: Tensor, params: Parameters, per_domain: frozenset[str], first: int) -> Tensor | None:
+    """Domains for inputs ``(clients, batch, ...)`` of no domain, by turns from ``first`` on; ``None`` without domains.
+
+    With another ``first`` in every step each input meets all domains.
+    """
+    if not per_domain:
+        return None
+    domains = next(t.shape[1] for name, t in params.items() if stage_of(name) in per_domain)
+    return ((first + torch.arange(x.shape[1], device=x.device)) % domains).expand(x.shape[:2])
+
+
+def cross_entropy(step: Step) -> Tensor:
+    """Mean cross-entropy of each client's mini-batch, ``(clients,)``."""
+    logits = step.output()
+    return (sample_losses(logits, step.y, logits.shape[-1]) * step.weight).sum(1)
+
+
+def squared_error(step: Step) -> Tensor:
+    """Mean squared error of each client's mini-batch, averaged over outputs, ``(clients,)``."""
+    return (sample_losses(step.output(), step.y, None) * step.weight).sum(1)
+
+
+def sample_losses(outputs: Tensor, y: Tensor, num_classes: int | None) -> Tensor:
+    """Cross-entropy, or squared error for regression, of every sample: ``(n, batch)``."""
+    if num_classes is None:
+        return (outputs.flatten(2) - y.unsqueeze(-1).flatten(2)).square().mean(2)
+    return F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
