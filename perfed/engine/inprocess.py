@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from perfed import tree
 from perfed.data.federation import SPLITS, Client, Federation
+from perfed.engine.chores import CHORES
 from perfed.engine.evaluate import Outputs, outputs_of, predictions, score
 from perfed.engine.inbox import Inbox
 from perfed.engine.setup import Setup, group_key, stack_parameters, stackable_reason, unstack_parameters
 from perfed.errors import PerfedError
 from perfed.method.exchange import Each, Fold, Replies, Reply
+from perfed.method.term import Travelling
 from perfed.training.cohort import Cohort, Where
 from perfed.training.plan import Plan
 from perfed.tree import Tree
@@ -33,16 +35,19 @@ class Exchange:
     """One exchange of a round: which program, in which round, as which exchange.
 
     Attributes:
-        program: name of the method's client program, or ``term.program``.
+        program: name of the method's client program, or ``term.program``, or ``:CHORE`` (:mod:`perfed.engine.chores`).
         round: from 1; 0 is the preparation.
         index: number of the exchange within the round.
         measure: split on which to score the clients' models right after the program, or ``None``.
+        terms: what the method's terms do: ``"nothing"``, ``"penalties"`` in local training, or ``"all"``: also add to
+            the reply.
     """
 
     program: str
     round: int
     index: int
     measure: str | None = None
+    terms: Literal["nothing", "penalties", "all"] = "nothing"
 
 
 class InProcessEngine:
@@ -112,7 +117,7 @@ class InProcessEngine:
         metrics: Metrics = {}
         for chunk in self._chunks(ids, by_id=bool(reduce)):
             cohort = self._cohort(chunk, exchange)
-            reply = self._call(cohort, exchange.program, self._deliver(payload, cohort.ids))
+            reply = self._call(cohort, exchange, self._deliver(payload, cohort.ids))
             if exchange.measure is not None:
                 predicted = predictions(self.setup.method, cohort, exchange.measure, self._trained)
                 metrics.update(score(cohort, exchange.measure, predicted))
@@ -151,8 +156,9 @@ class InProcessEngine:
     ) -> Iterator[Cohort]:
         """Cohorts of the clients' own models, made by ``program`` on copies, one at a time."""
         for chunk in self._chunks(ids):
-            cohort = self._cohort(chunk, Exchange(program, round_, -1))
-            self._call(cohort, program, self._deliver(payload, cohort.ids))
+            exchange = Exchange(program, round_, -1)
+            cohort = self._cohort(chunk, exchange)
+            self._call(cohort, exchange, self._deliver(payload, cohort.ids))
             yield cohort
 
     def commit(self, ids: Sequence[str]) -> None:
@@ -218,7 +224,7 @@ class InProcessEngine:
             self.setup.places(shape),
             model,
             stack_parameters(rest),
-            method=self.setup.method,
+            settings=self.setup.method,
             plan=self.plan,
             where=Where(self.setup.seed, exchange.round, exchange.index),
             num_classes=self.federation.num_classes,
@@ -246,19 +252,30 @@ class InProcessEngine:
             arrived.update(stack_parameters(own))
         return arrived
 
-    def _call(self, cohort: Cohort, program: str, payload: dict[str, Any]) -> Reply:
-        owner: Any = self.setup.method
-        term, _, name = program.rpartition(".")
-        if term:
-            owner = next(t for t in self.setup.method.all_terms if t.name == term)
-        reply = getattr(owner, name)(cohort, **payload)
+    def _call(self, cohort: Cohort, exchange: Exchange, payload: dict[str, Any]) -> Reply:
+        method = self.setup.method
+        cohort.carried = payload.pop("terms", {})
+        if exchange.terms != "nothing":
+            cohort.terms = Travelling(method.terms)
+        where, program = self._program(exchange.program)
+        reply = program(cohort, **payload)
         if reply is None:
-            return Reply()
-        where = f"{term or type(owner).__name__}.{name}"
-        if not isinstance(reply, dict):
+            reply = Reply()
+        elif not isinstance(reply, dict):
             raise PerfedError(f"{where} returned {_kind(reply)}; a client program returns a Reply, or None")
+        if exchange.terms == "all":
+            reply["terms"] = cohort.terms_reply()
         _check_rows(reply, where, cohort.ids)
-        return reply  # type: ignore[return-value]
+        return reply
+
+    def _program(self, name: str) -> tuple[str, Callable[..., Reply | None]]:
+        """What messages call a program, and the program itself."""
+        method = self.setup.method
+        if name.startswith(":"):
+            return name[1:], partial(CHORES[name[1:]], method)
+        term, _, own = name.rpartition(".")
+        owner: Any = next(t for t in method.terms if t.name == term) if term else method
+        return f"{term or type(owner).__name__}.{own}", getattr(owner, own)
 
     def _arriving(self, reply: Reply, row: int, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
         """One client's reply, as the server gets it."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from perfed.errors import PerfedError
 from perfed.maths.aggregate import weighted_mean
 from perfed.method.exchange import Each, FederationInfo, Fold, Replies, Reply, ServerState
 from perfed.method.method import Method
+from perfed.method.term import absorb, payload_of
 from perfed.participation.clock import Clock, Population
 from perfed.participation.policies import Selection
 from perfed.participation.settings import Participation
@@ -86,6 +88,8 @@ class _Clients:
         self.ids = sorted(ids)
         self.round = round_
         self.losses: list[torch.Tensor] = []
+        self.carrying: list[Replies] = []  # replies of the exchanges that carried terms
+        self.state: ServerState | None = None
         self.record = RoundRecord(self.ids, float("nan"))
 
     def key(self, purpose: str) -> torch.Tensor:
@@ -108,11 +112,39 @@ class _Clients:
     def run(
         self, program: Callable[..., Reply | None], *, reduce: Mapping[str, Fold] | None = None, **payload: Any
     ) -> Replies:
-        """One exchange; see :class:`perfed.method.exchange.Clients`."""
+        """See :class:`perfed.method.exchange.Clients`."""
+        return self.exchange(_program_name(self._engine, program), payload, reduce or {})
+
+    def train(
+        self,
+        program: Callable[..., Reply | None],
+        *,
+        closing: bool = True,
+        reduce: Mapping[str, Fold] | None = None,
+        **payload: Any,
+    ) -> Replies:
+        """See :class:`perfed.method.exchange.Clients`."""
+        assert self.state is not None
+        payload["terms"] = payload_of(self._engine.setup.method.terms, self.state)
+        name = _program_name(self._engine, program)
+        replies = self.exchange(name, payload, reduce or {}, terms="all" if closing else "penalties")
+        if closing:
+            self.carrying.append(replies)
+        return replies
+
+    def exchange(
+        self,
+        program: str,
+        payload: Mapping[str, Any],
+        reduce: Mapping[str, Fold] = MappingProxyType({}),
+        *,
+        terms: Literal["nothing", "penalties", "all"] = "nothing",
+    ) -> Replies:
+        """One exchange; see :class:`perfed.engine.inprocess.Exchange`."""
         record = self.record
         index = record.exchanges + _FIRST_EXCHANGE[self._kind]
-        exchange = Exchange(_program_name(self._engine, program), self.round, index, self._measure)
-        folds = {name: self._counted(name, fold) for name, fold in (reduce or {}).items()}
+        exchange = Exchange(program, self.round, index, self._measure, terms)
+        folds = {name: self._counted(name, fold) for name, fold in reduce.items()}
         replies, record.after = self._engine.run(exchange, payload, self.ids, folds)
         record.exchanges += 1
         self.losses.append(replies.train_loss)
@@ -136,7 +168,7 @@ def _program_name(engine: InProcessEngine, program: Callable[..., Any]) -> str:
     owner, name = getattr(program, "__self__", None), getattr(program, "__name__", "")
     if owner is engine.setup.method:
         return name
-    for term in engine.setup.method.all_terms:
+    for term in engine.setup.method.terms:
         if owner is term:
             return f"{term.name}.{name}"
     raise PerfedError(f"a client program must be a method of the method or of one of its terms, not {program!r}")
@@ -237,7 +269,7 @@ class Server:
     def prepare(self) -> RoundRecord:
         """What the method does before the first round, with all clients."""
         clients = _Clients(self.engine, self.engine.federation.ids, 0, "prepare", None)
-        return self._transaction(clients, self.setup.method.prepare)
+        return self._transaction(clients, self._prepare)
 
     def round(self, number: int, *, measure: str | None = None) -> RoundRecord:
         """Round ``number`` (from 1), then the method's work with all clients after it.
@@ -252,14 +284,14 @@ class Server:
             return RoundRecord([], float("nan"), seconds=choice.seconds, replied=choice.replied)
         clients = _Clients(self.engine, choice.ids, number, "round", measure, invited=len(choice.replied))
         try:
-            record = self._transaction(clients, self.setup.method.round)
+            record = self._transaction(clients, self._round)
         except BaseException:
             self.selection.policy.state.clear()
             self.selection.policy.state.update(policy)
             raise
         self._observe(record, number)
         everyone = _Clients(self.engine, self.engine.federation.ids, number, "finish", None)
-        extra = self._transaction(everyone, self.setup.method.finish)
+        extra = self._transaction(everyone, self._finish)
         record.bytes_up += extra.bytes_up
         record.bytes_down += extra.bytes_down
         record.seconds = choice.seconds + self.clock.communication * max(0, record.exchanges - 1)
@@ -273,7 +305,7 @@ class Server:
         policy, gradient = self.selection.policy, None
         if policy.wants_gradient:
             clients = _Clients(self.engine, record.participants, number, "observe", None)
-            reply = clients.run(self.setup.method.gradient, shared=self.state.shared)
+            reply = clients.exchange(":gradient", {"shared": self.state.shared})
             self.engine.discard()
             mean = weighted_mean(reply.gradient, reply.num_samples)
             gradient = sum(float(g.double().square().sum()) for g in mean.values())
@@ -300,10 +332,31 @@ class Server:
 
     def _settle(self, server: ServerState, clients: _Clients) -> None:
         method = self.setup.method
-        clients.run(method.settle, shared=server.shared, terms=method.term_payload(server))
+        sent = {"shared": server.shared, "terms": payload_of(method.terms, server)}
+        clients.exchange(":settle", sent, terms="penalties")
+
+    def _prepare(self, server: ServerState, clients: _Clients) -> None:
+        method = self.setup.method
+        method.check(server, clients.info)
+        for term in method.terms:
+            term.prepare(server, clients)
+        method.prepare(server, clients)
+
+    def _round(self, server: ServerState, clients: _Clients) -> None:
+        method = self.setup.method
+        method.round(server, clients)
+        for replies in clients.carrying:
+            absorb(method.terms, server, replies)
+
+    def _finish(self, server: ServerState, clients: _Clients) -> None:
+        method = self.setup.method
+        method.finish(server, clients)
+        for term in method.terms:
+            term.finish(server, clients)
 
     def _transaction(self, clients: _Clients, program: Callable[..., None]) -> RoundRecord:
         before = self.state.tree()
+        clients.state = self.state
         try:
             program(self.state, clients)
         except BaseException:
@@ -335,6 +388,6 @@ class Server:
         payload = method.download(self.state)
         metrics = self.engine.evaluate(payload, rest, split, round_, outputs)
         if fitted:
-            payload |= {"unused": {"shared": self.state.shared, "terms": method.term_payload(self.state)}}
-            metrics |= self.engine.evaluate(payload, fitted, split, round_, outputs, program="personalise_unused")
+            payload |= {"unused": {"shared": self.state.shared, "terms": payload_of(method.terms, self.state)}}
+            metrics |= self.engine.evaluate(payload, fitted, split, round_, outputs, program=":personalise_unused")
         return metrics

@@ -46,7 +46,7 @@ class Setup:
         self._chains: dict[Shape, Chain] = {}
         self._values: dict[Any, Parameters] = {}
         self.sets: dict[str, ParameterSet] = dict(method.sets())
-        for term in method.all_terms:
+        for term in method.terms:
             for name, declared in term.sets().items():
                 if name in self.sets or name == "shared":
                     raise PerfedError(f"the parameter set '{name}' is declared twice; rename it in term '{term.name}'")

@@ -16,8 +16,7 @@ from perfed.method.method import Method
 from perfed.method.registry import entry
 from perfed.method.term import Term, term_class
 from perfed.model import presets as models
-from perfed.model.chain import check_factory
-from perfed.model.chain import Shape, StageFactory
+from perfed.model.chain import Shape, StageFactory, check_factory
 from perfed.model.lstm import lstm
 from perfed.plugins import own_mistake
 

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from perfed.tree import Tree
 
-if TYPE_CHECKING:
-    pass
-
-
 Home = Literal["server", "client", "table"]
-
-
 Fold = Callable[[Any, dict[str, Any]], Any]
 """From a total (``None`` before the first client) and one client's whole reply to the new total."""
 
@@ -168,4 +162,22 @@ class Clients(Protocol):
 
         Entry ``name`` of the replies is folded with ``reduce[name]`` in the sorted order of client ids as they come,
         and dropped, so that the server need not hold all of them.
+        """
+
+    def train(
+        self,
+        program: Callable[..., Reply | None],
+        *,
+        closing: bool = True,
+        reduce: Mapping[str, Fold] | None = None,
+        **payload: Any,
+    ) -> Replies:
+        """An exchange (:meth:`run`) in which the method's terms travel along.
+
+        What they send arrives as :attr:`Cohort.carried <perfed.training.cohort.Cohort.carried>`, their penalties are in
+        every fit, they add to the replies once the program has ended, and update their state after the round.
+
+        Args:
+            program, reduce, payload: as in :meth:`run`.
+            closing: whether the terms add to the replies; not so in an exchange that comes before the round's last.
         """

@@ -11,7 +11,7 @@ from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.method.term import Term
 from perfed.participation.settings import POLICIES
-from perfed.plugins import SKLEARN, calling_module, check_free, check_own, own_name
+from perfed.plugins import SKLEARN, check_free, check_own, own_name
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ def register(
     Raises:
         PerfedError: the name is taken by a method of another module; the same module may register it again.
     """
-    module = calling_module()
 
     def add(cls: type[Method]) -> type[Method]:
+        module = cls.__module__
         taken = _REGISTRY.get(name) or _PRESETS.get(name)
         check_free("method", name, None if taken is None else taken.module, module)
         text = summary or (cls.__doc__ or name).strip().splitlines()[0]
@@ -69,7 +69,7 @@ def register(
 def preset(name: str, method: str, policy: str, summary: str) -> None:
     """Make ``method`` under the participation ``policy`` known as ``name``."""
     found = entry(method)
-    _PRESETS[name] = replace(found, name=name, summary=summary, base=method, policy=policy, module=calling_module())
+    _PRESETS[name] = replace(found, name=name, summary=summary, base=method, policy=policy)
 
 
 def entry(name: str) -> Entry:

@@ -1,13 +1,13 @@
 """Terms: pieces that go inside any method's local training.
 
 A term may keep parameter sets, adds to the payload, adds a penalty to the local loss, may do something after local
-training that adds to the reply, and updates its own state from the replies. Every method passes its terms through
-(:class:`perfed.method.method.Method`), so terms and methods combine freely.
+training that adds to the reply, and updates its own state from the replies. Terms travel with every exchange of a
+method that trains (:meth:`perfed.method.exchange.Clients.train`), so terms and methods combine freely.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from pydantic import BaseModel
@@ -51,6 +51,32 @@ class Term(BaseModel):
 
     def finish(self, server: ServerState, clients: Clients) -> None:
         """After each round, with all clients."""
+
+
+def payload_of(terms: Sequence[Term], server: ServerState) -> dict[str, Any]:
+    """What ``terms`` send with an exchange, by the term's name."""
+    return {term.name: term.payload(server) for term in terms}
+
+
+def absorb(terms: Sequence[Term], server: ServerState, replies: Replies) -> None:
+    """Let every term update its state from the replies of an exchange that carried it."""
+    for term in terms:
+        term.absorb(server, replies, replies.terms[term.name])
+
+
+class Travelling:
+    """Terms at the clients, in one exchange; what :attr:`Cohort.terms <perfed.training.cohort.Cohort.terms>` is."""
+
+    def __init__(self, terms: Sequence[Term]) -> None:
+        self._terms = terms
+
+    def penalties(self, cohort: Cohort) -> list[Penalty]:
+        """Of each term, for the model as it is now."""
+        return [term.penalty(cohort, cohort.carried[term.name]) for term in self._terms]
+
+    def reply(self, cohort: Cohort) -> dict[str, Any]:
+        """What the terms add to the reply, by name."""
+        return {term.name: term.after(cohort, cohort.carried[term.name]) for term in self._terms}
 
 
 _TERMS: dict[str, tuple[type[Term], str]] = {}

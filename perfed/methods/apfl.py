@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -29,6 +29,8 @@ class APFL(Method):
     Departures: alpha is fixed, not learnt; w is averaged after every round of local epochs.
     """
 
+    fits_unused: ClassVar[str] = "train"
+
     alpha: float = Field(0.25, ge=0, le=1, description="share of the local model in the mixture")
 
     def sets(self) -> dict[str, ParameterSet]:
@@ -41,14 +43,13 @@ class APFL(Method):
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange; w is the plain mean over the round's clients."""
-        reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server))
+        reply = clients.train(self.train, shared=server.shared)
         server.shared = weighted_mean(reply.shared)
-        self.absorb_terms(server, reply)
 
-    def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """w and v together, each mini-batch for both."""
         cohort.load(shared)
-        local, mixed, penalties = dict(cohort.state["local"]), cohort.shared_parameters, self.penalties(cohort, terms)
+        local, mixed, penalties = dict(cohort.state["local"]), cohort.shared_parameters, cohort.penalties
         statistics = cohort.personal().keys() - set(cohort.personal_parameters)
         apart = {name: cohort.model[name].clone() for name in statistics}
 
@@ -63,15 +64,12 @@ class APFL(Method):
             at_w = objective(step.with_params(step.of_set("w")))
             return at_w + objective(step.with_params(v | self.mixture(mixed, v, fixed)))
 
-        cohort.fit(STAGES, epochs=self.local_epochs, also={"local": local, "w": apart}, loss=both)
+        cohort.fit(STAGES, epochs=self.local_epochs, also={"local": local, "w": apart}, loss=both, penalties=())
         cohort.state["local"] = local
-        reply = Reply(shared=cohort.shared(), terms=self.after_terms(cohort, terms))
+        cohort.close_terms()  # they look at w
+        reply = Reply(shared=cohort.shared())
         cohort.load(local, self.mixture(mixed, local, cohort.model))
         return reply
-
-    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
-        """One local training; its reply is dropped."""
-        self.train(cohort, shared, terms)
 
     def mixture(self, names: Sequence[str], local: Parameters, other: Parameters) -> Parameters:
         """``alpha v + (1 - alpha) w`` of the parameters in ``names``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -24,6 +24,8 @@ class Ditto(FedAvg):
     term's gradient: it rests at the same point, and is stable where explicit steps diverge.
     """
 
+    fits_unused: ClassVar[str] = "train"
+
     lam: float = Field(1.0, ge=0, description="lambda: how strongly v is pulled to the global model")
     proximal: ProximalStep = Field("explicit", description=STEP)
 
@@ -35,27 +37,22 @@ class Ditto(FedAvg):
         """Of both models."""
         return 2 * self.local_epochs
 
-    def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """w on the local loss, then v on the local loss near the w that was received."""
         cohort.load(shared)
-        penalties = self.penalties(cohort, terms)
-        cohort.fit(STAGES, epochs=self.local_epochs, penalties=penalties)
-        reply = Reply(shared=cohort.shared(), num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
+        cohort.fit(STAGES, epochs=self.local_epochs)
+        cohort.close_terms()  # they look at w
+        reply = Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
         cohort.fit(
             cohort.shared_parameters,
             epochs=self.local_epochs,
             params=cohort.state["local"],
-            penalties=penalties,
             near=shared,
             pull=self.lam,
             proximal=self.proximal,
         )
         cohort.load(cohort.state["local"])
         return reply
-
-    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
-        """One local training; its reply is dropped."""
-        self.train(cohort, shared, terms)
 
     def notes(self, federation: Federation, model: Model) -> list[str]:
         """Where explicit steps would diverge."""

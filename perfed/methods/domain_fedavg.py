@@ -46,7 +46,6 @@ class DomainFedAvg(Method):
 
     def prepare(self, server: ServerState, clients: Clients) -> None:
         """Collect how many samples of each domain there are."""
-        super().prepare(server, clients)
         if self.reweight:
             server.domain_weights = {"u": domain_weights(clients.run(self.count).domain_counts)}
 
@@ -59,50 +58,45 @@ class DomainFedAvg(Method):
         if clients.round > self.warmup_rounds:
             self.domain_round(server, clients)
             return
-        reply = clients.run(self.warm_up, shared=server.shared, terms=self.term_payload(server))
+        reply = clients.train(self.warm_up, shared=server.shared)
         server.shared = weighted_mean(reply.shared, reply.num_samples)
-        self.absorb_terms(server, reply)
 
     def domain_round(self, server: ServerState, clients: Clients) -> None:
         """E local epochs from the received model, then the means."""
-        payload = {"shared": server.shared, "weights": server.domain_weights["u"], "terms": self.term_payload(server)}
-        reply = clients.run(self.train, **payload)
+        reply = clients.train(self.train, shared=server.shared, weights=server.domain_weights["u"])
         one_each = {n: t for n, t in reply.shared.items() if self._one_each(n)}
         common = {n: t for n, t in reply.shared.items() if n not in one_each}
         means = {n: masked_mean(t, reply.domain_counts, server.shared[n]) for n, t in one_each.items()}
         server.shared = {**weighted_mean(common, reply.num_samples), **means}
-        self.absorb_terms(server, reply)
 
     def _one_each(self, name: str) -> bool:
         """Whether the parameter has values for each domain."""
         return {**self.default_placement, **self.placement}.get(stage_of(name)) == PER_DOMAIN
 
-    def warm_up(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
+    def warm_up(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """All stages together on the plain loss; every sample passes the first domain's parameters, which all get."""
         cohort.load(shared)
         samples = cohort.samples()
         assert samples.domain is not None
         samples = replace(samples, domain=torch.zeros_like(samples.domain))
-        cohort.fit(STAGES, epochs=self.warmup_epochs, samples=samples, penalties=self.penalties(cohort, terms))
+        cohort.fit(STAGES, epochs=self.warmup_epochs, samples=samples)
         for name in filter(self._one_each, cohort.model):
             cohort.model[name] = cohort.model[name][:, :1].expand_as(cohort.model[name]).clone()
-        return Reply(shared=cohort.shared(), num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
+        return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
 
     def loss(self, cohort: Cohort) -> Loss | None:
         """Of local training; ``None`` for the plain one."""
         return None
 
-    def train(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor, terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor) -> Reply:
         """All stages together, on the re-weighted loss."""
         cohort.load(shared)
         samples = reweighted(cohort, weights)
-        penalties = self.penalties(cohort, terms)
-        cohort.fit(STAGES, epochs=self.local_epochs, samples=samples, loss=self.loss(cohort), penalties=penalties)
+        cohort.fit(STAGES, epochs=self.local_epochs, samples=samples, loss=self.loss(cohort))
         return Reply(
             shared=cohort.shared(),
             num_samples=cohort.num_samples,
             domain_counts=cohort.domain_counts,
-            terms=self.after_terms(cohort, terms),
         )
 
 

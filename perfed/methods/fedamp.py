@@ -34,6 +34,7 @@ class FedAMP(Method):
     """
 
     moves_shared: ClassVar[bool] = False
+    fits_unused: ClassVar[str] = ""
 
     alpha: float = Field(1.0, gt=0, description="alpha_k: step of the message passing")
     sigma: float = Field(1.0, gt=0, description="squared distance of two models at which attention falls to 1/e")
@@ -52,11 +53,10 @@ class FedAMP(Method):
         cloud = {i: weighted_mean(models, weights[ids.index(i)]) for i in clients.ids}
         chosen = [ids.index(i) for i in clients.ids]
         clients.show("combination", weights=weights[chosen][:, chosen].cpu(), clients=clients.ids)
-        reply = clients.run(self.train, cloud=each(cloud), terms=self.term_payload(server))
+        reply = clients.train(self.train, cloud=each(cloud))
         new = {i: {name: t[row].clone() for name, t in reply.shared.items()} for row, i in enumerate(reply.ids)}
         server.models = {**server.models, **new}
         server.sent = {**server.sent, **{i: {"sent": torch.ones_like(server.sent[i]["sent"])} for i in reply.ids}}
-        self.absorb_terms(server, reply)
 
     def attention(self, models: Parameters, sent: Tensor) -> Tensor:
         """The weights xi ``(m, m)``, float64, of ``models`` ``(m, ...)``; rows sum to one.
@@ -79,19 +79,11 @@ class FedAMP(Method):
         others = others / others.sum(1, keepdim=True).clamp_min(1)
         return others + torch.diag((1 - others.sum(1)).clamp_min(0))
 
-    def train(self, cohort: Cohort, cloud: dict[str, Any], terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort, cloud: dict[str, Any]) -> Reply:
         """The proximal problem, from and around the cloud's model u_i."""
         cohort.load(cloud)
-        penalties = self.penalties(cohort, terms)
-        cohort.fit(
-            STAGES,
-            epochs=self.local_epochs,
-            penalties=penalties,
-            near=cloud,
-            pull=self.lam / self.alpha,
-            proximal=self.proximal,
-        )
-        return Reply(shared=cohort.shared(), terms=self.after_terms(cohort, terms))
+        cohort.fit(STAGES, epochs=self.local_epochs, near=cloud, pull=self.lam / self.alpha, proximal=self.proximal)
+        return Reply(shared=cohort.shared())
 
     def notes(self, federation: Federation, model: Model) -> list[str]:
         """Where explicit steps would diverge."""
@@ -100,9 +92,6 @@ class FedAMP(Method):
     def download(self, server: ServerState) -> dict[str, Any]:
         """Each client's own model."""
         return {"model": each(server.models)}
-
-    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
-        """Nothing: clients' models are not made of the shared parameters."""
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """w_i."""

@@ -28,15 +28,14 @@ class FedAvg(Method):
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """E local epochs from the global model, then the weighted mean."""
-        reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server))
+        reply = clients.train(self.train, shared=server.shared)
         server.shared = client_mean(reply.shared, reply.num_samples, self.average)
-        self.absorb_terms(server, reply)
 
-    def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """All stages together."""
         cohort.load(shared)
-        cohort.fit(STAGES, epochs=self.local_epochs, penalties=self.penalties(cohort, terms))
-        return Reply(shared=cohort.shared(), num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
+        cohort.fit(STAGES, epochs=self.local_epochs)
+        return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
 
 
 @register(

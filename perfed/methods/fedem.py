@@ -35,6 +35,7 @@ class FedEM(Method):
     """
 
     moves_shared: ClassVar[bool] = False
+    fits_unused: ClassVar[str] = ""
 
     components: int = Field(3, ge=1, description="number M of shared components")
 
@@ -56,9 +57,8 @@ class FedEM(Method):
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the mean of each component."""
-        reply = clients.run(self.train, components=server.components, terms=self.term_payload(server))
+        reply = clients.train(self.train, components=server.components)
         server.components = weighted_mean(reply.components, reply.num_samples)
-        self.absorb_terms(server, reply)
 
     def download(self, server: ServerState) -> dict[str, Any]:
         """The components."""
@@ -66,12 +66,12 @@ class FedEM(Method):
 
     # Clients -----------------------------------------------------------------------------------------------
 
-    def train(self, cohort: Cohort, components: Parameters, terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort, components: Parameters) -> Reply:
         """E-step, M-step of the mixture weights, M-step of the components."""
         responsibilities = self.expect(cohort, components)
-        trained = self.maximise(cohort, components, responsibilities, self.local_epochs, terms)
+        trained = self.maximise(cohort, components, responsibilities, self.local_epochs)
         self._show(cohort, components, trained)
-        return Reply(components=trained, num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
+        return Reply(components=trained, num_samples=cohort.num_samples)
 
     def expect(self, cohort: Cohort, components: Parameters) -> Tensor:
         """``q_sm`` proportional to ``pi_m exp(-loss_m(s))``, ``(total, M)``; then ``pi_m <- mean_s q_sm``."""
@@ -83,18 +83,15 @@ class FedEM(Method):
         cohort.state["mixture"] = {"weights": sums / cohort.num_samples[:, None]}
         return q
 
-    def maximise(
-        self, cohort: Cohort, components: Parameters, q: Tensor, epochs: int, terms: dict[str, Any] | None = None
-    ) -> Parameters:
+    def maximise(self, cohort: Cohort, components: Parameters, q: Tensor, epochs: int) -> Parameters:
         """Train component m on ``sum_s q_sm loss_m(s)``; returns the trained ones, ``(n, M, ...)``."""
         start = {name: tensor.clone() for name, tensor in cohort.personal().items()}
         trained, personal = [], []
         for m in range(self.components):
             cohort.load(_component(components, m))
             cohort.model.update({name: tensor.clone() for name, tensor in start.items()})
-            penalties = [] if terms is None else self.penalties(cohort, terms)
             samples = replace(cohort.samples(), weight=q[:, m])
-            cohort.fit(STAGES, epochs=epochs, samples=samples, penalties=penalties)
+            cohort.fit(STAGES, epochs=epochs, samples=samples)
             trained.append(cohort.shared())
             personal.append(cohort.personal())
         weights = cohort.state["mixture"]["weights"]
@@ -104,9 +101,6 @@ class FedEM(Method):
                     "nm,nm...->n...", weights, torch.stack([p[name] for p in personal], 1)
                 )
         return {name: torch.stack([entry[name] for entry in trained], 1) for name in components}
-
-    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
-        """Nothing: clients' models are not made of the shared parameters."""
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """Mixture weights for the received components."""

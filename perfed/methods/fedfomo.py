@@ -36,6 +36,7 @@ class FedFomo(Method):
 
     moves_shared: ClassVar[bool] = False
     uses_validation: ClassVar[bool] = True
+    fits_unused: ClassVar[str] = ""
 
     downloads: int = Field(5, ge=0, description="models M sent to each client per round (fewer if fewer exist)")
     epsilon: float = Field(0.3, ge=0, le=1, description="probability that a sent model is chosen at random")
@@ -56,7 +57,7 @@ class FedFomo(Method):
         """Choose and send models, one exchange, then keep the clients' new models and update P."""
         epsilon = max(0.0, self.epsilon - self.epsilon_decay * (clients.round - 1))
         sent = self.choose(server, clients.ids, clients.key("downloads"), epsilon)
-        reply = clients.run(self.train, models=_stacked(server, sent), terms=self.term_payload(server))
+        reply = clients.train(self.train, models=_stacked(server, sent))
         place = {client: position for position, client in enumerate(server.preferences)}
         models, preferences = dict(server.models), dict(server.preferences)
         for row, client in enumerate(reply.ids):
@@ -65,7 +66,6 @@ class FedFomo(Method):
             liked[[place[other] for other in sent[client]]] += reply.gains[row]
             preferences[client] = {"weights": liked, "uploaded": torch.ones_like(preferences[client]["uploaded"])}
         server.models, server.preferences = models, preferences
-        self.absorb_terms(server, reply)
 
     def choose(self, server: ServerState, ids: Sequence[str], key: Tensor, epsilon: float) -> dict[str, list[str]]:
         """Whose models each of ``ids`` is sent: the same number for all, of clients that have taken part."""
@@ -92,18 +92,15 @@ class FedFomo(Method):
 
     # Clients -----------------------------------------------------------------------------------------------
 
-    def train(self, cohort: Cohort, models: Parameters, terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort, models: Parameters) -> Reply:
         """Combine, then train all stages together."""
         gains = self.combine(cohort, models)
         cohort.state["old"] = {name: tensor.clone() for name, tensor in cohort.shared().items()}
-        cohort.fit(STAGES, epochs=self.local_epochs, penalties=self.penalties(cohort, terms))
+        cohort.fit(STAGES, epochs=self.local_epochs)
         cohort.state["own"] = cohort.shared()
         scale = gains.abs().sum(1, keepdim=True)
         gains = torch.where(scale > 0, gains / scale, 0.0)[:, 1:]
-        return Reply(model=cohort.shared(), gains=gains, terms=self.after_terms(cohort, terms))
-
-    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
-        """Nothing: clients' models are not made of the shared parameters."""
+        return Reply(model=cohort.shared(), gains=gains)
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """Combine."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from pydantic import Field
@@ -12,7 +11,7 @@ from torch import Tensor
 from perfed import rng
 from perfed.errors import PerfedError
 from perfed.maths.divergence import cka
-from perfed.method.exchange import Clients, Reply, ServerState
+from perfed.method.exchange import Clients, FederationInfo, Reply, ServerState
 from perfed.method.registry import register
 from perfed.methods.local import Local
 from perfed.model.chain import STAGES
@@ -34,30 +33,28 @@ class FedHeNN(Local):
     eta: float = Field(0.1, ge=0, description="weight of the alignment of kernels")
     points: int = Field(100, ge=2, description="common inputs per round")
 
-    def prepare(self, server: ServerState, clients: Clients) -> None:
+    def check(self, server: ServerState, info: FederationInfo) -> None:
         """Common inputs belong to no domain."""
         if PER_DOMAIN in {stage: place for stage, place in self.placement.items() if stage != "head"}.values():
             raise PerfedError(
                 "fedhenn compares what the head gets for inputs of no domain; only the head can be per-domain"
             )
-        super().prepare(server, clients)
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """Kernels and their mean, then local training."""
         key = clients.key("common inputs")
         kernels = clients.run(self.kernels, key=key).kernel
-        reply = clients.run(self.train_aligned, key=key, kernel=kernels.mean(0), terms=self.term_payload(server))
-        self.absorb_terms(server, reply)
+        clients.train(self.train_aligned, key=key, kernel=kernels.mean(0))
 
     def kernels(self, cohort: Cohort, key: Tensor) -> Reply:
         """K_i ``(n, points, points)``."""
         return Reply(kernel=_gram(cohort.forward(self.inputs(cohort, key), stages=cohort.chain.before("head"))))
 
-    def train_aligned(self, cohort: Cohort, key: Tensor, kernel: Tensor, terms: dict[str, Any]) -> Reply:
+    def train_aligned(self, cohort: Cohort, key: Tensor, kernel: Tensor) -> Reply:
         """All stages together."""
-        penalties = [*self.penalties(cohort, terms), self._alignment(cohort, self.inputs(cohort, key), kernel)]
+        penalties = [*cohort.penalties, self._alignment(cohort, self.inputs(cohort, key), kernel)]
         cohort.fit(STAGES, epochs=self.local_epochs, penalties=penalties if self.eta else penalties[:-1])
-        return Reply(terms=self.after_terms(cohort, terms))
+        return Reply()
 
     def inputs(self, cohort: Cohort, key: Tensor) -> Tensor:
         """The common inputs ``(n, points, ...)``: every entry depends on the key and its position alone.

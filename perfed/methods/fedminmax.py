@@ -42,7 +42,6 @@ class FedMinMax(Method):
 
     def prepare(self, server: ServerState, clients: Clients) -> None:
         """Collect how many samples of each domain there are."""
-        super().prepare(server, clients)
         counts = clients.run(self.count).domain_counts.double().sum(0)
         shares = counts / counts.sum()
         server.domains = {"mu": shares, "rho": shares}
@@ -55,24 +54,22 @@ class FedMinMax(Method):
         """E local epochs from the received model, the mean, and the ascent of mu."""
         mu, rho = server.domains["mu"], server.domains["rho"]
         weights = torch.where(rho > 0, mu / rho, 0)
-        reply = clients.run(self.train, shared=server.shared, weights=weights, terms=self.term_payload(server))
+        reply = clients.train(self.train, shared=server.shared, weights=weights)
         server.shared = weighted_mean(reply.shared, reply.num_samples)
         losses, counts = reply.domain_losses.double().sum(0), reply.domain_counts.double().sum(0)
         server.domains = {"mu": ascended(mu, losses, counts, self.domain_lr), "rho": rho}
-        self.absorb_terms(server, reply)
 
-    def train(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor, terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor) -> Reply:
         """The domains' losses at the received model; then all stages together, on the weighted loss."""
         cohort.load(shared)
         losses = _domain_losses(cohort)
         samples = reweighted(cohort, weights)
-        cohort.fit(STAGES, epochs=self.local_epochs, samples=samples, penalties=self.penalties(cohort, terms))
+        cohort.fit(STAGES, epochs=self.local_epochs, samples=samples)
         return Reply(
             shared=cohort.shared(),
             num_samples=cohort.num_samples,
             domain_losses=losses,
             domain_counts=cohort.domain_counts,
-            terms=self.after_terms(cohort, terms),
         )
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from perfed.method.exchange import Reply, ServerState
 from perfed.method.registry import register
+from perfed.method.term import payload_of
 from perfed.methods.local import Local
 from perfed.methods.terms.prototypes import Prototypes
 from perfed.training.cohort import Cohort
@@ -41,20 +42,20 @@ class FedProto(Local):
 
     def download(self, server: ServerState) -> dict[str, Any]:
         """The terms' payload, with the class means."""
-        return {"terms": self.term_payload(server)}
+        return {"terms": payload_of(self.terms, server)}
 
-    def train(self, cohort: Cohort, terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort) -> Reply:
         """Local training with the alignment to the received class means."""
-        self._show(cohort, terms)
-        return super().train(cohort, terms)
+        self._show(cohort)
+        return super().train(cohort)
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """Every client has its own model; what is sent are the class means."""
-        self._show(cohort, payload["terms"])
+        self._show(cohort)
 
-    def _show(self, cohort: Cohort, terms: dict[str, Any]) -> None:
+    def _show(self, cohort: Cohort) -> None:
         """Keep the class means for :meth:`predict`."""
-        sent = terms.get("prototypes", {})
+        sent = cohort.carried.get("prototypes", {})
         cohort.scratch["means"] = sent.get("centroids") or cohort.state.get("centroids")
 
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:

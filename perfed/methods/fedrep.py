@@ -38,25 +38,16 @@ class FedRep(Method):
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the mean of the representations."""
-        program = self.train if clients.round >= self.body_from_round else self.train_head
-        reply = clients.run(program, shared=server.shared, terms=self.term_payload(server))
+        reply = clients.train(self.train, shared=server.shared)
         server.shared = client_mean(reply.shared, reply.num_samples, self.average)
-        self.absorb_terms(server, reply)
 
-    def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """Head (with a personal embedding), then representation."""
-        return self._train(cohort, shared, terms, body_epochs=self.body_epochs)
-
-    def train_head(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
-        """Only the personal stages; the representation goes back as it came."""
-        return self._train(cohort, shared, terms, body_epochs=0)
-
-    def _train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any], body_epochs: int) -> Reply:
         cohort.load(shared)
-        penalties = self.penalties(cohort, terms)
-        cohort.fit(cohort.personal_parameters, epochs=self.local_epochs, penalties=penalties)
-        cohort.fit(cohort.shared_parameters, epochs=body_epochs, penalties=penalties)
-        return Reply(shared=cohort.shared(), num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
+        cohort.fit(cohort.personal_parameters, epochs=self.local_epochs)
+        if cohort.where.round >= self.body_from_round:
+            cohort.fit(cohort.shared_parameters, epochs=self.body_epochs)
+        return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
 
 
 @register("hetfedrep")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 from torch import Tensor
@@ -28,6 +28,8 @@ class FedRoD(FedAvg):
     Both heads start from the same values. The variant whose personal heads come from a hypernetwork is not here.
     """
 
+    fits_unused: ClassVar[str] = "train"
+
     absent_count: float = Field(
         1.0, gt=0, le=1, description="n_ic of a class that the client does not hold: its log must be finite"
     )
@@ -42,21 +44,13 @@ class FedRoD(FedAvg):
         """The personal head, which never leaves the client."""
         return {"personal_head": ParameterSet("client", like="head")}
 
-    def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """Generic model and personal head, each on its own term, with the same mini-batches."""
         cohort.load(shared)
-        personal, loss, penalties = (
-            dict(cohort.state["personal_head"]),
-            self.loss(cohort),
-            self.penalties(cohort, terms),
-        )
-        cohort.fit(STAGES, epochs=self.local_epochs, also={"personal": personal}, loss=loss, penalties=penalties)
+        personal = dict(cohort.state["personal_head"])
+        cohort.fit(STAGES, epochs=self.local_epochs, also={"personal": personal}, loss=self.loss(cohort))
         cohort.state["personal_head"] = personal
-        return Reply(shared=cohort.shared(), num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
-
-    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
-        """One local training; its reply is dropped."""
-        self.train(cohort, shared, terms)
+        return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
 
     def loss(self, cohort: Cohort) -> Loss:
         """``CE(g + log n_ic) + CE(stop(g) + p(stop(features)))``."""

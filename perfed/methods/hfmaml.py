@@ -44,21 +44,19 @@ class HFMAML(Method):
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the plain mean over the round's clients."""
-        reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server))
+        reply = clients.train(self.train, shared=server.shared)
         server.shared = weighted_mean(reply.shared)
-        self.absorb_terms(server, reply)
 
-    def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """Local steps along the meta-gradient, all stages together."""
         cohort.load(shared)
         cohort.fit(
             STAGES,
             epochs=self.local_epochs,
-            penalties=self.penalties(cohort, terms),
             direction=self.meta_gradient,
             streams=2 if self.variant == "first-order" else 3,
         )
-        return Reply(shared=cohort.shared(), terms=self.after_terms(cohort, terms))
+        return Reply(shared=cohort.shared())
 
     def meta_gradient(self, w: Parameters, gradient: Gradient, batches: Sequence[Step]) -> Parameters:
         """``(I - alpha hess f(w; D'')) grad f(w - alpha grad f(w; D); D')``; ``batches`` are D', D, D''."""

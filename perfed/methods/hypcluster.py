@@ -27,6 +27,7 @@ class HypCluster(Method):
     """
 
     moves_shared: ClassVar[bool] = False
+    fits_unused: ClassVar[str] = ""
 
     clusters: int = Field(3, ge=1, description="number k of shared models")
 
@@ -36,14 +37,13 @@ class HypCluster(Method):
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the mean per cluster."""
-        reply = clients.run(self.train, models=server.models, terms=self.term_payload(server))
+        reply = clients.train(self.train, models=server.models)
         weights = F.one_hot(reply.choice, self.clusters) * reply.num_samples[:, None]
         entries = [
             weighted_mean(reply.model, weights[:, j]) if weights[:, j].any() else entry_of(server.models, j)
             for j in range(self.clusters)
         ]
         server.models = {name: torch.stack([entry[name] for entry in entries]) for name in server.models}
-        self.absorb_terms(server, reply)
 
     def choose(self, cohort: Cohort, models: Parameters) -> Tensor:
         """Load each client's best model; returns which, ``(n,)``."""
@@ -52,23 +52,19 @@ class HypCluster(Method):
         cohort.load({name: bank[torch.arange(cohort.n), choice] for name, bank in models.items()})
         return choice
 
-    def train(self, cohort: Cohort, models: Parameters, terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort, models: Parameters) -> Reply:
         """The best model, all stages together."""
         choice = self.choose(cohort, models)
-        cohort.fit(STAGES, epochs=self.local_epochs, penalties=self.penalties(cohort, terms))
+        cohort.fit(STAGES, epochs=self.local_epochs)
         return Reply(
             model=cohort.shared(),
             choice=choice,
             num_samples=cohort.num_samples,
-            terms=self.after_terms(cohort, terms),
         )
 
     def download(self, server: ServerState) -> dict[str, Any]:
         """All k models."""
         return {"models": server.models}
-
-    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
-        """Nothing: clients' models are not made of the shared parameters."""
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """The best model, as received."""

@@ -89,11 +89,11 @@ class KNNPer(FedAvg):
     scale: float = Field(1.0, gt=0, description="length scale of the kernel")
     capacity: float = Field(1.0, gt=0, le=1, description="share of its training data that a client remembers")
 
-    def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """As FedAvg."""
         if cohort.num_classes is None:
             raise PerfedError("knnper needs class labels; these targets are values (regression)")
-        return super().train(cohort, shared, terms)
+        return super().train(cohort, shared)
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """The global model, and the memory of its features."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import floor, log1p
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -39,6 +39,8 @@ class L2GD(Method):
     mean is over the round's clients. Parameters that are placed personal are trained along and not averaged.
     """
 
+    fits_unused: ClassVar[str] = "train_anew"
+
     lam: float = Field(1.0, ge=0, description="lambda: how strongly the local models are pulled to their mean")
     p: float | None = Field(
         None, gt=0, lt=1, description="probability of an averaging iteration; default 1 / local_epochs, at most 1/2"
@@ -67,23 +69,22 @@ class L2GD(Method):
         """Local iterations; then averaging ones, in a second exchange."""
         count = _geometric(clients.key("local iterations"), self.probability)
         repeats = _geometric(clients.key("averaging iterations"), 1 - self.probability)
-        reply = clients.run(self.train, epochs=torch.tensor(count), terms=self.term_payload(server))
+        reply = clients.train(self.train, epochs=torch.tensor(count))
         server.shared = weighted_mean(reply.local)
         clients.run(self.average, mean=server.shared, repeats=torch.tensor(repeats))
-        self.absorb_terms(server, reply)
 
-    def train(self, cohort: Cohort, epochs: Tensor, terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort, epochs: Tensor) -> Reply:
         """The round's local iterations."""
         cohort.load(cohort.state["local"])
-        cohort.fit(STAGES, epochs=int(epochs[0]), penalties=self.penalties(cohort, terms))
+        cohort.fit(STAGES, epochs=int(epochs[0]))
         cohort.state["local"] = cohort.shared()
-        return Reply(local=cohort.shared(), terms=self.after_terms(cohort, terms))
+        return Reply(local=cohort.shared())
 
-    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
+    def train_anew(self, cohort: Cohort, shared: dict[str, Any]) -> None:
         """``local_epochs`` local iterations from the newest mean."""
         cohort.load(shared)
         cohort.state["local"] = cohort.shared()
-        self.train(cohort, torch.tensor([self.local_epochs]), terms)
+        self.train(cohort, torch.tensor([self.local_epochs]))
 
     def average(self, cohort: Cohort, mean: dict[str, Any], repeats: Tensor) -> Reply:
         """``x_i - mean`` shrinks by the factor of one averaging iteration, as often as iterations average."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -26,23 +26,21 @@ class Local(Method):
 
     default_placement: ClassVar[dict[str, Placement]] = dict.fromkeys(STAGES, PERSONAL)
 
-    def prepare(self, server: ServerState, clients: Clients) -> None:
+    def check(self, server: ServerState, info: FederationInfo) -> None:
         """Refuse shared parameters, which would never be received."""
         if server.shared:
             raise PerfedError(
                 f"no parameters are sent by this method, but placement has shared '{next(iter(server.shared))}'"
             )
-        super().prepare(server, clients)
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange in which nothing but the terms' tensors travels."""
-        reply = clients.run(self.train, terms=self.term_payload(server))
-        self.absorb_terms(server, reply)
+        clients.train(self.train)
 
-    def train(self, cohort: Cohort, terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort) -> Reply:
         """All stages together."""
-        cohort.fit(STAGES, epochs=self.local_epochs, penalties=self.penalties(cohort, terms))
-        return Reply(terms=self.after_terms(cohort, terms))
+        cohort.fit(STAGES, epochs=self.local_epochs)
+        return Reply()
 
 
 @register("local-full")
@@ -52,26 +50,24 @@ class LocalFull(Local):
     A round in which no reply comes in time (a deadline) is none.
     """
 
+    fits_unused: ClassVar[str] = ""  # clients that were never chosen have trained too
+
     def sets(self) -> dict[str, ParameterSet]:
         """``trained``: the last round in which a client trained."""
         return {"trained": ParameterSet("client", init=_never)}
 
-    def train(self, cohort: Cohort, terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort) -> Reply:
         """All stages together, of the clients that have not trained in this round yet."""
         done = cohort.state["trained"]["round"]
         now = torch.full_like(done, cohort.where.round)
         epochs = np.where((done == now).cpu().numpy(), 0, self.local_epochs)
-        cohort.fit(STAGES, epochs=epochs, penalties=self.penalties(cohort, terms))
+        cohort.fit(STAGES, epochs=epochs)
         cohort.state["trained"] = {"round": now}
-        return Reply(terms=self.after_terms(cohort, terms))
-
-    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
-        """Nothing: clients that were never chosen have trained too."""
+        return Reply()
 
     def finish(self, server: ServerState, clients: Clients) -> None:
         """The others."""
-        clients.run(self.train, terms=self.term_payload(server))
-        super().finish(server, clients)
+        clients.train(self.train)
 
 
 def _never(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:

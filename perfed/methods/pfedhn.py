@@ -40,6 +40,7 @@ class PFedHN(Method):
     """
 
     moves_shared: ClassVar[bool] = False
+    fits_unused: ClassVar[str] = ""
 
     hyper_lr: float = Field(0.01, ge=0, description="learning rate alpha of hypernetwork and embeddings")
     hidden_layers: int = Field(3, ge=1, description="hidden layers of the hypernetwork")
@@ -89,9 +90,8 @@ class PFedHN(Method):
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """Generate, one exchange, then the step on hypernetwork and embeddings."""
-        reply = clients.run(self.train, generated=self.models(server, clients.ids), terms=self.term_payload(server))
+        reply = clients.train(self.train, generated=self.models(server, clients.ids))
         self.step(server, reply.ids, reply.change)
-        self.absorb_terms(server, reply)
 
     def models(self, server: ServerState, ids: Sequence[str]) -> Any:
         """The generated model of each client."""
@@ -131,15 +131,12 @@ class PFedHN(Method):
 
     # Clients -----------------------------------------------------------------------------------------------
 
-    def train(self, cohort: Cohort, generated: Parameters, terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort, generated: Parameters) -> Reply:
         """All stages together, from the generated model."""
         cohort.load(generated)
-        cohort.fit(STAGES, epochs=self.local_epochs, penalties=self.penalties(cohort, terms))
+        cohort.fit(STAGES, epochs=self.local_epochs)
         change = {name: generated[name] - tensor for name, tensor in cohort.shared().items()}
-        return Reply(change=change, terms=self.after_terms(cohort, terms))
-
-    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
-        """Nothing: clients' models are not made of the shared parameters."""
+        return Reply(change=change)
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """The generated model."""

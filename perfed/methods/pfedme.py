@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -31,6 +31,8 @@ class PFedMe(Method):
     SGD's inner steps are explicit, along the gradient of the whole objective. Implicit ones on the quadratic term
     (``proximal = "implicit"``) are stable for any ``lam``; their fixed point, the same, is not reached in a few steps.
     """
+
+    fits_unused: ClassVar[str] = "train"
 
     lam: float = Field(10.0, gt=0, description="lambda: strength of the quadratic term")
     inner_steps: int = Field(5, ge=1, description="K: steps on theta per mini-batch")
@@ -61,16 +63,15 @@ class PFedMe(Method):
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the server's step to the plain mean over the round's clients."""
-        reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server))
+        reply = clients.train(self.train, shared=server.shared)
         mean = weighted_mean(reply.shared)
         old = server.shared
         server.shared = {
             name: (1 - self.beta) * old[name] + self.beta * t if t.is_floating_point() else t
             for name, t in mean.items()
         }
-        self.absorb_terms(server, reply)
 
-    def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """theta and w, mini-batch by mini-batch."""
         cohort.load(shared)
         own = cohort.trainable(STAGES)
@@ -85,16 +86,12 @@ class PFedMe(Method):
             moved = {name: t.lerp(inner.params[name], self._rate(name)) for name, t in w.items()}
             return {**inner.params, **moved, **{f"theta/{name}": inner.params[name] for name in theta}}
 
-        penalties = self.penalties(cohort, terms)
-        cohort.fit(STAGES, epochs=self.local_epochs, also={"theta": theta}, penalties=penalties, step=step)
-        reply = Reply(shared=cohort.shared(), terms=self.after_terms(cohort, terms))
+        cohort.fit(STAGES, epochs=self.local_epochs, also={"theta": theta}, step=step)
+        cohort.close_terms()  # they look at w
+        reply = Reply(shared=cohort.shared())
         cohort.state["theta"] = {**cohort.shared(), **theta}
         cohort.load(theta)
         return reply
-
-    def settle(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any]) -> None:
-        """One local training; its reply is dropped."""
-        self.train(cohort, shared, terms)
 
     def _rate(self, name: str) -> float:
         """``eta lam``."""

@@ -51,16 +51,15 @@ class Scaffold(Method):
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the steps on x and c."""
-        reply = clients.run(self.train, shared=server.shared, control=server.control, terms=self.term_payload(server))
+        reply = clients.train(self.train, shared=server.shared, control=server.control)
         x, mean = server.shared, weighted_mean(reply.shared)
         server.shared = {
             name: x[name] + self.server_lr * (y - x[name]) if y.is_floating_point() else y for name, y in mean.items()
         }
         change = {name: t.sum(0) / server.size["clients"] for name, t in reply.change.items()}
         server.control = {name: c + change[name] if name in change else c for name, c in server.control.items()}
-        self.absorb_terms(server, reply)
 
-    def train(self, cohort: Cohort, shared: dict[str, Any], control: dict[str, Any], terms: dict[str, Any]) -> Reply:
+    def train(self, cohort: Cohort, shared: dict[str, Any], control: dict[str, Any]) -> Reply:
         """Corrected local steps, and the client's new control."""
         cohort.load(shared)
         own = cohort.state["own_control"]
@@ -72,7 +71,7 @@ class Scaffold(Method):
                 of_domains[torch.from_numpy(step.rows)] += next(iter(step.seen.values()))
             return {name: g + step.of(drift[name]) if name in drift else g for name, g in grads.items()}
 
-        cohort.fit(STAGES, epochs=self.local_epochs, penalties=self.penalties(cohort, terms), correct=correct)
+        cohort.fit(STAGES, epochs=self.local_epochs, correct=correct)
         change = {}
         for name in drift:
             steps = of_domains if stage_of(name) in cohort.per_domain else cohort.steps_done
@@ -81,7 +80,7 @@ class Scaffold(Method):
             mean = (shared[name] - cohort.model[name]) / rate
             change[name] = torch.where(rate > 0, mean - control[name], 0.0)
         cohort.state["own_control"] = {**own, **{name: own[name] + t for name, t in change.items()}}
-        return Reply(shared=cohort.shared(), change=change, terms=self.after_terms(cohort, terms))
+        return Reply(shared=cohort.shared(), change=change)
 
     def _total_weight(self, steps: Tensor) -> Tensor:
         """``sum_k (1 - m^(K-k+1)) / (1 - m)``, how far K equal gradients move y, in steps; K without momentum."""

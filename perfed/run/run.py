@@ -131,10 +131,10 @@ class Run:
     def _nothing_shared(self) -> list[str]:
         """What a method that shares parameters is on a model without them."""
         method, shared = self.server.setup.method, self.server.state.shared
-        stages = [s for s, place in method.default_placement.items() if place in SENT and s not in method.without]
+        stages = [s for s, place in method.default_placement.items() if place in SENT]
         if shared or not stages:
             return []
-        terms = [term.name for term in method.all_terms]
+        terms = [term.name for term in method.terms]
         same = (
             "'flic-class'"
             if terms == ["anchors"]

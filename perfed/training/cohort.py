@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -22,11 +22,9 @@ from perfed.training.batches import IntArray, Samples
 from perfed.training.fit import Correction, Task, Update
 from perfed.training.optim import Optimizer, Proximal, optimizer_for
 from perfed.training.plan import Plan
+from perfed.training.settings import LocalTraining
 from perfed.training.step import Loss, Penalty, Step, cross_entropy, squared_error
 from perfed.training.view import View
-
-if TYPE_CHECKING:
-    from perfed.method.method import Method
 
 _TRIAL_STEPS = 3
 
@@ -43,6 +41,16 @@ class Where:
         return f"round {self.round}" if self.round > 0 else "preparation before round 1"
 
 
+class Companions(Protocol):
+    """What travels with a program: the terms of the method."""
+
+    def penalties(self, cohort: Cohort) -> Sequence[Penalty]:
+        """What they add to the loss of local training."""
+
+    def reply(self, cohort: Cohort) -> dict[str, Any]:
+        """What they add to the program's reply."""
+
+
 class Cohort(View):
     """A view with the clients' states and local training.
 
@@ -51,6 +59,8 @@ class Cohort(View):
             and are committed when the round ends; shared ones are there after :meth:`load`.
         state: the method's and terms' other parameter sets at home on the client, by name; assign to change them.
         received: the shared parameters as :meth:`load` got them.
+        carried: what the server sent for each of the method's terms, by the term's name.
+        terms: the terms, in an exchange that carries them.
         scratch: what a program leaves for the method's ``predict``; thrown away with the cohort.
     """
 
@@ -62,7 +72,7 @@ class Cohort(View):
         model: Parameters,
         state: dict[str, Any],
         *,
-        method: Method,
+        settings: LocalTraining,
         plan: Plan,
         where: Where,
         num_classes: int | None,
@@ -83,12 +93,16 @@ class Cohort(View):
             unstackable=unstackable,
         )
         self.state = state
-        self.method = method
+        self.settings = settings
         self.where = where
         self.augment = augment
         self.received: Parameters = {}
+        self.carried: Mapping[str, Any] = {}
+        self.terms: Companions | None = None
         self.scratch: dict[str, Any] = {}
         self._fits = 0
+        self._penalties: Sequence[Penalty] | None = None
+        self._terms_reply: dict[str, Any] | None = None
         self._loss_sum = torch.zeros(self.n, dtype=torch.float64)
         self._loss_steps = torch.zeros(self.n, dtype=torch.float64)
 
@@ -108,6 +122,7 @@ class Cohort(View):
     def load(self, *parameters: Mapping[str, Tensor]) -> None:
         """Copy received parameters (full name -> ``(n, ...)``) into the working model."""
         self.forget()
+        self._penalties = None
         for tree in parameters:
             for name, tensor in tree.items():
                 self.received[name] = tensor
@@ -151,6 +166,25 @@ class Cohort(View):
         """Mini-batch steps of each client in this exchange so far, float64 ``(n,)``."""
         return self._loss_steps.clone()
 
+    # Terms -------------------------------------------------------------------------------------------------
+
+    @property
+    def penalties(self) -> Sequence[Penalty]:
+        """What the terms add to the loss, made for the model as it was when first asked for after :meth:`load`."""
+        if self._penalties is None:
+            self._penalties = [] if self.terms is None else self.terms.penalties(self)
+        return self._penalties
+
+    def close_terms(self) -> None:
+        """Let the terms look at the model as it is now; else they do once the program has ended."""
+        self.terms_reply()
+
+    def terms_reply(self) -> dict[str, Any]:
+        """What the terms add to the reply; made once."""
+        if self._terms_reply is None:
+            self._terms_reply = {} if self.terms is None else self.terms.reply(self)
+        return self._terms_reply
+
     # Local optimisation ------------------------------------------------------------------------------------
 
     def fit(
@@ -162,7 +196,7 @@ class Cohort(View):
         params: Parameters | None = None,
         also: Mapping[str, Parameters] | None = None,
         loss: Loss | None = None,
-        penalties: Sequence[Penalty] = (),
+        penalties: Sequence[Penalty] | None = None,
         near: Parameters | None = None,
         pull: float = 0.0,
         proximal: Proximal = "explicit",
@@ -192,7 +226,7 @@ class Cohort(View):
                 are not trained; a pass with them moves them in place.
             loss: one value per client; default cross-entropy or squared error. This and the functions below may be
                 called for different clients at the same time: what they keep must be in the step's block.
-            penalties: added to the loss.
+            penalties: added to the loss; default: those of the terms (:attr:`penalties`).
             near, pull: the optimiser keeps the parameters named in ``near`` ``(n, ...)`` close to it by
                 ``pull / 2 |w - near|^2``.
             proximal: the step on that term: by its gradient, or with SGD ``"implicit"``, stable for any strength, which
@@ -223,7 +257,8 @@ class Cohort(View):
         target = self.model if params is None else params
         for name in own:
             target[name] = target[name].contiguous()
-        task = self._task(trained, {**target, **extra}, loss, penalties, samples or self.samples(), batch_size)
+        added = self.penalties if penalties is None else penalties
+        task = self._task(trained, {**target, **extra}, loss, added, samples or self.samples(), batch_size)
         per_client = None if epochs is None else np.broadcast_to(np.asarray(epochs, np.int64), (self.n,))
         close = {name: t for name, t in (near or {}).items() if name in own} if pull else {}
         task = replace(
@@ -276,7 +311,7 @@ class Cohort(View):
 
     def optimizer(self, names: Sequence[str]) -> Optimizer:
         """The method's local optimiser for the parameters ``names``, also those of other sets (``set/name``)."""
-        settings = self.method
+        settings = self.settings
         ranks = {name: t.ndim for name, t in self.chain.named_parameters()}
         return optimizer_for(
             names,
@@ -319,7 +354,7 @@ class Cohort(View):
             keys=self.key("fit", self._fits),
             optimizer=self.optimizer(trained),
             loss=total,
-            batch_size=batch_size or self.method.batch_size,
+            batch_size=batch_size or self.settings.batch_size,
             augment=self.augment,
             per_domain=self.per_domain,
             start=start,

@@ -1,7 +1,7 @@
 """How many samples of each class every client holds: the partitions by label, as tables of counts.
 
 A partition is drawn once, as a table ``(clients, classes)`` for the training data. :func:`scaled_counts` makes the
-table of the test data from it, and :func:`perfed.data.partition.shards.deal` hands out samples for both: training and
+table of the test data from it, and :func:`~perfed.data.partition.shards.deal` hands out samples for both: training and
 test data of a client have the same class distribution. Every function is deterministic in its seed and takes a bounded
 number of steps. Names follow the partitioners of Flower Datasets where there is one. Dirichlet partitions are in
 :mod:`perfed.data.partition.dirichlet`.

@@ -91,18 +91,17 @@ class FedDAR(DomainFedAvg):
         heads = self.head_epochs if self.alternate and self.head_epochs != "exact" else 0
         return heads + self.local_epochs
 
-    def prepare(self, server: ServerState, clients: Clients) -> None:
-        """Refuse Hessians that cannot be had, then collect how many samples of each domain there are."""
+    def check(self, server: ServerState, info: FederationInfo) -> None:
+        """Refuse Hessians and heads that cannot be had."""
         if self.alternate and self.aggregation == "second-order":
             _check_linear(server.shared, "second-order aggregation")
-            self._check_hessians(server.shared, clients.info)
+            self._check_hessians(server.shared, info)
         if self.head_epochs == "exact":
             _check_linear(server.shared, "head_epochs = 'exact'")
-            if clients.info.num_classes is not None or self.all_terms or not self.alternate:
+            if info.num_classes is not None or self.terms or not self.alternate:
                 raise PerfedError("head_epochs = 'exact' is for regression without terms, heads and body in turns")
             if PERSONAL in self.placement.values():
                 raise PerfedError("head_epochs = 'exact' trains no personal parameters, and the placement has some")
-        super().prepare(server, clients)
 
     def _check_hessians(self, shared: Mapping[str, Tensor], info: FederationInfo) -> None:
         domains, outputs, k = shared[WEIGHT].shape
@@ -122,16 +121,15 @@ class FedDAR(DomainFedAvg):
         if not self.alternate:
             super().domain_round(server, clients)
             return
-        sent = {"weights": server.domain_weights["u"], "terms": self.term_payload(server)}
+        sent = {"weights": server.domain_weights["u"]}
         heads = self._weighted_heads if self.aggregation == "weighted" else self._second_order_heads
         server.shared = {**server.shared, **heads(clients, server.shared, sent)}
-        reply = clients.run(self.train_body, shared=server.shared, **sent)
+        reply = clients.train(self.train_body, shared=server.shared, **sent)
         server.shared = {**server.shared, **weighted_mean(reply.shared, reply.num_samples)}
-        self.absorb_terms(server, reply)
 
     def _weighted_heads(self, clients: Clients, old: dict[str, Any], sent: dict[str, Any]) -> dict[str, Tensor]:
         """Train the heads; their means by name, ``(M, ...)``."""
-        reply = clients.run(self.train_heads, shared=old, **sent)
+        reply = clients.train(self.train_heads, closing=False, shared=old, **sent)
         return {name: masked_mean(x, reply.domain_counts, old[name]) for name, x in reply.heads.items()}
 
     def _second_order_heads(self, clients: Clients, old: dict[str, Any], sent: dict[str, Any]) -> dict[str, Tensor]:
@@ -143,10 +141,10 @@ class FedDAR(DomainFedAvg):
             moved = _joined(reply["heads"], joint) - before
             return add_quadratics(total, moved, reply["hessians"], reply["domain_counts"])
 
-        reply = clients.run(self.train_heads, reduce={"hessians": fold}, shared=old, **sent)
+        reply = clients.train(self.train_heads, closing=False, reduce={"hessians": fold}, shared=old, **sent)
         return _parted(minimiser(reply.hessians, before, damping=self.damping), old, joint)
 
-    def train_heads(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor, terms: dict[str, Any]) -> Reply:
+    def train_heads(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor) -> Reply:
         """Heads (with personal parameters), each on the samples of its domain, the body frozen."""
         cohort.load(shared)
         wanted = self.hessian_at if self.aggregation == "second-order" else ""
@@ -156,20 +154,20 @@ class FedDAR(DomainFedAvg):
         else:
             train = (*cohort.personal_parameters, *cohort.trainable("head"))
             loss = domain_means(cohort.num_domains, cohort.num_classes)
-            cohort.fit(train, epochs=self.head_epochs, loss=loss, penalties=self.penalties(cohort, terms))
+            cohort.fit(train, epochs=self.head_epochs, loss=loss)
         heads = {name: cohort.model[name].detach() for name in cohort.trainable("head")}
         if wanted == "trained":
             hessians = {"hessians": _hessians(cohort)}
         return Reply(heads=heads, domain_counts=cohort.domain_counts, **hessians)
 
-    def train_body(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor, terms: dict[str, Any]) -> Reply:
+    def train_body(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor) -> Reply:
         """The body on the re-weighted loss, the heads frozen."""
         cohort.load(shared)
         body = tuple(name for name in cohort.shared_parameters if stage_of(name) != "head")
         samples = reweighted(cohort, weights)
-        cohort.fit(body, epochs=self.local_epochs, samples=samples, penalties=self.penalties(cohort, terms))
+        cohort.fit(body, epochs=self.local_epochs, samples=samples)
         shared = {name: t for name, t in cohort.shared().items() if stage_of(name) != "head"}
-        return Reply(shared=shared, num_samples=cohort.num_samples, terms=self.after_terms(cohort, terms))
+        return Reply(shared=shared, num_samples=cohort.num_samples)
 
 
 def _check_linear(shared: Mapping[str, Tensor], what: str) -> None:

@@ -74,9 +74,8 @@ class FedPAC(Method):
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange; mean of the bodies, means of the classes (the term), combined heads."""
         sent = self._sent_heads(server, clients.ids)
-        reply = clients.run(self.train, shared=server.shared, terms=self.term_payload(server), **sent)
+        reply = clients.train(self.train, shared=server.shared, **sent)
         server.shared = weighted_mean(reply.shared, reply.num_samples)
-        self.absorb_terms(server, reply)
         if self.collaboration:
             mixed = self._combine(reply, clients)
             server.heads = {**server.heads, **{i: {**server.heads[i], **head} for i, head in mixed.items()}}
@@ -98,19 +97,18 @@ class FedPAC(Method):
         mixed = {name: torch.tensordot(weights.to(t), t, 1) for name, t in reply.head.items()}
         return {i: {name: t[row] for name, t in mixed.items()} for row, i in enumerate(reply.ids)}
 
-    def train(self, cohort: Cohort, shared: dict[str, Any], terms: dict[str, Any], **sent: Any) -> Reply:
+    def train(self, cohort: Cohort, shared: dict[str, Any], **sent: Any) -> Reply:
         """Statistics with the received body, head, body, class means with the new body (the term)."""
         cohort.load(shared, self._own_heads(cohort, **sent))
         content: dict[str, Any] = {}
         if self.collaboration:
             content["statistics"] = self._statistics(cohort)
-        penalties = self.penalties(cohort, terms)
-        cohort.fit(cohort.personal_parameters, epochs=self.head_epochs, penalties=penalties)
-        cohort.fit(cohort.shared_parameters, epochs=self.local_epochs, penalties=penalties)
+        cohort.fit(cohort.personal_parameters, epochs=self.head_epochs)
+        cohort.fit(cohort.shared_parameters, epochs=self.local_epochs)
         if self.collaboration:
             content["head"] = {name: cohort.model[name].detach() for name in _personal_head(cohort)}
         content |= {"shared": cohort.shared(), "num_samples": cohort.num_samples}
-        return Reply(**content, terms=self.after_terms(cohort, terms))
+        return Reply(**content)
 
     def _statistics(self, cohort: Cohort) -> dict[str, Any]:
         """Of the features under the received body: ``h`` ``(n, C, d)`` and V, or what the general form needs."""

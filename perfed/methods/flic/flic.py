@@ -19,8 +19,8 @@ from perfed.method.term import Term, register_term
 from perfed.methods.fedrep import HetFedRep
 from perfed.methods.flic.class_batches import ClassMembers, class_members, class_slots
 from perfed.methods.flic.fast_w2 import gaussian_w2_sets
-from perfed.model.chain import stage_of
-from perfed.model.placement import SENT
+from perfed.model.chain import Model, stage_of
+from perfed.model.placement import PERSONAL, SENT, Placement
 from perfed.training.cohort import Cohort
 from perfed.training.early_stopping import best_epochs, hold_out
 from perfed.training.step import Penalty, Step
@@ -278,15 +278,17 @@ class _Draws:
         self.first, self.stop = first, stop
 
 
-register(
-    "flic-hl",
-    terms=(Anchors,),
-    summary="FLIC with a shared hidden layer: personal embedding and head, anchors (Rakotomamonjy et al. 2024)",
-)(HetFedRep)
+@register("flic-hl", terms=(Anchors,))
+class FLICHL(HetFedRep):
+    """FLIC with a shared hidden layer: personal embedding and head, anchors (Rakotomamonjy et al. 2024)."""
 
 
 @register("flic-class", terms=(Anchors,))
 class FLICClass(HetFedRep):
     """FLIC with only a personal linear head on top of the aligned embeddings (Rakotomamonjy et al. 2024)."""
 
-    without: ClassVar[tuple[str, ...]] = ("body",)
+    default_placement: ClassVar[dict[str, Placement]] = {"embedding": PERSONAL, "head": PERSONAL}
+
+    def adapt(self, model: Model) -> Model:
+        """The experiment's model without its body."""
+        return Model(**{stage: factory for stage, factory in model.factories.items() if stage != "body"})

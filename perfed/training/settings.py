@@ -1,0 +1,42 @@
+"""Settings of local training: the optimiser, its rates, mini-batches and epochs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field, field_validator
+
+from perfed.model.chain import STAGES
+from perfed.settings import STRICT
+
+
+class LocalTraining(BaseModel):
+    """How a client trains: settings that every method has."""
+
+    model_config = STRICT
+
+    optimizer: Literal["adam", "sgd"] = Field("adam", description="local optimiser")
+    lr: float | dict[str, float] = Field(1e-3, description="learning rate, or one per stage (missing stages: 1e-3)")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
+    weight_decay: float | dict[str, float] = Field(0.0, description="weight decay, or one per stage (others: 0)")
+    decay: Literal["weights", "all"] = Field("weights", description="what weight decay acts on; biases only with 'all'")
+    batch_size: int = Field(100, ge=1, description="samples of a local mini-batch")
+    local_epochs: int = Field(10, ge=0, description="local epochs per round")
+
+    @field_validator("lr", "weight_decay")
+    @classmethod
+    def _known_stages(cls, value: float | dict[str, float]) -> float | dict[str, float]:
+        for name, number in value.items() if isinstance(value, dict) else (("", value),):
+            if name and name not in STAGES:
+                raise ValueError(f"'{name}' is not a stage; allowed: {', '.join(STAGES)}")
+            if not 0 <= number < float("inf"):
+                raise ValueError("must be a finite number, at least 0")
+        return value
+
+    def lr_of(self, stage: str) -> float:
+        """Learning rate of ``stage``."""
+        return self.lr.get(stage, 1e-3) if isinstance(self.lr, dict) else self.lr
+
+    def weight_decay_of(self, stage: str) -> float:
+        """Weight decay of ``stage``."""
+        return self.weight_decay.get(stage, 0.0) if isinstance(self.weight_decay, dict) else self.weight_decay
