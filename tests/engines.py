@@ -158,7 +158,7 @@ def cohort(
     """A cohort of ``ids`` (default: all) with their initial personal parameters, before anything was loaded."""
     runner = serve(method, federation, **options).engine
     clients = [runner.clients[i] for i in ids or federation.ids]
-    return runner._cohort(clients, Exchange("test", round_, 0))
+    return runner.cohort(clients, Exchange("test", round_, 0))
 
 
 def leaves(tree: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:

@@ -57,7 +57,7 @@ def test_one_step_of_both_models_is_the_papers():
     v = {name: 0.5 * t for name, t in w.items()}
     group = cohort(method, blobs((12,)))
     group.state["local"] = {name: t[None].clone() for name, t in v.items()}
-    reply = method.train(group, {name: t[None] for name, t in w.items()}, {})
+    reply = method.train(group, {name: t[None] for name, t in w.items()})
 
     def gradient(values):
         leaves = {name: t.clone().requires_grad_() for name, t in values.items()}

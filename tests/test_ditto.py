@@ -104,7 +104,7 @@ def test_personal_parameters_are_trained_with_the_global_model():
     }
     before = group.model["head.weight"].clone()
     assert set(group.state["local"]) == set(shared)
-    method.train(group, shared, {})
+    method.train(group, shared)
     assert not torch.equal(group.model["head.weight"], before)
 
 

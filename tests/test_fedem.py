@@ -86,12 +86,13 @@ def test_the_likelihood_does_not_fall_in_full_batch_em_on_a_convex_problem():
 
 
 def test_a_component_descends_on_the_loss_weighted_by_its_responsibilities():
-    group = cohort(full_batch(components=2), populations((0.0, 1.0), samples=8), model=LINEAR)
+    method = full_batch(components=2)
+    group = cohort(method, populations((0.0, 1.0), samples=8), model=LINEAR)
     generator = torch.Generator().manual_seed(3)
     shapes = {name: tensor.shape for name, tensor in group.chain.tensors().items()}
     bank = {name: torch.randn(2, 2, *shape, generator=generator).double() for name, shape in shapes.items()}
     q = torch.rand(16, 2, generator=generator, dtype=torch.float64)
-    trained = group.method.maximise(group, bank, q, 1)
+    trained = method.maximise(group, bank, q, 1)
     samples = group.samples()
     for client in range(2):
         part = slice(8 * client, 8 * client + 8)

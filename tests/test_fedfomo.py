@@ -35,11 +35,12 @@ def with_one_client_without_validation() -> Federation:
 
 
 def test_the_combined_model_is_the_formula_on_validation_data():
-    group = cohort(quick(FedFomo), with_one_client_without_validation())
+    method = quick(FedFomo)
+    group = cohort(method, with_one_client_without_validation())
     old, own = ({n: t[:, 0].contiguous() for n, t in random_models(group, 1, seed).items()} for seed in (1, 2))
     models = random_models(group, 4, 3)
     group.state["old"], group.state["own"] = old, own
-    group.method.combine(group, models)
+    method.combine(group, models)
     helpful = 0
     for row, client in enumerate(group.clients):
         data = client.split("validation") or client.train
@@ -63,18 +64,19 @@ def test_the_combined_model_is_the_formula_on_validation_data():
 
 def test_harmful_and_equal_models_weigh_nothing():
     server = train(serve(quick(Local, local_epochs=30, lr=0.02), blobs((20, 20), validation=10)), 2)
-    group = cohort(quick(FedFomo), blobs((20, 20), validation=10))
+    method = quick(FedFomo)
+    group = cohort(method, blobs((20, 20), validation=10))
     good = {n: torch.stack([server.engine.states[c]["model"][n] for c in group.ids]) for n in group.chain.tensors()}
     bad = {n: t[:, 0] for n, t in random_models(group, 1).items()}
     candidates = {n: torch.stack([good[n], bad[n]], 1) for n in good}
     gains = improvement(group, good, candidates)
     assert (gains[:, 0] == 0).all() and (gains[:, 1] < 0).all()
     group.state["old"], group.state["own"] = good, bad
-    group.method.combine(group, {n: t.unsqueeze(1) for n, t in bad.items()})
+    method.combine(group, {n: t.unsqueeze(1) for n, t in bad.items()})
     for name, tensor in good.items():
         assert torch.equal(group.model[name], tensor)  # nothing helps: back to the old model
     group.state["old"], group.state["own"] = bad, bad
-    group.method.combine(group, {n: t.unsqueeze(1) for n, t in good.items()})
+    method.combine(group, {n: t.unsqueeze(1) for n, t in good.items()})
     for name, tensor in good.items():
         torch.testing.assert_close(group.model[name], tensor)
 

@@ -60,11 +60,12 @@ def test_rounds_bring_the_clients_kernels_together():
 def test_without_its_weight_fedhenn_is_local_training_and_with_it_it_is_not():
     for eta, same in ((0.0, True), (5.0, False)):
         method = make("fedhenn", eta=eta)
-        group, other = cohort(method, blobs()), cohort(make("local"), blobs())
+        local = make("local")
+        group, other = cohort(method, blobs()), cohort(local, blobs())
         keys = rng.key(1).expand(3)
         kernel = method.kernels(group, keys)["kernel"].mean(0).expand(3, -1, -1)
-        method.train_aligned(group, keys, kernel, {})
-        other.method.train(other, {})
+        method.train_aligned(group, keys, kernel)
+        local.train(other)
         assert torch.allclose(group.model["head.weight"], other.model["head.weight"], rtol=1e-10, atol=1e-12) == same
 
 

@@ -20,7 +20,7 @@ from perfed.training.step import sample_losses
 class BalancedFedAvg(FedAvg):
     """Fed-RoD's generic path alone."""
 
-    def train(self, cohort, shared, terms):
+    def train(self, cohort, shared):
         cohort.load(shared)
         log_counts = cohort.class_counts.clamp_min(1.0).log()
 
@@ -29,7 +29,7 @@ class BalancedFedAvg(FedAvg):
             return (sample_losses(logits, step.y, logits.shape[-1]) * step.weight).sum(1)
 
         cohort.fit(STAGES, epochs=self.local_epochs, loss=loss)
-        return Reply(shared=cohort.shared(), num_samples=cohort.num_samples, terms={})
+        return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])

@@ -137,7 +137,7 @@ def test_the_alignment_of_a_full_batch_is_the_closed_form_summed_over_classes():
     server = serve(flic(anchor_scale=1.0, batch_size=99), federation)
     server.engine.states = {c.id: server.setup.client_state(c, server.engine.info) for c in server.engine.federation}
     group = cohort(server.setup.method, federation)
-    term, means = server.setup.method.all_terms[0], server.state.anchors["mean"]
+    term, means = server.setup.method.terms[0], server.state.anchors["mean"]
     align = term.alignment(group, means.expand(3, -1, -1))
     found = {}
 
@@ -181,8 +181,9 @@ def test_anchors_move_towards_the_centres_of_their_class():
 
 def test_clients_weigh_the_same_or_by_their_samples(monkeypatch):
     federation = blobs((9, 3), labels=[[0, 1], [1]])
-    plain = loaded(flic(anchor_average="samples"), federation)
-    reply = plain.method.all_terms[0].after(plain, {"mean": torch.ones(2, CLASSES, LATENT).double()})
+    method = flic(anchor_average="samples")
+    plain = loaded(method, federation)
+    reply = method.terms[0].after(plain, {"mean": torch.ones(2, CLASSES, LATENT).double()})
     assert reply["weight"].tolist() == [[9, 9, 0], [0, 3, 0]]
     bodies = []
     real = fedrep.client_mean
@@ -200,7 +201,7 @@ def test_send_all_changes_presence_only():
     for send_all in (False, True):
         method = flic(send_all=send_all)
         group = loaded(method, federation)
-        replies[send_all] = method.all_terms[0].after(group, {"mean": torch.ones(2, CLASSES, LATENT).double()})
+        replies[send_all] = method.terms[0].after(group, {"mean": torch.ones(2, CLASSES, LATENT).double()})
     assert torch.equal(replies[False]["mean"], replies[True]["mean"])
     assert replies[False]["weight"].tolist() == [[1, 1, 0], [0, 1, 0]]
     assert bool((replies[True]["weight"] == 1).all())
@@ -222,7 +223,7 @@ def loaded(method, federation, seed=0):
 
 def test_the_step_on_the_anchors_uses_the_received_shared_parameters():
     federation, method = blobs((9, 6)), flic(lambda1=0.0, lambda2=1.0, anchor_lr=0.1)
-    term, payload = method.all_terms[0], {"mean": torch.randn(2, CLASSES, LATENT).double()}
+    term, payload = method.terms[0], {"mean": torch.randn(2, CLASSES, LATENT).double()}
     group = loaded(method, federation)
     untouched = term.after(group, payload)["mean"]
     for name in group.received:  # local training of the body changes nothing
@@ -239,7 +240,7 @@ def test_the_anchors_gradient_is_that_of_the_objective():
     """Finite check: autograd of lambda1 W2^2 + lambda2 mean loss on samples, written down plainly."""
     federation = blobs((9, 6), labels=[[0, 1, 2], [1]])
     method = flic(lambda1=0.3, lambda2=0.7, anchor_samples=5, anchor_scale=2.0)
-    term, group = method.all_terms[0], loaded(method, federation)
+    term, group = method.terms[0], loaded(method, federation)
     means = torch.randn(2, CLASSES, LATENT, generator=torch.Generator().manual_seed(1)).double()
     held, centres = group.class_counts > 0, group.class_means("embedding")
     found = term._anchor_gradient(group, means, centres, held, 1)
@@ -287,7 +288,7 @@ def gradients(method, trained, federation):
         found.update({name: float(g.abs().max()) for name, g in grads.items()})
         return grads
 
-    (penalty,) = method.penalties(group, {"anchors": payload})
+    penalty = method.terms[0].penalty(group, payload)
     # A zero that touches every parameter, so that all of them have a gradient.
     touch = lambda step: sum(0.0 * step.params[n].flatten(1).sum(1) for n in group.trainable(trained))  # noqa: E731
     group.fit(trained, steps=1, loss=touch, penalties=[penalty], correct=keep)
@@ -314,7 +315,7 @@ def test_the_calibration_is_the_mean_loss_on_samples_of_the_anchors():
     method = flic(lambda1=0.0, lambda2=2.0, anchor_scale=1e-20, batch_size=99)
     group = loaded(method, federation)
     means = torch.randn(CLASSES, LATENT, generator=torch.Generator().manual_seed(3)).double()
-    (penalty,) = method.penalties(group, {"anchors": {"mean": means.expand(3, -1, -1)}})
+    penalty = method.terms[0].penalty(group, {"mean": means.expand(3, -1, -1)})
     found = {}
 
     def loss(step):
@@ -414,7 +415,7 @@ def test_validated_pretraining_differs_between_clients_and_agrees_across_engines
     for name, run in runs.items():
         assert difference(run, runs["sequential"]) <= 1e-8, name
     server = serve(flic(**settings), UNEQUAL)
-    term, group = server.setup.method.all_terms[0], cohort(flic(**settings), UNEQUAL, round_=0)
+    term, group = server.setup.method.terms[0], cohort(flic(**settings), UNEQUAL, round_=0)
     means = server.state.anchors["mean"].expand(4, -1, -1)
     before = {name: tensor.clone() for name, tensor in group.model.items()}
     epochs = term._validated_epochs(group, means, term.alignment(group, means))

@@ -141,7 +141,7 @@ def test_one_step_per_mini_batch_from_w(proximal, shrunk):
     method = make("pfedme", lam=lam, lr=lr, inner_steps=1, local_epochs=1, proximal=proximal, **FULL)
     group = cohort(method, planes(), model=LINEAR)
     w = {name: t.expand(3, *t.shape) for name, t in serve(method, planes(), model=LINEAR).state.shared.items()}
-    method.train(group, w, {})
+    method.train(group, w)
     for row, client in enumerate(group.clients):
         h, b = quadratic(client)
         start = flat({name: t[row] for name, t in w.items()})

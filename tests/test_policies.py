@@ -13,6 +13,7 @@ from scipy import stats
 
 from perfed import rng
 from perfed.data.federation import Federation
+from perfed.engine.chores import gradient
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.methods.flic.flic import Anchors
@@ -473,10 +474,11 @@ def test_flanp_ends_a_stage_when_the_gradient_is_small_enough(engine):
 
 def test_the_gradient_for_policies_is_that_of_the_mean_training_loss():
     federation = blobs((5, 1, 7))
-    group = cohort(make("fedavg"), federation)
-    server = serve(make("fedavg"), federation)
+    method = make("fedavg")
+    group = cohort(method, federation)
+    server = serve(method, federation)
     shared = {name: t.expand(3, *t.shape).clone() for name, t in server.state.shared.items()}
-    reply = group.method.gradient(group, shared)
+    reply = gradient(method, group, shared)
     assert bool(group.train_loss.isnan().all())  # it is no training
     for row, client in enumerate(federation):
         chain = network().build((4,)).double()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from engines import ENGINES, blobs, cohort, every_tensor, make, quick, serve
 
-import perfed.methods.feddar.feddar as feddar
+from perfed.methods.feddar import feddar
 from perfed.errors import PerfedError
 from perfed.method.exchange import ParameterSet, Reply
 from perfed.method.method import Method

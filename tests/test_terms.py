@@ -58,7 +58,8 @@ def test_the_gradient_is_mu_times_the_way_back():
     """With learning rate lr, one more step of SGD differs by - lr mu (w - received), and for shared parameters only."""
     mu, lr, federation = 0.7, 0.1, blobs((6, 4))
     settings = {"optimizer": "sgd", "lr": lr, "batch_size": 99}
-    with_term = cohort(quick(HetFedRep, terms=(Proximal(mu=mu),), **settings), federation)
+    term = Proximal(mu=mu)
+    with_term = cohort(quick(HetFedRep, terms=(term,), **settings), federation)
     without = cohort(quick(HetFedRep, **settings), federation)
     shared = {
         n: torch.randn(2, *t.shape, generator=torch.Generator().manual_seed(0)).double()
@@ -68,7 +69,7 @@ def test_the_gradient_is_mu_times_the_way_back():
     moved = {n: t + torch.linspace(-1, 1, t[0].numel()).view(t.shape[1:]) for n, t in shared.items()}
     for group in (with_term, without):
         group.load(shared)
-    penalties = with_term.method.penalties(with_term, {"proximal": {}})
+    penalties = [term.penalty(with_term, {})]
     for group, active in ((with_term, penalties), (without, [])):
         group.model.update({n: t.clone() for n, t in moved.items()})
         group.fit(STAGES, steps=1, penalties=active)

@@ -116,7 +116,7 @@ class InProcessEngine:
         losses: dict[str, Tensor] = {}
         metrics: Metrics = {}
         for chunk in self._chunks(ids, by_id=bool(reduce)):
-            cohort = self._cohort(chunk, exchange)
+            cohort = self.cohort(chunk, exchange)
             reply = self._call(cohort, exchange, self._deliver(payload, cohort.ids))
             if exchange.measure is not None:
                 predicted = predictions(self.setup.method, cohort, exchange.measure, self._trained)
@@ -157,7 +157,7 @@ class InProcessEngine:
         """Cohorts of the clients' own models, made by ``program`` on copies, one at a time."""
         for chunk in self._chunks(ids):
             exchange = Exchange(program, round_, -1)
-            cohort = self._cohort(chunk, exchange)
+            cohort = self.cohort(chunk, exchange)
             self._call(cohort, exchange, self._deliver(payload, cohort.ids))
             yield cohort
 
@@ -210,7 +210,8 @@ class InProcessEngine:
         data = sum(s.x.numel() * s.x.element_size() for s in splits) // len(members)
         return max(1, _COHORT_BYTES // max(1, model + data))
 
-    def _cohort(self, clients: list[Client], exchange: Exchange) -> Cohort:
+    def cohort(self, clients: list[Client], exchange: Exchange) -> Cohort:
+        """``clients`` of one architecture, side by side, as ``exchange`` finds them."""
         frozen = "frozen" in self.setup.places(clients[0].input_shape).values()
         own = [self.setup.client_model(client) if frozen else {} for client in clients]
         states = [self._current(client) for client in clients]

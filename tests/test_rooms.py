@@ -1,0 +1,97 @@
+"""The house: imports run from the ground up, no circles, and nobody goes through the face."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import perfed
+
+ROOT = Path(perfed.__file__).parent
+GROUND = {"errors", "rng", "tree", "codec", "settings", "plugins", "machine"}
+ROOMS = (  # from the bottom to the top; a room may use those before it
+    "data",
+    "maths",
+    "participation",
+    "theory",
+    "datasets",
+    "model",
+    "training",
+    "method",
+    "methods",
+    "engine",
+    "run",
+    "report",
+    "experiment",
+    "cli",
+)
+FACES = {"aggregate", "placement", "registry", "terms"}  # short names for users; nothing inside imports them
+
+
+def modules() -> dict[str, Path]:
+    """Every module of perfed by its full name."""
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        name = ".".join(("perfed", *path.relative_to(ROOT).with_suffix("").parts))
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+def imported(path: Path, known: dict[str, Path]) -> Iterator[str]:
+    """The modules of perfed that ``path`` imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "perfed":
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in known else str(node.module)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "perfed")
+
+
+def arrows() -> dict[str, set[str]]:
+    """Module -> the modules that it imports; a package's own ``__init__`` is a door, not an importer."""
+    known = modules()
+    return {name: set(imported(path, known)) - {name} for name, path in known.items()}
+
+
+def room(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def floor(name: str) -> int:
+    return 0 if name in GROUND else 1 + ROOMS.index(name)
+
+
+def test_every_file_is_in_a_room_that_is_known():
+    assert {room(name) for name in modules() if "." in name} == GROUND | set(ROOMS) | FACES
+    assert len(GROUND) + len(ROOMS) + len(FACES) <= 25
+
+
+def test_no_arrow_runs_back_up():
+    upwards = [
+        f"{name} -> {other}"
+        for name, others in arrows().items()
+        if room(name) and room(name) not in FACES
+        for other in others
+        if not room(other) or room(other) in FACES or floor(room(other)) > floor(room(name))
+    ]
+    assert not upwards, upwards
+
+
+def test_there_is_no_circle():
+    inner = {name: others for name, others in arrows().items() if modules()[name].name != "__init__.py"}
+    list(TopologicalSorter(inner).static_order())  # raises where there is one
+
+
+def test_no_import_is_for_types_alone():
+    assert not [name for name, path in modules().items() if "TYPE_CHECKING" in path.read_text()]
+
+
+def test_the_house_has_fewer_than_twelve_floors():
+    rooms = {name: {room(o) for n, others in arrows().items() if room(n) == name for o in others} for name in ROOMS}
+    height = dict.fromkeys(GROUND, 1)
+    for name in ROOMS:
+        height[name] = 1 + max((height[other] for other in rooms[name] if other != name and other in height), default=0)
+    assert max(height.values()) < 12, height
