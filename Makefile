@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Run a second time without a processor's wide instructions: their last digits must not be what a test demands.
-ROUNDING := $(foreach name,combination fast_w2 fedem fit hypcluster layers policies,tests/test_$(name).py)
+ROUNDING := $(foreach name,methods/combination methods/fast_w2 methods/fedem training/fit methods/hypcluster model/layers participation/policies,tests/$(dir $(name))test_$(notdir $(name)).py)
 OUT ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)
 PER_CLIENT := sklearn:logistic,sklearn:svc
 # Trials for the plan would take longer than these runs.

@@ -1,10 +1,11 @@
-"""Real data files in tests: used where present, skipped where not."""
+"""Data files in tests: real ones where present, skipped where not, and made ones."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from perfed.data.files import find_file
@@ -19,3 +20,13 @@ def require_file(name: str) -> Path:
         if os.environ.get("PERFED_REQUIRE_DATA") == "1":
             pytest.fail(f"PERFED_REQUIRE_DATA=1 but {error}")
         pytest.skip(str(error))
+
+
+def write_images(folder: Path, file: str, num_classes: int = 10, **more: np.ndarray) -> None:
+    """A file like those of the image data sets: black pictures, 30 training and 6 test images of each class."""
+    arrays = {}
+    for split, per_class in (("train", 30), ("test", 6)):
+        y = np.repeat(np.arange(num_classes), per_class)
+        arrays |= {f"x_{split}": np.zeros((len(y), 28, 28), np.uint8), f"y_{split}": y.astype(np.uint8)}
+        arrays[f"x_{split}"][:, 0, 0] = 255
+    np.savez(folder / file, **{**arrays, **more})

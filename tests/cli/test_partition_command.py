@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import EXPERIMENT, Outcome, is_plain, perfed
-from test_pooled import write_images
+from data_files import write_images
 
 from perfed.data.federation import Federation
 from perfed.datasets import catalogue, dataset, load

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import EXPERIMENT, TINY, Outcome, contents, perfed, run_tiny
-from test_pooled import write_images
+from data_files import write_images
 
 from perfed.data.federation import Federation
 from perfed.engine.evaluate import client_table

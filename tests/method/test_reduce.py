@@ -10,10 +10,10 @@ import pytest
 import torch
 from engines import ENGINES, blobs, cohort, every_tensor, make, quick, serve
 
-from perfed.methods.feddar import feddar
 from perfed.errors import PerfedError
 from perfed.method.exchange import ParameterSet, Reply
 from perfed.method.method import Method
+from perfed.methods.feddar import feddar
 from perfed.methods.flic.flic import Anchors
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import cvxpy
 import numpy as np
 import pytest
+from quadratic import reference
 
 from perfed.errors import PerfedError
 from perfed.maths import simplex
@@ -11,15 +11,6 @@ from perfed.maths.simplex import simplex_qp
 
 def objective(p, q, a):
     return a @ p @ a + q @ a
-
-
-def reference(p, q):
-    """cvxpy's solution; p and q are near 1."""
-    a = cvxpy.Variable(len(p))
-    problem = cvxpy.Problem(cvxpy.Minimize(cvxpy.quad_form(a, cvxpy.psd_wrap(p)) + q @ a), [a >= 0, cvxpy.sum(a) == 1])
-    problem.solve(solver="CLARABEL", tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
-    found = np.clip(a.value, 0, None)
-    return found / found.sum()
 
 
 def random_problem(seed):

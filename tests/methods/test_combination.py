@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from test_simplex import reference
+from quadratic import reference
 
 from perfed.errors import PerfedError
 from perfed.methods.fedpac import combination

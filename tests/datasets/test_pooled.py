@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_files import require_file
+from data_files import require_file, write_images
 
 from perfed.data.federation import Federation
 from perfed.datasets import check_options, cifar, describe, load
@@ -295,15 +295,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def write_images(folder: Path, file: str, num_classes: int = 10, **more: np.ndarray) -> None:
-    arrays = {}
-    for split, per_class in (("train", 30), ("test", 6)):
-        y = np.repeat(np.arange(num_classes), per_class)
-        arrays |= {f"x_{split}": np.zeros((len(y), 28, 28), np.uint8), f"y_{split}": y.astype(np.uint8)}
-        arrays[f"x_{split}"][:, 0, 0] = 255
-    np.savez(folder / file, **{**arrays, **more})
-
-
 @pytest.fixture
 def folder(monkeypatch, tmp_path) -> Path:
     """A folder for data files; no others are found, and the cache is the test's own."""
@@ -330,7 +321,7 @@ def test_all_pooled_data_sets_have_the_same_partition_options():
 
 
 def test_the_examples_in_the_docs_are_valid():
-    text = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     blocks = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     lines = [line for line in blocks[0].splitlines() if line]
     tables = [tomllib.loads(line)["data"] for line in lines] + [tomllib.loads(block)["data"] for block in blocks[1:]]
