@@ -12,8 +12,8 @@ from perfed.method.method import Method
 from perfed.method.term import Travelling
 from perfed.model.chain import Parameters
 from perfed.training.cohort import Cohort
-from perfed.training.fit import Gradient
 from perfed.training.step import Step
+from perfed.training.update import Gradient, Replaced
 
 
 def gradient(method: Method, cohort: Cohort, shared: dict[str, Any]) -> Reply:
@@ -31,7 +31,7 @@ def gradient(method: Method, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         return params
 
     with cohort.rehearsal():
-        cohort.fit(names, steps=1, batch_size="all", step=note)
+        cohort.fit(names, steps=1, samples=cohort.samples().in_batches("all"), update=Replaced(note))
     return Reply(gradient=found, num_samples=cohort.num_samples)
 
 

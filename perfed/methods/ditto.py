@@ -13,6 +13,7 @@ from perfed.methods.fedavg import FedAvg
 from perfed.methods.proximal import STEP, ProximalStep, implicit_notes
 from perfed.model.chain import STAGES, Model
 from perfed.training.cohort import Cohort
+from perfed.training.update import Near
 
 
 @register("ditto")
@@ -47,9 +48,7 @@ class Ditto(FedAvg):
             cohort.shared_parameters,
             epochs=self.local_epochs,
             params=cohort.state["local"],
-            near=shared,
-            pull=self.lam,
-            proximal=self.proximal,
+            update=Near(shared, self.lam, self.proximal),
         )
         cohort.load(cohort.state["local"])
         return reply

@@ -17,6 +17,7 @@ from perfed.method.registry import register
 from perfed.methods.proximal import STEP, ProximalStep, implicit_notes
 from perfed.model.chain import STAGES, Model, Parameters
 from perfed.training.cohort import Cohort
+from perfed.training.update import Near
 
 
 @register("fedamp")
@@ -82,7 +83,7 @@ class FedAMP(Method):
     def train(self, cohort: Cohort, cloud: dict[str, Any]) -> Reply:
         """The proximal problem, from and around the cloud's model u_i."""
         cohort.load(cloud)
-        cohort.fit(STAGES, epochs=self.local_epochs, near=cloud, pull=self.lam / self.alpha, proximal=self.proximal)
+        cohort.fit(STAGES, epochs=self.local_epochs, update=Near(cloud, self.lam / self.alpha, self.proximal))
         return Reply(shared=cohort.shared())
 
     def notes(self, federation: Federation, model: Model) -> list[str]:

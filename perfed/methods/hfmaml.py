@@ -13,8 +13,8 @@ from perfed.method.method import Method
 from perfed.method.registry import register
 from perfed.model.chain import STAGES, Parameters
 from perfed.training.cohort import Cohort
-from perfed.training.fit import Gradient
 from perfed.training.step import Step
+from perfed.training.update import Directed, Gradient, Replaced
 
 
 @register("hf-maml")
@@ -53,8 +53,7 @@ class HFMAML(Method):
         cohort.fit(
             STAGES,
             epochs=self.local_epochs,
-            direction=self.meta_gradient,
-            streams=2 if self.variant == "first-order" else 3,
+            update=Directed(self.meta_gradient, streams=2 if self.variant == "first-order" else 3),
         )
         return Reply(shared=cohort.shared())
 
@@ -82,6 +81,6 @@ class HFMAML(Method):
         cohort.fit(
             STAGES,
             steps=self.adapt_steps,
-            step=self._inner,
-            batch_size="all" if self.adapt_batch == "all" else None,
+            samples=cohort.samples().in_batches("all" if self.adapt_batch == "all" else None),
+            update=Replaced(self._inner),
         )

@@ -15,9 +15,9 @@ from perfed.method.registry import register
 from perfed.methods.proximal import STEP, ProximalStep, implicit_notes
 from perfed.model.chain import STAGES, Model, Parameters, stage_of
 from perfed.training.cohort import Cohort
-from perfed.training.fit import Gradient
 from perfed.training.optim import OptimizerState
 from perfed.training.step import Step
+from perfed.training.update import Gradient, Replaced
 
 
 @register("pfedme")
@@ -86,7 +86,7 @@ class PFedMe(Method):
             moved = {name: t.lerp(inner.params[name], self._rate(name)) for name, t in w.items()}
             return {**inner.params, **moved, **{f"theta/{name}": inner.params[name] for name in theta}}
 
-        cohort.fit(STAGES, epochs=self.local_epochs, also={"theta": theta}, step=step)
+        cohort.fit(STAGES, epochs=self.local_epochs, also={"theta": theta}, update=Replaced(step))
         cohort.close_terms()  # they look at w
         reply = Reply(shared=cohort.shared())
         cohort.state["theta"] = {**cohort.shared(), **theta}

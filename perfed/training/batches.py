@@ -8,9 +8,9 @@ clients still active at a step are a prefix. Padded samples have weight 0.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ class Samples:
         counts: samples of each client, in order.
         weight: ``(total,)``, factor of each sample in every loss; ``None`` for 1.
         domain: ``(total,)`` int64 domain ids; ``None`` where domains are unknown.
+        batch_size: of their mini-batches; ``"all"``: a client's samples are one; ``None``: the method's.
     """
 
     x: Tensor
@@ -44,6 +45,7 @@ class Samples:
     counts: IntArray
     weight: Tensor | None = None
     domain: Tensor | None = None
+    batch_size: int | Literal["all"] | None = None
 
     @property
     def starts(self) -> IntArray:
@@ -54,7 +56,11 @@ class Samples:
         """The samples at ``rows``, which belong to clients with ``counts`` samples each."""
         weight = None if self.weight is None else self.weight[rows]
         domain = None if self.domain is None else self.domain[rows]
-        return Samples(self.x[rows], self.y[rows], counts, weight, domain)
+        return Samples(self.x[rows], self.y[rows], counts, weight, domain, self.batch_size)
+
+    def in_batches(self, size: int | Literal["all"] | None) -> Samples:
+        """The same samples in mini-batches of another size than the method's (``None``: the method's)."""
+        return replace(self, batch_size=size)
 
     @classmethod
     def pack(cls, splits: Sequence[Split], width: int | None = None) -> Samples:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,11 +19,12 @@ from perfed.model.chain import STAGES, Chain, Parameters, stage_of
 from perfed.model.placement import SENT, Placement
 from perfed.training import fit as fitting
 from perfed.training.batches import IntArray, Samples
-from perfed.training.fit import Correction, Task, Update
-from perfed.training.optim import Optimizer, Proximal, optimizer_for
+from perfed.training.fit import Task
+from perfed.training.optim import Optimizer, optimizer_for
 from perfed.training.plan import Plan
 from perfed.training.settings import LocalTraining
 from perfed.training.step import Loss, Penalty, Step, cross_entropy, squared_error
+from perfed.training.update import Near, Update
 from perfed.training.view import View
 
 _TRIAL_STEPS = 3
@@ -197,15 +198,8 @@ class Cohort(View):
         also: Mapping[str, Parameters] | None = None,
         loss: Loss | None = None,
         penalties: Sequence[Penalty] | None = None,
-        near: Parameters | None = None,
-        pull: float = 0.0,
-        proximal: Proximal = "explicit",
-        correct: Correction | None = None,
-        step: Update | None = None,
-        direction: Update | None = None,
-        streams: int = 1,
         samples: Samples | None = None,
-        batch_size: int | Literal["all"] | None = None,
+        update: Update | None = None,
     ) -> None:
         """Train some stages of each client's model on its own data, as if each client were alone.
 
@@ -227,17 +221,9 @@ class Cohort(View):
             loss: one value per client; default cross-entropy or squared error. This and the functions below may be
                 called for different clients at the same time: what they keep must be in the step's block.
             penalties: added to the loss; default: those of the terms (:attr:`penalties`).
-            near, pull: the optimiser keeps the parameters named in ``near`` ``(n, ...)`` close to it by
-                ``pull / 2 |w - near|^2``.
-            proximal: the step on that term: by its gradient, or with SGD ``"implicit"``, stable for any strength, which
-                it is also where the gradient's would diverge (:func:`perfed.training.optim.explicit_is_stable`).
-            correct: edits the gradients before each update.
-            step: makes the new values of the trained parameters itself, in place of the optimiser:
-                ``step(params, grad_fn, batches)``; ``grad_fn(params, batch)`` is the gradient of loss and penalties.
-            direction: called in the same way, makes what the optimiser takes for the gradient.
-            streams: number of independent mini-batches that ``step`` or ``direction`` gets.
-            samples: data in place of the training split.
-            batch_size: in place of the method's; ``"all"``: a client's samples are one mini-batch.
+            samples: data in place of the training split, or in mini-batches of another size
+                (:meth:`Samples.in_batches <perfed.training.batches.Samples.in_batches>`).
+            update: how a step departs from the optimiser's own (:mod:`perfed.training.update`).
 
         Raises:
             PerfedError: a client's loss becomes NaN or infinite; names the round and the client.
@@ -258,24 +244,15 @@ class Cohort(View):
         for name in own:
             target[name] = target[name].contiguous()
         added = self.penalties if penalties is None else penalties
-        task = self._task(trained, {**target, **extra}, loss, added, samples or self.samples(), batch_size)
+        samples = samples or self.samples()
+        task = self._task(trained, {**target, **extra}, loss, added, samples)
         per_client = None if epochs is None else np.broadcast_to(np.asarray(epochs, np.int64), (self.n,))
-        close = {name: t for name, t in (near or {}).items() if name in own} if pull else {}
-        task = replace(
-            task,
-            epochs=per_client,
-            steps=steps,
-            correct=correct,
-            update=step,
-            direction=direction,
-            streams=streams,
-            near=close,
-            pull=pull,
-            proximal=proximal,
-        )
+        if isinstance(update, Near):
+            update = update.only(own)
+        task = replace(task, epochs=per_client, steps=steps, update=update)
         kind = "fit " + "+".join(sorted({stage_of(n) for n in trained}, key=self.chain.stages.index)) + self.label
-        if batch_size is not None:
-            kind += f" (batch {batch_size})"
+        if samples.batch_size is not None:
+            kind += f" (batch {samples.batch_size})"
         trial = None if self.unstackable else lambda chunk: _trial(task, chunk)
         try:
             path = self.plan.path(kind, self.n, trial, parallel=self.parallel)
@@ -330,15 +307,13 @@ class Cohort(View):
         loss: Loss | None,
         penalties: Sequence[Penalty],
         samples: Samples,
-        batch_size: int | Literal["all"] | None,
     ) -> Task:
         start = min(self.chain.stages.index(stage_of(name)) for name in trained) if self.augment is None else 0
         raw = samples.x
         if start > 0:
             samples = replace(samples, x=self._features(samples, start, target))
         base = loss or (squared_error if self.num_classes is None else cross_entropy)
-        if batch_size == "all":
-            batch_size = int(samples.counts.max())
+        batch_size = int(samples.counts.max()) if samples.batch_size == "all" else samples.batch_size
 
         def total(step: Step) -> Tensor:
             value = base(step)

@@ -7,9 +7,8 @@ rest. Optimiser state is fresh in every fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,27 +19,9 @@ from perfed.data.augment import CropFlip
 from perfed.errors import Diverged, PerfedError
 from perfed.model.chain import Chain, Parameters, stage_of
 from perfed.training.batches import IntArray, Samples, Schedule, blocks, schedule, steps_of
-from perfed.training.optim import Optimizer, OptimizerState, Proximal, with_axes_of
+from perfed.training.optim import Optimizer, OptimizerState, with_axes_of
 from perfed.training.step import Loss, Step
-
-Correction = Callable[[Step, Parameters], Parameters]
-
-
-class Gradient(Protocol):
-    """Gradient of the loss of a mini-batch; what an :data:`Update` may call as often as it likes."""
-
-    def __call__(self, params: Parameters, batch: Step) -> Parameters:
-        """Gradients at ``params`` (the trained parameters, ``(clients, ...)``) by name; zeros where unused."""
-
-    def along(self, vector: Parameters, params: Parameters, batch: Step) -> Parameters:
-        """The Hessian of the loss at ``params`` times ``vector``, by automatic differentiation of the gradient.
-
-        Raises:
-            PerfedError: a layer or a term has no second derivative.
-        """
-
-
-Update = Callable[[Parameters, Gradient, Sequence[Step]], Parameters]
+from perfed.training.update import Corrected, Directed, Near, Replaced, Update
 
 
 @dataclass(frozen=True)
@@ -54,13 +35,7 @@ class Task:
         samples: the clients' data; its ``x`` is the input of stage number ``start``.
         keys: int64 ``(clients,)``.
         loss: one value per client, penalties included.
-        correct: edits gradients, given and returning ``{name: (clients, ...)}``.
-        update: makes the new values itself, in place of optimiser and ``correct``.
-        direction: makes what the optimiser takes for the gradient, in place of the gradient and ``correct``.
-        streams: independent mini-batches that each ``update`` or ``direction`` gets.
-        near: parameters ``(clients, ...)`` by name; the optimiser keeps those trained close to them by
-            ``pull / 2 |w - near|^2``, of which it takes a ``proximal`` step
-            (:meth:`perfed.training.optim.OptimizerState.step`).
+        update: how a step departs from the optimiser's own; ``None``: not at all.
         per_domain: stages whose parameters have a domain axis.
         epochs, steps: length of the fit, epochs per client or steps for all; the other is ``None``.
         rows: position of each client in its cohort.
@@ -76,13 +51,7 @@ class Task:
     batch_size: int
     epochs: IntArray | None = None
     steps: int | None = None
-    correct: Correction | None = None
     update: Update | None = None
-    direction: Update | None = None
-    streams: int = 1
-    near: Parameters = field(default_factory=dict)
-    pull: float = 0.0
-    proximal: Proximal = "explicit"
     augment: CropFlip | None = None
     per_domain: frozenset[str] = frozenset()
     start: int = 0
@@ -95,9 +64,12 @@ class Task:
         return len(self.samples.counts)
 
     def descend(self, state: OptimizerState, grads: Parameters, seen: Parameters) -> None:
-        """The optimiser's step for the clients that are still active, near :attr:`near`, of the entries ``seen``."""
-        near = {name: t[: len(state.params[name])] for name, t in self.near.items()}
-        state.step(grads, near, self.pull, self.proximal, seen)
+        """The optimiser's step for the clients that are still active, of the entries ``seen``."""
+        if isinstance(self.update, Near):
+            near = {name: t[: len(state.params[name])] for name, t in self.update.to.items()}
+            state.step(grads, near, self.update.pull, self.update.proximal, seen=seen)
+        else:
+            state.step(grads, seen=seen)
 
     def part(self, first: int, stop: int) -> Task:
         """The same fit for clients ``first..stop-1``; parameters are views."""
@@ -111,7 +83,7 @@ class Task:
         return replace(
             self,
             params={name: tensor[at] for name, tensor in self.params.items()},
-            near={name: tensor[at] for name, tensor in self.near.items()},
+            update=self.update.of(at) if isinstance(self.update, Near) else self.update,
             samples=self.samples.take(samples, self.samples.counts[clients]),
             keys=self.keys[at],
             raw=None if self.raw is None else self.raw[samples],
@@ -132,7 +104,8 @@ def run(task: Task, *, limit: int | None = None) -> tuple[Tensor, IntArray]:
     order = np.argsort(-length, kind="stable")
     if (order != np.arange(len(order))).any():
         return _run_sorted(task, order, limit)
-    keys = [task.keys, *(rng.key(task.keys, "stream", j) for j in range(1, task.streams))]
+    streams = task.update.streams if isinstance(task.update, Directed | Replaced) else 1
+    keys = [task.keys, *(rng.key(task.keys, "stream", j) for j in range(1, streams))]
     plans = [
         schedule(task.samples, key, batch_size=task.batch_size, epochs=task.epochs, steps=task.steps) for key in keys
     ]
@@ -188,16 +161,16 @@ def _run(task: Task, plans: list[Schedule], limit: int | None) -> Tensor:
 
 
 def _step(task: Task, state: OptimizerState, batches: list[Step]) -> Tensor:
-    """One step in one of the three ways; the losses before it (of the first gradient)."""
-    if task.update is None and task.direction is None:
+    """One step, the optimiser's or a rule's; the losses before it (of the first gradient)."""
+    if not isinstance(task.update, Directed | Replaced):
         return _descend(task, state, batches[0])
     gradient = _Gradient(task)
     params = {name: t.detach() for name, t in state.params.items()}
     seen = _seen(batches)
-    if task.direction is not None:
-        task.descend(state, task.direction(params, gradient, batches), seen)
-    elif task.update is not None:
-        new = task.update(params, gradient, batches)
+    new = task.update.by(params, gradient, batches)
+    if isinstance(task.update, Directed):
+        task.descend(state, new, seen)
+    else:
         with torch.no_grad():
             for name, tensor in state.params.items():
                 tensor.copy_(
@@ -213,8 +186,8 @@ def _descend(task: Task, state: OptimizerState, step: Step) -> Tensor:
     inputs = [state.params[n] for n in names]
     found = torch.autograd.grad(losses, inputs, torch.ones_like(losses), allow_unused=True)
     grads = {n: g for n, g in zip(names, found, strict=True) if g is not None}
-    if task.correct is not None:
-        grads = task.correct(step, grads)
+    if isinstance(task.update, Corrected):
+        grads = task.update.by(step, grads)
     task.descend(state, grads, _seen([step]))
     return losses.detach()
 

@@ -19,6 +19,7 @@ from perfed.methods.flic.flic import Anchors
 from perfed.model.chain import stage_of
 from perfed.training.early_stopping import best_epochs, hold_out
 from perfed.training.step import by_turns
+from perfed.training.update import Corrected
 
 CLASSES, LATENT = 3, 3
 
@@ -291,7 +292,7 @@ def gradients(method, trained, federation):
     penalty = method.terms[0].penalty(group, payload)
     # A zero that touches every parameter, so that all of them have a gradient.
     touch = lambda step: sum(0.0 * step.params[n].flatten(1).sum(1) for n in group.trainable(trained))  # noqa: E731
-    group.fit(trained, steps=1, loss=touch, penalties=[penalty], correct=keep)
+    group.fit(trained, steps=1, loss=touch, penalties=[penalty], update=Corrected(keep))
     return found
 
 

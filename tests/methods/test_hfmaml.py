@@ -14,6 +14,7 @@ from perfed.experiment.build import build_method
 from perfed.methods.flic.flic import Anchors
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
+from perfed.training.update import Directed
 
 WHOLE = {"optimizer": "sgd", "batch_size": 100, "local_epochs": 1, "lr": 0.03}
 MINI = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.5}
@@ -89,7 +90,7 @@ def test_the_three_gradients_are_taken_on_independent_mini_batches():
         w = flat(server.state.shared)
         group = cohort(method, federation, model=LINEAR, seed=seed)
         group.load({name: t[None] for name, t in server.state.shared.items()})
-        group.fit(("head",), steps=1, direction=method.meta_gradient, streams=3)
+        group.fit(("head",), steps=1, update=Directed(method.meta_gradient, streams=3))
         step = (w - flat({name: t[0] for name, t in group.model.items()})) / lr
         inner = w - alpha * 2 * (x @ w - y)[:, None] * x  # (D, 4)
         outer = 2 * (inner @ x.T - y)[:, :, None] * x  # (D, D', 4)

@@ -20,6 +20,7 @@ from perfed.model.chain import STAGES, Model, stage_of
 from perfed.model.presets import linear, mlp
 from perfed.training.batches import Samples, blocks, schedule
 from perfed.training.cohort import Cohort
+from perfed.training.update import Corrected, Replaced
 
 SIZES = (13, 9, 4, 1)
 
@@ -362,7 +363,7 @@ def test_nothing_else_moves_such_a_head_either():
 
 def test_one_parameter_of_a_head_per_domain_can_be_trained_alone():
     group, expected = with_heads(), with_heads()
-    expected.fit("head", epochs=1, correct=lambda step, grads: {"head.weight": grads["head.weight"]})
+    expected.fit("head", epochs=1, update=Corrected(lambda step, grads: {"head.weight": grads["head.weight"]}))
     group.fit(("head.weight",), epochs=1)
     torch.testing.assert_close(group.model["head.weight"][3], expected.model["head.weight"][3])  # one step
     assert torch.equal(group.model["head.bias"], with_heads().model["head.bias"])
@@ -426,7 +427,7 @@ def test_penalties_and_corrections_are_those_of_each_client():
         )
         for row, client in enumerate(group.clients)
     ]
-    group.fit(STAGES, epochs=2, penalties=[penalty], correct=correct)
+    group.fit(STAGES, epochs=2, penalties=[penalty], update=Corrected(correct))
     for row, module in enumerate(expected):
         assert_equal(group, row, module)
 
@@ -576,4 +577,4 @@ def test_a_matrix_that_cannot_be_factorised_names_the_client_whose_it_is(sizes, 
 
     says = r"^round 3: training of client 'c2' diverged: linalg\.cholesky failed on values that are no longer finite"
     with pytest.raises(PerfedError, match=says):
-        group.fit("head", epochs=2, loss=loss, step=update if way == "step" else None)
+        group.fit("head", epochs=2, loss=loss, update=Replaced(update) if way == "step" else None)

@@ -111,7 +111,7 @@ class Anchors(Term):
             epochs: Any = self._validated_epochs(cohort, anchors["mean"], loss)
         else:
             epochs = self.pretrain_epochs
-        cohort.fit(EMBEDDING, epochs=epochs, loss=loss, batch_size=self.pretrain_batch_size)
+        cohort.fit(EMBEDDING, epochs=epochs, loss=loss, samples=cohort.samples().in_batches(self.pretrain_batch_size))
         return Reply()
 
     def _validated_epochs(self, cohort: Cohort, means: Tensor, loss: Penalty) -> Any:
@@ -124,9 +124,8 @@ class Anchors(Term):
                 EMBEDDING,
                 epochs=epochs,
                 params=trial,
-                samples=kept,
+                samples=kept.in_batches(self.pretrain_batch_size),
                 loss=loss,
-                batch_size=self.pretrain_batch_size,
             )
 
         def score() -> Tensor:
@@ -144,7 +143,8 @@ class Anchors(Term):
         """A few epochs of alignment alone."""
         _check_embedding(cohort)
         loss = self.alignment(cohort, anchors["mean"])
-        cohort.fit(EMBEDDING, epochs=self.realign_epochs, loss=loss, batch_size=self.pretrain_batch_size)
+        samples = cohort.samples().in_batches(self.pretrain_batch_size)
+        cohort.fit(EMBEDDING, epochs=self.realign_epochs, loss=loss, samples=samples)
         return Reply()
 
     def penalty(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty:
