@@ -20,7 +20,7 @@ from perfed.model.chain import STAGES, Model, stage_of
 from perfed.model.presets import linear, mlp
 from perfed.training.batches import Samples, blocks, schedule
 from perfed.training.cohort import Cohort
-from perfed.training.update import Corrected, Replaced
+from perfed.training.update import Corrected, Directed, Near, Replaced
 
 SIZES = (13, 9, 4, 1)
 
@@ -348,15 +348,12 @@ def test_nothing_else_moves_such_a_head_either():
     def ahead(params, gradient, batches):
         return {name: tensor + 1 for name, tensor in params.items()}
 
-    for options in (
-        {"near": {"head.weight": torch.zeros(4, 3, 3, 5).double()}, "pull": 0.5},
-        {"step": ahead},
-        {"direction": ahead, "streams": 2},
-    ):
+    towards_zero = Near({"head.weight": torch.zeros(4, 3, 3, 5).double()}, pull=0.5)
+    for update in (towards_zero, Replaced(ahead), Directed(ahead, streams=2)):
         for optimizer in ("sgd", "adam"):
             group = with_heads(optimizer=optimizer, lr=0.1)
             before = group.model["head.weight"].clone()
-            group.fit("head", epochs=2, **options)
+            group.fit("head", epochs=2, update=update)
             moved = (group.model["head.weight"] != before).flatten(2).all(2)
             assert moved.tolist() == [[m in c.train.domain for m in range(3)] for c in group.clients]
 
