@@ -18,9 +18,9 @@ from perfed.engine.evaluate import Metrics
 from perfed.engine.server import RoundRecord, Server
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
-from perfed.experiment.build import build_method
 from perfed.machine import sigterm_as_exit, usable_device
 from perfed.method.method import Method
+from perfed.methods.build import build_method
 from perfed.model.chain import Chain, Model, Parameters
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
@@ -29,6 +29,7 @@ from perfed.run.checkpoint import Standing
 from perfed.run.directory import RunDirectory
 from perfed.run.evaluation import Evaluator, scored_split
 from perfed.run.memory import Memory
+from perfed.run.parts import check_kinds
 from perfed.run.settings import Evaluation, Snapshots
 from perfed.run.snapshots import embedded_samples
 from perfed.run.summary import nothing_shared, summary_of, table_of
@@ -82,7 +83,7 @@ class Run:
             raise PerfedError(f"rounds must be at least 1 (given: {rounds})")
         if isinstance(method, str):
             name, method = name or method, build_method(method)
-        _check_kinds(federation, method, model)
+        check_kinds(federation, method, model)
         self.name = name or type(method).__name__
         self.rounds, self.seed = rounds, seed
         self.evaluation, self.snapshots = evaluation or Evaluation(), snapshots or Snapshots()
@@ -277,19 +278,6 @@ class Run:
             record["train_loss"] = nan if record["train_loss"] is None else record["train_loss"]
         continued = checkpoint.continued(found, self.server, self.rounds)
         self.notes = [*found.progress["notes"], *found.notes, *damaged, *continued]
-
-
-def _check_kinds(federation: Any, method: Any, model: Any) -> None:
-    """Say in one line which of a run's three parts is something else."""
-    kinds = (
-        ("federation", federation, Federation, "perfed.Federation.from_arrays(...) makes one"),
-        ("method", method, Method, "give its name, such as 'fedavg', or perfed.build_method(name, settings)"),
-        ("model", model, Model, "perfed.Model(body=..., head=...) makes one"),
-    )
-    for what, given, wanted, hint in kinds:
-        if not isinstance(given, wanted):
-            kind = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
-            raise PerfedError(f"{what} is {kind}, not a perfed {wanted.__name__}; {hint}")
 
 
 @contextmanager

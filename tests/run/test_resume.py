@@ -24,7 +24,6 @@ from perfed.experiment.start import resume, start
 from perfed.methods.flic.flic import FLICClass
 from perfed.run.directory import RunDirectory
 from perfed.run.evaluation import Evaluator
-from perfed.run.run import Run
 
 # FLIC with its pre-training, under SRPFL with a clock, a checkpoint after every round.
 SETTINGS = (
