@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -95,3 +96,9 @@ def test_the_house_has_fewer_than_twelve_floors():
     for name in ROOMS:
         height[name] = 1 + max((height[other] for other in rooms[name] if other != name and other in height), default=0)
     assert max(height.values()) < 12, height
+
+
+def test_a_run_asks_the_server_and_reaches_through_nothing_of_it():
+    parts = re.compile(r"\bserver\.(?:setup|engine|selection|state|clock)\b\S*")
+    found = {path.name: parts.findall(path.read_text()) for path in (ROOT / "run").glob("*.py")}
+    assert not any(found.values()), found

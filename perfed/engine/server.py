@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from perfed import rng
-from perfed.data.federation import Federation
+from perfed.data.federation import Client, Federation
 from perfed.engine.evaluate import Outputs
 from perfed.engine.inprocess import Exchange, InProcessEngine, Metrics
 from perfed.engine.setup import Setup
@@ -21,9 +21,12 @@ from perfed.maths.aggregate import weighted_mean
 from perfed.method.exchange import Each, FederationInfo, Fold, Replies, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.term import absorb, payload_of
+from perfed.model.chain import Model
+from perfed.model.placement import PER_DOMAIN
 from perfed.participation.clock import Clock, Population
 from perfed.participation.policies import Selection
 from perfed.participation.settings import Participation
+from perfed.training.cohort import Cohort
 from perfed.training.plan import Plan
 from perfed.tree import Tree
 
@@ -61,12 +64,21 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All that rounds change: the server's sets, the clients' states, whose changed, and the policy's state."""
+    """All that rounds change.
+
+    Attributes:
+        server: the server's sets by name.
+        clients: the clients' committed states by id.
+        changed: clients whose state changed since :meth:`Server.forget_changes`.
+        policy: what the policy remembers.
+        trace: of the times that clients take; see :attr:`perfed.participation.clock.Timer.fingerprint`.
+    """
 
     server: dict[str, Any]
     clients: dict[str, Tree]
     changed: frozenset[str]
     policy: dict[str, Any]
+    trace: str
 
 
 class _Clients:
@@ -251,20 +263,85 @@ class Server:
                 "moves none; allowed: fixed, plateau"
             )
 
+    @property
+    def method(self) -> Method:
+        """The run's method."""
+        return self.setup.method
+
+    @property
+    def model(self) -> Model:
+        """The stages that the method works on."""
+        return self.setup.model
+
+    @property
+    def plan(self) -> Plan:
+        """How work is cut up, with the choices made so far."""
+        return self.engine.plan
+
+    @property
+    def seed(self) -> int:
+        """Of the run."""
+        return self.setup.seed
+
+    @property
+    def device(self) -> torch.device:
+        """Where parameters and data are."""
+        return self.setup.device
+
+    @property
+    def federation(self) -> Federation:
+        """The clients with their data as the method sees them."""
+        return self.engine.federation
+
+    @property
+    def clients(self) -> Mapping[str, Client]:
+        """Those of :attr:`federation` by id."""
+        return self.engine.clients
+
+    @property
+    def sets(self) -> dict[str, Any]:
+        """The server's parameter sets by name."""
+        return self.state.tree()
+
+    @property
+    def per_domain(self) -> bool:
+        """Whether there are parameters of each domain."""
+        return PER_DOMAIN in self.setup.places(self.federation.clients[0].input_shape).values()
+
+    @property
+    def speeds(self) -> str:
+        """The clock's model of the clients' speeds; ``none`` where there is none."""
+        return self.clock.speeds
+
     def snapshot(self) -> Snapshot:
         """The state of now, for :meth:`restore`; by reference, for rounds put new values in the place of old ones."""
-        engine = self.engine
-        policy = copy.deepcopy(self.selection.policy.state)
-        return Snapshot(self.state.tree(), dict(engine.states), frozenset(engine.changed), policy)
+        engine, selection = self.engine, self.selection
+        changed, policy = frozenset(engine.changed), copy.deepcopy(selection.policy.state)
+        return Snapshot(self.sets, dict(engine.states), changed, policy, selection.timer.fingerprint)
 
     def restore(self, before: Snapshot) -> None:
-        """Go back to ``before``: what came after it never happened."""
+        """Go back to ``before``: what came after it never happened.
+
+        Raises:
+            PerfedError: it followed a trace with other times; nothing is changed then.
+        """
+        if before.trace != self.selection.timer.fingerprint:
+            raise PerfedError(f"{self.clock.trace.file}: this run followed a trace with other times")
         self.state = ServerState(before.server)
         self.engine.discard()
         self.engine.states = dict(before.clients)
         self.engine.changed = set(before.changed)
-        self.selection.policy.state.clear()
-        self.selection.policy.state.update(copy.deepcopy(before.policy))
+        self._recall(before.policy)
+
+    def _recall(self, policy: Mapping[str, Any]) -> None:
+        """Give the policy back what it remembered."""
+        state = self.selection.policy.state
+        state.clear()
+        state.update(copy.deepcopy(dict(policy)))
+
+    def forget_changes(self) -> None:
+        """From here on clients count as changed anew: the states of now are kept elsewhere."""
+        self.engine.changed.clear()
 
     def prepare(self) -> RoundRecord:
         """What the method does before the first round, with all clients."""
@@ -286,8 +363,7 @@ class Server:
         try:
             record = self._transaction(clients, self._round)
         except BaseException:
-            self.selection.policy.state.clear()
-            self.selection.policy.state.update(policy)
+            self._recall(policy)
             raise
         self._observe(record, number)
         everyone = _Clients(self.engine, self.engine.federation.ids, number, "finish", None)
@@ -368,6 +444,10 @@ class Server:
         if losses:
             clients.record.train_loss = sum(losses) / len(losses)
         return clients.record
+
+    def own_models(self, ids: Sequence[str], round_: int) -> Iterator[Cohort]:
+        """Cohorts of ``ids`` with the clients' own models, as evaluation after ``round_`` uses them; on copies."""
+        return self.engine.cohorts(ids, self.method.download(self.state), round_)
 
     def evaluate(
         self,

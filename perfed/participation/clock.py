@@ -10,6 +10,7 @@ import csv
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -232,7 +233,7 @@ class Timer:
         if clock.speeds == "correlated":
             self.times(np.zeros(1, np.int64), 1)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Of the trace's times, for a run that is continued; empty without one."""
         lines = sorted((client, str(round_), s) for client, of in self._trace.items() for round_, s in of.items())

@@ -14,6 +14,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,7 @@ class Checkpoint:
         clients: client id -> committed state.
         progress: what else the run needs to go on, JSON values.
         notes: what was wrong with newer checkpoints, if anything.
+        path: the run's directory.
     """
 
     round: int
@@ -74,6 +76,7 @@ class Checkpoint:
     clients: dict[str, Any]
     progress: dict[str, Any]
     notes: list[str]
+    path: Path
 
 
 class RunDirectory:
@@ -214,7 +217,7 @@ class RunDirectory:
         round_: int,
         server: Tree,
         clients: Mapping[str, Tree],
-        changed: set[str],
+        changed: AbstractSet[str],
         progress: Mapping[str, Any],
     ) -> None:
         """Write a checkpoint; client files only for ``changed`` clients and those never written."""
@@ -282,7 +285,7 @@ class RunDirectory:
                 self._damaged.append(manifest)
                 continue
             self._files = dict(body["clients"])
-            return Checkpoint(body["round"], server, clients, body["progress"], notes)
+            return Checkpoint(body["round"], server, clients, body["progress"], notes, self.path)
         if notes:
             raise PerfedError(f"{self.checkpoints}: every checkpoint is damaged: {notes[0].split(';')[0]}")
         return None

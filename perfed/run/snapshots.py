@@ -18,15 +18,15 @@ def embedded_samples(server: Server, ids: Sequence[str], round_: int) -> dict[st
         ``z`` ``(samples, k)``, ``y`` and ``client`` ``(samples,)``, and ``anchors`` ``(C, k)`` where the method has
         some; ``None`` for a model without an embedding, or without clients.
     """
-    if not ids or "embedding" not in server.setup.model.factories:
+    if not ids or "embedding" not in server.model.factories:
         return None
     z, y, owner = [], [], []
-    for cohort in server.engine.cohorts(ids, server.setup.method.download(server.state), round_):
+    for cohort in server.own_models(ids, round_):
         samples = cohort.samples("train")
         z.append(cohort.features("embedding").flatten(1).cpu().numpy())
         y.append(samples.y.cpu().numpy())
         owner += [i for i, count in zip(cohort.ids, samples.counts, strict=True) for _ in range(count)]
     arrays = {"z": np.concatenate(z), "y": np.concatenate(y), "client": np.array(owner)}
-    if "anchors" in server.setup.sets:
-        arrays["anchors"] = server.state.anchors["mean"].cpu().numpy()
+    if "anchors" in server.sets:
+        arrays["anchors"] = server.sets["anchors"]["mean"].cpu().numpy()
     return arrays

@@ -62,6 +62,10 @@ class Tally:
         self.recent = [*self.recent, metrics][-last:]
         self.recent_domains = [*self.recent_domains, domains][-last:]
 
+    def never_used(self, ids: Sequence[str]) -> list[str]:
+        """Those of ``ids`` that no round has used yet."""
+        return [client for client in ids if client not in self.taken_part]
+
     @property
     def seconds(self) -> dict[str, float]:
         """Mean virtual seconds of each client's replies."""

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from command_line import EXPERIMENT, TINY, contents, perfed, run_tiny
 
+from perfed import experiment
 from perfed.data.federation import Federation
 from perfed.datasets import catalogue
 from perfed.errors import PerfedError
-from perfed.experiment import start as experiment
 from perfed.experiment.build import build_method
 from perfed.experiment.compare import Comparison
 from perfed.experiment.config import Experiment, find_experiment, read, validate

@@ -23,7 +23,7 @@ from perfed.experiment.overrides import override
 from perfed.experiment.start import resume, start
 from perfed.methods.flic.flic import FLICClass
 from perfed.run.directory import RunDirectory
-from perfed.run.run import Run
+from perfed.run.evaluation import Evaluator
 
 # FLIC with its pre-training, under SRPFL with a clock, a checkpoint after every round.
 SETTINGS = (
@@ -181,7 +181,7 @@ def test_an_exception_from_progress_leaves_a_checkpoint(whole, tmp_path, error):
 def test_what_was_done_of_a_round_is_dropped(whole, tmp_path, monkeypatch, error, place):
     """Interrupted when the round's transaction has already changed the state; in memory it goes on as well."""
     owner, name = {
-        "evaluate": (Run, "_evaluate"),
+        "evaluate": (Evaluator, "measure"),
         "append_round": (RunDirectory, "append_round"),
         "finish": (FLICClass, "finish"),
     }[place]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -9,10 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from engines import blobs, make, network
 
 from perfed.errors import PerfedError
 from perfed.run import directory as store
 from perfed.run.directory import Checkpoint, RunDirectory, write_atomic
+from perfed.run.memory import Memory
+from perfed.run.run import Run
 
 
 def state(value: float) -> dict[str, object]:
@@ -225,3 +229,13 @@ def test_a_directory_with_other_files_is_fine_but_a_file_is_not(tmp_path):
         RunDirectory.create(tmp_path / "notes.txt")
     with pytest.raises(PerfedError, match="cannot be made"):
         RunDirectory.create(tmp_path / "notes.txt" / "below")
+
+
+def test_a_run_in_memory_writes_as_one_with_a_directory_does():
+    for name, method in inspect.getmembers(Memory, inspect.isfunction):
+        theirs = inspect.signature(getattr(RunDirectory, name)).parameters
+        assert [*inspect.signature(method).parameters] == [*theirs], name
+    run = Run(blobs(), make("fedavg"), network(), rounds=1, checkpoint_seconds=0.0)
+    run.execute()
+    with pytest.raises(PerfedError, match="has no directory, so that there is no checkpoint"):
+        run.restore()

@@ -1,0 +1,141 @@
+"""What a run measures: the clients' own models, when, on which data, and what it says over clients."""
+
+from __future__ import annotations
+
+from math import isnan
+from typing import Any
+
+from perfed.data.federation import Federation
+from perfed.data.held_out import scored_apart
+from perfed.engine.evaluate import (
+    Metrics,
+    Outputs,
+    by_domain,
+    sample_counts,
+    summarise,
+    untrained_domains,
+    with_extremes,
+)
+from perfed.engine.server import RoundRecord, Server
+from perfed.errors import PerfedError
+from perfed.method.method import Method
+from perfed.run.settings import Evaluation
+from perfed.run.tally import Tally
+
+
+def scored_split(
+    method: Method, federation: Federation, split: str, name: str, seed: int
+) -> tuple[Federation, str, list[str]]:
+    """The clients' data as the method may use them, the split that is scored, and what the run's notes say of it.
+
+    What a method that uses validation data has weighed cannot be what it is scored on.
+
+    Args:
+        method: of the run.
+        federation: the clients.
+        split: that is to be scored.
+        name: of the method, in the notes.
+        seed: of the run.
+    """
+    if not method.uses_validation:
+        return federation, split, []
+    notes = []
+    if split == "validation":
+        federation, split = scored_apart(federation, seed), "test"
+        notes.append(f"half of the validation samples are {name}'s own; the scores are on the others")
+    lacking = sum(client.split("validation") is None for client in federation)
+    if lacking:
+        notes.append(
+            f"{lacking} of {len(federation)} clients have no validation data for {name}, which uses their "
+            "training data in place of them (data.validation_fraction)"
+        )
+    return federation, split, notes
+
+
+class Evaluator:
+    """Measures the clients' own models after rounds.
+
+    Args:
+        settings: what is reported, and when.
+        server: of the run.
+        federation: the clients with the data that they are scored on.
+        split: of those data, as from :func:`scored_split`.
+        rounds: of the whole run.
+
+    Attributes:
+        untrained: names of the domains that the split has and nobody trains on, where that matters.
+
+    Raises:
+        PerfedError: no client has data in the split, or accuracies are wanted of a regression.
+    """
+
+    def __init__(self, settings: Evaluation, server: Server, federation: Federation, split: str, rounds: int) -> None:
+        self.settings = settings
+        self.federation = federation
+        self.split = split
+        self.rounds = rounds
+        self.untrained = untrained_domains(federation, split) if server.per_domain else []
+        self._server = server
+        if all(client.split(split) is None for client in federation):
+            raise PerfedError(f"evaluation.split = '{settings.split}': no client has such data")
+        if settings.targets and federation.num_classes is None:
+            raise PerfedError(f"evaluation.targets: are accuracies, but data set '{federation.name}' is a regression")
+
+    def notes(self) -> list[str]:
+        """What the run's notes say of the metrics."""
+        notes = []
+        if self.federation.num_domains and self.settings.when == "after":
+            notes.append("no metrics per domain: they are measured before local training (evaluation.when)")
+        if self.untrained:
+            notes.append(
+                f"domains that nobody trains on, only in {self.settings.split} data: {', '.join(self.untrained)}; "
+                "outputs there are the means of those with the other domains' parameters"
+            )
+        return notes
+
+    def is_due(self, number: int) -> bool:
+        """Whether round ``number`` is one that is evaluated."""
+        return number % self.settings.every == 0 or number > self.rounds - self.settings.last
+
+    def has_models(self, done: RoundRecord) -> bool:
+        """Whether the round left models to be scored; those of participants are not there where nobody replied."""
+        return bool(done.participants) or (self.settings.who, self.settings.when) == ("all", "before")
+
+    def measure(self, number: int, done: RoundRecord, tally: Tally) -> dict[str, Any]:
+        """The metrics after round ``number``, as in ``rounds.jsonl``; each client's go into ``tally``.
+
+        Raises:
+            PerfedError: what a client's model says is no number.
+        """
+        settings = self.settings
+        # Outputs are those of ``personalise``, before local training.
+        outputs: list[Outputs] | None = [] if self.federation.num_domains and settings.when == "before" else None
+        before = self._before(number, done, tally, outputs)
+        chosen, tally.other = (before, done.after) if settings.when == "before" else (done.after, before)
+        metrics, domains = self.over_clients(chosen), {}
+        found: Metrics = {}
+        if outputs:
+            found, tally.client_domains = by_domain(outputs, self.federation)
+            domains = {"domains": with_extremes(found)}
+        tally.evaluated(chosen, found, settings.last)
+        if settings.when == "before" and done.after:
+            metrics.update({f"{name}_after": value for name, value in self.over_clients(done.after).items()})
+        return {"metrics": metrics, **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}), **domains}
+
+    def _before(self, number: int, done: RoundRecord, tally: Tally, outputs: list[Outputs] | None) -> Metrics:
+        """Metrics of the models that clients would start their next round with."""
+        ids = done.participants if self.settings.who == "participants" else None
+        unused = [] if number == self.rounds else tally.never_used(self.federation.ids)  # at the end they have settled
+        metrics = self._server.evaluate(self.split, ids, number, outputs, never_used=unused)
+        for client, values in metrics.items():
+            if any(isnan(value) for value in values.values()):
+                raise PerfedError(
+                    f"round {number}: the model of client '{client}' gives values that are no numbers; lower the "
+                    "learning rate or look at this client's data"
+                )
+        return metrics
+
+    def over_clients(self, metrics: Metrics) -> dict[str, Any]:
+        """Mean, spread and percentiles of every metric over clients, weighted as the settings say."""
+        uniform = self.settings.weights == "uniform"
+        return summarise(metrics, None if uniform else sample_counts(self.federation, self.split))

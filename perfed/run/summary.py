@@ -1,0 +1,79 @@
+"""What a run says of itself at its end: ``summary.json``, ``clients.csv`` and notes."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import torch
+
+from perfed.engine.evaluate import client_table
+from perfed.engine.server import Server
+from perfed.machine import installed_version, peak_memory_mb
+from perfed.model.placement import SENT
+from perfed.run.checkpoint import Standing
+from perfed.run.evaluation import Evaluator
+from perfed.run.tally import Tally
+
+
+def nothing_shared(name: str, server: Server) -> list[str]:
+    """What a method that shares parameters is on a model without them: a note, or none.
+
+    Args:
+        name: of the method.
+        server: before the first round.
+    """
+    method = server.method
+    stages = [stage for stage, place in method.default_placement.items() if place in SENT]
+    if server.sets["shared"] or not stages:
+        return []
+    terms = [term.name for term in method.terms]
+    same = "'flic-class'" if terms == ["anchors"] else f"'local'{' with the terms ' if terms else ''}{', '.join(terms)}"
+    return [f"{name} shares parameters of {', '.join(stages)} only, and this model has none: it is {same}"]
+
+
+def summary_of(name: str, server: Server, evaluator: Evaluator, standing: Standing, notes: list[str]) -> dict[str, Any]:
+    """Content of ``summary.json``.
+
+    Args:
+        name: of the method.
+        server, evaluator: of the run.
+        standing: at its end.
+        notes: of the run.
+    """
+    tally, plan, federation = standing.tally, server.plan, evaluator.federation
+    metrics = evaluator.over_clients(tally.metrics)
+    counted = [f"{what.replace('_', ' ')}: {n} (clients in rounds.jsonl)" for what, n in tally.counts.items() if n]
+    oracle = {key: float(federation.notes[key]) for key in ("oracle_accuracy",) if key in federation.notes}
+    return {
+        "method": name,
+        "dataset": federation.name,
+        "seed": server.seed,
+        "rounds": evaluator.rounds,
+        "metrics": metrics,
+        **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}),
+        **({"domains": tally.domains} if tally.domains else {}),
+        **({"untrained_domains": evaluator.untrained} if evaluator.untrained else {}),
+        **({"targets": tally.targets} if tally.targets else {}),
+        "evaluation": evaluator.settings.model_dump(),
+        "wall_seconds": standing.wall,
+        "training_seconds": standing.training,
+        "virtual_time": tally.virtual_time,
+        **({"counts": tally.counts} if tally.counts else {}),
+        **({} if (peak := peak_memory_mb()) is None else {"peak_memory_mb": peak}),
+        "settings": server.method.all_settings,
+        "plan": plan.to_dict(),
+        "notes": [*plan.describe(), *notes, *counted],
+        "versions": {"perfed": installed_version(), "torch": torch.__version__, "python": platform.python_version()},
+        **oracle,
+    }
+
+
+def table_of(server: Server, evaluator: Evaluator, tally: Tally) -> tuple[list[str], list[list[Any]]]:
+    """Columns and rows of ``clients.csv``."""
+    before, after = tally.metrics, tally.other
+    if evaluator.settings.when == "after":
+        before, after = after, before
+    seconds = tally.seconds if server.speeds != "none" else {}
+    used, domains = tally.taken_part, tally.client_domains
+    return client_table(evaluator.federation, evaluator.split, before, after, used, seconds, domains)
