@@ -31,7 +31,7 @@ from perfed.engine.server import RoundRecord, Server
 from perfed.engine.setup import Setup, unstack_parameters
 from perfed.errors import PerfedError
 from perfed.experiment.build import build_method
-from perfed.machine import arithmetic, installed_version, peak_memory_mb, sigterm_as_exit, usable_device
+from perfed.machine import installed_version, peak_memory_mb, sigterm_as_exit
 from perfed.method.method import Method
 from perfed.model.chain import Chain, Model, Parameters
 from perfed.model.placement import PER_DOMAIN, SENT
@@ -43,6 +43,7 @@ from perfed.run.snapshots import embedded_samples
 from perfed.run.tally import Tally
 from perfed.run.targets import updated
 from perfed.training.cohort import Cohort
+from perfed.training.device import arithmetic, usable_device
 from perfed.training.plan import Plan, use_threads
 from perfed.tree import map_leaves
 
