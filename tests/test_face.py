@@ -60,3 +60,8 @@ assert "fedrep-srpfl" in perfed.registry.known_names()
 
 def test_terms_are_known_before_anything_else_is_imported():
     assert in_a_process_of_its_own("import perfed; print(*perfed.terms.term_names())") == "anchors prototypes proximal"
+
+
+@pytest.mark.parametrize("name", ["Run", "start"])
+def test_any_name_may_be_asked_for_first(name):
+    assert in_a_process_of_its_own(f"import perfed; print(callable(perfed.{name}))") == "True"
