@@ -1,41 +1,56 @@
 """perfed: personalised federated learning for clients that differ.
 
 The pieces a user needs first: :class:`Federation` (who the clients are), :class:`Model` with stage presets,
-:func:`build_method` (a method by name) and :class:`Run` (training and evaluation). Writing a method needs
-:mod:`perfed.method.method`.
+:func:`build_method` (a method by name) and :class:`Run` (training and evaluation). A method of one's own is a subclass
+of :class:`Method` under :func:`register`. Each is imported when it is asked for, so that ``import perfed`` is quick;
+``__init__.pyi`` gives their types.
 """
 
-from perfed.data.federation import Client, Federation, Split
-from perfed.datasets import load
-from perfed.errors import PerfedError
-from perfed.experiment.build import build_method
-from perfed.experiment.config import validate
-from perfed.experiment.start import resume, start
-from perfed.model.chain import Model
-from perfed.model.presets import cnn, digits_cnn, hidden_layer, linear, mlp
-from perfed.participation.clock import Clock
-from perfed.participation.settings import Participation
-from perfed.run.run import Run
-from perfed.run.settings import Evaluation
+from importlib import import_module
+from importlib.util import find_spec
 
-__all__ = [
-    "Client",
-    "Clock",
-    "Evaluation",
-    "Federation",
-    "Model",
-    "Participation",
-    "PerfedError",
-    "Run",
-    "Split",
-    "build_method",
-    "cnn",
-    "digits_cnn",
-    "hidden_layer",
-    "linear",
-    "load",
-    "mlp",
-    "resume",
-    "start",
-    "validate",
-]
+_HOMES = {
+    "Client": "perfed.data.federation",
+    "Clock": "perfed.participation.clock",
+    "Evaluation": "perfed.run.settings",
+    "Federation": "perfed.data.federation",
+    "Method": "perfed.method",
+    "Model": "perfed.model.chain",
+    "PERSONAL": "perfed.placement",
+    "Participation": "perfed.participation.settings",
+    "PerfedError": "perfed.errors",
+    "Reply": "perfed.method",
+    "Run": "perfed.run.run",
+    "SHARED": "perfed.placement",
+    "Split": "perfed.data.federation",
+    "Term": "perfed.terms",
+    "build_method": "perfed.experiment.build",
+    "cnn": "perfed.model.presets",
+    "digits_cnn": "perfed.model.presets",
+    "hidden_layer": "perfed.model.presets",
+    "linear": "perfed.model.presets",
+    "load": "perfed.datasets",
+    "mlp": "perfed.model.presets",
+    "register": "perfed.registry",
+    "resume": "perfed.experiment.start",
+    "start": "perfed.experiment.start",
+    "validate": "perfed.experiment.config",
+    "weighted_mean": "perfed.aggregate",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    """A name of the face, or a module such as ``perfed.datasets`` (PEP 562)."""
+    if name in _HOMES:
+        found = getattr(import_module(_HOMES[name]), name)
+    elif find_spec(f"{__name__}.{name}") is not None:
+        found = import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, "aggregate", "datasets", "method", "placement", "registry", "terms"})

@@ -1,4 +1,4 @@
-"""The machine that a run is on: its processor and devices, locks, signals, and the installed version.
+"""The machine that a run is on: its processor, memory, locks, signals, and the installed version.
 
 What only some systems have is imported here alone, and done without where it is missing.
 """
@@ -16,10 +16,6 @@ from importlib import import_module, metadata
 from pathlib import Path
 from types import FrameType, ModuleType
 
-import torch
-
-from perfed.errors import PerfedError
-
 
 def _if_there(module: str) -> ModuleType | None:
     try:
@@ -30,25 +26,8 @@ def _if_there(module: str) -> ModuleType | None:
 
 _fcntl, _resource, _msvcrt = _if_there("fcntl"), _if_there("resource"), _if_there("msvcrt")
 
-_DEVICES = ("cpu", "cuda", "mps", "xpu")
 TERMINATED = 128 + int(signal.SIGTERM)
 """Exit code of a process that SIGTERM has ended."""
-
-
-def usable_device(name: str, where: str) -> torch.device:
-    """The torch device called ``name``.
-
-    Raises:
-        PerfedError: there is no such kind, or this machine has none; starts with ``where``.
-    """
-    if name.partition(":")[0] not in _DEVICES:
-        raise PerfedError(f"{where}: unknown device; allowed: {', '.join(_DEVICES)}, or one with a number")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise PerfedError(f"{where}: {str(error).splitlines()[0]}") from None
-    return device
 
 
 def installed_version() -> str:
@@ -59,17 +38,8 @@ def installed_version() -> str:
         return "unknown"
 
 
-def arithmetic(device: torch.device) -> str:
-    """What the last digits of results depend on besides plan and cohort: processor, its instructions in use, torch."""
-    parts = [_processor(), torch.backends.cpu.get_cpu_capability()]
-    if limit := os.environ.get("ONEDNN_MAX_CPU_ISA"):
-        parts.append(f"oneDNN up to {limit}")
-    if device.type != "cpu":
-        parts.append(torch.cuda.get_device_name(device) if device.type == "cuda" else device.type)
-    return ", ".join([*parts, f"torch {torch.__version__}"])
-
-
-def _processor() -> str:
+def processor() -> str:
+    """Name of the processor, as the system says it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):

@@ -12,7 +12,8 @@ import torch
 from command_line import EXPERIMENT, TINY
 
 from perfed import machine
-from perfed.machine import arithmetic, peak_memory_mb
+from perfed.machine import peak_memory_mb
+from perfed.training.device import arithmetic
 
 # Python on Windows has neither of them, and no folder can be opened there.
 HIDDEN = """

@@ -1,5 +1,11 @@
 """The command line."""
 
-from perfed.cli.commands import app, main
 
-__all__ = ["app", "main"]
+def main() -> None:
+    """``perfed``: :func:`perfed.cli.commands.main`, imported here: it reads what :mod:`perfed.cli.listing` writes."""
+    from perfed.cli import commands
+
+    commands.main()
+
+
+__all__ = ["main"]

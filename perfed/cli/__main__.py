@@ -1,6 +1,6 @@
 """``python -m perfed.cli``."""
 
-from perfed.cli.commands import main
+from perfed.cli import main
 
 if __name__ == "__main__":
     main()

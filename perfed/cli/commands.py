@@ -1,39 +1,25 @@
-"""The command line: ``perfed run | compare | resume | tune | partition | list | report``."""
+"""The command line: ``perfed run | compare | resume | tune | partition | list | report``.
+
+Here is what a user can write. What the commands do is in :mod:`perfed.cli.actions`, which they import when they run:
+help, version and lists come without torch.
+"""
 
 from __future__ import annotations
 
 import io
 import json
-import shlex
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
-import torch
 import typer
 from rich.table import Table
 
-from perfed.cli.listing import LISTS
-from perfed.cli.terminal import console, print_choice, print_summary, progress, rich_table
-from perfed.datasets import load
+from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped, console
+from perfed.cli.index import INDEX, LISTS
 from perfed.errors import PerfedError
-from perfed.experiment.baselines import Baseline, baseline_names
-from perfed.experiment.compare import Comparison, federated, is_comparison, parse_names, parse_seeds
-from perfed.experiment.config import Experiment, find_experiment, validate
-from perfed.experiment.overrides import override, parse_value
-from perfed.experiment.search import Search, is_search
-from perfed.experiment.start import is_done, resume, start
-from perfed.machine import TERMINATED, installed_version, sigterm_as_exit, usable_device
-from perfed.method.registry import entry
+from perfed.machine import TERMINATED, installed_version, sigterm_as_exit
 from perfed.plugins import own_mistakes
-from perfed.report import all_tables, load_runs, with_communication, write_report
-from perfed.report.partition import ClassTable, terminal_tables, write_partition_page
-from perfed.run.directory import RunDirectory
-from perfed.run.run import Run
-from perfed.training.plan import ENGINES
 
 app = typer.Typer(
     add_completion=False,
@@ -42,15 +28,12 @@ app = typer.Typer(
     help="Personalised federated learning: run, compare and tune methods on clients that differ.",
 )
 
-_CTRL_C = 130
-_INTERRUPTED = {_CTRL_C: "interrupted", TERMINATED: "terminated"}
-
 ExperimentName = Annotated[str, typer.Argument(help="a shipped experiment ('perfed list experiments') or a .toml file")]
 Settings = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings to change, e.g. rounds=5")
 ]
 EngineOption = Annotated[
-    str | None, typer.Option("--engine", help=f"one of: {', '.join(ENGINES)} ; else the experiment's")
+    str | None, typer.Option("--engine", help=f"one of: {', '.join(INDEX['engines'])} ; else the experiment's")
 ]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="'cpu', 'cuda', ... in place of the experiment's")]
 DataOption = Annotated[Path | None, typer.Option("--data-dir", help="folder of data files, before PERFED_DATA")]
@@ -60,7 +43,7 @@ ComparedOption = Annotated[
     str,
     typer.Option(
         "--methods",
-        help=f"names separated by commas; for a scikit-learn model per client: {', '.join(baseline_names())}",
+        help=f"names separated by commas; for a scikit-learn model per client: {', '.join(INDEX['baselines'])}",
     ),
 ]
 
@@ -81,52 +64,6 @@ def _common(version: VersionOption = False) -> None:
     pass
 
 
-def _default_out(name: str) -> Path:
-    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _settings(engine: str | None, settings: list[str] | None) -> list[str]:
-    if engine is not None and engine not in ENGINES:
-        raise PerfedError(f"--engine {engine}: unknown engine; allowed: {', '.join(ENGINES)}")
-    return [*(settings or []), *([f'plan.engine="{engine}"'] if engine else [])]
-
-
-def _device(name: str | None) -> torch.device | None:
-    return None if name is None else usable_device(name, f"--device {name}")
-
-
-@contextmanager
-def _resumable(directory: Path, data_dir: Path | None, device: str | None = None) -> Iterator[None]:
-    """Say after Ctrl-C or SIGTERM which command goes on."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit) as stop:
-        code = stop.code if isinstance(stop, SystemExit) else _CTRL_C
-        if code not in (_CTRL_C, TERMINATED):
-            raise
-        options = {"--data-dir": data_dir, "--device": device}
-        words = [str(directory), *(word for name, value in options.items() if value for word in (name, str(value)))]
-        raise _Stopped(f"{_INTERRUPTED[code]}; 'perfed resume {shlex.join(words)}' continues", code) from None
-
-
-class _Stopped(Exception):
-    """Message and exit code of a command that was interrupted."""
-
-
-def _execute(run: Run | Baseline, label: str) -> dict[str, Any]:
-    if isinstance(run, Run) and run.resumed is not None:
-        for note in run.notes:
-            console.print(note, style="yellow", markup=False, highlight=False)
-        console.print(f"{label}: continues from round {run.resumed} to {run.rounds}", markup=False, highlight=False)
-    with own_mistakes(), progress(label, run.rounds) as update:
-        return run.execute(update)
-
-
-def _report(directory: Path, title: str) -> None:
-    report = write_report(load_runs([directory]), directory / "report.html", title=title)
-    console.print(f"report: {report}", soft_wrap=True, highlight=False)
-
-
 @app.command("run")
 def run_command(
     experiment: ExperimentName,
@@ -139,36 +76,9 @@ def run_command(
     out: OutOption = None,
 ) -> None:
     """Train one method and write a run directory with a report."""
-    table = find_experiment(experiment)
-    options = [] if method is None else [f'method="{method}"']
-    options += [] if seed is None else [f"seed={seed}"]
-    given = [*_settings(engine, settings), *options]
-    chosen = _chosen_method(table, given)
-    entry(chosen)
-    checked = validate(override(table, given, [chosen]))
-    out = out or _default_out(checked.name)
-    run = start(checked, data_dir=data_dir, out=out, device=_device(device))
-    console.print(f"results: {out}", soft_wrap=True, highlight=False)
-    with _resumable(out, data_dir):
-        print_summary(_execute(run, checked.method))
-    _report(out, f"{checked.name}: {checked.method}")
+    from perfed.cli import actions
 
-
-def _chosen_method(table: dict[str, Any], settings: list[str]) -> str:
-    """The method that ``settings`` name last, else the experiment's: its settings may be given by their bare names."""
-    for assignment in reversed(settings):
-        if assignment.startswith("method="):
-            return str(parse_value(assignment.removeprefix("method=")))
-    return str(table.get("method", Experiment.model_fields["method"].default))
-
-
-def _shared_settings(engine: str | None, settings: list[str] | None) -> list[str]:
-    """Settings of a command that runs several methods and seeds."""
-    for assignment in settings or []:
-        key = assignment.partition("=")[0].strip()
-        if key in ("method", "seed"):
-            raise PerfedError(f"'{assignment}': methods and seeds are given with --methods and --seeds here")
-    return _settings(engine, settings)
+    actions.run_command(experiment, settings, method, seed, engine, device, data_dir, out)
 
 
 @app.command("resume")
@@ -178,30 +88,9 @@ def resume_command(
     data_dir: DataOption = None,
 ) -> None:
     """Continue an interrupted run or comparison from its last checkpoint, to the same bits, or a search."""
-    where = _device(device)
-    with _resumable(directory, data_dir, device):
-        if is_comparison(directory):
-            _compare(Comparison.read(directory), data_dir, where)
-        elif is_search(directory):
-            search = Search.read(directory)
-            search.check(data_dir, where)
-            _tune(search, data_dir, where)
-        else:
-            _resume(directory, data_dir, where)
+    from perfed.cli import actions
 
-
-def _resume(directory: Path, data_dir: Path | None, device: torch.device | None) -> None:
-    if is_done(directory):
-        console.print("this run has finished", highlight=False)
-        print_summary(RunDirectory(directory).read_summary())
-        if (directory / "report.html").exists():
-            console.print(f"report: {directory / 'report.html'}", soft_wrap=True, highlight=False)
-        else:
-            _report(directory, directory.name)
-        return
-    run = resume(directory, data_dir=data_dir, device=device)
-    print_summary(_execute(run, run.name))
-    _report(directory, f"{run.federation.name}: {run.name}")
+    actions.resume_command(directory, device, data_dir)
 
 
 @app.command("compare")
@@ -216,39 +105,9 @@ def compare_command(
     out: OutOption = None,
 ) -> None:
     """Train several methods over several seeds: one table, one report, comparison.json."""
-    names = parse_names(methods, baselines=True)
-    numbers = parse_seeds(seeds)
-    table = override(find_experiment(experiment), _shared_settings(engine, settings), federated(names))
-    out = out or _default_out(str(table.get("name", "comparison")))
-    where = _device(device)
-    planned = Comparison.create(out, table, names, numbers, data_dir, where)
-    console.print(f"results: {out}", soft_wrap=True, highlight=False)
-    with _resumable(out, data_dir):
-        _compare(planned, data_dir, where)
+    from perfed.cli import actions
 
-
-def _compare(planned: Comparison, data_dir: Path | None, device: torch.device | None) -> None:
-    failed = []
-    for method, seed, make in planned.runs(data_dir, device):
-        try:
-            summary = _execute(make(), f"{method} seed {seed}")
-        except PerfedError as error:
-            failed.append(f"{method}, seed {seed}: {error}")
-            console.print(f"failed: {failed[-1]}", style="red", markup=False, highlight=False)
-            continue
-        found = [f"{name} {values['mean']:.4g}" for name, values in summary["metrics"].items()]
-        text = f"{100 * summary['accuracy']['mean']:.1f} %" if "accuracy" in summary else ", ".join(found)
-        console.print(f"{method} seed {seed}: {text} in {summary['wall_seconds']:.1f} s", highlight=False)
-    if planned.abandoned():
-        raise PerfedError(failed[0])
-    tables, oracle, report = planned.conclude()
-    for table in tables:
-        console.print(rich_table(table))
-    if oracle is not None:
-        console.print(f"Bayes oracle (known centres), mean over seeds: {100 * oracle:.1f} %", highlight=False)
-    console.print(f"report: {report}", soft_wrap=True, highlight=False)
-    if failed:
-        raise PerfedError(f"{len(failed)} of {len(planned.methods) * len(planned.seeds)} runs failed; {failed[0]}")
+    actions.compare_command(experiment, settings, methods, seeds, engine, device, data_dir, out)
 
 
 @app.command("tune")
@@ -264,22 +123,9 @@ def tune_command(
     out: OutOption = None,
 ) -> None:
     """Choose settings on validation data only, with the same budget for every method."""
-    names = parse_names(methods)
-    table = override(find_experiment(experiment), _shared_settings(engine, settings), names)
-    out = out or _default_out(f"tune-{table.get('name', 'experiment')}")
-    numbers, where = parse_seeds(seeds), _device(device)
-    search = Search.create(out, table, names, numbers, grid or [], data_dir, where)
-    console.print(f"results: {out}", soft_wrap=True, highlight=False)
-    with _resumable(out, data_dir):
-        _tune(search, data_dir, where)
+    from perfed.cli import actions
 
-
-def _tune(search: Search, data_dir: Path | None, device: torch.device | None) -> None:
-    with progress("tuning", search.size) as update:
-        chosen = search.execute(data_dir, device, update)
-    print_choice(chosen, search.size)
-    for label, name in (("chosen settings", "chosen.toml"), ("whole grid", "grid.json")):
-        console.print(f"{label}: {search.path / name}", soft_wrap=True, highlight=False)
+    actions.tune_command(experiment, settings, methods, grid, seeds, engine, device, data_dir, out)
 
 
 @app.command("partition")
@@ -292,17 +138,9 @@ def partition_command(
     out: Annotated[Path | None, typer.Option("--out", help="HTML file for a picture of the table")] = None,
 ) -> None:
     """Say who holds how many samples of which class and domain."""
-    table = find_experiment(experiment)
-    given = [*(settings or []), *([] if seed is None else [f"seed={seed}"])]
-    checked = validate(override(table, given, [_chosen_method(table, given)]))
-    held = ClassTable.of(load(checked.data["name"], checked.data_options, seed=checked.seed, data_dir=data_dir))
-    console.print(held.summary(), soft_wrap=True, markup=False, highlight=False)
-    if show:
-        for shown in terminal_tables(held, console.width):
-            console.print(shown, markup=False, highlight=False)
-        out = out or _default_out(f"partition-{checked.name}").with_suffix(".html")
-    if out is not None:
-        console.print(f"picture: {write_partition_page(held, out)}", soft_wrap=True, markup=False, highlight=False)
+    from perfed.cli import actions
+
+    actions.partition_command(experiment, settings, show, seed, data_dir, out)
 
 
 @app.command("list")
@@ -313,9 +151,9 @@ def list_command(
     """List what is there."""
     if what not in LISTS:
         raise PerfedError(f"unknown list '{what}'; allowed: {', '.join(LISTS)}")
-    items = LISTS[what]()
+    items = INDEX[what]
     if as_json:
-        typer.echo(json.dumps(items, indent=2, default=str))
+        typer.echo(json.dumps(items, indent=2))
         return
     table = Table("name", "summary", box=None, pad_edge=False)
     for item in items:
@@ -331,23 +169,9 @@ def report_command(
     ] = None,
 ) -> None:
     """Write report.html of a run or a comparison anew; with --communication another file, and the tables."""
-    if communication is not None:
-        _report_with(directory, communication)
-        return
-    if is_comparison(directory):
-        report = Comparison.read(directory).conclude()[2]
-        console.print(f"report: {report}", soft_wrap=True, highlight=False)
-    else:
-        _report(directory, directory.name)
+    from perfed.cli import actions
 
-
-def _report_with(directory: Path, communication: float) -> None:
-    places = Comparison.read(directory).started() if is_comparison(directory) else [directory]
-    runs = [with_communication(run, communication) for run in load_runs(places)]
-    for table in all_tables(runs):
-        console.print(rich_table(table))
-    report = write_report(runs, directory / f"report-communication-{communication:g}.html", title=directory.name)
-    console.print(f"report: {report}", soft_wrap=True, highlight=False)
+    actions.report_command(directory, communication)
 
 
 def main() -> None:
@@ -358,7 +182,7 @@ def main() -> None:
     try:
         with sigterm_as_exit(), own_mistakes():
             code = typer.main.get_command(app)(prog_name="perfed", standalone_mode=False)
-    except _Stopped as stopped:
+    except Stopped as stopped:
         _fail(*stopped.args)
     except PerfedError as error:
         _fail(str(error), 2)
@@ -367,22 +191,22 @@ def main() -> None:
     except MemoryError as error:
         _fail(f"not enough memory ({error})", 2)
     except KeyboardInterrupt:
-        _fail(_INTERRUPTED[_CTRL_C], _CTRL_C)
+        _fail(INTERRUPTED[CTRL_C], CTRL_C)
     except SystemExit as stop:
         if stop.code == TERMINATED:
-            _fail(_INTERRUPTED[TERMINATED], TERMINATED)
+            _fail(INTERRUPTED[TERMINATED], TERMINATED)
         raise
     except Exception as error:
         # Typer's own errors (an unknown option, a missing argument) come from click, which newer versions carry inside.
         if type(error).__name__ == "Abort":
-            _fail(_INTERRUPTED[_CTRL_C], _CTRL_C)
+            _fail(INTERRUPTED[CTRL_C], CTRL_C)
         if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
             raise SystemExit(2) from None
         if hasattr(error, "format_message"):
             _fail(error.format_message(), 2)
         raise
-    if code == _CTRL_C:  # Typer turns Ctrl-C into this code
-        _fail(_INTERRUPTED[_CTRL_C], _CTRL_C)
+    if code == CTRL_C:  # Typer turns Ctrl-C into this code
+        _fail(INTERRUPTED[CTRL_C], CTRL_C)
     raise SystemExit(code if isinstance(code, int) else 0)
 
 

@@ -1,16 +1,24 @@
-"""What ``perfed list`` knows: methods, data sets, experiments and terms with their settings."""
+"""What ``perfed list`` knows: methods, data sets, experiments and terms with their settings.
+
+``python -m perfed.cli.listing`` writes it to ``index.json``, which the command line reads (:mod:`perfed.cli.index`).
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
+import perfed.methods.presets  # noqa: F401 - registers methods and presets
 from perfed.datasets import dataset_names, describe
+from perfed.experiment.baselines import baseline_names
 from perfed.experiment.config import experiment_names, find_experiment
 from perfed.method.registry import entry, known_names
 from perfed.method.term import term_class, term_names
+from perfed.training.plan import ENGINES
 
 
 def _methods() -> list[dict[str, Any]]:
@@ -60,4 +68,12 @@ def _experiments() -> list[dict[str, Any]]:
     ]
 
 
-LISTS = {"methods": _methods, "datasets": _datasets, "experiments": _experiments, "terms": _terms}
+def index() -> str:
+    """The text of ``index.json``."""
+    lists = {"methods": _methods(), "datasets": _datasets(), "experiments": _experiments(), "terms": _terms()}
+    content = {**lists, "engines": ENGINES, "baselines": baseline_names()}
+    return json.dumps(content, indent=1, default=str) + "\n"
+
+
+if __name__ == "__main__":
+    Path(__file__).with_name("index.json").write_text(index(), encoding="utf-8")

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from perfed.cli.console import console
 from perfed.engine.metrics import metric_of
 from perfed.engine.metrics import shown as with_unit
 from perfed.experiment.search import Choice
 from perfed.report import TextTable, reported_by
 from perfed.run.targets import described
-
-console = Console(width=None if sys.stdout.isatty() else 150, emoji=False)
 
 
 @contextmanager

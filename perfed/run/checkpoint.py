@@ -9,10 +9,10 @@ from typing import Any
 from perfed.data.federation import Federation
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
-from perfed.machine import arithmetic
 from perfed.run.directory import Checkpoint, RunDirectory
 from perfed.run.memory import Memory
 from perfed.run.tally import Tally
+from perfed.training.device import arithmetic
 from perfed.training.plan import Plan
 from perfed.tree import map_leaves
 

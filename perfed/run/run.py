@@ -18,7 +18,7 @@ from perfed.engine.evaluate import Metrics
 from perfed.engine.server import RoundRecord, Server
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
-from perfed.machine import sigterm_as_exit, usable_device
+from perfed.machine import sigterm_as_exit
 from perfed.method.method import Method
 from perfed.methods.build import build_method
 from perfed.model.chain import Chain, Model, Parameters
@@ -35,6 +35,7 @@ from perfed.run.snapshots import embedded_samples
 from perfed.run.summary import nothing_shared, summary_of, table_of
 from perfed.run.tally import Tally
 from perfed.run.targets import updated
+from perfed.training.device import usable_device
 from perfed.training.plan import Plan, use_threads
 
 Progress = Callable[[int, int, float | None], None]

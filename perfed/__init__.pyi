@@ -1,0 +1,53 @@
+from perfed import aggregate, datasets, method, placement, registry, terms
+from perfed.aggregate import weighted_mean
+from perfed.data.federation import Client, Federation, Split
+from perfed.datasets import load
+from perfed.errors import PerfedError
+from perfed.experiment.build import build_method
+from perfed.experiment.config import validate
+from perfed.experiment.start import resume, start
+from perfed.method import Method, Reply
+from perfed.model.chain import Model
+from perfed.model.presets import cnn, digits_cnn, hidden_layer, linear, mlp
+from perfed.participation.clock import Clock
+from perfed.participation.settings import Participation
+from perfed.placement import PERSONAL, SHARED
+from perfed.registry import register
+from perfed.run.run import Run
+from perfed.run.settings import Evaluation
+from perfed.terms import Term
+
+__all__ = [
+    "PERSONAL",
+    "SHARED",
+    "Client",
+    "Clock",
+    "Evaluation",
+    "Federation",
+    "Method",
+    "Model",
+    "Participation",
+    "PerfedError",
+    "Reply",
+    "Run",
+    "Split",
+    "Term",
+    "aggregate",
+    "build_method",
+    "cnn",
+    "datasets",
+    "digits_cnn",
+    "hidden_layer",
+    "linear",
+    "load",
+    "method",
+    "mlp",
+    "placement",
+    "register",
+    "registry",
+    "resume",
+    "start",
+    "terms",
+    "validate",
+    "weighted_mean",
+]

@@ -1,0 +1,58 @@
+"""What needs no training imports none of it, and what ``perfed list`` reads is what the registries say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import resources
+
+import pytest
+from command_line import EXPERIMENT, TINY
+
+HEAVY = ("torch", "sklearn", "scipy", "plotly")
+COMMANDS = ("run", "compare", "resume", "tune", "partition", "list", "report")
+# Ends as the command does and says last which of the heavy modules there are.
+PROGRAM = f"""
+import atexit, sys
+atexit.register(lambda: print("imported:", *(name for name in {HEAVY} if name in sys.modules)))
+from perfed.cli import main
+main()
+"""
+
+
+def imported(*arguments: object) -> list[str]:
+    """The heavy modules that ``perfed ARGUMENTS`` has imported when it ends well."""
+    command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    first, *modules = done.stdout.splitlines()[-1].split()
+    assert first == "imported:"
+    return modules
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("--version",),
+        *((command, "--help") for command in COMMANDS),
+        *(("list", what) for what in ("methods", "datasets", "experiments", "terms")),
+        ("list", "methods", "--json"),
+    ],
+    ids=" ".join,
+)
+def test_what_only_says_something_imports_nothing_heavy(arguments):
+    assert imported(*arguments) == []
+
+
+def test_a_command_that_trains_imports_what_it_needs(tmp_path):
+    assert "torch" in imported("run", EXPERIMENT, *TINY, "--method", "local", "--out", tmp_path / "out")
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_the_index_says_what_the_registries_say():
+    """In a process of its own: here tests may have registered something."""
+    program = "from perfed.cli.listing import index; print(index(), end='')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    kept = (resources.files("perfed.cli") / "index.json").read_text(encoding="utf-8")
+    assert kept == done.stdout, "run: python -m perfed.cli.listing"

@@ -1,0 +1,67 @@
+"""``import perfed``: quick, and every name of the face is there, with the type that the stub gives it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import perfed
+
+STUB = ast.parse(Path(perfed.__file__).with_suffix(".pyi").read_text())
+IMPORTS = {alias.name: node.module for node in STUB.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+MODULES = {name for name, module in IMPORTS.items() if module == "perfed"}
+
+
+def in_a_process_of_its_own(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_stub_lists_what_the_face_has():
+    (listed,) = [ast.literal_eval(node.value) for node in STUB.body if isinstance(node, ast.Assign)]
+    assert set(listed) == set(IMPORTS)
+    assert set(perfed.__all__) == set(IMPORTS) - MODULES
+    assert set(IMPORTS) <= set(dir(perfed))
+
+
+@pytest.mark.parametrize("name", IMPORTS)
+def test_the_stub_says_where_it_comes_from(name):
+    expected = import_module(f"perfed.{name}") if name in MODULES else getattr(import_module(IMPORTS[name]), name)
+    assert getattr(perfed, name) is expected
+
+
+def test_an_unknown_name_is_said():
+    with pytest.raises(AttributeError, match="'perfed' has no attribute 'Fderation'"):
+        perfed.Fderation  # noqa: B018
+
+
+def test_importing_perfed_imports_no_torch():
+    assert in_a_process_of_its_own("import sys, perfed; print('torch' in sys.modules)") == "False"
+
+
+def test_modules_are_attributes_and_perfed_s_own_names_are_taken():
+    program = """
+import perfed
+assert "digits-views" in perfed.datasets.dataset_names()
+try:
+    perfed.register("fedavg")(type("Mine", (perfed.Method,), {}))
+except perfed.PerfedError as error:
+    print(error)
+assert "fedrep-srpfl" in perfed.registry.known_names()
+"""
+    assert in_a_process_of_its_own(program).startswith("method 'fedavg' is registered twice")
+
+
+def test_terms_are_known_before_anything_else_is_imported():
+    assert in_a_process_of_its_own("import perfed; print(*perfed.terms.term_names())") == "anchors prototypes proximal"
+
+
+@pytest.mark.parametrize("name", ["Run", "start"])
+def test_any_name_may_be_asked_for_first(name):
+    assert in_a_process_of_its_own(f"import perfed; print(callable(perfed.{name}))") == "True"

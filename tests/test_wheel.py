@@ -1,0 +1,56 @@
+"""The wheel, installed away from the source tree, is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "perfed"
+
+
+def python(*arguments: object, cwd: Path, **environment: str) -> str:
+    """What ``python ARGUMENTS`` prints."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """A folder with the installed wheel; hatchling is fetched where the test extra is not installed."""
+    built, target = tmp_path_factory.mktemp("built"), tmp_path_factory.mktemp("installed")
+    here = ["--no-build-isolation"] if find_spec("hatchling") else []
+    python("-m", "pip", "wheel", "--quiet", "--no-deps", *here, "--wheel-dir", built, ROOT, cwd=built)
+    (wheel,) = built.glob("*.whl")
+    python("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, wheel, cwd=built)
+    return target
+
+
+def test_every_file_of_the_package_is_in_it(installed):
+    def files(folder: Path) -> set[str]:
+        found = (file for file in folder.rglob("*") if file.is_file() and file.suffix != ".pyc")
+        return {str(file.relative_to(folder)) for file in found}
+
+    assert files(installed / "perfed") == files(PACKAGE)
+    assert {"py.typed", "__init__.pyi", "cli/index.json", "experiment/shipped/digits-label-skew.toml"} <= files(PACKAGE)
+    assert {item.name.partition("-")[0] for item in installed.iterdir()} == {"perfed", "bin"}
+
+
+def test_it_lists_and_trains_outside_the_source_tree(installed, tmp_path):
+    def perfed(*arguments: object) -> str:
+        return python("-m", "perfed.cli", *arguments, cwd=tmp_path, PYTHONPATH=str(installed))
+
+    where = python("-c", "import perfed; print(perfed.__file__)", cwd=tmp_path, PYTHONPATH=str(installed))
+    assert Path(where.strip()).is_relative_to(installed)
+    assert "fedavg" in perfed("list", "methods")
+    tiny = ("rounds=1", "clients=3", "plan.engine=stacked", "plan.threads=1")
+    perfed("run", "digits-label-skew", *tiny, "--out", "out")
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["rounds"] == 1
