@@ -100,8 +100,7 @@ class Run:
         self.summary: dict[str, Any] = {}
         self.resumed: int | None = None
         self.config: dict[str, Any] = {}
-        self._standing = Standing(Tally.empty(self.evaluation.targets))
-        self._saved = -1
+        self._standing, self._saved = Standing(Tally.empty(self.evaluation.targets)), -1
 
     # The loop ----------------------------------------------------------------------------------------------
 
