@@ -187,7 +187,7 @@ def test_folded_heads_are_those_of_all_hessians_at_once(engine, hessian_at, damp
     old = dict(server.state.shared)
     group = cohort(method, federation)
     received = {name: t.expand(group.n, *t.shape) for name, t in old.items()}
-    reply = method.train_heads(group, received, None, {})
+    reply = method.train_heads(group, received, None)
     hessians = np.stack([reply["hessians"](row).numpy() for row in range(group.n)])
     counts = reply["domain_counts"].numpy()
 

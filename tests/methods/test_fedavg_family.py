@@ -145,9 +145,9 @@ class TwoReplies:
 
     round = 1
 
-    def run(self, program, **payload):
+    def train(self, program, **payload):
         content = {"shared": {"w": torch.tensor([0.0, 1.0])}, "num_samples": torch.tensor([12.0, 3.0])}
-        return Replies(["a", "b"], {**content, "terms": {name: {} for name in payload["terms"]}}, torch.zeros(2))
+        return Replies(["a", "b"], content, torch.zeros(2))
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedavg-ft", "fedprox", "fedrep", "lg-fedavg"])

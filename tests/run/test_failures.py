@@ -59,8 +59,8 @@ OWN_DATA = """
 import numpy as np
 
 from perfed.datasets import dataset
-from perfed.federation import Federation
-from perfed.overrides import override
+from perfed import Federation
+from perfed.experiment.overrides import override
 
 
 @dataset("hospitals")

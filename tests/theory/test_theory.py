@@ -13,7 +13,7 @@ from scipy.linalg import subspace_angles
 
 from perfed import rng
 from perfed.errors import PerfedError
-from perfed.participation import phases as stages
+from perfed.participation import schedule
 from perfed.theory import linear as theory
 
 F64 = torch.float64
@@ -296,35 +296,35 @@ def test_participants_as_numbers_mask_or_policy():
 
 
 def test_order_statistic():
-    assert stages.order_statistic(1, 4) == pytest.approx(1 / 4)
-    assert stages.order_statistic(4, 4, 2.0) == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 2)
+    assert schedule.order_statistic(1, 4) == pytest.approx(1 / 4)
+    assert schedule.order_statistic(4, 4, 2.0) == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 2)
     times = np.sort(np.random.default_rng(0).exponential(1 / 2.5, (40_000, 16)), axis=1)
     for n in (1, 2, 8, 15, 16):
         harmonic = sum(1 / j for j in range(1, 17)) - sum(1 / j for j in range(1, 17 - n))
-        assert stages.order_statistic(n, 16, 2.5) == pytest.approx(harmonic / 2.5)
+        assert schedule.order_statistic(n, 16, 2.5) == pytest.approx(harmonic / 2.5)
         error = times[:, n - 1].std() / 200
-        assert abs(times[:, n - 1].mean() - stages.order_statistic(n, 16, 2.5)) < 4 * error
+        assert abs(times[:, n - 1].mean() - schedule.order_statistic(n, 16, 2.5)) < 4 * error
 
 
 def test_stages_of_the_theory():
-    sizes = stages.stage_sizes(64, 4)
+    sizes = schedule.stage_sizes(64, 4)
     assert sizes == [4, 8, 16, 32, 64]
-    times = [stages.order_statistic(n, 64) for n in sizes]
+    times = [schedule.order_statistic(n, 64) for n in sizes]
     # the check values of spec/srpfl.md
-    assert stages.middle_stage_rounds(64, 4, 0.25) == pytest.approx([8.0, 9.1, 18.5], abs=0.05)
-    lengths = stages.stage_lengths(64, 4, 0.25, excess=1.1)
+    assert schedule.middle_stage_rounds(64, 4, 0.25) == pytest.approx([8.0, 9.1, 18.5], abs=0.05)
+    lengths = schedule.stage_lengths(64, 4, 0.25, excess=1.1)
     assert lengths[1:4] == [8, 10, 19]
     assert lengths[0] == 1 and lengths[4] == math.ceil(2 * math.log(10) / math.log(4 / 3))
-    assert stages.expected_time(sizes, lengths, 64, cost=10.0) == pytest.approx(
+    assert schedule.expected_time(sizes, lengths, 64, cost=10.0) == pytest.approx(
         sum(tau * (time + 10) for tau, time in zip(lengths, times, strict=True))
     )
-    assert stages.stage_sizes(10, 4) == [4, 8, 10] and stages.stage_sizes(5, 5) == [5]
-    assert len(stages.stage_lengths(5, 5, 0.25, excess=1.1)) == 1
+    assert schedule.stage_sizes(10, 4) == [4, 8, 10] and schedule.stage_sizes(5, 5) == [5]
+    assert len(schedule.stage_lengths(5, 5, 0.25, excess=1.1)) == 1
 
 
 def test_a_last_doubling_that_is_none_takes_the_rounds_between_its_doubling_points():
-    assert stages.middle_stage_rounds(100, 5, 0.25)[-1] == pytest.approx(17.86, abs=0.005)  # with root 2: 10.76
-    assert stages.middle_stage_rounds(100, 3, 0.1)[-1] == pytest.approx(54.22, abs=0.005)  # with root 2: 3.46
+    assert schedule.middle_stage_rounds(100, 5, 0.25)[-1] == pytest.approx(17.86, abs=0.005)  # with root 2: 10.76
+    assert schedule.middle_stage_rounds(100, 3, 0.1)[-1] == pytest.approx(54.22, abs=0.005)  # with root 2: 3.46
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -334,41 +334,41 @@ def test_rounds_of_the_stages_are_those_of_the_bound_from_one_doubling_point_to_
     for _ in range(40):
         clients = int(2 ** draw.uniform(1, 10))
         first, a, cost = int(draw.integers(1, clients + 1)), float(draw.uniform(0.02, 0.3)), float(draw.exponential(5))
-        sizes, found = stages.stage_sizes(clients, first), stages.middle_stage_rounds(clients, first, a)
+        sizes, found = schedule.stage_sizes(clients, first), schedule.middle_stage_rounds(clients, first, a)
         harmonic = np.cumsum(np.append(0, 1 / np.arange(clients, 0, -1)))  # E[T_(n)] at position n
         gaps = np.diff(harmonic[sizes])
         q = np.sqrt(np.divide(sizes[:-1], sizes[1:]))
         ratio = (1 - q[:-1]) / (q[:-1] * (1 - q[1:])) * gaps[1:] / gaps[:-1]
         assert found == pytest.approx(-2 * np.log(ratio) / np.log1p(-a), rel=1e-8, abs=1e-8)
-        points = stages.doubling_points(clients, first, a, rate=draw.uniform(0.1, 10), cost=cost)
+        points = schedule.doubling_points(clients, first, a, rate=draw.uniform(0.1, 10), cost=cost)
         for size, t, (distance, end) in zip(sizes[1:-1], found, pairwise(points), strict=True):
             rounds = 0
             while distance > end:
                 distance = distance * math.sqrt(1 - a) + a / math.sqrt(size / first * (1 - a))
                 rounds += 1
             assert rounds == max(0, math.ceil(t))
-    assert stages.middle_stage_rounds(7, 7, 0.2) == stages.middle_stage_rounds(7, 4, 0.2) == []
+    assert schedule.middle_stage_rounds(7, 7, 0.2) == schedule.middle_stage_rounds(7, 4, 0.2) == []
 
 
 def test_at_a_doubling_point_both_numbers_make_the_same_progress_per_time():
     a, cost = 0.2, 3.0
-    points = stages.doubling_points(100, 6, a, cost=cost)
-    sizes = stages.stage_sizes(100, 6)
+    points = schedule.doubling_points(100, 6, a, cost=cost)
+    sizes = schedule.stage_sizes(100, 6)
     assert len(points) == len(sizes) - 1
     for point, pair in zip(points, pairwise(sizes), strict=True):
         now, later = (
             (point - theory.contraction_bound(torch.tensor(point, dtype=F64), a, n / 6))
-            / (stages.order_statistic(n, 100) + cost)
+            / (schedule.order_statistic(n, 100) + cost)
             for n in pair
         )
         assert float(now) == pytest.approx(float(later))
     # the bound rests at its floor, and the rounds to a target are those of the recursion
-    floor = stages.error_floor(a, 4)
+    floor = schedule.error_floor(a, 4)
     assert float(theory.contraction_bound(torch.tensor(floor, dtype=F64), a, 4)) == pytest.approx(floor)
     distance, rounds = torch.tensor(5.0, dtype=F64), 0
     while distance > 1.3 * floor:
         distance, rounds = theory.contraction_bound(distance, a, 4), rounds + 1
-    assert stages.rounds_to_reach(1.3 * floor, floor, a, 5.0) == rounds
+    assert schedule.rounds_to_reach(1.3 * floor, floor, a, 5.0) == rounds
 
 
 @pytest.fixture(scope="module")
@@ -393,7 +393,7 @@ def test_srpfl_contracts_as_theorem_4_7(doubling):
     problem = theory.client_problem(clients, 6, 2, samples=40, noise=1.0, seed=1)
     start = theory.moment_start(problem.sample(torch.arange(first), 0), 2)
     order = rng.order(rng.key(0, "speed", torch.arange(clients)))
-    sizes = stages.stage_sizes(clients, first) if doubling else [clients]
+    sizes = schedule.stage_sizes(clients, first) if doubling else [clients]
     counts = [sizes[t * len(sizes) // rounds] for t in range(rounds)]
     # the theorem's extremes are over all sets of at least n_0 clients; here over the sets that take part
     extremes = [spectrum(problem.heads[order[:n]]) for n in sizes]
@@ -407,7 +407,7 @@ def test_srpfl_contracts_as_theorem_4_7(doubling):
     # not by default: a basis that stays where it started breaks the bound once many take part
     if not doubling:
         assert distances[0] > theory.contraction_bound(distances[0], a, clients / first)
-        assert distances[-1] < stages.error_floor(a, clients / first) < distances[0]
+        assert distances[-1] < schedule.error_floor(a, clients / first) < distances[0]
 
 
 @pytest.mark.parametrize("method", ["srpfl", "fedrep"])
@@ -424,7 +424,7 @@ def test_time_taken_is_the_expected_time(comparison, method):
     shares = []
     for row in comparison:
         run = getattr(row, method)
-        expected = stages.expected_time(run.participants, [1] * len(run.participants), row.clients)
+        expected = schedule.expected_time(run.participants, [1] * len(run.participants), row.clients)
         shares.append(run.total(0.0) / expected)
     assert sum(shares) / len(shares) == pytest.approx(1, abs=0.06)
 
@@ -447,13 +447,16 @@ def test_the_speed_up_grows_like_log_n(comparison, cost):
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: stages.stage_sizes(10, 11), "n0 is 11, but must be from 1 to the number of clients, 10"),
-        (lambda: stages.stage_sizes(10, 0), "n0 is 0"),
-        (lambda: stages.order_statistic(5, 4), "n is 5, but must be from 1 to the number of clients, 4"),
-        (lambda: stages.order_statistic(1, 4, 0.0), "rate is 0.0, but must be above 0"),
-        (lambda: stages.error_floor(1.0, 2), "a is 1.0, but must be strictly between 0 and 1"),
-        (lambda: stages.stage_lengths(8, 2, 0.2, excess=1.5), "excess is 1.5"),
-        (lambda: stages.rounds_to_reach(0.1, 0.2, 0.2), "the target distance is 0.1, but must be above the floor, 0.2"),
+        (lambda: schedule.stage_sizes(10, 11), "n0 is 11, but must be from 1 to the number of clients, 10"),
+        (lambda: schedule.stage_sizes(10, 0), "n0 is 0"),
+        (lambda: schedule.order_statistic(5, 4), "n is 5, but must be from 1 to the number of clients, 4"),
+        (lambda: schedule.order_statistic(1, 4, 0.0), "rate is 0.0, but must be above 0"),
+        (lambda: schedule.error_floor(1.0, 2), "a is 1.0, but must be strictly between 0 and 1"),
+        (lambda: schedule.stage_lengths(8, 2, 0.2, excess=1.5), "excess is 1.5"),
+        (
+            lambda: schedule.rounds_to_reach(0.1, 0.2, 0.2),
+            "the target distance is 0.1, but must be above the floor, 0.2",
+        ),
         (lambda: theory.domain_problem(4, 2, 6, 3, seed=0), "2 rows cannot hold 3 orthonormal columns"),
     ],
 )
