@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from command_line import EXPERIMENT, TINY, contents, perfed, run_tiny
 
-from perfed import experiment
+from perfed import resume, start
 from perfed.data.federation import Federation
 from perfed.datasets import catalogue
 from perfed.errors import PerfedError
@@ -132,13 +132,13 @@ def test_two_processes_do_not_work_on_one_run(here):
 
 def test_a_second_process_leaves_a_running_run_as_it_is(here):
     table = read_experiment("rounds=6", "checkpoint_seconds=1000")
-    run = experiment.start(table, out=here / "out")
+    run = start(table, out=here / "out")
 
     def look(number: int, total: int, accuracy: float | None) -> None:
         if number == 4:
             before = contents(here / "out")
             with pytest.raises(PerfedError, match="another process is working on this run"):
-                experiment.resume(here / "out")
+                resume(here / "out")
             assert contents(here / "out") == before
 
     run.execute(look)
@@ -205,14 +205,14 @@ def federation(seed: int) -> Federation:
 def test_a_run_on_data_of_ones_own_is_continued_on_these_alone(here):
     run_tiny(here / "model", "--method", "local", "checkpoint_seconds=0")
     checked = read((here / "model" / "config.toml").read_text(), "config.toml")
-    run = experiment.start(checked, out=here / "out", federation=federation(0))
+    run = start(checked, out=here / "out", federation=federation(0))
     run.execute()
     (here / "out" / "summary.json").unlink()
     result = perfed("resume", "out")
     assert result.code == 2 and "this run was on other clients, samples or targets" in result.err
     with pytest.raises(PerfedError, match="on other clients"):
-        experiment.resume(here / "out", federation=federation(1))
-    assert experiment.resume(here / "out", federation=federation(0)).execute()["rounds"] == 3
+        resume(here / "out", federation=federation(1))
+    assert resume(here / "out", federation=federation(0)).execute()["rounds"] == 3
 
 
 def test_a_run_is_not_continued_on_another_trace(here):
@@ -365,7 +365,7 @@ def test_the_configuration_of_a_run_names_the_module_of_a_term_that_a_script_imp
     (here / "own_terms.py").write_text(OWN_TERM.replace('"shrink"', '"imported"').replace("head.0", "head"))
     importlib.import_module("own_terms")
     table = read_experiment('methods.local={ terms = ["imported"] }')
-    experiment.start(table, out=here / "out").execute()
+    start(table, out=here / "out").execute()
     assert read((here / "out" / "config.toml").read_text(), "x").methods["local"]["terms"] == ["own_terms:imported"]
 
 
