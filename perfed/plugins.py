@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
@@ -85,11 +84,6 @@ def _beside(file: str) -> Path:
     """Relative to the working directory if it is below."""
     path = Path(file)
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
-def calling_module() -> str:
-    """Name of the module that called the function that calls this: where something is registered."""
-    return str(sys._getframe(2).f_globals.get("__name__", ""))
 
 
 def check_free(what: str, name: str, taken: str | None, module: str) -> None:

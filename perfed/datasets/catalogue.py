@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from perfed.data.federation import SPLITS, Client, Federation, Split
 from perfed.data.held_out import with_validation
 from perfed.errors import PerfedError
-from perfed.plugins import calling_module, check_free, check_own, own_name
+from perfed.plugins import check_free, check_own, own_name
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -85,9 +85,8 @@ def dataset(
             has no type or no default.
     """
 
-    module = calling_module()
-
     def register(build: Builder) -> Builder:
+        module = build.__module__
         check_free("data set", name, _entries[name].module if name in _entries else None, module)
         _check_signature(name, build)
         hints = get_type_hints(build, include_extras=True)

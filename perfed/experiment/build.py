@@ -18,7 +18,7 @@ from perfed.plugins import own_mistake
 
 __all__ = ["build_method", "build_stage", "setting_names"]
 
-_PRESETS: dict[str, Callable[..., StageFactory]] = {
+_KINDS: dict[str, Callable[..., StageFactory]] = {
     "mlp": models.mlp,
     "cnn": models.cnn,
     "digits-cnn": models.digits_cnn,
@@ -40,15 +40,15 @@ def build_stage(where: str, spec: Any, num_outputs: int, words: Sequence[str] = 
     table = {"kind": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
     kind = table.pop("kind", None)
     if not isinstance(kind, str):
-        raise PerfedError(f"{where}: needs a kind, one of: none, {', '.join(_PRESETS)}, or package.module:function")
+        raise PerfedError(f"{where}: needs a kind, one of: none, {', '.join(_KINDS)}, or package.module:function")
     if kind == "none":
         return None
     if ":" in kind:
         return _user_stage(where, kind, table)
-    if kind not in _PRESETS:
-        allowed = f"none, {', '.join(_PRESETS)}, or package.module:function"
+    if kind not in _KINDS:
+        allowed = f"none, {', '.join(_KINDS)}, or package.module:function"
         raise PerfedError(f"{where}.kind: unknown '{kind}'; allowed: {allowed}")
-    preset = _PRESETS[kind]
+    preset = _KINDS[kind]
     if where.endswith(".head"):
         table.setdefault("out", num_outputs)
     parameters = dict(inspect.signature(preset).parameters)

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from perfed.errors import PerfedError
 from perfed.method.exchange import Clients, ParameterSet, Replies, ServerState
-from perfed.plugins import calling_module, check_free, check_own, own_name
+from perfed.plugins import check_free, check_own, own_name
 from perfed.settings import STRICT
 from perfed.training.cohort import Cohort
 from perfed.training.step import Penalty
@@ -91,7 +91,7 @@ def register_term(cls: type[Term]) -> type[Term]:
     """
     if not cls.name:
         raise PerfedError(f'the term {cls.__name__} has no name; write name: ClassVar[str] = "..." in its class')
-    module = calling_module()
+    module = cls.__module__
     check_free("term", cls.name, _TERMS[cls.name][1] if cls.name in _TERMS else None, module)
     _TERMS[cls.name] = cls, module
     return cls

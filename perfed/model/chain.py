@@ -78,6 +78,7 @@ class Model:
         PerfedError: no stage, or one that is not a function of the shape of one input.
 
     Example:
+        >>> from perfed.model.presets import linear, mlp
         >>> model = Model(embedding=mlp(hidden=(8,), out=4), head=linear(3))
         >>> model.build((5,)).output_shapes
         {'embedding': (4,), 'head': (3,)}

@@ -119,7 +119,8 @@ def test_a_user_can_add_a_data_set(monkeypatch):
     dataset("mine", task="classification")(mine)  # as a notebook's cell that is run again
     assert describe("mine").task == "classification"
     with pytest.raises(PerfedError, match="'mine' is registered twice, by 'test_datasets' and by 'elsewhere'"):
-        exec("register('mine')(mine)", {"register": dataset, "mine": mine, "__name__": "elsewhere"})
+        mine.__module__ = "elsewhere"
+        dataset("mine")(mine)
 
     @dataset("split", task="regression")
     def split(seed: int, data_dir: Path | None) -> Federation:

@@ -107,7 +107,7 @@ def test_a_name_is_that_of_one_term(monkeypatch):
     with pytest.raises(PerfedError, match="'test_terms' registers no 'shrnk'; it has: shrink"):
         term_class("test_terms:shrnk")
     with pytest.raises(PerfedError, match="term 'shrink' is registered twice, by 'test_terms' and by 'elsewhere'"):
-        exec("register(Shrink)", {"register": register_term, "Shrink": Shrink, "__name__": "elsewhere"})
+        register_term(type("Shrink", (Shrink,), {"__module__": "elsewhere"}))
     with pytest.raises(PerfedError, match=r"the term Nameless has no name; write name: ClassVar\[str\]"):
         register_term(type("Nameless", (Term,), {}))
     assert build_method("local", {"terms": ["test_terms:shrink"]}).terms == (Shrink(),)
