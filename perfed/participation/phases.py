@@ -1,7 +1,6 @@
-"""SRPFL's schedule: how many clients take part in each stage, for how long, and what time it takes; and the
-stages of a run.
+"""The phases of a policy's schedule, in which the number of clients is the same: the "stages" of SRPFL and FLANP.
 
-Times are those of clients whose speeds are exponential: a round lasts as long as its slowest participant.
+Settings, messages and checkpoints keep the papers' word; elsewhere a stage is a part of a model.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from perfed.errors import PerfedError
 from perfed.settings import STRICT
 
 
-class StageRule(BaseModel):
-    """How many clients the first stage has, and when a stage ends; the number doubles from stage to stage."""
+class PhaseRule(BaseModel):
+    """How many clients the first phase has, and when a phase ends; the number doubles from phase to phase."""
 
     model_config = STRICT
 
@@ -29,20 +28,20 @@ class StageRule(BaseModel):
     tolerance: float = Field(1e-3, ge=0, description="for rule 'plateau': relative decrease that counts as lower")
 
 
-class Stages:
-    """The stage that a run is in.
+class Phases:
+    """The phase that a run is in.
 
     Args:
         settings: of the policy.
-        lengths: rounds of each stage, for rules that know them beforehand other than by ``stage_rounds``.
+        lengths: rounds of each phase, for rules that know them beforehand other than by ``stage_rounds``.
         where: table of the settings, for messages.
 
     Attributes:
         state: plain data, changed in place.
-        final: all clients take part; the policy says so in every round. The stage then does not end.
+        final: all clients take part; the policy says so in every round. The phase then does not end.
     """
 
-    def __init__(self, settings: StageRule, lengths: Sequence[int] | None, where: str) -> None:
+    def __init__(self, settings: PhaseRule, lengths: Sequence[int] | None, where: str) -> None:
         if settings.rule == "fixed":
             given = settings.stage_rounds
             if given is None:
@@ -57,11 +56,11 @@ class Stages:
 
     @property
     def number(self) -> int:
-        """Of the stage, from 0."""
+        """Of the phase, from 0."""
         return int(self.state["stage"])
 
     def observe(self, train_loss: float, over: bool = False) -> None:
-        """A round has ended; ``over`` ends its stage where the policy has a rule of its own."""
+        """A round has ended; ``over`` ends its phase where the policy has a rule of its own."""
         state = self.state
         state["rounds"] += 1
         if self.lengths is not None:

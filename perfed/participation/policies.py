@@ -17,7 +17,7 @@ import torch
 from perfed import rng
 from perfed.errors import PerfedError
 from perfed.participation.clock import Clock, Population, Rows, Seconds, Timer
-from perfed.participation.phases import Stages, check_first
+from perfed.participation.phases import Phases, check_first
 from perfed.participation.schedule import stage_lengths
 from perfed.participation.settings import Participation
 
@@ -133,25 +133,25 @@ class _Srpfl(Policy):
             raise PerfedError("participation.srpfl.rule = 'theory' needs participation.srpfl.contraction, others none")
         if own.contraction is not None:
             lengths = stage_lengths(sampled, own.first, own.contraction, excess=own.excess)
-        self.stages = Stages(own, lengths, "participation.srpfl")
-        self.state = self.stages.state
+        self.phases = Phases(own, lengths, "participation.srpfl")
+        self.state = self.phases.state
 
     def select(self, round_: int, ask: Ask) -> tuple[Rows, float]:
-        own, stage = self.settings.srpfl, self.stages.number
+        own, stage = self.settings.srpfl, self.phases.number
         words = (-1 - stage,) if own.redraw == "stage" else ()
         arrivals = ask(self.invited(round_, None, *words))
         if own.double == "clients":
-            self.stages.final = own.first << stage >= len(arrivals.rows)
+            self.phases.final = own.first << stage >= len(arrivals.rows)
             return _first(arrivals, own.first << stage)
         total = np.cumsum(arrivals.num_samples)
         if "samples" not in self.state:  # of the first n_0 replies of all
             self.state["samples"] = int(total[min(own.first, len(total)) - 1])
         wanted = min(self.state["samples"] << stage, int(total[-1]))
-        self.stages.final = wanted == total[-1]
+        self.phases.final = wanted == total[-1]
         return _first(arrivals, int(np.searchsorted(total, wanted)) + 1)
 
     def observe(self, train_loss: float, gradient: float | None, num_samples: int) -> None:
-        self.stages.observe(train_loss)
+        self.phases.observe(train_loss)
 
 
 class _Flanp(Policy):
@@ -163,14 +163,14 @@ class _Flanp(Policy):
         if (own.rule == "gradient") != (own.mu is not None):
             raise PerfedError("participation.flanp.rule = 'gradient' needs participation.flanp.mu, others none")
         self.wants_gradient = own.rule == "gradient"
-        self.stages = Stages(own, None, "participation.flanp")
-        self.state = self.stages.state
+        self.phases = Phases(own, None, "participation.flanp")
+        self.state = self.phases.state
         self.state["members"] = []
 
     def select(self, round_: int, ask: Ask) -> tuple[Rows, float]:
         members: list[int] = self.state["members"]
-        wanted = min(self.settings.flanp.first << self.stages.number, len(self.candidates))
-        self.stages.final = wanted == len(self.candidates)
+        wanted = min(self.settings.flanp.first << self.phases.number, len(self.candidates))
+        self.phases.final = wanted == len(self.candidates)
         if len(members) == wanted:
             return _first(ask(np.array(members, np.int64)))
         arrivals = ask(self.candidates)
@@ -182,9 +182,9 @@ class _Flanp(Policy):
     def observe(self, train_loss: float, gradient: float | None, num_samples: int) -> None:
         own = self.settings.flanp
         if gradient is None or own.mu is None:
-            self.stages.observe(train_loss)
+            self.phases.observe(train_loss)
         else:
-            self.stages.observe(train_loss, over=gradient <= 2 * own.mu * own.accuracy / num_samples)
+            self.phases.observe(train_loss, over=gradient <= 2 * own.mu * own.accuracy / num_samples)
 
 
 _POLICIES: dict[str, type[Policy]] = {

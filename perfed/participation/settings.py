@@ -7,14 +7,14 @@ from typing import Literal, get_args
 
 from pydantic import BaseModel, Field
 
-from perfed.participation.phases import StageRule
+from perfed.participation.phases import PhaseRule
 from perfed.settings import STRICT
 
 PolicyName = Literal["uniform", "srpfl", "flanp", "deadline", "overselection"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
-class Srpfl(StageRule):
+class Srpfl(PhaseRule):
     """SRPFL: of the invited clients the first n replies are used; n doubles at the end of each stage.
 
     Source: Tziotis et al. 2023, Algorithm 1; the number of samples in place of clients: appendix C. The paper gives
@@ -28,7 +28,7 @@ class Srpfl(StageRule):
     redraw: Literal["round", "stage"] = Field("round", description="how often the invited clients are drawn")
 
 
-class Flanp(StageRule):
+class Flanp(PhaseRule):
     """FLANP: the first n replies of a stage name its clients, which stay in all later stages; n doubles.
 
     Rule ``gradient`` ends a stage when ``|grad L_n(w)|^2 <= 2 mu V_n`` with ``V_n = accuracy / samples of the n
