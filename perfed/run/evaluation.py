@@ -7,6 +7,7 @@ from typing import Any
 
 from perfed.data.federation import Federation
 from perfed.data.held_out import scored_apart
+from perfed.engine.clients import RoundRecord
 from perfed.engine.evaluate import (
     Metrics,
     Outputs,
@@ -16,7 +17,7 @@ from perfed.engine.evaluate import (
     untrained_domains,
     with_extremes,
 )
-from perfed.engine.server import RoundRecord, Server
+from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.run.settings import Evaluation

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed.data.federation import Federation
+from perfed.engine.clients import RoundRecord
 from perfed.engine.evaluate import Metrics
-from perfed.engine.server import RoundRecord, Server
+from perfed.engine.server import Server
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.machine import sigterm_as_exit

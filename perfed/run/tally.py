@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from perfed.engine.clients import RoundRecord
 from perfed.engine.evaluate import Metrics, with_extremes
-from perfed.engine.server import RoundRecord
 from perfed.errors import PerfedError
 from perfed.run.targets import Target, unreached
 

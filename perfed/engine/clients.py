@@ -1,0 +1,167 @@
+"""The clients of one transaction, as a method's server programs see them, and the record of what a round did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+
+from perfed import rng
+from perfed.engine.inprocess import Exchange, InProcessEngine, Metrics
+from perfed.errors import PerfedError
+from perfed.method.exchange import Each, FederationInfo, Fold, Replies, Reply, ServerState
+from perfed.method.term import payload_of
+
+# Transactions of one number must not share random keys.
+_FIRST_EXCHANGE = {"prepare": 0, "round": 0, "finish": 1000, "observe": 2000, "settle": 3000}
+
+
+@dataclass
+class RoundRecord:
+    """What a round left behind.
+
+    Attributes:
+        participants: sorted ids of the clients used in every exchange.
+        train_loss: mean over participants of their mean training loss; NaN where nothing was trained.
+        bytes_up, bytes_down: of all replies and payloads.
+        after: metrics right after local training, by client id; empty if they were not asked for.
+        arrays: what the method showed of this round, by name; see :meth:`perfed.method.exchange.Clients.show`.
+        counts: the clients that the method counted in this round, by name of what happened to them.
+        exchanges: with the clients; of those with everybody after the round one counts, as in ``seconds``.
+        seconds: virtual time that the round took.
+        replied: virtual seconds of each invited client's reply, by id.
+    """
+
+    participants: list[str]
+    train_loss: float
+    bytes_up: int = 0
+    bytes_down: int = 0
+    after: Metrics = field(default_factory=dict)
+    arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
+    counts: dict[str, list[str]] = field(default_factory=dict)
+    exchanges: int = 0
+    seconds: float = 0.0
+    replied: dict[str, float] = field(default_factory=dict)
+
+
+class RoundClients:
+    """The clients of one transaction."""
+
+    def __init__(
+        self,
+        engine: InProcessEngine,
+        ids: list[str],
+        round_: int,
+        kind: str,
+        measure: str | None,
+        invited: int | None = None,
+    ) -> None:
+        self._engine = engine
+        self._kind = kind
+        self._measure = measure
+        self._invited = len(ids) if invited is None else invited
+        self.ids = sorted(ids)
+        self.round = round_
+        self.losses: list[torch.Tensor] = []
+        self.carrying: list[Replies] = []  # replies of the exchanges that carried terms
+        self.state: ServerState | None = None
+        self.record = RoundRecord(self.ids, float("nan"))
+
+    def key(self, purpose: str) -> torch.Tensor:
+        """See :class:`perfed.method.exchange.Clients`."""
+        return rng.key(self._engine.setup.seed, "server", purpose, self.round)
+
+    def show(self, name: str, **arrays: Any) -> None:
+        """See :class:`perfed.method.exchange.Clients`."""
+        self.record.arrays[name] = arrays
+
+    def count(self, name: str, ids: Sequence[str]) -> None:
+        """See :class:`perfed.method.exchange.Clients`."""
+        self.record.counts[name] = [*self.record.counts.get(name, []), *ids]
+
+    @property
+    def info(self) -> FederationInfo:
+        """See :class:`perfed.method.exchange.Clients`."""
+        return self._engine.info
+
+    def run(
+        self, program: Callable[..., Reply | None], *, reduce: Mapping[str, Fold] | None = None, **payload: Any
+    ) -> Replies:
+        """See :class:`perfed.method.exchange.Clients`."""
+        return self.exchange(_program_name(self._engine, program), payload, reduce or {})
+
+    def train(
+        self,
+        program: Callable[..., Reply | None],
+        *,
+        closing: bool = True,
+        reduce: Mapping[str, Fold] | None = None,
+        **payload: Any,
+    ) -> Replies:
+        """See :class:`perfed.method.exchange.Clients`."""
+        assert self.state is not None
+        payload["terms"] = payload_of(self._engine.setup.method.terms, self.state)
+        name = _program_name(self._engine, program)
+        replies = self.exchange(name, payload, reduce or {}, terms="all" if closing else "penalties")
+        if closing:
+            self.carrying.append(replies)
+        return replies
+
+    def exchange(
+        self,
+        program: str,
+        payload: Mapping[str, Any],
+        reduce: Mapping[str, Fold] = MappingProxyType({}),
+        *,
+        terms: Literal["nothing", "penalties", "all"] = "nothing",
+    ) -> Replies:
+        """One exchange; see :class:`perfed.engine.inprocess.Exchange`."""
+        record = self.record
+        index = record.exchanges + _FIRST_EXCHANGE[self._kind]
+        exchange = Exchange(program, self.round, index, self._measure, terms)
+        folds = {name: self._counted(name, fold) for name, fold in reduce.items()}
+        replies, record.after = self._engine.run(exchange, payload, self.ids, folds)
+        record.exchanges += 1
+        self.losses.append(replies.train_loss)
+        record.bytes_up += sum(_size(value) for name, value in replies.content.items() if name not in folds)
+        sent = sum(_sent(value, len(self.ids)) for value in payload.values())
+        # The first exchange goes to all invited clients, those whose replies are not used among them.
+        record.bytes_down += sent * self._invited // len(self.ids) if record.exchanges == 1 else sent
+        return replies
+
+    def _counted(self, name: str, fold: Fold) -> Fold:
+        """``fold`` that counts the bytes of entry ``name`` of every reply."""
+
+        def counting(total: Any, reply: dict[str, Any]) -> Any:
+            self.record.bytes_up += _size(reply[name])
+            return fold(total, reply)
+
+        return counting
+
+
+def _program_name(engine: InProcessEngine, program: Callable[..., Any]) -> str:
+    owner, name = getattr(program, "__self__", None), getattr(program, "__name__", "")
+    if owner is engine.setup.method:
+        return name
+    for term in engine.setup.method.terms:
+        if owner is term:
+            return f"{term.name}.{name}"
+    raise PerfedError(f"a client program must be a method of the method or of one of its terms, not {program!r}")
+
+
+def _size(value: Any) -> int:
+    """Bytes of a tensor, or of all tensors in nested dictionaries and lists."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, list):
+        return sum(_size(item) for item in value)
+    return sum(_size(item) for item in value.values())
+
+
+def _sent(value: Any, clients: int) -> int:
+    if isinstance(value, Each):
+        return sum(_size(row) for row in value.rows.values())
+    return _size(value) * clients
