@@ -35,11 +35,11 @@ class FedHeNN(Local):
 
     def check(self, server: ServerState, info: FederationInfo) -> None:
         """Common inputs belong to no domain."""
-        super().check(server, info)
         if PER_DOMAIN in {stage: place for stage, place in self.placement.items() if stage != "head"}.values():
             raise PerfedError(
                 "fedhenn compares what the head gets for inputs of no domain; only the head can be per-domain"
             )
+        super().check(server, info)
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """Kernels and their mean, then local training."""
