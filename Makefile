@@ -7,7 +7,7 @@ ROUNDING := $(foreach name,methods/combination methods/fast_w2 methods/fedem tra
 OUT ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)
 PER_CLIENT := sklearn:logistic,sklearn:svc
 # Trials for the plan would take longer than these runs.
-OPTIONS := --seeds 0..2 --engine stacked plan.threads=1
+OPTIONS := --seeds 0..2 --engine stacked plan.threads=2
 
 .PHONY: run test docs clean
 
