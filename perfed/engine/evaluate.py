@@ -40,12 +40,14 @@ def predict(method: Method, cohort: Cohort, x: Tensor, trained: Sequence[int]) -
     domain, found = cohort.domain, method.predict(cohort, x)
     if domain is None or not cohort.per_domain or len(trained) == cohort.num_domains:
         return found
+    known = torch.isin(domain, torch.tensor(trained, device=domain.device))
+    if known.all():
+        return found
     total = torch.zeros_like(found)
     for m in trained:
         cohort.domain = torch.full_like(domain, m)
         total += method.predict(cohort, x)
     cohort.domain = domain
-    known = torch.isin(domain, torch.tensor(trained, device=domain.device))
     return torch.where(known.view(*known.shape, *([1] * (found.ndim - 2))), found, total / len(trained))
 
 

@@ -233,7 +233,7 @@ class Cohort(View):
         for group, values in (also or {}).items():
             for name, tensor in values.items():
                 values[name] = extra[f"{group}/{name}"] = tensor.contiguous()
-        learnt = set(self.trainable(self.chain.stages))
+        learnt = self.trainable(self.chain.stages) if extra else ()
         trained = (*own, *(name for name in extra if name.rpartition("/")[2] in learnt))
         if (epochs is None) == (steps is None):
             raise ValueError("fit needs either epochs or steps")

@@ -76,6 +76,8 @@ class Step:
         By name of each parameter that is trained and has values for each domain: those of the other domains take no
         step in this mini-batch.
         """
+        if not self.per_domain:
+            return {}
         names = [name for name, t in self.params.items() if t.requires_grad and stage_of(name) in self.per_domain]
         if not names:
             return {}
