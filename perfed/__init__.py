@@ -24,7 +24,7 @@ _HOMES = {
     "SHARED": "perfed.placement",
     "Split": "perfed.data.federation",
     "Term": "perfed.terms",
-    "build_method": "perfed.experiment.build",
+    "build_method": "perfed.methods.build",
     "cnn": "perfed.model.presets",
     "digits_cnn": "perfed.model.presets",
     "hidden_layer": "perfed.model.presets",

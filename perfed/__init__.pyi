@@ -3,10 +3,10 @@ from perfed.aggregate import weighted_mean
 from perfed.data.federation import Client, Federation, Split
 from perfed.datasets import load
 from perfed.errors import PerfedError
-from perfed.experiment.build import build_method
 from perfed.experiment.config import validate
 from perfed.experiment.start import resume, start
 from perfed.method import Method, Reply
+from perfed.methods.build import build_method
 from perfed.model.chain import Model
 from perfed.model.presets import cnn, digits_cnn, hidden_layer, linear, mlp
 from perfed.participation.clock import Clock

@@ -1,4 +1,4 @@
-"""Methods and models from plain settings."""
+"""The stages of models from plain settings."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from typing import Any
 import torch
 
 from perfed.errors import PerfedError
-from perfed.methods.build import build_method, setting_names
 from perfed.model import presets as models
 from perfed.model.chain import Shape, StageFactory, check_factory
 from perfed.model.lstm import lstm
 from perfed.plugins import own_mistake
-
-__all__ = ["build_method", "build_stage", "setting_names"]
 
 _KINDS: dict[str, Callable[..., StageFactory]] = {
     "mlp": models.mlp,

@@ -15,9 +15,10 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from perfed.datasets import check_options, dataset_names
 from perfed.errors import PerfedError, first_problem
-from perfed.experiment.build import build_method, build_stage
+from perfed.experiment.build import build_stage
 from perfed.method.method import Method
 from perfed.method.registry import entry
+from perfed.methods.build import build_method
 from perfed.model.chain import STAGES, Model
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation

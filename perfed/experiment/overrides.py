@@ -9,11 +9,11 @@ from typing import Any
 
 from perfed.datasets import describe
 from perfed.errors import PerfedError
-from perfed.experiment.build import setting_names
 from perfed.experiment.config import Experiment
 from perfed.method.method import Method
 from perfed.method.registry import entry
 from perfed.method.term import term_class
+from perfed.methods.build import setting_names
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.plugins import bare_name

@@ -13,7 +13,7 @@ from data_files import write_images
 from perfed.data.federation import Federation
 from perfed.engine.evaluate import client_table
 from perfed.errors import PerfedError
-from perfed.experiment.build import build_method
+from perfed.methods.build import build_method
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
 from perfed.run.run import Run

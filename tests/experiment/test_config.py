@@ -10,11 +10,12 @@ from torch import nn
 
 from perfed.datasets import catalogue
 from perfed.errors import PerfedError
-from perfed.experiment.build import build_method, build_stage
+from perfed.experiment.build import build_stage
 from perfed.experiment.config import experiment_names, find_experiment, read, validate
 from perfed.experiment.overrides import override, parse_value, resolve
 from perfed.method import registry
 from perfed.method.registry import method_names
+from perfed.methods.build import build_method
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.flic.flic import Anchors
 from perfed.methods.terms.proximal import Proximal

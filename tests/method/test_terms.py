@@ -5,10 +5,10 @@ import torch
 from engines import blobs, cohort, difference, make, network, quick, serve, train
 
 from perfed.errors import PerfedError
-from perfed.experiment.build import build_method
 from perfed.method import term as terms
 from perfed.method.exchange import ParameterSet
 from perfed.method.term import Term, full_name, register_term, term_class, term_names
+from perfed.methods.build import build_method
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.fedrep import HetFedRep
 from perfed.methods.local import Local

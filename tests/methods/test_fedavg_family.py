@@ -8,9 +8,9 @@ import pytest
 import torch
 from engines import blobs, difference, make, serve, train
 
-from perfed.experiment.build import build_method
 from perfed.experiment.config import validate
 from perfed.method.exchange import Replies, ServerState
+from perfed.methods.build import build_method
 from perfed.methods.flic.flic import Anchors
 from perfed.methods.terms.prototypes import Prototypes
 from perfed.model.chain import Model

@@ -12,8 +12,8 @@ from engines import assert_same_metrics, blobs, cohort, difference, every_tensor
 
 from perfed.data.federation import Federation, Split
 from perfed.errors import PerfedError
-from perfed.experiment.build import build_method
 from perfed.method.domains import domain_weights
+from perfed.methods.build import build_method
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.feddar.hessian import with_ones
 from perfed.methods.flic.flic import Anchors

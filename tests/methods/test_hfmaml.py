@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call
 
 from perfed.errors import PerfedError
-from perfed.experiment.build import build_method
+from perfed.methods.build import build_method
 from perfed.methods.flic.flic import Anchors
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp

@@ -11,7 +11,7 @@ from planes import LINEAR, flat, planes, quadratic
 from torch import nn
 
 from perfed.errors import PerfedError
-from perfed.experiment.build import build_method
+from perfed.methods.build import build_method
 from perfed.methods.flic.flic import Anchors
 from perfed.methods.scaffold import Scaffold
 from perfed.model.chain import Model

@@ -16,13 +16,13 @@ from perfed import resume, start
 from perfed.data.federation import Federation
 from perfed.datasets import catalogue
 from perfed.errors import PerfedError
-from perfed.experiment.build import build_method
 from perfed.experiment.compare import Comparison
 from perfed.experiment.config import Experiment, find_experiment, read, validate
 from perfed.experiment.overrides import override
 from perfed.method import registry
 from perfed.method import term as terms
 from perfed.method.registry import entry
+from perfed.methods.build import build_method
 from perfed.methods.fedavg import FedAvg
 from perfed.run.directory import RunDirectory
 

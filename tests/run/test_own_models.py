@@ -11,9 +11,9 @@ from engines import blobs, cohort, make, network, network_for, serve
 
 from perfed.data.federation import Client, Federation, Split
 from perfed.errors import PerfedError
-from perfed.experiment.build import build_method
 from perfed.method.method import Method
 from perfed.method.registry import method_names
+from perfed.methods.build import build_method
 from perfed.methods.fedavg import FedAvg
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
