@@ -22,7 +22,7 @@ import torch
 from perfed.datasets import load
 from perfed.engine.server import Server
 from perfed.engine.setup import Setup
-from perfed.experiment.build import build_method
+from perfed.methods.build import build_method
 from perfed.model.chain import Model
 from perfed.model.presets import linear
 from perfed.participation.clock import Clock
