@@ -7,10 +7,10 @@ from typing import Any
 from numpy.typing import NDArray
 from torch import Tensor
 
+from perfed import tree
 from perfed.data.federation import new_inputs
 from perfed.engine import evaluate
 from perfed.engine.server import Server
-from perfed.engine.setup import unstack_parameters
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.model.chain import Chain, Parameters
@@ -38,7 +38,7 @@ def modules(server: Server, name: str, client: str, round_: int) -> tuple[Chain,
     if type(method).predict is not Method.predict or method.changes_data or cohort.per_domain:
         raise PerfedError(f"{name} predicts with more than one chain of modules; use predict() of the run")
     kept = cohort.chain
-    parameters = unstack_parameters(cohort.model, 0, {key: tensor.shape for key, tensor in kept.tensors().items()})
+    parameters = tree.row_of(cohort.model, 0, {key: tensor.shape for key, tensor in kept.tensors().items()})
     chain = server.model.build(kept.input_shape).to(cohort.dtype)
     chain.load_state_dict(parameters)
     return chain.eval(), parameters
