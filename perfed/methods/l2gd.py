@@ -67,8 +67,8 @@ class L2GD(Method):
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """Local iterations; then averaging ones, in a second exchange."""
-        count = _geometric(clients.key("local iterations"), self.probability)
-        repeats = _geometric(clients.key("averaging iterations"), 1 - self.probability)
+        count = geometric(clients.key("local iterations"), self.probability)
+        repeats = geometric(clients.key("averaging iterations"), 1 - self.probability)
         reply = clients.train(self.train, epochs=torch.tensor(count))
         server.shared = weighted_mean(reply.local)
         clients.run(self.average, mean=server.shared, repeats=torch.tensor(repeats))
@@ -129,6 +129,6 @@ class L2GD(Method):
         cohort.load(cohort.state["local"])
 
 
-def _geometric(key: Tensor, stop: float) -> int:
+def geometric(key: Tensor, stop: float) -> int:
     """Number of iterations of a run that ends after each with probability ``stop``."""
     return 1 + floor(log1p(-float(rng.uniform(key, 1, torch.float64))) / log1p(-stop))

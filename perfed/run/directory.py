@@ -29,7 +29,7 @@ from perfed.machine import locked
 from perfed.tree import Tree
 
 _KEPT = 2
-_RESULTS = (
+RESULTS = (
     "config.toml",
     "comparison.toml",
     "rounds.jsonl",
@@ -42,6 +42,7 @@ _RESULTS = (
     "chosen.toml",
     "report.html",
 )
+"""What is made in a directory of results: nothing new is begun in one that has any of these."""
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
@@ -97,7 +98,7 @@ class RunDirectory:
         """
         if path.exists() and not path.is_dir():
             raise PerfedError(f"--out {path}: exists and is not a directory")
-        held = [name for name in _RESULTS if (path / name).exists()]
+        held = [name for name in RESULTS if (path / name).exists()]
         if held:
             begun = any((path / name).exists() for name in ("config.toml", "comparison.toml", "search.toml"))
             hint = f", or 'perfed resume {path}'" if begun else ""

@@ -13,8 +13,7 @@ import torch
 from engines import blobs, make, network
 
 from perfed.errors import PerfedError
-from perfed.run import directory as store
-from perfed.run.directory import Checkpoint, RunDirectory, write_atomic
+from perfed.run.directory import RESULTS, Checkpoint, RunDirectory, write_atomic
 from perfed.run.memory import Memory
 from perfed.run.run import Run
 
@@ -214,7 +213,7 @@ def test_a_missing_metric_is_an_empty_cell(tmp_path):
     assert (tmp_path / "run" / "clients.csv").read_text().splitlines() == ["id,accuracy", '"a, b",0.5', "c,", "d,"]
 
 
-@pytest.mark.parametrize("name", store._RESULTS)
+@pytest.mark.parametrize("name", RESULTS)
 def test_a_directory_with_results_is_refused(tmp_path, name):
     (tmp_path / name).write_text("precious")
     with pytest.raises(PerfedError, match="already holds results"):
