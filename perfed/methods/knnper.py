@@ -91,7 +91,7 @@ class KNNPer(FedAvg):
     capacity: float = Field(1.0, gt=0, le=1, description="share of its training data that a client remembers")
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
-        """As FedAvg."""
+        """Train as FedAvg does; there must be classes."""
         if cohort.num_classes is None:
             raise PerfedError("knnper needs class labels; these targets are values (regression)")
         return super().train(cohort, shared)

@@ -58,7 +58,7 @@ class L2GD(Method):
         return 1 / max(2, self.local_epochs) if self.p is None else self.p
 
     def epochs_in(self, round_: int) -> int:
-        """On average."""
+        """Local epochs of a round, on average."""
         return round(1 / self.probability)
 
     def sets(self) -> dict[str, ParameterSet]:
@@ -125,7 +125,7 @@ class L2GD(Method):
         return {}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """x_i."""
+        """Load x_i, the client's own model."""
         cohort.load(cohort.state["local"])
 
 

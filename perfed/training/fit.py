@@ -60,7 +60,7 @@ class Task:
 
     @property
     def clients(self) -> int:
-        """Number of clients."""
+        """Number of clients that are fitted side by side."""
         return len(self.samples.counts)
 
     def descend(self, state: OptimizerState, grads: Parameters, seen: Parameters) -> None:

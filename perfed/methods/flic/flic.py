@@ -89,7 +89,7 @@ class Anchors(Term):
             clients.run(self.pretrain, anchors=server.anchors)
 
     def payload(self, server: ServerState) -> dict[str, Any]:
-        """The anchors' means."""
+        """The anchors' means, the same for all clients."""
         return {"mean": server.anchors["mean"]}
 
     def absorb(self, server: ServerState, replies: Replies, content: Mapping[str, Any]) -> None:
