@@ -63,7 +63,8 @@ class _Options(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-_entries: dict[str, _Entry] = {}
+DATASETS: dict[str, _Entry] = {}
+"""What :func:`dataset` has made known, by name."""
 
 
 def dataset(
@@ -88,7 +89,7 @@ def dataset(
 
     def register(build: Builder) -> Builder:
         module = build.__module__
-        check_free("data set", name, _entries[name].module if name in _entries else None, module)
+        check_free("data set", name, DATASETS[name].module if name in DATASETS else None, module)
         _check_signature(name, build)
         hints = get_type_hints(build, include_extras=True)
         fields: dict[str, Any] = {}
@@ -104,7 +105,7 @@ def dataset(
         model = create_model(f"Options of {name}", __base__=shared, **fields, **last)
         options = tuple(Option(key, _in_words(hint), default) for key, (hint, default) in (described | last).items())
         summary = (inspect.getdoc(build) or "").partition("\n")[0]
-        _entries[name] = _Entry(Description(name, summary, task, files, options), build, model, module)
+        DATASETS[name] = _Entry(Description(name, summary, task, files, options), build, model, module)
         return build
 
     return register
@@ -139,7 +140,7 @@ def _in_words(hint: Any) -> str:
 
 def dataset_names() -> list[str]:
     """Names of all data sets, sorted."""
-    return sorted(_entries)
+    return sorted(DATASETS)
 
 
 def describe(name: str) -> Description:
@@ -153,10 +154,10 @@ def describe(name: str) -> Description:
 
 def _find(name: str) -> _Entry:
     own = own_name(name, "data set")
-    check_own("data set", name, own, {known: item.module for known, item in _entries.items()})
-    if own not in _entries:
+    check_own("data set", name, own, {known: item.module for known, item in DATASETS.items()})
+    if own not in DATASETS:
         raise PerfedError(f"there is no data set '{own}'; available: {', '.join(dataset_names())}")
-    return _entries[own]
+    return DATASETS[own]
 
 
 def load(

@@ -32,7 +32,9 @@ class Entry:
     module: str = ""
 
 
-_REGISTRY: dict[str, Entry] = {}
+METHODS: dict[str, Entry] = {}
+"""What :func:`register` has made known, by name."""
+
 _PRESETS: dict[str, Entry] = {}
 
 
@@ -57,10 +59,10 @@ def register(
 
     def add(cls: type[Method]) -> type[Method]:
         module = cls.__module__
-        taken = _REGISTRY.get(name) or _PRESETS.get(name)
+        taken = METHODS.get(name) or _PRESETS.get(name)
         check_free("method", name, None if taken is None else taken.module, module)
         text = summary or (cls.__doc__ or name).strip().splitlines()[0]
-        _REGISTRY[name] = Entry(name, cls, terms, defaults, text, module=module)
+        METHODS[name] = Entry(name, cls, terms, defaults, text, module=module)
         return cls
 
     return add
@@ -85,16 +87,16 @@ def entry(name: str) -> Entry:
             f"'{name}' is no method: scikit-learn's models stand beside methods in 'perfed compare' alone"
         )
     given, name = name, own_name(name, "method")
-    found = _REGISTRY.get(name) or _PRESETS.get(name)
+    found = METHODS.get(name) or _PRESETS.get(name)
     base, _, policy = name.rpartition("+")
-    under_policy = found is None and base in _REGISTRY
-    modules = {known: item.module for known, item in {**_PRESETS, **_REGISTRY}.items()}
+    under_policy = found is None and base in METHODS
+    modules = {known: item.module for known, item in {**_PRESETS, **METHODS}.items()}
     check_own("method", given, base if under_policy else name, modules)
     if found is not None:
         return found
     if under_policy and policy in POLICIES:
         summary = f"{base} under the participation policy {policy}"
-        return replace(_REGISTRY[base], name=name, summary=summary, base=base, policy=policy)
+        return replace(METHODS[base], name=name, summary=summary, base=base, policy=policy)
     near = difflib.get_close_matches(name, known_names(), n=3)
     hint = f"; did you mean: {', '.join(near)}?" if near else ""
     allowed = f"{', '.join(known_names())}, or METHOD+POLICY with one of the policies {', '.join(POLICIES)}"
@@ -103,7 +105,7 @@ def entry(name: str) -> Entry:
 
 def method_names() -> list[str]:
     """Names of all registered methods, sorted."""
-    return sorted(_REGISTRY)
+    return sorted(METHODS)
 
 
 def preset_names() -> list[str]:

@@ -42,7 +42,7 @@ class Prototypes(Term):
         return {"centroids": ParameterSet("server" if self.source == "global" else "client", init=_no_centroids)}
 
     def payload(self, server: ServerState) -> dict[str, Any]:
-        """The centroids."""
+        """The centroids of all classes; nothing where clients use their own."""
         return {"centroids": server.centroids} if self.source == "global" else {}
 
     def penalty(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty:
