@@ -84,6 +84,13 @@ def dataset(
     Raises:
         PerfedError: the name is taken by a data set of another module (the same may register it again), or a parameter
             has no type or no default.
+
+    Example:
+        >>> @dataset("ones")
+        ... def ones(seed: int, data_dir: Path | None, *, rows: int = 4) -> Federation:
+        ...     return Federation.from_arrays({"a": {"x_train": torch.ones(rows, 2), "y_train": [0, 1] * (rows // 2)}})
+        >>> len(load("ones", {"rows": 6}, seed=0).clients[0].train)
+        6
     """
 
     def register(build: Builder) -> Builder:
@@ -138,7 +145,12 @@ def _in_words(hint: Any) -> str:
 
 
 def dataset_names() -> list[str]:
-    """Names of all data sets, sorted."""
+    """Names of all data sets, sorted.
+
+    Example:
+        >>> "digits" in dataset_names()
+        True
+    """
     return sorted(DATASETS)
 
 
@@ -147,6 +159,10 @@ def describe(name: str) -> Description:
 
     Raises:
         PerfedError: no such data set; lists the names.
+
+    Example:
+        >>> [(option.name, option.default) for option in describe("toy-linear-map").options[:2]]
+        [('clients', 100), ('classes_per_client', 3)]
     """
     return _find(name).description
 
@@ -212,6 +228,9 @@ def check_options(name: str, options: Mapping[str, object]) -> None:
 
     Raises:
         PerfedError: unknown data set, unknown option, value not allowed.
+
+    Example:
+        >>> check_options("digits", {"clients": 30})
     """
     _check_options(_find(name), dict(options))
 

@@ -158,7 +158,16 @@ def read(text: str, where: str) -> Experiment:
 
 
 def validate(table: Mapping[str, Any]) -> Experiment:
-    """An experiment from nested dictionaries; everything that can be checked without the data is."""
+    """An experiment from nested dictionaries; everything that can be checked without the data is.
+
+    Example:
+        >>> table = {"method": "fedavg", "rounds": 2, "data": {"name": "digits"}, "model": {"head": "linear"}}
+        >>> validate(table).build_method().lr
+        0.001
+        >>> validate({**table, "rouns": 2})
+        Traceback (most recent call last):
+        perfed.errors.PerfedError: unknown key 'rouns' (did you mean 'rounds'?); allowed: ...
+    """
     try:
         experiment = Experiment.model_validate(dict(table))
     except ValidationError as error:

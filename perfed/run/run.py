@@ -60,6 +60,16 @@ class Run:
         summary: as in ``summary.json``, once the run has ended.
         resumed: the round behind which a resumed run goes on.
         config: what the run was made of, as in ``config.toml``; checkpoints keep it.
+
+    Example:
+        >>> from perfed import linear, load
+        >>> federation = load("digits", {"clients": 4}, seed=0)
+        >>> run = Run(federation, "fedavg", Model(head=linear(10)), rounds=2)
+        >>> sorted(run.execute()["accuracy"])
+        ['max', 'mean', 'min', 'p10', 'p90', 'std']
+        >>> client = federation.clients[0]
+        >>> run.predict(client.id, client.test.x[:5]).shape
+        torch.Size([5, 10])
     """
 
     def __init__(

@@ -39,6 +39,11 @@ class Anchors(Term):
     Departures from Algorithm S2: a client sends the anchors of its own classes only (which reveals which classes it
     holds; with ``send_all`` only to who compares them with those sent), and the server averages each anchor over the
     clients that hold the class.
+
+    Example:
+        >>> from perfed import build_method
+        >>> build_method("hetfedrep", {"terms": ["anchors"], "lambda1": 0.01}).terms[0].lambda1
+        0.01
     """
 
     name: ClassVar[str] = "anchors"
