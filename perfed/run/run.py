@@ -63,12 +63,9 @@ class Run:
 
     Example:
         >>> from perfed import linear, load
-        >>> federation = load("digits", {"clients": 4}, seed=0)
-        >>> run = Run(federation, "fedavg", Model(head=linear(10)), rounds=2)
-        >>> sorted(run.execute()["accuracy"])
-        ['max', 'mean', 'min', 'p10', 'p90', 'std']
-        >>> client = federation.clients[0]
-        >>> run.predict(client.id, client.test.x[:5]).shape
+        >>> run = Run(load("digits", {"clients": 4}, seed=0), "fedavg", Model(head=linear(10)), rounds=2)
+        >>> summary = run.execute()  # with "accuracy" among others
+        >>> run.predict("000", run.federation.clients[0].test.x[:5]).shape
         torch.Size([5, 10])
     """
 

@@ -217,11 +217,7 @@ class Anchors(Term):
         return {"mean": moved, "weight": weight}
 
     def anchor_gradient(self, cohort: Cohort, mean: Tensor, centres: Tensor, held: Tensor, count: int) -> Tensor:
-        """Gradient of ``lambda1 W2^2 + lambda2`` times the mean loss on samples, in the means ``(n, C, k)``.
-
-        ``centres`` ``(n, C, k)`` are the means of the embedded samples; zero where a client holds no sample of the
-        class (``held`` ``(n, C)``). ``count`` is the number of the step, from 1: each has samples of its own.
-        """
+        """Gradient in the means ``(n, C, k)`` with the samples of step ``count``; 0 where a client holds none."""
         gradient = 2 * self.lambda1 * (mean - centres)
         if self.lambda2:
             n, classes, k = mean.shape
