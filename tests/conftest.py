@@ -14,10 +14,15 @@ def one_thread():
 
 @pytest.fixture
 def forgotten(monkeypatch):
-    """The data sets, methods and terms that a test makes known are forgotten after it."""
+    """The data sets, methods, presets and terms that a test makes known are forgotten after it."""
     from perfed import datasets, methods, terms  # noqa: F401 - make perfed's own known
     from perfed.datasets import catalogue
     from perfed.method import registry, term
 
-    for module, name in ((catalogue, "DATASETS"), (registry, "METHODS"), (term, "TERMS")):
+    for module, name in (
+        (catalogue, "DATASETS"),
+        (registry, "METHODS"),
+        (registry, "PRESETS"),
+        (term, "TERMS"),
+    ):
         monkeypatch.setattr(module, name, dict(getattr(module, name)))

@@ -29,6 +29,11 @@ class Split:
         x: inputs, ``(samples, *input_shape)``, a floating-point tensor.
         y: targets, ``(samples,)`` int64 class labels or ``(samples, ...)`` floating-point values.
         domain: ``(samples,)`` int64 domain ids, or ``None`` where domains are unknown.
+
+    Example:
+        >>> split = Split(torch.eye(3), torch.tensor([0, 1, 1]))
+        >>> len(split), split.take(torch.tensor([2, 0])).y.tolist()
+        (3, [1, 0])
     """
 
     x: Tensor
@@ -56,6 +61,12 @@ class Client:
         test: may be ``None`` or empty: the client then takes part but is not evaluated.
         validation: held-out training data for choices made at the client (early stopping, tuning).
         feature_names: one name per column for tabular inputs.
+
+    Example:
+        >>> split = Split(torch.eye(3), torch.tensor([0, 1, 1]))
+        >>> client = Client("clinic", split, test=split)
+        >>> client.input_shape, client.split("validation")
+        ((3,), None)
     """
 
     id: str
@@ -98,6 +109,12 @@ class Federation:
         PerfedError: no clients, duplicate ids, a client without training data, labels outside the
             classes, domain ids that are negative, beyond ``domain_names`` or missing for some samples,
             NaN or infinite inputs, mismatched lengths or shapes; names the client.
+
+    Example:
+        >>> arrays = {"x_train": torch.eye(3), "y_train": ["ill", "well", "well"]}
+        >>> federation = Federation.from_arrays({"clinic": arrays, "hospital": arrays})
+        >>> federation.ids, federation.num_classes, [len(client.train) for client in federation]
+        (['clinic', 'hospital'], 2, [3, 3])
     """
 
     clients: tuple[Client, ...]

@@ -85,6 +85,13 @@ def dataset(
     Raises:
         PerfedError: the name is taken by a data set of another module (the same may register it again), or a parameter
             has no type or no default.
+
+    Example:
+        >>> @dataset("ones")
+        ... def ones(seed: int, data_dir: Path | None, *, rows: int = 4) -> Federation:
+        ...     return Federation.from_arrays({"a": {"x_train": torch.ones(rows, 2), "y_train": [0, 1] * (rows // 2)}})
+        >>> len(load("ones", {"rows": 6}, seed=0).clients[0].train)
+        6
     """
 
     def register(build: Builder) -> Builder:
@@ -139,7 +146,12 @@ def _in_words(hint: Any) -> str:
 
 
 def dataset_names() -> list[str]:
-    """Names of all data sets, sorted."""
+    """Names of all data sets, sorted.
+
+    Example:
+        >>> "digits" in dataset_names()
+        True
+    """
     return sorted(DATASETS)
 
 
@@ -148,6 +160,10 @@ def describe(name: str) -> Description:
 
     Raises:
         PerfedError: no such data set; lists the names.
+
+    Example:
+        >>> [(option.name, option.default) for option in describe("toy-linear-map").options[:2]]
+        [('clients', 100), ('classes_per_client', 3)]
     """
     return _find(name).description
 
@@ -250,6 +266,9 @@ def check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
 
     Raises:
         PerfedError: unknown data set, unknown option, value not allowed.
+
+    Example:
+        >>> check_options("digits", {"clients": 30})
     """
     entry = _find(name)
     allowed = {option.name: option.allowed for option in entry.description.options}

@@ -140,6 +140,14 @@ def validate(table: Mapping[str, Any]) -> Experiment:
 
     Raises:
         PerfedError: an unknown key, method, data set or setting, or a value that is not allowed; names the key.
+
+    Example:
+        >>> table = {"method": "fedavg", "rounds": 2, "data": {"name": "digits"}, "model": {"head": "linear"}}
+        >>> validate(table).built_method.lr
+        0.001
+        >>> validate({**table, "rouns": 2})
+        Traceback (most recent call last):
+        perfed.errors.PerfedError: unknown key 'rouns' (did you mean 'rounds'?); allowed: ...
     """
     return _checked(Experiment, table)
 

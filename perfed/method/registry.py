@@ -20,6 +20,11 @@ class Entry:
 
     A preset also has the name of its method (``base``) and a participation ``policy``. ``module``: where it was
     registered.
+
+    Example:
+        >>> found = entry("fedavg+deadline")
+        >>> found.base, found.policy, found.method.__name__
+        ('fedavg', 'deadline', 'FedAvg')
     """
 
     name: str
@@ -35,7 +40,8 @@ class Entry:
 METHODS: dict[str, Entry] = {}
 """What :func:`register` has made known, by name."""
 
-_PRESETS: dict[str, Entry] = {}
+PRESETS: dict[str, Entry] = {}
+"""What :func:`preset` has made known, by name."""
 
 
 def register(
@@ -55,11 +61,19 @@ def register(
 
     Raises:
         PerfedError: the name is taken by a method of another module; the same module may register it again.
+
+    Example:
+        >>> from perfed.methods.fedavg import FedAvg
+        >>> @register("my-fedavg", summary="FedAvg with large steps", defaults={"lr": 0.5})
+        ... class MyFedAvg(FedAvg):
+        ...     pass
+        >>> entry("my-fedavg").summary
+        'FedAvg with large steps'
     """
 
     def add(cls: type[Method]) -> type[Method]:
         module = cls.__module__
-        taken = METHODS.get(name) or _PRESETS.get(name)
+        taken = METHODS.get(name) or PRESETS.get(name)
         check_free("method", name, None if taken is None else taken.module, module)
         text = summary or (cls.__doc__ or name).strip().splitlines()[0]
         METHODS[name] = Entry(name, cls, terms, defaults, text, module=module)
@@ -69,9 +83,15 @@ def register(
 
 
 def preset(name: str, method: str, policy: str, summary: str) -> None:
-    """Make ``method`` under the participation ``policy`` known as ``name``."""
+    """Make ``method`` under the participation ``policy`` known as ``name``.
+
+    Example:
+        >>> preset("fedavg-in-time", "fedavg", "deadline", "FedAvg with the replies that come in time")
+        >>> entry("fedavg-in-time").policy
+        'deadline'
+    """
     found = entry(method)
-    _PRESETS[name] = replace(found, name=name, summary=summary, base=method, policy=policy)
+    PRESETS[name] = replace(found, name=name, summary=summary, base=method, policy=policy)
 
 
 def entry(name: str) -> Entry:
@@ -81,16 +101,20 @@ def entry(name: str) -> Entry:
 
     Raises:
         PerfedError: there is none; says what is allowed.
+
+    Example:
+        >>> [term.__name__ for term in entry("fedpac").terms]
+        ['Prototypes']
     """
     if name.startswith(SKLEARN):
         raise PerfedError(
             f"'{name}' is no method: scikit-learn's models stand beside methods in 'perfed compare' alone"
         )
     given, name = name, own_name(name, "method")
-    found = METHODS.get(name) or _PRESETS.get(name)
+    found = METHODS.get(name) or PRESETS.get(name)
     base, _, policy = name.rpartition("+")
     under_policy = found is None and base in METHODS
-    modules = {known: item.module for known, item in {**_PRESETS, **METHODS}.items()}
+    modules = {known: item.module for known, item in {**PRESETS, **METHODS}.items()}
     check_own("method", given, base if under_policy else name, modules)
     if found is not None:
         return found
@@ -104,15 +128,30 @@ def entry(name: str) -> Entry:
 
 
 def method_names() -> list[str]:
-    """Names of all registered methods, sorted."""
+    """Names of all registered methods, sorted.
+
+    Example:
+        >>> "fedavg" in method_names(), "fedrep-srpfl" in method_names()
+        (True, False)
+    """
     return sorted(METHODS)
 
 
 def preset_names() -> list[str]:
-    """Names of all presets, sorted."""
-    return sorted(_PRESETS)
+    """Names of all presets, sorted.
+
+    Example:
+        >>> "fedavg" in preset_names(), "fedrep-srpfl" in preset_names()
+        (False, True)
+    """
+    return sorted(PRESETS)
 
 
 def known_names() -> list[str]:
-    """Names that :func:`entry` knows: the methods, then the presets."""
+    """Names that :func:`entry` knows: the methods, then the presets.
+
+    Example:
+        >>> {"fedavg", "fedrep-srpfl"} <= set(known_names())
+        True
+    """
     return [*method_names(), *preset_names()]

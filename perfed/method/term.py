@@ -21,7 +21,18 @@ from perfed.training.step import Penalty
 
 
 class Term(BaseModel):
-    """Base of all terms: does nothing. Hyper-parameters are fields; anything that changes is in parameter sets."""
+    """Base of all terms: does nothing. Hyper-parameters are fields; anything that changes is in parameter sets.
+
+    Example:
+        >>> class SmallHead(Term):
+        ...     name = "small-head"
+        ...     strength: float = 0.1
+        ...
+        ...     def penalty(self, cohort, payload):
+        ...         return lambda step: self.strength * step.params["head.weight"].square().flatten(1).sum(1)
+        >>> from perfed.methods.fedavg import FedAvg
+        >>> method = FedAvg(terms=(SmallHead(strength=0.5),))
+    """
 
     model_config = STRICT
 
@@ -88,6 +99,17 @@ def register_term(cls: type[Term]) -> type[Term]:
 
     Raises:
         PerfedError: it has none, or a term of another module has it; the same module may register it again.
+
+    Example:
+        >>> @register_term
+        ... class SmallBias(Term):
+        ...     name = "small-bias"
+        ...
+        ...     def penalty(self, cohort, payload):
+        ...         return lambda step: step.params["head.bias"].square().sum(1)
+        >>> from perfed import build_method
+        >>> build_method("fedavg", {"terms": ["small-bias"]}).terms
+        (SmallBias(),)
     """
     if not cls.name:
         raise PerfedError(f'the term {cls.__name__} has no name; write name: ClassVar[str] = "..." in its class')
@@ -102,6 +124,10 @@ def term_class(name: str) -> type[Term]:
 
     Raises:
         PerfedError: there is none; says what is allowed.
+
+    Example:
+        >>> term_class("proximal")(mu=0.1)
+        Proximal(mu=0.1)
     """
     own = own_name(name, "term")
     check_own("term", name, own, {known: module for known, (_, module) in TERMS.items()})
@@ -117,5 +143,10 @@ def full_name(name: str) -> str:
 
 
 def term_names() -> list[str]:
-    """Names of all registered terms, sorted."""
+    """Names of all registered terms, sorted.
+
+    Example:
+        >>> {"anchors", "prototypes", "proximal"} <= set(term_names())
+        True
+    """
     return sorted(TERMS)

@@ -39,6 +39,11 @@ class Anchors(Term):
     Departures from Algorithm S2: a client sends the anchors of its own classes only (which reveals which classes it
     holds; with ``send_all`` only to who compares them with those sent), and the server averages each anchor over the
     clients that hold the class.
+
+    Example:
+        >>> from perfed import build_method
+        >>> build_method("hetfedrep", {"terms": ["anchors"], "lambda1": 0.01}).terms[0].lambda1
+        0.01
     """
 
     name: ClassVar[str] = "anchors"
@@ -212,11 +217,7 @@ class Anchors(Term):
         return {"mean": moved, "weight": weight}
 
     def anchor_gradient(self, cohort: Cohort, mean: Tensor, centres: Tensor, held: Tensor, count: int) -> Tensor:
-        """Gradient of ``lambda1 W2^2 + lambda2`` times the mean loss on samples, in the means ``(n, C, k)``.
-
-        ``centres`` ``(n, C, k)`` are the means of the embedded samples; zero where a client holds no sample of the
-        class (``held`` ``(n, C)``). ``count`` is the number of the step, from 1: each has samples of its own.
-        """
+        """Gradient in the means ``(n, C, k)`` with the samples of step ``count``; 0 where a client holds none."""
         gradient = 2 * self.lambda1 * (mean - centres)
         if self.lambda2:
             n, classes, k = mean.shape

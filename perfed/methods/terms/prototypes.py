@@ -25,6 +25,11 @@ class Prototypes(Term):
     are what the head gets. The server keeps the mean feature ("centroid") of every class over all samples of the
     round's clients, with the features of each client's model after local training; a class that nobody of a round
     holds keeps its old centroid. There is no alignment before the first centroids, nor for a class without one.
+
+    Example:
+        >>> from perfed import build_method
+        >>> build_method("fedrep", {"terms": ["prototypes"], "alignment": 0.5}).terms[0].alignment
+        0.5
     """
 
     name: ClassVar[str] = "prototypes"
