@@ -25,7 +25,7 @@ MANY_PARAMETERS = {
     "training/cohort.py": {"__init__"},  # called in one place, by the engine
     "cli/actions.py": {"tune_command"},
 }
-LONG_FILES = {"data/federation.py", "run/directory.py", "experiment/search.py"}
+LONG_FILES = {"data/federation.py"}
 WRITTEN_BY_USERS = ("app.", "dataset(", "pooled(")  # a command or a data set: parameters are options
 
 

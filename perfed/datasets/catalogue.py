@@ -206,6 +206,10 @@ class Data(Table):
 
     Raises:
         PerfedError: as :func:`check_options` (pydantic makes a ``ValidationError`` of it).
+
+    Example:
+        >>> Data.model_validate({"name": "digits", "clients": 30}).options["clients"]
+        30
     """
 
     model_config = ConfigDict(extra="allow")
@@ -268,7 +272,8 @@ def check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
         PerfedError: unknown data set, unknown option, value not allowed.
 
     Example:
-        >>> check_options("digits", {"clients": 30})
+        >>> check_options("digits", {"clients": 30})["clients"]
+        30
     """
     entry = _find(name)
     allowed = {option.name: option.allowed for option in entry.description.options}
