@@ -36,7 +36,7 @@ from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.fedrep import FedRep
-from perfed.methods.flic.flic import Anchors, FLICClass
+from perfed.methods.flic import Anchors, FLICClass
 from perfed.methods.local import Local
 from perfed.model.chain import Model
 from perfed.model.presets import cnn, linear, mlp

@@ -25,7 +25,8 @@ StageFactory = Callable[[Shape], nn.Module]
 Parameters = dict[str, Tensor]
 
 
-STAGES = ("embedding", "body", "head")
+EMBEDDING = "embedding"
+STAGES = (EMBEDDING, "body", "head")
 
 
 BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

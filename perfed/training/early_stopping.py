@@ -22,11 +22,13 @@ _DEFAULT = 10
 def hold_out(cohort: Cohort) -> tuple[Samples, Samples]:
     """Split each client's training samples into a kept and a held-out part.
 
-    The held-out part is a quarter of each class, chosen by key; a class with one sample keeps it. A client's own
+    The held-out part is a quarter of each class (of all samples, for values), chosen by key; a class with one sample
+    keeps it. A client's own
     validation split is not used, so that what is chosen on it has not seen it.
     """
     train = cohort.samples()
-    labels = train.y.cpu().numpy()
+    values = train.y.is_floating_point()
+    labels: IntArray = np.zeros(len(train.y), np.int64) if values else train.y.cpu().numpy()
     keys = cohort.key("hold out")
     kept, held = [], []
     for row, (start, count) in enumerate(zip(train.starts, train.counts, strict=True)):

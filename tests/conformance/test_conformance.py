@@ -13,7 +13,7 @@ from torch import nn
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 from perfed.method.registry import method_names
-from perfed.methods.flic.flic import Anchors
+from perfed.methods.flic.anchors import Anchors
 from perfed.methods.terms.proximal import Proximal
 from perfed.methods.tsne import TSNEFedRep
 from perfed.model.chain import Model
@@ -153,18 +153,13 @@ def test_training_is_better_than_guessing(name):
     assert sum(accuracy) / len(accuracy) > 0.75
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedavg-ft", "fedrep", "hetfedrep", "local"])
+@pytest.mark.parametrize("name", ["fedavg", "fedavg-ft", "fedrep", "hetfedrep", "flic-hl", "flic-class", "local"])
 def test_regression(name):
     federation = blobs((9, 1, 4), regression=True)
     for options in ENGINES.values():
         server = train(serve(make(name), federation, **options), 2)
         metrics = server.evaluate("test")
         assert all(isfinite(values["mse"]) for values in metrics.values()) and len(metrics) == 3
-
-
-def test_anchors_need_class_labels():
-    with pytest.raises(PerfedError, match="needs class labels"):
-        serve(make("flic-hl"), blobs((5, 4), regression=True))
 
 
 def test_anchors_need_personal_embeddings():

@@ -26,7 +26,7 @@ from perfed.datasets.domain_digits import DOMAINS, Resized
 from perfed.datasets.pool import Pool
 from perfed.errors import PerfedError
 from perfed.methods.feddar.feddar import FedDAR
-from perfed.methods.flic.flic import Anchors
+from perfed.methods.flic.anchors import Anchors
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
 

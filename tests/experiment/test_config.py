@@ -20,7 +20,7 @@ from perfed.method import registry
 from perfed.method.registry import method_names
 from perfed.methods.build import build_method
 from perfed.methods.fedavg import FedAvg
-from perfed.methods.flic.flic import Anchors
+from perfed.methods.flic.anchors import Anchors
 from perfed.methods.terms.proximal import Proximal
 from perfed.training.plan import Path, PlanSettings
 

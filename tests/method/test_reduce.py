@@ -14,7 +14,7 @@ from perfed.errors import PerfedError
 from perfed.method.exchange import ParameterSet, Reply
 from perfed.method.method import Method
 from perfed.methods.feddar import heads
-from perfed.methods.flic.flic import Anchors
+from perfed.methods.flic.anchors import Anchors
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
 

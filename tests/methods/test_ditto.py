@@ -8,7 +8,7 @@ from engines import assert_same_metrics, blobs, cohort, make, serve, train
 from torch import nn
 from torch.func import functional_call
 
-from perfed.methods.flic.flic import Anchors
+from perfed.methods.flic.anchors import Anchors
 from perfed.model.chain import Model
 from perfed.model.presets import hidden_layer, linear
 

@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from perfed.data.federation import Federation
 from perfed.methods.fedamp import FedAMP
-from perfed.methods.flic.flic import Anchors
+from perfed.methods.flic.anchors import Anchors
 from perfed.model.chain import Model
 from perfed.model.presets import hidden_layer, linear
 

@@ -11,7 +11,7 @@ from engines import blobs, difference, make, serve, train
 from perfed.experiment.config import validate
 from perfed.method.exchange import Replies, ServerState
 from perfed.methods.build import build_method
-from perfed.methods.flic.flic import Anchors
+from perfed.methods.flic.anchors import Anchors
 from perfed.methods.terms.prototypes import Prototypes
 from perfed.model.chain import Model
 from perfed.model.presets import linear

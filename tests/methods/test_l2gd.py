@@ -9,7 +9,7 @@ from planes import LINEAR, flat, planes, quadratic
 
 from perfed import rng
 from perfed.errors import PerfedError
-from perfed.methods.flic.flic import Anchors
+from perfed.methods.flic.anchors import Anchors
 from perfed.methods.l2gd import L2GD, geometric
 from perfed.model.chain import Model
 from perfed.model.presets import hidden_layer, linear

@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from perfed.errors import PerfedError
 from perfed.methods.build import build_method
-from perfed.methods.flic.flic import Anchors
+from perfed.methods.flic.anchors import Anchors
 from perfed.methods.pfedme import PFedMe
 from perfed.model.chain import Model
 from perfed.model.presets import hidden_layer, linear

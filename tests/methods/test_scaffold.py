@@ -12,7 +12,7 @@ from torch import nn
 
 from perfed.errors import PerfedError
 from perfed.methods.build import build_method
-from perfed.methods.flic.flic import Anchors
+from perfed.methods.flic.anchors import Anchors
 from perfed.methods.scaffold import Scaffold
 from perfed.model.chain import Model
 from perfed.model.presets import hidden_layer, linear

@@ -16,7 +16,7 @@ from perfed.data.federation import Federation
 from perfed.engine.chores import gradient
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
-from perfed.methods.flic.flic import Anchors
+from perfed.methods.flic.anchors import Anchors
 from perfed.model.chain import Model
 from perfed.model.presets import linear
 from perfed.participation.clock import Clock, Population

@@ -1,5 +1,6 @@
 """FLIC (Rakotomamonjy et al. 2024)."""
 
-from perfed.methods.flic.flic import EMBEDDING, Anchors
+from perfed.methods.flic.anchors import Anchors
+from perfed.methods.flic.flic import FLICHL, FLICClass
 
-__all__ = ["EMBEDDING", "Anchors"]
+__all__ = ["FLICHL", "Anchors", "FLICClass"]

@@ -34,9 +34,12 @@ class ClassMembers:
     sets: Sets
 
 
-def class_members(block: Block, num_classes: int) -> list[ClassMembers]:
-    """Group each mini-batch of ``block``, step by step, by client and class; ``block.y`` holds class labels."""
-    labels = np.where(block.valid, block.y.cpu().numpy(), num_classes)
+def class_members(block: Block, num_classes: int, group: Tensor | None = None) -> list[ClassMembers]:
+    """Group each mini-batch of ``block``, step by step, by client and class; ``block.y`` holds class labels.
+
+    With ``group``, the group of each label, a group counts as a class: there are ``num_classes`` of them.
+    """
+    labels = _labels(block, num_classes, group)
     steps, clients, _ = labels.shape
     order = np.argsort(labels, axis=2, kind="stable")
     cell = np.arange(steps * clients).reshape(steps, clients, 1) * (num_classes + 1) + labels
@@ -81,9 +84,9 @@ class ClassSlots:
     held: Tensor
 
 
-def class_slots(block: Block, num_classes: int) -> ClassSlots:
-    """The classes that occur in each mini-batch of ``block``; ``block.y`` holds class labels."""
-    labels = np.where(block.valid, block.y.cpu().numpy(), num_classes)
+def class_slots(block: Block, num_classes: int, group: Tensor | None = None) -> ClassSlots:
+    """The classes that occur in each mini-batch of ``block``; arguments as for :func:`class_members`."""
+    labels = _labels(block, num_classes, group)
     steps, clients, _ = labels.shape
     present = np.zeros((steps, clients, num_classes + 1), dtype=bool)
     np.put_along_axis(present, labels, True, axis=2)
@@ -94,3 +97,9 @@ def class_slots(block: Block, num_classes: int) -> ClassSlots:
     held = np.zeros(table.shape, dtype=bool)
     table[step, client, slot], held[step, client, slot] = label, True
     return ClassSlots(torch.from_numpy(table).to(block.x.device), torch.from_numpy(held).to(block.x.device))
+
+
+def _labels(block: Block, num_classes: int, group: Tensor | None) -> IntArray:
+    """Class, or group, of every sample ``(steps, clients, width)``; ``num_classes`` for padding."""
+    labels = block.y if group is None else group[block.y]
+    return np.where(block.valid, labels.cpu().numpy(), num_classes)
