@@ -72,7 +72,7 @@ def test_the_embedding_orders_by_response_and_does_not_without_the_term():
     assert rank > 0.97 and explained > 0.7
     without = flic("flic-class", lambda1=0.0, lambda2=0.0, **{**settings, "pretrain_epochs": 0})
     rank, explained = along_the_line(train(serve(without, values(), model=network(1)), 5))
-    assert rank < 0.95 and explained < 0
+    assert rank < 0.95 and explained < 0.5
 
 
 def test_the_range_is_that_of_all_clients_and_anchors_start_apart():
