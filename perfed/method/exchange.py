@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from perfed.data.labels import Task
 from perfed.errors import PerfedError
 from perfed.tree import Tree
 
@@ -23,7 +24,8 @@ class FederationInfo:
 
     Attributes:
         ids: client ids in sorted order.
-        num_classes: ``None`` for regression.
+        task: classification, regression or survival.
+        num_classes: ``None`` where targets are no labels.
         num_domains: M; 0 where domains are unknown.
         latent_shape: output shape of the embedding (of the first stage, if there is no embedding).
         representation: numbers that the head gets, all axes together.
@@ -39,6 +41,7 @@ class FederationInfo:
     """
 
     ids: tuple[str, ...]
+    task: Task
     num_classes: int | None
     num_domains: int
     latent_shape: tuple[int, ...]

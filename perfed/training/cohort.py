@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,16 +15,18 @@ from torch import Tensor
 from perfed import rng
 from perfed.data.augment import CropFlip
 from perfed.data.federation import Client
+from perfed.data.labels import Task as Targets
 from perfed.errors import Diverged, PerfedError
 from perfed.model.chain import STAGES, Parameters, stage_of
 from perfed.model.placement import SENT, Layout
 from perfed.training import fit as fitting
 from perfed.training.batches import IntArray, Samples
 from perfed.training.fit import Task
+from perfed.training.losses import balanced
 from perfed.training.optim import Optimizer, optimizer_for
 from perfed.training.plan import Plan
 from perfed.training.settings import LocalTraining
-from perfed.training.step import Loss, Penalty, cross_entropy, squared_error, with_penalties
+from perfed.training.step import Loss, Objective, Penalty, mean_loss, with_penalties
 from perfed.training.update import Near, Update
 from perfed.training.view import View, Where
 
@@ -62,11 +64,12 @@ class Cohort(View):
         settings: LocalTraining,
         plan: Plan,
         where: Where,
+        task: Targets,
         num_classes: int | None,
         num_domains: int = 0,
         augment: CropFlip | None = None,
     ) -> None:
-        super().__init__(clients, layout, model, plan=plan, num_classes=num_classes, num_domains=num_domains)
+        super().__init__(clients, layout, model, plan=plan, task=task, num_classes=num_classes, num_domains=num_domains)
         self.state = state
         self.settings = settings
         self.where = where
@@ -136,6 +139,13 @@ class Cohort(View):
             raise PerfedError(f"'{unknown[0]}' is no stage and no parameter; stages: {', '.join(STAGES)}")
         return tuple(n for n in names if (stage_of(n) in wanted or n in wanted) and self.places[n] != "frozen")
 
+    @cached_property
+    def objective(self) -> Objective:
+        """What the plain loss of local training is."""
+        if self.task != "classification" or self.settings.class_weights == "none":
+            return Objective(self.task)
+        return Objective(self.task, balanced(self.class_counts))
+
     @property
     def steps_done(self) -> Tensor:
         """Mini-batch steps of each client in this exchange so far, float64 ``(n,)``."""
@@ -198,8 +208,9 @@ class Cohort(View):
             also: further sets ``{set: {name: (n, ...)}}`` that are trained along, in place; the loss finds them with
                 :meth:`Step.of_set <perfed.training.step.Step.of_set>`. Buffers among them (statistics of batch-norm)
                 are not trained; a pass with them moves them in place.
-            loss: one value per client, to which :attr:`penalties` are added; default cross-entropy or squared error.
-                They may be called for different clients at the same time: what they keep must be in the step's block.
+            loss: one value per client, to which :attr:`penalties` are added; default
+                :func:`~perfed.training.step.mean_loss`. They may be called for different clients at the same time: what
+                they keep must be in the step's block.
             samples: data in place of the training split, or in mini-batches of another size
                 (:meth:`Samples.in_batches <perfed.training.batches.Samples.in_batches>`).
             update: how a step departs from the optimiser's own (:mod:`perfed.training.update`).
@@ -272,7 +283,7 @@ class Cohort(View):
         raw = samples.x
         if start > 0:
             samples = replace(samples, x=self._features(samples, start, target))
-        base = loss or (squared_error if self.num_classes is None else cross_entropy)
+        base = loss or mean_loss
         batch_size = int(samples.counts.max()) if samples.batch_size == "all" else samples.batch_size
 
         return Task(
@@ -286,6 +297,7 @@ class Cohort(View):
             batch_size=batch_size or self.settings.batch_size,
             augment=self.augment,
             per_domain=self.per_domain,
+            objective=self.objective,
             start=start,
             raw=raw,
             rows=np.arange(self.n),

@@ -1,4 +1,4 @@
-"""One mini-batch step of many clients, as losses and penalties see it, and the two plain losses."""
+"""One mini-batch step of many clients, as losses and penalties see it, and the plain loss."""
 
 from __future__ import annotations
 
@@ -8,16 +8,30 @@ from functools import cached_property
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from perfed.data.augment import CropFlip
+from perfed.data.labels import Task
 from perfed.model.chain import Chain, Parameters, stage_of
 from perfed.model.stacked import Pass, apply_module, apply_per_domain
 from perfed.training.batches import Block, IntArray
+from perfed.training.losses import sample_losses
 
 Loss = Callable[["Step"], Tensor]
 Penalty = Loss
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the plain loss is.
+
+    Attributes:
+        task: cross-entropy, squared error, or the Cox partial likelihood.
+        class_weights: factor of each client's samples of each class ``(n, C)``; ``None`` for 1.
+    """
+
+    task: Task = "classification"
+    class_weights: Tensor | None = None
 
 
 @dataclass
@@ -35,6 +49,7 @@ class Step:
         augment: random changes to the inputs.
         domains: domain ids of all samples ``(total,)``.
         per_domain: stages with parameters for each domain, ``(clients, domains, ...)``.
+        objective: what the plain loss is.
     """
 
     chain: Chain
@@ -49,6 +64,7 @@ class Step:
     augment: CropFlip | None = None
     domains: Tensor | None = None
     per_domain: frozenset[str] = frozenset()
+    objective: Objective = field(default_factory=Objective)
     _outputs: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -168,6 +184,18 @@ class Step:
         start = f"{name}/"
         return {n.removeprefix(start): t for n, t in self.params.items() if n.startswith(start)}
 
+    def losses(self, outputs: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+        """The plain loss of every sample of the mini-batch, ``(clients, batch)``.
+
+        Args:
+            outputs: ``(clients, batch, ...)``; default: the model's.
+            weight: ``(clients, batch)``, of the samples in risk sets (survival); default: :attr:`weight`.
+        """
+        task, weights = self.objective.task, self.objective.class_weights
+        outputs = self.output() if outputs is None else outputs
+        found = sample_losses(outputs, self.y, task, self.weight if weight is None else weight)
+        return found if weights is None else found * self.of(weights).gather(1, self.y)
+
     def alone(self, row: int) -> Step:
         """The same mini-batch of one of the active clients."""
         block, own = self.block, slice(row, row + 1)
@@ -212,19 +240,6 @@ def with_penalties(loss: Loss, penalties: Sequence[Penalty]) -> Loss:
     return total
 
 
-def cross_entropy(step: Step) -> Tensor:
-    """Mean cross-entropy of each client's mini-batch, ``(clients,)``."""
-    logits = step.output()
-    return (sample_losses(logits, step.y, logits.shape[-1]) * step.weight).sum(1)
-
-
-def squared_error(step: Step) -> Tensor:
-    """Mean squared error of each client's mini-batch, averaged over outputs, ``(clients,)``."""
-    return (sample_losses(step.output(), step.y, None) * step.weight).sum(1)
-
-
-def sample_losses(outputs: Tensor, y: Tensor, num_classes: int | None) -> Tensor:
-    """Cross-entropy, or squared error for regression, of every sample: ``(n, batch)``."""
-    if num_classes is None:
-        return (outputs.flatten(2) - y.unsqueeze(-1).flatten(2)).square().mean(2)
-    return F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+def mean_loss(step: Step) -> Tensor:
+    """The plain loss: the mean over each client's mini-batch of the losses of its samples, ``(clients,)``."""
+    return (step.losses() * step.weight).sum(1)

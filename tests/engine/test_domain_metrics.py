@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 
 from perfed.cli.terminal import print_summary
 from perfed.data.federation import Federation
-from perfed.engine.evaluate import Outputs, by_domain, outputs_of, summarise, with_extremes
+from perfed.engine.evaluate import Outputs, Scoring, by_domain, outputs_of, summarise, with_extremes
 from perfed.errors import PerfedError
 from perfed.report import load_runs, write_report
 from perfed.report.tables import domain_tables
@@ -84,7 +84,7 @@ def test_metrics_per_domain_need_domains():
     plain = tuple(replace(c, train=replace(c.train, domain=None), test=replace(c.test, domain=None)) for c in blobs())
     group = cohort(make("fedavg"), Federation(plain, 3))
     with pytest.raises(PerfedError, match=r"metrics per domain need domains; client 'c0': test samples without"):
-        outputs_of(group, "test", None)
+        outputs_of(group, "test", None, Scoring())
 
 
 def test_auc_of_each_client_that_holds_both_classes():
@@ -109,7 +109,7 @@ def test_extremes_over_domains_are_taken_after_the_mean_over_the_last_rounds():
     tally.evaluated({}, {"accuracy": {"a": 0.9, "b": 0.1}}, 2)
     tally.evaluated({}, {"accuracy": {"a": 0.6, "b": 0.4}}, 2)
     tally.evaluated({}, {"accuracy": {"a": 0.2, "b": 0.8}}, 2)
-    found = tally.domains["accuracy"]
+    found = with_extremes(tally.domains)["accuracy"]
     assert found == pytest.approx({"a": 0.4, "b": 0.6, "mean": 0.5, "min": 0.4, "max": 0.6})
     assert Tally.of_plain(tally.plain()) == tally
     with pytest.raises(PerfedError, match="written by another version of perfed"):
@@ -184,7 +184,7 @@ def test_tables_mark_a_domain_that_nobody_trains_on(tmp_path, capsys):
     (table,) = domain_tables(found)
     rows = {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
     marked = [(name, domain) for name, row in rows.items() for domain, cell in row.items() if cell.endswith(" *")]
-    assert marked == [("feddar-wa", "new")]
+    assert marked == [("feddar-wa", "new (n = 20)")]
     assert table.note == "* Nobody trains on this domain: means of the outputs with the parameters of the others."
     assert table.note in write_report(found, tmp_path / "report.html", title="x").read_text()
     print_summary(runs[0].summary)

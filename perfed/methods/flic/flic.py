@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed import rng
+from perfed.data.labels import no_labels
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import Average, masked_mean
 from perfed.maths.divergence import sample_w2
@@ -80,7 +81,7 @@ class Anchors(Term):
 
     def _initial(self, info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
         if info.num_classes is None:
-            raise PerfedError("the anchors term needs class labels; these targets are values (regression)")
+            raise no_labels("the anchors term needs", info.task)
         if len(info.latent_shape) != 1:
             raise PerfedError(f"the anchors term needs an embedding into vectors, not shape {info.latent_shape}")
         means = rng.normal(key, info.num_classes * info.latent_shape[0], info.dtype)
