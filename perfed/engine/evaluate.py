@@ -118,8 +118,10 @@ def score(cohort: Cohort, split: str, predicted: Tensor | None, scoring: Scoring
     """
     if scoring.held:
         among_all = score(cohort, split, predicted, replace(scoring, held=False))
-        found = score(cohort, split, among_held(cohort, split, predicted), replace(scoring, held=False))
-        return {c: found[c] | {f"{name}_all": value for name, value in among_all[c].items()} for c in found}
+        held = score(cohort, split, among_held(cohort, split, predicted), replace(scoring, held=False))
+        # A sample of a class that the client does not hold has no probability: its loss is not defined.
+        defined = {client: {n: v for n, v in values.items() if not np.isinf(v)} for client, values in held.items()}
+        return {c: defined[c] | {f"{name}_all": value for name, value in among_all[c].items()} for c in defined}
     if predicted is None:
         return {}
     samples, found = cohort.samples(split), {}

@@ -204,3 +204,46 @@ def test_a_domain_that_others_train_on_needs_no_substitute():
     found = summary["domains"]["accuracy"]
     assert {domain: found[domain] for domain in expected} == pytest.approx(expected)
     assert "untrained_domains" not in summary and not run.notes
+
+
+# Domains with few samples ----------------------------------------------------------------------------------------
+
+
+def of_sizes(*sizes: int) -> Federation:
+    """Two clients, each tested on half of ``sizes[m]`` samples of domain m, and trained on both domains 0 and 1."""
+    test = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes) // 2)
+    clients = [
+        replace(c, train=replace(c.train, domain=torch.arange(len(c.train)) % 2), test=replace(c.test, domain=test))
+        for c in blobs((20, 12), test=len(test))
+    ]
+    return replace(blobs((20, 12)), clients=tuple(clients), domain_names=("many", "ten", "eight")[: len(sizes)])
+
+
+def test_a_domain_with_fewer_than_ten_test_samples_stays_out_of_mean_and_extremes_and_is_marked(tmp_path, capsys):
+    data, directory = of_sizes(40, 10, 8), RunDirectory.create(tmp_path / "run")
+    directory.write_config('method = "fedavg"\nseed = 0\n')
+    run = Run(data, make("fedavg"), network(), name="fedavg", rounds=1, directory=directory)
+    summary = run.execute()
+    found = summary["domains"]["accuracy"]
+    both = [found["many"], found["ten"]]
+    assert (found["mean"], found["min"], found["max"]) == pytest.approx((np.mean(both), min(both), max(both)))
+    right = [(run.predict(c.id, c.test.x).argmax(1) == c.test.y)[c.test.domain == 2] for c in data]
+    assert found["eight"] == pytest.approx(float(torch.cat(right).float().mean()))
+    assert found["mean"] != pytest.approx(np.mean([*both, found["eight"]]))
+    assert summary["domain_samples"] == {"many": 40, "ten": 10, "eight": 8}
+    line = json.loads((tmp_path / "run" / "rounds.jsonl").read_text())
+    assert line["domains"] == summary["domains"]
+    few = "domains with fewer than ten test samples: eight (n = 8); mean, min and max over domains are without them"
+    assert few in summary["notes"]
+    (table,) = domain_tables(load_runs([tmp_path / "run"]))
+    assert table.header == ["Method", "many (n = 40)", "ten (n = 10)", "eight (n = 8) †", "mean", "min", "max"]
+    assert table.note.startswith("† Fewer than ten samples")
+    print_summary(summary)
+    assert "samples by domain: many 40, ten 10, eight 8" in capsys.readouterr().out
+
+
+def test_where_all_domains_have_few_samples_the_mean_is_over_all_and_says_so():
+    run = Run(of_sizes(8, 6), make("fedavg"), network(), rounds=1)
+    found = run.execute()["domains"]["accuracy"]
+    assert found["mean"] == pytest.approx((found["many"] + found["ten"]) / 2)
+    assert any(note.endswith("are over them all the same, as there are no others") for note in run.notes)
