@@ -252,6 +252,12 @@ class Federation:
         parts = (s for c in self.clients if (s := c.split(split)) is not None)
         return sorted({m for s in parts if s.domain is not None for m in s.domain.unique().tolist()})
 
+    def domain_samples(self, split: str) -> dict[str, int]:
+        """How many samples of each domain the clients' ``split`` has, by the domain's name."""
+        ids = [s.domain.cpu() for c in self.clients if (s := c.split(split)) is not None and s.domain is not None]
+        counts = torch.bincount(torch.cat(ids)).tolist() if ids else []
+        return {self.domain_name(m): count for m, count in enumerate(counts) if count}
+
     def domain_name(self, domain: int) -> str:
         """What the domain is called in reports."""
         return str(domain) if self.domain_names is None else self.domain_names[domain]

@@ -12,23 +12,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed.data.federation import Federation
-from perfed.data.labels import Task
-from perfed.engine.metrics import computed
+from perfed.engine.metrics import ALWAYS, metrics_of
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.training.cohort import Cohort
-from perfed.training.losses import client_losses
+from perfed.training.cox import client_cox_losses
+from perfed.training.step import sample_losses
 
 Metrics = dict[str, dict[str, float]]
 
 ENOUGH = 10
 """Samples of a domain from which on it enters the mean and extremes over domains."""
-
-_ALWAYS: dict[Task, tuple[str, ...]] = {
-    "classification": ("accuracy",),
-    "regression": ("mse",),
-    "survival": ("c-index",),
-}
 
 
 @dataclass(frozen=True)
@@ -125,7 +119,10 @@ def score(cohort: Cohort, split: str, predicted: Tensor | None, scoring: Scoring
     if predicted is None:
         return {}
     samples, found = cohort.samples(split), {}
-    losses = client_losses(predicted, samples, cohort.task).cpu().double()
+    if cohort.task == "survival":
+        losses = client_cox_losses(predicted, samples).cpu().double()
+    else:
+        losses = sample_losses(predicted[None], samples.y[None], cohort.task)[0].cpu().double()
     y, outputs = samples.y.cpu().numpy(), predicted.cpu().double().numpy()
     for client, start, count in zip(cohort.ids, samples.starts.tolist(), samples.counts.tolist(), strict=True):
         if count == 0:
@@ -133,7 +130,7 @@ def score(cohort: Cohort, split: str, predicted: Tensor | None, scoring: Scoring
         own = slice(start, start + count)
         values = metrics_of(y[own], outputs[own], cohort.task, cohort.num_classes, scoring.metrics)
         if cohort.task != "regression":
-            first = {name: values.pop(name) for name in _ALWAYS[cohort.task] if name in values}
+            first = {name: values.pop(name) for name in ALWAYS[cohort.task] if name in values}
             values = {**first, "loss": float(losses[own].mean()), **values}
         found[client] = values
     return found
@@ -154,26 +151,6 @@ class Outputs:
     domain: NDArray[np.int64]
     y: NDArray[Any]
     outputs: NDArray[np.float64]
-
-
-def metrics_of(
-    y: NDArray[Any], outputs: NDArray[np.float64], task: Task, num_classes: int | None, more: Sequence[str] = ()
-) -> dict[str, float]:
-    """``accuracy``, for two classes also ``auc``; ``mse`` for regression; ``c-index`` for survival; and ``more``.
-
-    Those that are not defined for the samples are left out.
-
-    Args:
-        y: ``(samples, ...)``, targets.
-        outputs: ``(samples, C)``, the largest is the prediction; or values, or log hazards.
-        task: what the targets are for.
-        num_classes: C; ``None`` where targets are no labels.
-        more: names of further metrics.
-    """
-    found = {name: computed(name, y, outputs) for name in dict.fromkeys((*_ALWAYS[task], *more))}
-    if num_classes == 2 and "auc" not in found:
-        found["auc"] = computed("auc", y, outputs[:, :2])
-    return {name: value for name, value in found.items() if value is not None}
 
 
 def outputs_of(cohort: Cohort, split: str, predicted: Tensor | None, scoring: Scoring) -> Outputs:
@@ -225,15 +202,8 @@ def by_domain(
     return domains, clients
 
 
-def domain_samples(federation: Federation, split: str) -> dict[str, int]:
-    """How many samples of each domain the clients' ``split`` has, by the domain's name."""
-    ids = [s.domain.cpu() for c in federation if (s := c.split(split)) is not None and s.domain is not None]
-    counts = torch.bincount(torch.cat(ids)).tolist() if ids else []
-    return {federation.domain_name(m): count for m, count in enumerate(counts) if count}
-
-
 def few_samples(counts: Mapping[str, int]) -> list[str]:
-    """The domains of :func:`domain_samples` that have fewer than ten."""
+    """The domains that have fewer than ten samples; ``counts`` by the domain's name."""
     return [name for name, count in counts.items() if count < ENOUGH]
 
 

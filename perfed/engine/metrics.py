@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -80,7 +80,12 @@ METRICS: dict[str, Metric] = {
     "r2": Metric(True, "", "regression", scores.r2),
     "c-index": Metric(True, "", "survival", scores.c_index),
 }
-_MAIN: dict[Task, str] = {"classification": "accuracy", "regression": "mse", "survival": "c-index"}
+ALWAYS: dict[Task, tuple[str, ...]] = {
+    "classification": ("accuracy",),
+    "regression": ("mse",),
+    "survival": ("c-index",),
+}
+"""Metrics that a task always has; runs are compared by the first that they have."""
 
 
 def metric(name: str, *, direction: Literal["higher", "lower"], unit: str = "") -> Callable[[Score], Score]:
@@ -151,6 +156,26 @@ def computed(name: str, y: NDArray[Any], outputs: NDArray[np.float64]) -> float 
     return None if np.isnan(value) else value
 
 
+def metrics_of(
+    y: NDArray[Any], outputs: NDArray[np.float64], task: Task, num_classes: int | None, more: Sequence[str] = ()
+) -> dict[str, float]:
+    """``accuracy``, for two classes also ``auc``; ``mse`` for regression; ``c-index`` for survival; and ``more``.
+
+    Those that are not defined for the samples are left out.
+
+    Args:
+        y: ``(samples, ...)``, targets.
+        outputs: ``(samples, C)``, the largest is the prediction; or values, or log hazards.
+        task: what the targets are for.
+        num_classes: C; ``None`` where targets are no labels.
+        more: names of further metrics.
+    """
+    found = {name: computed(name, y, outputs) for name in dict.fromkeys((*ALWAYS[task], *more))}
+    if num_classes == 2 and "auc" not in found:
+        found["auc"] = computed("auc", y, outputs[:, :2])
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def own_metrics(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """What other processes must know of those of ``names`` that are the user's own, to show their values."""
     own = {name: METRICS[name] for name in names if METRICS[name].module != "perfed.engine.metrics"}
@@ -165,7 +190,7 @@ def recall(own: Mapping[str, Mapping[str, Any]]) -> None:
 
 def main_metric(names: Mapping[str, Any]) -> str | None:
     """The one of ``names`` that runs are compared by: accuracy, mean squared error or C-index, else the first."""
-    return next((name for name in _MAIN.values() if name in names), next(iter(names), None))
+    return next((name for (name,) in ALWAYS.values() if name in names), next(iter(names), None))
 
 
 def metric_of(name: str) -> Metric:

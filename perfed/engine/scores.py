@@ -120,7 +120,7 @@ def c_index(y: Targets, outputs: Outputs) -> float:
 
 
 def probabilities(outputs: Outputs) -> Outputs:
-    """Softmax of logits."""
+    """Softmax of logits, ``(samples, C)``."""
     found: Outputs = scipy.special.softmax(outputs, axis=1)
     return found
 

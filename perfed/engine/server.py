@@ -235,8 +235,7 @@ class Server:
         return self._transaction(clients, self._settle).bytes_down
 
     def _settle(self, server: ServerState, clients: RoundClients) -> None:
-        method = self.setup.method
-        sent = {"shared": server.shared, "terms": payload_of(method.terms, server)}
+        sent = {"shared": server.shared, "terms": payload_of(self.setup.method.terms, server)}
         clients.exchange(":settle", sent, terms="penalties")
 
     def _prepare(self, server: ServerState, clients: RoundClients) -> None:

@@ -27,14 +27,12 @@ from perfed.engine.evaluate import (
     Outputs,
     by_domain,
     client_table,
-    domain_samples,
     few_samples,
-    metrics_of,
     sample_counts,
     summarise,
     with_extremes,
 )
-from perfed.engine.metrics import METRICS, chosen
+from perfed.engine.metrics import METRICS, chosen, metrics_of
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
 from perfed.machine import installed_version
@@ -164,7 +162,7 @@ class Baseline:
         weights = None if evaluation.weights == "uniform" else sample_counts(federation, evaluation.split)
         found = summarise(metrics, weights)
         domains, of_clients = by_domain(outputs, federation, self._kind[2]) if outputs else ({}, {})
-        sizes = domain_samples(federation, evaluation.split)
+        sizes = federation.domain_samples(evaluation.split)
         by_name = {"domains": with_extremes(domains, few_samples(sizes)), "domain_samples": sizes}
         summary = {
             "method": self.name,

@@ -35,7 +35,7 @@ class FederationInfo:
     Example:
         >>> def init(info: FederationInfo, key: Tensor) -> Tree:  # of a ParameterSet: one centre per class
         ...     return {"centres": torch.zeros(info.num_classes, info.representation, dtype=info.dtype)}
-        >>> info = FederationInfo(("a", "b"), 10, 0, (4,), 8, {"head.weight": (10, 8)}, torch.float32)
+        >>> info = FederationInfo(("a", "b"), "classification", 10, 0, (4,), 8, {"head.weight": (10, 8)}, torch.float32)
         >>> init(info, torch.tensor(0))["centres"].shape
         torch.Size([10, 8])
     """

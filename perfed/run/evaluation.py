@@ -13,7 +13,6 @@ from perfed.engine.evaluate import (
     Outputs,
     Scoring,
     by_domain,
-    domain_samples,
     few_samples,
     sample_counts,
     summarise,
@@ -114,7 +113,7 @@ class Evaluator:
             raise PerfedError(f"evaluation.split = '{settings.split}': no client has such data")
         if settings.targets and federation.num_classes is None:
             raise PerfedError(f"evaluation.targets: are accuracies, but {_kind(federation)}")
-        self.domain_samples = domain_samples(federation, split)
+        self.domain_samples = federation.domain_samples(split)
         self.scoring = scoring_of(settings, federation, server.federation)
         server.measure(self.scoring)
 

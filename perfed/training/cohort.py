@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,11 +22,10 @@ from perfed.model.placement import SENT, Layout
 from perfed.training import fit as fitting
 from perfed.training.batches import IntArray, Samples
 from perfed.training.fit import Task
-from perfed.training.losses import balanced
 from perfed.training.optim import Optimizer, optimizer_for
 from perfed.training.plan import Plan
 from perfed.training.settings import LocalTraining
-from perfed.training.step import Loss, Objective, Penalty, mean_loss, with_penalties
+from perfed.training.step import Loss, Penalty, mean_loss, with_penalties
 from perfed.training.update import Near, Update
 from perfed.training.view import View, Where
 
@@ -72,8 +71,7 @@ class Cohort(View):
         super().__init__(clients, layout, model, plan=plan, task=task, num_classes=num_classes, num_domains=num_domains)
         self.state = state
         self.settings = settings
-        self.where = where
-        self.augment = augment
+        self.where, self.augment = where, augment
         self.received: Parameters = {}
         self.carried: Mapping[str, Any] = {}
         self.terms: Companions | None = None
@@ -139,13 +137,6 @@ class Cohort(View):
             raise PerfedError(f"'{unknown[0]}' is no stage and no parameter; stages: {', '.join(STAGES)}")
         return tuple(n for n in names if (stage_of(n) in wanted or n in wanted) and self.places[n] != "frozen")
 
-    @cached_property
-    def objective(self) -> Objective:
-        """What the plain loss of local training is."""
-        if self.task != "classification" or self.settings.class_weights == "none":
-            return Objective(self.task)
-        return Objective(self.task, balanced(self.class_counts))
-
     @property
     def steps_done(self) -> Tensor:
         """Mini-batch steps of each client in this exchange so far, float64 ``(n,)``."""
@@ -208,9 +199,8 @@ class Cohort(View):
             also: further sets ``{set: {name: (n, ...)}}`` that are trained along, in place; the loss finds them with
                 :meth:`Step.of_set <perfed.training.step.Step.of_set>`. Buffers among them (statistics of batch-norm)
                 are not trained; a pass with them moves them in place.
-            loss: one value per client, to which :attr:`penalties` are added; default
-                :func:`~perfed.training.step.mean_loss`. They may be called for different clients at the same time: what
-                they keep must be in the step's block.
+            loss: one value per client, to which :attr:`penalties` are added; default ``step.mean_loss``.
+                They may be called for different clients at the same time: what they keep must be in the step's block.
             samples: data in place of the training split, or in mini-batches of another size
                 (:meth:`Samples.in_batches <perfed.training.batches.Samples.in_batches>`).
             update: how a step departs from the optimiser's own (:mod:`perfed.training.update`).
@@ -283,9 +273,7 @@ class Cohort(View):
         raw = samples.x
         if start > 0:
             samples = replace(samples, x=self._features(samples, start, target))
-        base = loss or mean_loss
         batch_size = int(samples.counts.max()) if samples.batch_size == "all" else samples.batch_size
-
         return Task(
             chain=self.chain,
             params={**self.model, **target},
@@ -293,11 +281,11 @@ class Cohort(View):
             samples=samples,
             keys=self.key("fit", self._fits),
             optimizer=self.optimizer(trained),
-            loss=with_penalties(base, self.penalties),
+            loss=with_penalties(loss or mean_loss, self.penalties),
             batch_size=batch_size or self.settings.batch_size,
             augment=self.augment,
             per_domain=self.per_domain,
-            objective=self.objective,
+            objective=self.objective(self.settings.class_weights),
             start=start,
             raw=raw,
             rows=np.arange(self.n),

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from perfed.data.augment import CropFlip
@@ -15,7 +16,7 @@ from perfed.data.labels import Task
 from perfed.model.chain import Chain, Parameters, stage_of
 from perfed.model.stacked import Pass, apply_module, apply_per_domain
 from perfed.training.batches import Block, IntArray
-from perfed.training.losses import sample_losses
+from perfed.training.cox import cox_losses
 
 Loss = Callable[["Step"], Tensor]
 Penalty = Loss
@@ -243,3 +244,37 @@ def with_penalties(loss: Loss, penalties: Sequence[Penalty]) -> Loss:
 def mean_loss(step: Step) -> Tensor:
     """The plain loss: the mean over each client's mini-batch of the losses of its samples, ``(clients,)``."""
     return (step.losses() * step.weight).sum(1)
+
+
+def sample_losses(outputs: Tensor, y: Tensor, task: Task, weight: Tensor | None = None) -> Tensor:
+    """Loss of every sample: cross-entropy, squared error (mean over outputs), or :func:`cox_losses`.
+
+    Args:
+        outputs: ``(n, batch, C)`` logits, ``(n, batch, ...)`` values, or ``(n, batch, 1)`` log hazards.
+        y: ``(n, batch)`` labels, ``(n, batch, ...)`` values, or ``(n, batch, 2)`` times and events.
+        task: which of the three.
+        weight: ``(n, batch)``, of the samples in the risk sets of survival; 0 for padding. Default: 1.
+
+    Returns:
+        ``(n, batch)``; only those of survival depend on the other samples of the same row.
+    """
+    if task == "classification":
+        return F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+    if task == "regression":
+        return (outputs.flatten(2) - y.unsqueeze(-1).flatten(2)).square().mean(2)
+    hazard = outputs.flatten(2).squeeze(2)
+    return cox_losses(hazard, y[..., 0], y[..., 1], torch.ones_like(hazard) if weight is None else weight)
+
+
+def balanced(counts: Tensor) -> Tensor:
+    """Weights ``n / (C_i n_c)`` with which all classes that a client holds count the same.
+
+    Args:
+        counts: n_c, samples of each client and class ``(n, C)``; their sum over classes is n.
+
+    Returns:
+        ``(n, C)``; C_i is the number of classes that occur, and one that does not weighs 0. The weights of all samples
+        sum to n. As scikit-learn's ``class_weight="balanced"``.
+    """
+    held = counts > 0
+    return torch.where(held, counts.sum(1, keepdim=True) / (held.sum(1, keepdim=True) * counts.clamp_min(1)), 0)

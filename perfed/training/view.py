@@ -19,9 +19,9 @@ from perfed.model.chain import Parameters, stage_of
 from perfed.model.placement import PER_DOMAIN, Layout
 from perfed.model.stacked import Pass, apply_module, apply_per_domain, shareable
 from perfed.training.batches import Samples
-from perfed.training.losses import client_losses, sample_losses
+from perfed.training.cox import client_cox_losses
 from perfed.training.plan import Plan
-from perfed.training.step import by_turns
+from perfed.training.step import Objective, balanced, by_turns, sample_losses
 
 _WINDOW_BYTES = 64 << 20
 
@@ -105,6 +105,11 @@ class View:
             raise no_labels("class counts need", self.task)
         counts = [torch.bincount(c.train.y, minlength=self.num_classes) for c in self.clients]
         return torch.stack(counts).to(self.dtype)
+
+    def objective(self, class_weights: str) -> Objective:
+        """What the plain loss is, with classes weighed as the setting ``class_weights`` says."""
+        weighted = class_weights == "balanced" and self.task == "classification"
+        return Objective(self.task, balanced(self.class_counts) if weighted else None)
 
     # Data --------------------------------------------------------------------------------------------------
 
@@ -277,7 +282,7 @@ class View:
             return torch.stack(entries, dim=1)
         samples = self.samples(split)
         if self.task == "survival" and len(samples.y):
-            return client_losses(self._forward_all(samples, len(self.chain.stages), params), samples, self.task)
+            return client_cox_losses(self._forward_all(samples, len(self.chain.stages), params), samples)
         total = samples.x.new_zeros(samples.x.shape[0])
         for x, index, valid in self.windows(samples):
             found = sample_losses(self.forward(x, params=params), samples.y[index], self.task)

@@ -16,7 +16,8 @@ from sklearn.utils.class_weight import compute_class_weight
 from perfed.data.federation import Federation
 from perfed.model.chain import Model
 from perfed.model.presets import linear
-from perfed.training.losses import balanced, cox_losses
+from perfed.training.cox import cox_losses
+from perfed.training.step import balanced
 
 
 def draw(n: int, seed: int, ties: bool = False) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

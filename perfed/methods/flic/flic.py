@@ -229,8 +229,7 @@ class Anchors(Term):
             logits = cohort.after(EMBEDDING, z, params=cohort.received, turn=count)
             labels = torch.arange(classes, device=z.device).repeat_interleave(self.anchor_samples).repeat(n)
             losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels, reduction="sum")
-            (found,) = torch.autograd.grad(losses / self.anchor_samples, v)
-            gradient = gradient + self.lambda2 * found
+            gradient = gradient + self.lambda2 * torch.autograd.grad(losses / self.anchor_samples, v)[0]
         return torch.where(held[:, :, None], gradient, 0.0)
 
 
