@@ -2,6 +2,7 @@ from perfed import aggregate, datasets, method, placement, registry, terms
 from perfed.aggregate import weighted_mean
 from perfed.data.federation import Client, Federation, Split
 from perfed.datasets import load
+from perfed.engine.metrics import metric
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
 from perfed.experiment.start import resume, start
@@ -41,6 +42,7 @@ __all__ = [
     "linear",
     "load",
     "method",
+    "metric",
     "mlp",
     "placement",
     "register",

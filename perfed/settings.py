@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, PrivateAttr, model_serializer, model_validator
 
 STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 """Values do not change, unknown keys and values of another type are errors, and numbers are finite."""
+
+
+def unless(value: Any) -> Callable[[Any], bool]:
+    """``exclude_if`` of a setting that is written down only where it is not ``value``, its default.
+
+    For settings that came later: runs without them leave behind what they always did.
+    """
+    return lambda given: bool(given == value)
 
 
 class Table(BaseModel):

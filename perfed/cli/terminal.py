@@ -53,12 +53,16 @@ def print_summary(summary: dict[str, Any]) -> None:
         metric = metric_of(name)
         over_clients = {"mean": values["mean"], "std": values["std"], "worst client": values[metric.worst]}
         over_clients |= {"10 % worst": values.get(metric.tenth_worst), "best client": values[metric.best]}
-        console.print(f"{summary['method']}: {_values(name, '', over_clients)}", markup=False, highlight=False)
+        text = _values(name, "", over_clients) + (f" ({values['n']} clients have it)" if "n" in values else "")
+        console.print(f"{summary['method']}: {text}", markup=False, highlight=False)
     for name, values in summary.get("domains", {}).items():
         marks = dict.fromkeys(summary.get("untrained_domains", []), " (nobody trains on it)")
         console.print(
             f"{summary['method']}: {_values(name, ' by domain', values, marks)}", markup=False, highlight=False
         )
+    if "domain_samples" in summary:
+        counts = ", ".join(f"{name} {count}" for name, count in summary["domain_samples"].items())
+        console.print(f"  samples by domain: {counts}", style="dim", markup=False, highlight=False)
     for line in described(summary.get("targets", [])):
         console.print(f"{summary['method']}: {line}", markup=False, highlight=False)
     if "oracle_accuracy" in summary:

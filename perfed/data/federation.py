@@ -95,7 +95,7 @@ class Federation:
 
     Attributes:
         clients: at least one; checked and sorted by id on construction.
-        num_classes: number of classes C; labels are 0..C-1. ``None`` for regression.
+        num_classes: number of classes C; labels are 0..C-1. ``None`` for regression and survival.
         name: what the data set is called in reports.
         class_names: C names, if known.
         notes: facts about the data worth printing, e.g. the accuracy of the Bayes rule under ``"oracle_accuracy"``.
@@ -103,7 +103,9 @@ class Federation:
         augment: random changes to the inputs of every training mini-batch, for images.
         words: where inputs are token ids, what the ids from 2 on stand for (0: padding, 1: other words).
         classes: what the data call the classes 0, 1, ..., C - 1 (default: just that): class j, and so column j of every
-            prediction, is ``classes[j]``. ``None`` for regression.
+            prediction, is ``classes[j]``. ``None`` for regression and survival.
+        survival: targets are ``(samples, 2)``: a time above 0, and 1 for an event at that time, 0 where nothing is
+            known beyond it (censored). The model's one output is the logarithm of the hazard.
 
     Raises:
         PerfedError: no clients, duplicate ids, a client without training data, labels outside the
@@ -126,6 +128,7 @@ class Federation:
     augment: CropFlip | None = None
     words: tuple[str, ...] | None = None
     classes: Classes | None = None
+    survival: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(sorted(self.clients, key=lambda c: c.id)))
@@ -137,11 +140,15 @@ class Federation:
                 raise PerfedError(f"client id '{first}' occurs twice; ids must be unique")
         for client in self.clients:
             _check_client(client, self.num_classes)
+            if self.survival:
+                _check_survival(client)
             if self.augment is not None and len(client.input_shape) != 3:
                 raise PerfedError(
                     f"client '{client.id}' has inputs of shape {client.input_shape}; augmentation needs images "
                     "(channels, height, width)"
                 )
+        if self.survival and self.num_classes is not None:
+            raise PerfedError(f"num_classes is {self.num_classes}, and survival has none; leave one of them out")
         classes = self.num_classes or 0
         if self.class_names is not None and len(self.class_names) != classes:
             raise PerfedError(f"{len(self.class_names)} class names for {classes} classes; one each is needed")
@@ -152,7 +159,7 @@ class Federation:
         _check_domains(self)
 
     def __repr__(self) -> str:
-        task = "regression" if self.num_classes is None else f"{self.num_classes} classes"
+        task = self.task if self.num_classes is None else f"{self.num_classes} classes"
         domains = f", {self.num_domains} domains" if self.num_domains else ""
         return f"<Federation '{self.name}': {len(self)} clients, {_sizes(self.clients)}, {task}{domains}>"
 
@@ -177,8 +184,8 @@ class Federation:
                 ``train``, ``validation`` or ``test`` is a torch Dataset with a length whose samples are
                 ``(inputs, target)`` or ``(inputs, target, domain id)``; it is read once, and a Dataset in place of the
                 mapping is the training data.
-            task: "classification" or "regression"; by default integer and text targets are class labels, floating-point
-                targets are regression values.
+            task: "classification", "regression" or "survival"; by default integer and text targets are class labels,
+                floating-point targets are regression values. Survival's are ``(samples, 2)``, see ``survival``.
             num_classes: number of classes, labels being 0, 1, ...; by default (or with more ``class_names`` than
                 labels, which are then 0, 1, ...) the classes are the labels that occur, sorted: see ``classes``.
             name: what reports call the data.
@@ -202,8 +209,8 @@ class Federation:
                 'one client alone is {"id": data}'
             )
         pairs = clients.items() if isinstance(clients, Mapping) else ((f"{i:03d}", c) for i, c in enumerate(clients))
-        if num_classes is not None and task == "regression":
-            raise PerfedError("num_classes is for classification, and task is regression; leave one of them out")
+        if num_classes is not None and task in ("regression", "survival"):
+            raise PerfedError(f"num_classes is for classification, and task is {task}; leave one of them out")
         read = [(str(key), *arrays_of(str(key), given, SPLITS)) for key, given in pairs]
         targets = [(f"client '{i}': {split}", y) for i, parts, _ in read for split, (_, y, _) in parts.items()]
         task = task if num_classes is None else "classification"
@@ -218,7 +225,21 @@ class Federation:
         names = None if class_names is None else tuple(class_names)
         domains = None if domain_names is None else tuple(domain_names)
         size = None if classes is None else len(classes)
-        return cls(tuple(built), size, name=name, class_names=names, domain_names=domains, classes=classes)
+        survival = task == "survival"
+        return cls(tuple(built), size, name, names, domain_names=domains, classes=classes, survival=survival)
+
+    @property
+    def task(self) -> Task:
+        """Classification where there are classes, else survival or regression."""
+        if self.survival:
+            return "survival"
+        return "regression" if self.num_classes is None else "classification"
+
+    @property
+    def num_outputs(self) -> int:
+        """What a model says of a sample: C logits, as many values as there are targets, or one log hazard."""
+        y = self.clients[0].train.y
+        return self.num_classes or (int(y.shape[1]) if y.ndim > 1 and not self.survival else 1)
 
     @property
     def num_domains(self) -> int:
@@ -230,6 +251,12 @@ class Federation:
         """Ids of the domains that the clients' ``split`` has samples of, ascending."""
         parts = (s for c in self.clients if (s := c.split(split)) is not None)
         return sorted({m for s in parts if s.domain is not None for m in s.domain.unique().tolist()})
+
+    def domain_samples(self, split: str) -> dict[str, int]:
+        """How many samples of each domain the clients' ``split`` has, by the domain's name."""
+        ids = [s.domain.cpu() for c in self.clients if (s := c.split(split)) is not None and s.domain is not None]
+        counts = torch.bincount(torch.cat(ids)).tolist() if ids else []
+        return {self.domain_name(m): count for m, count in enumerate(counts) if count}
 
     def domain_name(self, domain: int) -> str:
         """What the domain is called in reports."""
@@ -337,6 +364,25 @@ def _check_client(client: Client, num_classes: int | None) -> None:
         raise PerfedError(
             f"{where}: {len(client.feature_names)} feature names for inputs of shape {client.input_shape}"
         )
+
+
+def _check_survival(client: Client) -> None:
+    """Targets are pairs of a time and an event."""
+    for name in SPLITS:
+        split = client.split(name)
+        if split is None:
+            continue
+        where, y = f"client '{client.id}': {name} targets", split.y
+        if y.shape[1:] != (2,) or not torch.is_floating_point(y):
+            needed = f"floating-point ({len(split)}, 2), times and events"
+            raise PerfedError(f"{where} have shape {tuple(y.shape)}, {y.dtype}; survival needs {needed}")
+        early, other = torch.nonzero(y[:, 0] <= 0).flatten(), torch.nonzero((y[:, 1] != 0) & (y[:, 1] != 1)).flatten()
+        if len(early):
+            row = int(early[0])
+            raise PerfedError(f"{where} hold the time {float(y[row, 0]):g} in row {row}; times must be above 0")
+        if len(other):
+            row = int(other[0])
+            raise PerfedError(f"{where} hold the event {float(y[row, 1]):g} in row {row}; allowed: 0 (censored), 1")
 
 
 def _check_finite(client: Client, name: str, x: Tensor) -> None:

@@ -13,7 +13,8 @@ from perfed.data.partition.shards import generator
 
 
 def with_validation(client: Client, fraction: float, stratify: bool, seed: int) -> Client:
-    """``client`` with the part ``fraction`` of its training samples as validation data, by class where ``stratify``.
+    """``client`` with the part ``fraction`` of its training samples as validation data, by class where ``stratify``,
+    of survival by event.
 
     One training sample of each class stays. A client that comes with validation data of its own keeps them.
     """
@@ -36,7 +37,7 @@ def scored_apart(federation: Federation, seed: int) -> Federation:
     The first half stays the validation data. The second, larger by one where their number is odd, is the test data of
     the federation that is returned, which has no others.
     """
-    stratify = federation.num_classes is not None
+    stratify = federation.task != "regression"
 
     def halved(client: Client) -> Client:
         held = client.split("validation")
@@ -50,7 +51,8 @@ def scored_apart(federation: Federation, seed: int) -> Federation:
 
 
 def _strata(split: Split, stratify: bool) -> NDArray[np.int64]:
-    return split.y.cpu().numpy() if stratify else np.zeros(len(split), dtype=np.int64)
+    labels = split.y if split.y.ndim == 1 else split.y[:, 1].long()  # of survival: whether there is an event
+    return labels.cpu().numpy() if stratify else np.zeros(len(split), dtype=np.int64)
 
 
 def _evenly(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float64]:

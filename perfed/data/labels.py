@@ -12,10 +12,20 @@ from torch import Tensor
 
 from perfed.errors import PerfedError
 
-Task = Literal["classification", "regression"]
+Task = Literal["classification", "regression", "survival"]
 Classes = tuple[int | str, ...]
 
+_TARGETS: dict[Task, str] = {
+    "classification": "class labels",
+    "regression": "values (regression)",
+    "survival": "times and events (survival)",
+}
 _FEW = 20  # whole numbers that may be classes
+
+
+def no_labels(needs: str, task: Task) -> PerfedError:
+    """What to raise where ``needs`` ("WHAT needs") class labels and the targets of ``task`` are others."""
+    return PerfedError(f"{needs} class labels; these targets are {_TARGETS[task]}")
 
 
 def coded(
@@ -36,7 +46,7 @@ def coded(
         num_classes, class_names: as in :meth:`perfed.data.federation.Federation.from_arrays`.
 
     Returns:
-        int64 (classification) or floating-point (regression) targets, and the labels of the classes.
+        int64 (classification) or floating-point (regression, survival) targets, and the labels of the classes.
 
     Raises:
         PerfedError: targets of several kinds, labels that are no whole numbers, or floating-point targets that look
@@ -46,18 +56,19 @@ def coded(
         return [], None
     texts = [isinstance(y, np.ndarray) for _, y in targets]
     floats = [isinstance(y, Tensor) and torch.is_floating_point(y) for _, y in targets]
-    if task not in (None, "classification", "regression"):
-        raise PerfedError(f"task = {task!r} is not allowed; allowed: classification, regression")
-    if any(texts) and (not all(texts) or task == "regression"):
+    if task not in (None, *_TARGETS):
+        raise PerfedError(f"task = {task!r} is not allowed; allowed: {', '.join(_TARGETS)}")
+    values = task in ("regression", "survival")
+    if any(texts) and (not all(texts) or values):
         where = next(where for (where, _), text in zip(targets, texts, strict=True) if text)
-        wanted = "numbers are needed for regression" if task == "regression" else "those of others are numbers"
+        wanted = f"numbers are needed for {task}" if values else "those of others are numbers"
         raise PerfedError(f"{where} targets are texts; {wanted}")
     if task is None and any(floats) and not all(floats):
         one, other = targets[floats.index(False)][0], targets[floats.index(True)][0]
         raise PerfedError(f"{one} targets are integers and {other} targets floating-point; use one kind, or say task")
     if task is None and all(floats):
         _check_values(targets)
-    if task == "regression" or (task is None and all(floats)):
+    if values or (task is None and all(floats)):
         return [y if torch.is_floating_point(y) else y.double() for _, y in targets if isinstance(y, Tensor)], None
     labels = [_whole(where, y) if isinstance(y, Tensor) else y for where, y in targets]
     found = np.unique(np.concatenate([y.reshape(-1) for y in labels]))

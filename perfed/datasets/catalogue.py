@@ -248,7 +248,7 @@ def _built(name: str, options: dict[str, Any], seed: int, data_dir: Path | str |
             raise PerfedError(f"data set '{name}': its function returned {type(made).__name__}, not a Federation")
         federation = replace(made, name=name)
         if fraction > 0:
-            stratify = federation.num_classes is not None
+            stratify = federation.task != "regression"
             clients = tuple(with_validation(client, fraction, stratify, seed) for client in federation)
             federation = replace(federation, clients=clients)
         return with_domain_input(federation) if domain_input else federation

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from perfed.data.federation import Federation
+from perfed.engine.metrics import ALWAYS, metrics_of
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.training.cohort import Cohort
+from perfed.training.cox import client_cox_losses
 from perfed.training.step import sample_losses
 
 Metrics = dict[str, dict[str, float]]
+
+ENOUGH = 10
+"""Samples of a domain from which on it enters the mean and extremes over domains."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What is measured of each client's own model.
+
+    Attributes:
+        metrics: names of metrics beside those that the task always has.
+        held: whether a client predicts among the classes that it has training samples of; metrics of predictions
+            among all classes are then called ``METRIC_all``.
+    """
+
+    metrics: tuple[str, ...] = ()
+    held: bool = False
 
 
 @torch.no_grad()
@@ -71,29 +89,49 @@ def predictions(method: Method, cohort: Cohort, split: str, trained: Sequence[in
     return found
 
 
-def score(cohort: Cohort, split: str, predicted: Tensor | None) -> Metrics:
+def among_held(cohort: Cohort, split: str, predicted: Tensor | None) -> Tensor | None:
+    """``predicted`` (:func:`predictions`) with logits ``-inf`` of classes that a client has no training samples of."""
+    if predicted is None:
+        return None
+    lacks = torch.ones(cohort.n, predicted.shape[1], dtype=torch.bool, device=predicted.device)
+    lacks[:, : cohort.class_counts.shape[1]] = cohort.class_counts == 0
+    return predicted.masked_fill(lacks[cohort.client_of(cohort.samples(split))], -torch.inf)
+
+
+def score(cohort: Cohort, split: str, predicted: Tensor | None, scoring: Scoring) -> Metrics:
     """Metrics of each client of ``cohort`` on its own ``split``: client id -> metric -> value.
 
-    Classification: ``accuracy`` (fraction) and ``loss`` (cross-entropy), for two classes that the client both has also
-    ``auc``; regression: ``mse``. Clients without data in the split are left out.
+    The metrics of :func:`metrics_of`, and of classification and survival the ``loss``. Clients without data in the
+    split are left out, and of each client the metrics that are not defined for it.
 
     Args:
         cohort: the clients.
         split: on which they are evaluated.
         predicted: of :func:`predictions`.
+        scoring: what is measured.
     """
+    if scoring.held:
+        among_all = score(cohort, split, predicted, replace(scoring, held=False))
+        held = score(cohort, split, among_held(cohort, split, predicted), replace(scoring, held=False))
+        # A sample of a class that the client does not hold has no probability: its loss is not defined.
+        defined = {client: {n: v for n, v in values.items() if not np.isinf(v)} for client, values in held.items()}
+        return {c: defined[c] | {f"{name}_all": value for name, value in among_all[c].items()} for c in defined}
     if predicted is None:
         return {}
     samples, found = cohort.samples(split), {}
-    losses = sample_losses(predicted[None], samples.y[None], cohort.num_classes)[0].cpu().double()
+    if cohort.task == "survival":
+        losses = client_cox_losses(predicted, samples).cpu().double()
+    else:
+        losses = sample_losses(predicted[None], samples.y[None], cohort.task)[0].cpu().double()
     y, outputs = samples.y.cpu().numpy(), predicted.cpu().double().numpy()
     for client, start, count in zip(cohort.ids, samples.starts.tolist(), samples.counts.tolist(), strict=True):
         if count == 0:
             continue
         own = slice(start, start + count)
-        values = metrics_of(y[own], outputs[own], cohort.num_classes)
-        if cohort.num_classes is not None:
-            values = {"accuracy": values.pop("accuracy"), "loss": float(losses[own].mean()), **values}
+        values = metrics_of(y[own], outputs[own], cohort.task, cohort.num_classes, scoring.metrics)
+        if cohort.task != "regression":
+            first = {name: values.pop(name) for name in ALWAYS[cohort.task] if name in values}
+            values = {**first, "loss": float(losses[own].mean()), **values}
         found[client] = values
     return found
 
@@ -115,25 +153,10 @@ class Outputs:
     outputs: NDArray[np.float64]
 
 
-def metrics_of(y: NDArray[Any], outputs: NDArray[np.float64], num_classes: int | None) -> dict[str, float]:
-    """``accuracy``, and ``auc`` for two classes that both occur; ``mse`` for regression.
-
-    Args:
-        y: ``(samples,)`` classes, or targets.
-        outputs: ``(samples, C)``, the largest is the prediction; or values.
-        num_classes: C; ``None`` for regression.
-    """
-    if num_classes is None:
-        return {"mse": float(np.square(outputs.reshape(len(y), -1) - y.reshape(len(y), -1)).mean())}
-    found = {"accuracy": float((outputs.argmax(1) == y).mean())}
-    if num_classes == 2 and len(np.unique(y)) == 2:
-        margin = outputs[:, 1] - outputs[:, 0]
-        found["auc"] = float(roc_auc_score(y, margin)) if np.isfinite(margin).all() else float("nan")
-    return found
-
-
-def outputs_of(cohort: Cohort, split: str, predicted: Tensor | None) -> Outputs:
+def outputs_of(cohort: Cohort, split: str, predicted: Tensor | None, scoring: Scoring) -> Outputs:
     """``predicted`` (:func:`predictions`) with the clients, domains and targets of the samples of ``split``.
+
+    Where a client predicts among the classes that it holds, logits of the others are ``-inf``.
 
     Raises:
         PerfedError: the data do not say the domains.
@@ -142,13 +165,15 @@ def outputs_of(cohort: Cohort, split: str, predicted: Tensor | None) -> Outputs:
     if samples.domain is None:
         where = f"client '{cohort.ids[0]}': {split} samples without domain ids"
         raise PerfedError(f"metrics per domain need domains; {where}")
+    if scoring.held:
+        predicted = among_held(cohort, split, predicted)
     rows = samples.y.new_zeros(0) if predicted is None else predicted
     owners = np.repeat(np.array(cohort.ids), samples.counts)
     return Outputs(owners, samples.domain.cpu().numpy(), samples.y.cpu().numpy(), rows.double().cpu().numpy())
 
 
 def by_domain(
-    parts: Sequence[Outputs], federation: Federation
+    parts: Sequence[Outputs], federation: Federation, more: Sequence[str] = ()
 ) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
     """Metrics of each domain over the samples of all clients, and of each client in each domain that it holds.
 
@@ -157,29 +182,39 @@ def by_domain(
     Args:
         parts: outputs of different clients.
         federation: the clients.
+        more: metrics beside those that the task always has.
 
     Returns:
         metric -> domain's name -> value; and client id -> ``METRIC_DOMAIN`` -> value.
     """
+    kind = (federation.task, federation.num_classes, more)
     outputs = Outputs(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Outputs)))
     domains: dict[str, dict[str, float]] = {}
     clients: dict[str, dict[str, float]] = {}
     for m in np.unique(outputs.domain).tolist():
         rows, name = outputs.domain == m, federation.domain_name(m)
-        for metric, value in metrics_of(outputs.y[rows], outputs.outputs[rows], federation.num_classes).items():
+        for metric, value in metrics_of(outputs.y[rows], outputs.outputs[rows], *kind).items():
             domains.setdefault(metric, {})[name] = value
         for client in np.unique(outputs.client[rows]).tolist():
             own = rows & (outputs.client == client)
-            found = metrics_of(outputs.y[own], outputs.outputs[own], federation.num_classes)
+            found = metrics_of(outputs.y[own], outputs.outputs[own], *kind)
             clients.setdefault(client, {}).update({f"{metric}_{name}": value for metric, value in found.items()})
     return domains, clients
 
 
-def with_extremes(domains: Mapping[str, Mapping[str, float]]) -> Metrics:
-    """Metric -> domain -> value, with ``mean``, ``min`` and ``max`` over the domains added."""
+def few_samples(counts: Mapping[str, int]) -> list[str]:
+    """The domains that have fewer than ten samples; ``counts`` by the domain's name."""
+    return [name for name, count in counts.items() if count < ENOUGH]
+
+
+def with_extremes(domains: Mapping[str, Mapping[str, float]], few: Collection[str] = ()) -> Metrics:
+    """Metric -> domain -> value, with ``mean``, ``min`` and ``max`` over the domains added.
+
+    They are over the domains that are not in ``few`` (:func:`few_samples`), or over all where there are no others.
+    """
     found: Metrics = {}
     for metric, each in domains.items():
-        values = np.array(list(each.values()))
+        values = np.array([value for name, value in each.items() if name not in few] or [*each.values()])
         extremes = {"mean": float(values.mean()), "min": float(values.min()), "max": float(values.max())}
         found[metric] = {**each, **extremes}
     return found
@@ -243,10 +278,14 @@ def sample_counts(federation: Federation, split: str) -> dict[str, float]:
 
 
 def summarise(metrics: Mapping[str, Mapping[str, float]], weights: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """:func:`spread` of every metric over the clients that have it; ``weights`` by client id."""
+    """:func:`spread` of every metric over the clients that have it; ``weights`` by client id.
+
+    Where some clients do not have it, ``n`` is the number of those that do.
+    """
     found: dict[str, Any] = {}
     for name in dict.fromkeys(name for client in sorted(metrics) for name in metrics[client]):
         clients = [client for client in sorted(metrics) if name in metrics[client]]
         share = None if weights is None else [weights[c] for c in clients]
-        found[name] = spread([metrics[c][name] for c in clients], share)
+        missing = len(clients) < len(metrics)
+        found[name] = spread([metrics[c][name] for c in clients], share) | ({"n": len(clients)} if missing else {})
     return found

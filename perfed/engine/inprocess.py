@@ -13,7 +13,7 @@ from torch import Tensor
 from perfed import tree
 from perfed.data.federation import SPLITS, Client, Federation
 from perfed.engine.chores import CHORES
-from perfed.engine.evaluate import Outputs, outputs_of, predictions, score
+from perfed.engine.evaluate import Outputs, Scoring, outputs_of, predictions, score
 from perfed.engine.inbox import Inbox
 from perfed.engine.setup import Setup, group_key, stackable_reason
 from perfed.errors import PerfedError
@@ -64,6 +64,7 @@ class InProcessEngine:
     Attributes:
         states: committed state of each client that has one; a client without starts from its initial values.
         changed: clients whose committed state changed since the set was last cleared.
+        scoring: what is measured of the clients' models; the engine's owner may say.
     """
 
     def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
@@ -72,6 +73,7 @@ class InProcessEngine:
         self.plan = plan
         self.info = setup.info(federation)
         self.clients = {client.id: client for client in federation}
+        self.scoring = Scoring()
         self._trained = federation.domains_in("train")
         self.states: dict[str, Tree] = {}
         self.changed: set[str] = set()
@@ -120,7 +122,7 @@ class InProcessEngine:
             reply = self._call(cohort, exchange, self._deliver(payload, cohort.ids))
             if exchange.measure is not None:
                 predicted = predictions(self.setup.method, cohort, exchange.measure, self._trained)
-                metrics.update(score(cohort, exchange.measure, predicted))
+                metrics.update(score(cohort, exchange.measure, predicted, self.scoring))
             shapes = [self._layouts[client.input_shape].shapes for client in chunk]
             for row, client in enumerate(chunk):
                 inbox.add(client.id, partial(self._arriving, reply, row, shapes[row]))
@@ -146,9 +148,9 @@ class InProcessEngine:
         metrics: Metrics = {}
         for cohort in self.cohorts(ids, payload, round_, program):
             predicted = predictions(self.setup.method, cohort, split, self._trained)
-            metrics.update(score(cohort, split, predicted))
+            metrics.update(score(cohort, split, predicted, self.scoring))
             if outputs is not None:
-                outputs.append(outputs_of(cohort, split, predicted))
+                outputs.append(outputs_of(cohort, split, predicted, self.scoring))
         return metrics
 
     def cohorts(
@@ -226,6 +228,7 @@ class InProcessEngine:
             settings=self.setup.method,
             plan=self.plan,
             where=Where(self.setup.seed, exchange.round, exchange.index),
+            task=self.federation.task,
             num_classes=self.federation.num_classes,
             num_domains=self.info.num_domains,
             augment=self.federation.augment,

@@ -1,10 +1,22 @@
-"""The metrics: in which unit they are shown, and which direction is the better one."""
+"""The metrics: how each is computed, in which unit it is shown, and which direction is the better one."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from perfed.data.labels import Task
+from perfed.engine import scores
 from perfed.errors import PerfedError
+from perfed.plugins import check_free, check_own, own_mistakes, own_name
+
+Score = Callable[[NDArray[Any], NDArray[np.float64]], float]
+"""From targets ``(samples, ...)`` and outputs ``(samples, ...)`` to a number; NaN where it is not defined."""
 
 
 @dataclass(frozen=True)
@@ -13,21 +25,29 @@ class Metric:
 
     Attributes:
         higher_is_better: else lower is.
-        percent: whether it is a fraction of 1 that is shown in percent.
+        unit: that is shown; empty for plain numbers, ``%`` for a fraction of 1 that is shown in percent.
+        task: that it is for; ``None``: any.
+        score: how it is computed; ``None`` where it comes from elsewhere.
+        probabilities: whether it takes outputs for logits, and not only the largest of them.
+        module: that registered it.
     """
 
     higher_is_better: bool
-    percent: bool = False
+    unit: str = ""
+    task: Task | None = None
+    score: Score | None = None
+    probabilities: bool = False
+    module: str = "perfed.engine.metrics"
+
+    @property
+    def percent(self) -> bool:
+        """Whether it is a fraction of 1 that is shown in percent."""
+        return self.unit == "%"
 
     @property
     def scale(self) -> float:
         """From the metric's own unit to the one that is shown."""
         return 100.0 if self.percent else 1.0
-
-    @property
-    def unit(self) -> str:
-        """The unit that is shown; empty for plain numbers."""
-        return "%" if self.percent else ""
 
     @property
     def worst(self) -> str:
@@ -45,22 +65,142 @@ class Metric:
         return "max" if self.higher_is_better else "min"
 
 
-METRICS = {
-    "accuracy": Metric(higher_is_better=True, percent=True),
-    "auc": Metric(higher_is_better=True),
-    "loss": Metric(higher_is_better=False),
-    "mse": Metric(higher_is_better=False),
+METRICS: dict[str, Metric] = {
+    "accuracy": Metric(True, "%", "classification", scores.accuracy),
+    "balanced-accuracy": Metric(True, "%", "classification", scores.balanced_accuracy),
+    "auc": Metric(True, "", "classification", scores.auc, probabilities=True),
+    "average-precision": Metric(True, "", "classification", scores.average_precision, probabilities=True),
+    "f1": Metric(True, "", "classification", scores.f1),
+    "loss": Metric(False),
+    "log-loss": Metric(False, "", "classification", scores.log_loss, probabilities=True),
+    "brier": Metric(False, "", "classification", scores.brier, probabilities=True),
+    "calibration-error": Metric(False, "%", "classification", scores.calibration_error, probabilities=True),
+    "mse": Metric(False, "", "regression", scores.mse),
+    "mae": Metric(False, "", "regression", scores.mae),
+    "r2": Metric(True, "", "regression", scores.r2),
+    "c-index": Metric(True, "", "survival", scores.c_index),
 }
+ALWAYS: dict[Task, tuple[str, ...]] = {
+    "classification": ("accuracy",),
+    "regression": ("mse",),
+    "survival": ("c-index",),
+}
+"""Metrics that a task always has; runs are compared by the first that they have."""
+
+
+def metric(name: str, *, direction: Literal["higher", "lower"], unit: str = "") -> Callable[[Score], Score]:
+    """Decorator: make a function of one's own known as the metric ``name``, for ``evaluation.metrics``.
+
+    The function gets the targets ``(samples,)`` (survival: ``(samples, 2)``) and what a client's model says of these
+    samples, logits ``(samples, C)``, values or log hazards ``(samples, 1)``, as numpy arrays, and returns a number; NaN
+    where it is not defined, as for a client without cases: such clients are left out.
+
+    Args:
+        name: in settings and results.
+        direction: which values are better, "higher" or "lower" ones.
+        unit: that is shown behind values; "%" for a fraction of 1 that is shown in percent.
+
+    Raises:
+        PerfedError: the name is taken by perfed or by another module, or cannot be one; another direction.
+
+    Example:
+        >>> @metric("cost-of-errors", direction="lower", unit="EUR")
+        ... def cost(y, outputs):
+        ...     return float((10.0 * (y != outputs.argmax(1))).mean())
+        >>> shown("cost-of-errors", cost(np.array([0, 1]), np.array([[2.0, 1.0], [2.0, 1.0]])))
+        'cost-of-errors 5 EUR'
+    """
+    if direction not in ("higher", "lower"):
+        raise PerfedError(f"metric '{name}': direction = {direction!r} is not allowed; allowed: higher, lower")
+    if not name or any(sign in name for sign in " ,:/_"):
+        raise PerfedError(f"metric '{name}' is no name; allowed are letters, digits and '-'")
+
+    def add(function: Score) -> Score:
+        module = function.__module__
+        check_free("metric", name, METRICS[name].module or None if name in METRICS else None, module)
+        METRICS[name] = Metric(direction == "higher", unit, score=function, probabilities=True, module=module)
+        return function
+
+    return add
+
+
+def chosen(given: str) -> tuple[str, Metric]:
+    """The metric that a setting names; ``module:NAME`` imports the module first, which registers it.
+
+    Raises:
+        PerfedError: there is none, or it is not one that can be asked for.
+    """
+    name = own_name(given, "metric")
+    check_own("metric", given, name, {known: item.module for known, item in METRICS.items()})
+    allowed = [known for known, item in METRICS.items() if item.score is not None]
+    if name not in allowed:
+        near = difflib.get_close_matches(name, allowed, n=1)
+        hint = f" (did you mean '{near[0]}'?)" if near else ""
+        raise PerfedError(f"unknown metric '{given}'{hint}; allowed: {', '.join(allowed)}, or module:NAME")
+    return name, METRICS[name]
+
+
+def computed(name: str, y: NDArray[Any], outputs: NDArray[np.float64]) -> float | None:
+    """A metric of some samples; ``None`` where it is not defined, NaN where outputs are no numbers.
+
+    Raises:
+        PerfedError: a function of the user's own fails; names its file and line.
+    """
+    score = METRICS[name].score
+    assert score is not None
+    rows = outputs.reshape(len(y), -1)
+    if np.isnan(rows).any() or np.isinf(rows.max(1)).any():  # of some classes logits may be -inf
+        return float("nan")
+    with own_mistakes():
+        value = float(score(y, outputs))
+    return None if np.isnan(value) else value
+
+
+def metrics_of(
+    y: NDArray[Any], outputs: NDArray[np.float64], task: Task, num_classes: int | None, more: Sequence[str] = ()
+) -> dict[str, float]:
+    """``accuracy``, for two classes also ``auc``; ``mse`` for regression; ``c-index`` for survival; and ``more``.
+
+    Those that are not defined for the samples are left out.
+
+    Args:
+        y: ``(samples, ...)``, targets.
+        outputs: ``(samples, C)``, the largest is the prediction; or values, or log hazards.
+        task: what the targets are for.
+        num_classes: C; ``None`` where targets are no labels.
+        more: names of further metrics.
+    """
+    found = {name: computed(name, y, outputs) for name in dict.fromkeys((*ALWAYS[task], *more))}
+    if num_classes == 2 and "auc" not in found:
+        found["auc"] = computed("auc", y, outputs[:, :2])
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def own_metrics(names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """What other processes must know of those of ``names`` that are the user's own, to show their values."""
+    own = {name: METRICS[name] for name in names if METRICS[name].module != "perfed.engine.metrics"}
+    return {name: {"higher_is_better": item.higher_is_better, "unit": item.unit} for name, item in own.items()}
+
+
+def recall(own: Mapping[str, Mapping[str, Any]]) -> None:
+    """Know again what :func:`own_metrics` told, unless this process has such a metric itself."""
+    for name, known in own.items():
+        METRICS.setdefault(name, Metric(bool(known["higher_is_better"]), str(known["unit"]), module=""))
+
+
+def main_metric(names: Mapping[str, Any]) -> str | None:
+    """The one of ``names`` that runs are compared by: accuracy, mean squared error or C-index, else the first."""
+    return next((name for (name,) in ALWAYS.values() if name in names), next(iter(names), None))
 
 
 def metric_of(name: str) -> Metric:
-    """The metric ``name``; ``accuracy_after``, in lines of ``rounds.jsonl``, is an accuracy.
+    """The metric ``name``; ``accuracy_after``, in lines of ``rounds.jsonl``, and ``accuracy_all`` are accuracies.
 
     Raises:
         PerfedError: there is none.
     """
     try:
-        return METRICS[name.removesuffix("_after")]
+        return METRICS[name.removesuffix("_after").removesuffix("_all")]
     except KeyError:
         raise PerfedError(f"unknown metric '{name}'; known: {', '.join(METRICS)}") from None
 
@@ -72,6 +212,6 @@ def shown(name: str, value: float) -> str:
         >>> shown("accuracy", 0.9284), shown("mse", 0.01234)
         ('accuracy 92.8 %', 'mse 0.01234')
     """
-    metric = metric_of(name)
-    number = f"{metric.scale * value:.1f} {metric.unit}" if metric.percent else f"{value:.4g}"
-    return f"{name} {number}"
+    known = metric_of(name)
+    number = f"{known.scale * value:.1f}" if known.percent else f"{value:.4g}"
+    return f"{name} {number}{known.unit and ' ' + known.unit}"

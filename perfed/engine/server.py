@@ -11,7 +11,7 @@ import torch
 
 from perfed.data.federation import Client, Federation
 from perfed.engine.clients import RoundClients, RoundRecord
-from perfed.engine.evaluate import Outputs
+from perfed.engine.evaluate import Outputs, Scoring
 from perfed.engine.inprocess import InProcessEngine, Metrics
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
@@ -137,6 +137,10 @@ class Server:
         """The clock's model of the clients' speeds; ``none`` where there is none."""
         return self.clock.speeds
 
+    def measure(self, scoring: Scoring) -> None:
+        """From here on evaluations measure what ``scoring`` says."""
+        self.engine.scoring = scoring
+
     def snapshot(self) -> Snapshot:
         """The state of now, for :meth:`restore`; by reference, for rounds put new values in the place of old ones."""
         engine, selection = self.engine, self.selection
@@ -231,8 +235,7 @@ class Server:
         return self._transaction(clients, self._settle).bytes_down
 
     def _settle(self, server: ServerState, clients: RoundClients) -> None:
-        method = self.setup.method
-        sent = {"shared": server.shared, "terms": payload_of(method.terms, server)}
+        sent = {"shared": server.shared, "terms": payload_of(self.setup.method.terms, server)}
         clients.exchange(":settle", sent, terms="penalties")
 
     def _prepare(self, server: ServerState, clients: RoundClients) -> None:

@@ -162,6 +162,7 @@ class Setup:
         before = chain.before("head")
         return FederationInfo(
             ids=tuple(federation.ids),
+            task=federation.task,
             num_classes=federation.num_classes,
             num_domains=federation.num_domains,
             latent_shape=latent,
@@ -197,7 +198,9 @@ class Setup:
         first = federation.clients[0]
         chain, target = self.chain(first.input_shape), tuple(first.train.y.shape[1:])
         shape = chain.output_shapes[chain.stages[-1]]
-        if federation.num_classes is None:
+        if federation.survival:
+            fits, needed = prod(shape) == 1, "survival times, for which one output is needed (log hazard)"
+        elif federation.num_classes is None:
             fits, needed = prod(shape) == prod(target), f"{prod(target)} values"
         else:
             fits, needed = len(shape) == 1 and shape[0] >= federation.num_classes, f"{federation.num_classes} classes"

@@ -21,16 +21,18 @@ from sklearn.svm import SVC
 from torch import Tensor
 
 from perfed.data.federation import Client, Federation
+from perfed.data.labels import Task
 from perfed.engine.evaluate import (
     Metrics,
     Outputs,
     by_domain,
     client_table,
-    metrics_of,
+    few_samples,
     sample_counts,
     summarise,
     with_extremes,
 )
+from perfed.engine.metrics import METRICS, chosen, metrics_of
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
 from perfed.machine import installed_version
@@ -127,9 +129,15 @@ class Baseline:
             return
         model = self.fitted(client)
         y, predicted = split.y.numpy(), _outputs(model, _rows(split.x), self.federation.num_classes)
-        metrics[client.id] = metrics_of(y, predicted, self.federation.num_classes)
+        metrics[client.id] = metrics_of(y, predicted, *self._kind)
         if split.domain is not None:
             outputs.append(Outputs(np.repeat(np.array([client.id]), len(y)), split.domain.numpy(), y, predicted))
+
+    @property
+    def _kind(self) -> tuple[Task, int | None, list[str]]:
+        """The task, and the metrics asked for that need no probabilities, which not every model has."""
+        names = (chosen(given)[0] for given in self.experiment.evaluation.metrics)
+        return self.federation.task, self.federation.num_classes, [n for n in names if not METRICS[n].probabilities]
 
     def fitted(self, client: Client) -> Any:
         """The scikit-learn model of one client, trained."""
@@ -139,6 +147,8 @@ class Baseline:
         return model.fit(_rows(client.train.x), y.ravel() if y.shape[1:] == (1,) else y)
 
     def _new_model(self) -> Any:
+        if self.federation.survival:
+            raise PerfedError(f"{self.name} is not for survival, which these data are; no baseline is")
         regression = self.federation.num_classes is None
         make = _MODELS[self.name.removeprefix(SKLEARN)][regression]
         if make is None:
@@ -151,7 +161,9 @@ class Baseline:
         evaluation, federation = self.experiment.evaluation, self.federation
         weights = None if evaluation.weights == "uniform" else sample_counts(federation, evaluation.split)
         found = summarise(metrics, weights)
-        domains, of_clients = by_domain(outputs, federation) if outputs else ({}, {})
+        domains, of_clients = by_domain(outputs, federation, self._kind[2]) if outputs else ({}, {})
+        sizes = federation.domain_samples(evaluation.split)
+        by_name = {"domains": with_extremes(domains, few_samples(sizes)), "domain_samples": sizes}
         summary = {
             "method": self.name,
             "dataset": federation.name,
@@ -159,7 +171,7 @@ class Baseline:
             "rounds": 0,
             "metrics": found,
             **({"accuracy": found["accuracy"]} if "accuracy" in found else {}),
-            **({"domains": with_extremes(domains)} if domains else {}),
+            **(by_name if domains else {}),
             "wall_seconds": seconds,
             "training_seconds": seconds,
             "settings": self._new_model().get_params(),

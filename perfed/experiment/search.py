@@ -15,7 +15,7 @@ import numpy as np
 import tomli_w
 import torch
 
-from perfed.engine.metrics import metric_of, shown
+from perfed.engine.metrics import main_metric, metric_of, shown
 from perfed.errors import PerfedError
 from perfed.experiment.compare import check_starts, method_table, readable
 from perfed.experiment.config import Experiment, validate
@@ -283,8 +283,8 @@ def _beyond(value: float, step: int) -> float:
 
 
 def _score(summary: dict[str, Any]) -> tuple[str, float]:
-    """Name and mean of the metric that points are compared by: the accuracy, or the mean squared error."""
-    if not summary["metrics"]:
+    """Name and mean of the metric that points are compared by: accuracy, mean squared error or C-index."""
+    name = main_metric(summary["metrics"])
+    if name is None:
         raise PerfedError("nothing was evaluated")
-    name = "accuracy" if "accuracy" in summary["metrics"] else "mse"
     return name, float(summary["metrics"][name]["mean"])

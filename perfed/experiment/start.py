@@ -154,11 +154,10 @@ def _on(experiment: Experiment, device: torch.device | str | None) -> Experiment
 
 
 def _build(experiment: Experiment, federation: Federation) -> Run:
-    outputs = federation.num_classes or _num_targets(federation)
     return Run(
         federation,
         experiment.built_method,
-        experiment.build_model(outputs, federation.words or ()),
+        experiment.build_model(federation.num_outputs, federation.words or ()),
         name=experiment.method,
         rounds=experiment.rounds,
         seed=experiment.seed,
@@ -190,8 +189,3 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
 def _with_modules(table: dict[str, Any]) -> dict[str, Any]:
     """A method's table whose own terms say their module, so that another process finds them."""
     return {**table, "terms": [full_name(name) for name in table["terms"]]} if "terms" in table else table
-
-
-def _num_targets(federation: Federation) -> int:
-    y = federation.clients[0].train.y
-    return int(y.shape[1]) if y.ndim > 1 else 1

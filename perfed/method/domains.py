@@ -11,7 +11,7 @@ from torch import Tensor
 
 from perfed.method.exchange import FederationInfo
 from perfed.training.batches import Samples
-from perfed.training.step import Loss, Step, sample_losses
+from perfed.training.step import Loss, Step
 from perfed.training.view import View
 
 
@@ -44,11 +44,11 @@ def reweighted(view: View, weights: Tensor) -> Samples:
     return replace(view.samples(), weight=weights.flatten()[view.domain_cells])
 
 
-def domain_means(num_domains: int, num_classes: int | None) -> Loss:
+def domain_means(num_domains: int) -> Loss:
     """Loss of each client's mini-batch: the sum over its domains of the mean over their samples, ``(clients,)``.
 
     Parameters of one domain get the gradient of that domain's mean, however rare it is; in a mini-batch without the
-    domain they get none.
+    domain they get none: survival's risk sets are of one domain each, too.
     """
 
     def loss(step: Step) -> Tensor:
@@ -56,7 +56,10 @@ def domain_means(num_domains: int, num_classes: int | None) -> Loss:
         # In the dtype of the weights: integers divided by integers are float32, whatever the run's dtype.
         held = F.one_hot(step.domain, num_domains) * (step.weight > 0).to(step.weight).unsqueeze(2)
         shares = (held / held.sum(1, keepdim=True).clamp_min(1)).sum(2)
-        return (sample_losses(step.output(), step.y, num_classes) * shares).sum(1)
+        if step.objective.task == "survival":
+            each = torch.stack([step.losses(weight=held[:, :, m]) * held[:, :, m] for m in range(num_domains)])
+            return (each.sum(0) * shares).sum(1)
+        return (step.losses() * shares).sum(1)
 
     return loss
 

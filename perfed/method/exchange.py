@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from perfed.data.labels import Task
 from perfed.errors import PerfedError
 from perfed.tree import Tree
 
@@ -23,7 +24,8 @@ class FederationInfo:
 
     Attributes:
         ids: client ids in sorted order.
-        num_classes: ``None`` for regression.
+        task: classification, regression or survival.
+        num_classes: ``None`` where targets are no labels.
         num_domains: M; 0 where domains are unknown.
         latent_shape: output shape of the embedding (of the first stage, if there is no embedding).
         representation: numbers that the head gets, all axes together.
@@ -33,12 +35,13 @@ class FederationInfo:
     Example:
         >>> def init(info: FederationInfo, key: Tensor) -> Tree:  # of a ParameterSet: one centre per class
         ...     return {"centres": torch.zeros(info.num_classes, info.representation, dtype=info.dtype)}
-        >>> info = FederationInfo(("a", "b"), 10, 0, (4,), 8, {"head.weight": (10, 8)}, torch.float32)
+        >>> info = FederationInfo(("a", "b"), "classification", 10, 0, (4,), 8, {"head.weight": (10, 8)}, torch.float32)
         >>> init(info, torch.tensor(0))["centres"].shape
         torch.Size([10, 8])
     """
 
     ids: tuple[str, ...]
+    task: Task
     num_classes: int | None
     num_domains: int
     latent_shape: tuple[int, ...]

@@ -123,7 +123,7 @@ class Method(LocalTraining):
     def all_settings(self) -> dict[str, Any]:
         """Every setting of the method and its terms; where names are the same, the method's, then the first term's."""
         parts = (*reversed(self.terms), self)
-        found = {key: getattr(part, key) for part in parts for key in type(part).model_fields if key != "terms"}
+        found = {key: getattr(part, key) for part in parts for key in part.model_dump(exclude={"terms"})}
         return {key: found[key] for key in sorted(found)}
 
     def notes(self, federation: Federation, model: Model) -> list[str]:

@@ -14,7 +14,7 @@ from perfed.method.method import Method
 from perfed.method.registry import register
 from perfed.model.chain import STAGES, Parameters
 from perfed.training.cohort import Cohort
-from perfed.training.step import Step, cross_entropy, squared_error
+from perfed.training.step import Step, mean_loss
 
 
 @register("apfl")
@@ -54,7 +54,7 @@ class APFL(Method):
         apart = {name: cohort.model[name].clone() for name in statistics}
 
         def objective(step: Step) -> Tensor:
-            value = squared_error(step) if cohort.num_classes is None else cross_entropy(step)
+            value = mean_loss(step)
             for penalty in penalties:
                 value = value + penalty(step)
             return value

@@ -125,7 +125,7 @@ class SeparateFedAvg(DomainFedAvg):
 
     def loss(self, cohort: Cohort) -> Loss:
         """The sum of the domains' mean losses."""
-        return domain_means(cohort.num_domains, cohort.num_classes)
+        return domain_means(cohort.num_domains)
 
 
 @register("fedavg-domain-ft")

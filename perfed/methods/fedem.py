@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
+from perfed.errors import PerfedError
 from perfed.maths.aggregate import weighted_mean
 from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Reply, ServerState
 from perfed.method.method import Method
@@ -45,6 +46,14 @@ class FedEM(Method):
             "components": ParameterSet("server", like="shared", bank=self.components),
             "mixture": ParameterSet("client", init=self._uniform),
         }
+
+    def check(self, server: ServerState, info: FederationInfo) -> None:
+        """Samples must have likelihoods of their own."""
+        if info.task == "survival":
+            raise PerfedError(
+                "fedem needs a likelihood of each sample, and the Cox partial likelihood (survival) is of all of them; "
+                "allowed: classification, regression"
+            )
 
     def epochs_in(self, round_: int) -> int:
         """Epochs of every component, each of which sees all samples."""

@@ -13,7 +13,7 @@ from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
 from perfed.model.chain import STAGES, Model
 from perfed.training.cohort import Cohort
-from perfed.training.step import Loss, Step, sample_losses
+from perfed.training.step import Loss, Step
 
 
 @register("fedrod")
@@ -59,8 +59,8 @@ class FedRoD(FedAvg):
         def value(step: Step) -> Tensor:
             g = step.output()
             p = step.apply("head", step.representation().detach(), params=step.of_set("personal"))
-            balanced = sample_losses(g + step.of(log_counts)[:, None], step.y, g.shape[-1])
-            personal = sample_losses(g.detach() + p, step.y, g.shape[-1])
+            balanced = step.losses(g + step.of(log_counts)[:, None])
+            personal = step.losses(g.detach() + p)
             return ((balanced + personal) * step.weight).sum(1)
 
         return value

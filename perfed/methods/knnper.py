@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from perfed import rng
-from perfed.errors import PerfedError
+from perfed.data.labels import no_labels
 from perfed.method.exchange import Reply
 from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
@@ -93,7 +93,7 @@ class KNNPer(FedAvg):
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """Train as FedAvg does; there must be classes."""
         if cohort.num_classes is None:
-            raise PerfedError("knnper needs class labels; these targets are values (regression)")
+            raise no_labels("knnper needs", cohort.task)
         return super().train(cohort, shared)
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
+from perfed.engine.metrics import main_metric as main_of
+from perfed.engine.metrics import recall
 from perfed.errors import PerfedError
 
 Checked = TypeVar("Checked", bound=BaseModel)
@@ -80,12 +82,14 @@ class Summary(_Measured):
     virtual_time: float | None = None
     targets: list[Target] | None = None
     domains: dict[str, dict[str, Number]] = {}
+    domain_samples: dict[str, int] = {}
     untrained_domains: list[str] = []
     settings: dict[str, Any] = {}
     plan: dict[str, Any] = {}
     notes: list[str] = []
     oracle_accuracy: float | None = None
     evaluation: dict[str, Any] = {}
+    own_metrics: dict[str, dict[str, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -193,11 +197,11 @@ def reported_by(settings: Mapping[str, Any]) -> str:
 
 
 def main_metric(runs: Sequence[Run]) -> str | None:
-    """The metric that the figures show: accuracy where it was measured, else the first one found."""
+    """The metric that the figures show: accuracy where it was measured, mean squared error or C-index, or the first."""
     names = [name for run in runs if run.summary for name in run.summary.spreads]
     names += [name for run in runs for line in run.rounds for name in line.spreads]
     names += [run.clients.metric for run in runs if run.clients]
-    return "accuracy" if "accuracy" in names else next(iter(names), None)
+    return main_of(dict.fromkeys(names))
 
 
 def load_run(directory: Path) -> Run:
@@ -215,6 +219,8 @@ def load_run(directory: Path) -> Run:
     if not isinstance(method, str) or not isinstance(seed, int):
         raise PerfedError(f"{config}: needs a top-level string 'method' and integer 'seed'")
     rounds, clients, summary = (directory / name for name in ("rounds.jsonl", "clients.csv", "summary.json"))
+    found = _parsed(Summary, _text(summary), summary) if summary.is_file() else None
+    recall(found.own_metrics if found else {})
     return Run(
         directory=directory,
         method=method,
@@ -222,7 +228,7 @@ def load_run(directory: Path) -> Run:
         config_text=text,
         rounds=_load_rounds(rounds) if rounds.is_file() else (),
         clients=_load_clients(clients, settings) if clients.is_file() else None,
-        summary=_parsed(Summary, _text(summary), summary) if summary.is_file() else None,
+        summary=found,
     )
 
 
@@ -255,13 +261,12 @@ def _load_rounds(file: Path) -> tuple[Round, ...]:
 
 
 def _load_clients(file: Path, settings: Mapping[str, Any]) -> ClientValues | None:
-    """The first metric of ``clients.csv``, accuracy before any other; None where nothing was measured."""
+    """The main metric of ``clients.csv``; None where nothing was measured."""
     reader = csv.DictReader(_text(file).splitlines())
     columns = reader.fieldnames or []
-    metrics = [name.removesuffix("_after") for name in columns if name.endswith("_after")]
-    if not metrics:
+    metric = main_of({name.removesuffix("_after"): None for name in columns if name.endswith("_after")})
+    if metric is None:
         return None
-    metric = "accuracy" if "accuracy" in metrics else metrics[0]
     optional = [name for name in ("rounds", "seconds") if name in columns]
     ids: list[str] = []
     values: list[list[float]] = []

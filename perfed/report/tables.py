@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from perfed.engine.evaluate import ENOUGH
 from perfed.report.comparison import compare_table, comparison_rows, metric_tables
 from perfed.report.runs import ClientValues, Run, main_metric, methods_of, reported
 from perfed.report.targets import target_table
@@ -16,6 +17,7 @@ from perfed.report.text import TextTable, axis_title, mean_std, metric_text
 
 OVER_DOMAINS = ("mean", "min", "max")
 _UNTRAINED = "* Nobody trains on this domain: means of the outputs with the parameters of the others."
+_FEW = "† Fewer than ten samples: not in mean, min and max, unless there are no other domains."
 
 
 def all_tables(runs: Sequence[Run]) -> list[TextTable]:
@@ -42,6 +44,8 @@ def _domain_table(runs: Sequence[Run], metric: str) -> TextTable:
     found = dict.fromkeys(name for run in runs for name in _domains(run)[metric])
     columns = [*(name for name in found if name not in OVER_DOMAINS), *OVER_DOMAINS]
     rows, marked = [], False
+    sizes = _samples(runs)
+    few = {name for name, (least, _) in sizes.items() if least < ENOUGH}
     for method in methods_of(runs):
         own = [run for run in runs if run.method == method]
         members = [_domains(run)[metric] for run in own]
@@ -50,7 +54,22 @@ def _domain_table(runs: Sequence[Run], metric: str) -> TextTable:
         untrained = {name for run in own if run.summary for name in run.summary.untrained_domains}
         marked |= bool(untrained.intersection(columns))
         rows.append([method, *(f"{c} *" if n in untrained else c for n, c in zip(columns, cells, strict=True))])
-    return TextTable(f"{axis_title(metric)} by domain", ["Method", *columns], rows, _UNTRAINED if marked else "")
+    titles = [f"{name}{_size(*sizes[name])}{' †' * (name in few)}" if name in sizes else name for name in columns]
+    note = " ".join([_UNTRAINED] * marked + [_FEW] * bool(few))
+    return TextTable(f"{axis_title(metric)} by domain", ["Method", *titles], rows, note)
+
+
+def _samples(runs: Sequence[Run]) -> dict[str, tuple[int, int]]:
+    """The least and largest number of samples of each domain; runs with other seeds may have other splits."""
+    found: dict[str, list[int]] = {}
+    for run in runs:
+        for name, count in (run.summary.domain_samples if run.summary else {}).items():
+            found.setdefault(name, []).append(count)
+    return {name: (min(counts), max(counts)) for name, counts in found.items()}
+
+
+def _size(least: int, most: int) -> str:
+    return f" (n = {least})" if least == most else f" (n = {least} to {most})"
 
 
 @dataclass(frozen=True)

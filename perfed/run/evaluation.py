@@ -11,12 +11,15 @@ from perfed.engine.clients import RoundRecord
 from perfed.engine.evaluate import (
     Metrics,
     Outputs,
+    Scoring,
     by_domain,
+    few_samples,
     sample_counts,
     summarise,
     untrained_domains,
     with_extremes,
 )
+from perfed.engine.metrics import chosen
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.method.method import Method
@@ -53,6 +56,34 @@ def scored_split(
     return federation, split, notes
 
 
+def scoring_of(settings: Evaluation, federation: Federation, seen: Federation) -> Scoring:
+    """What is measured of each client's own model.
+
+    Args:
+        settings: of the evaluation.
+        federation: the clients.
+        seen: the same, with the data that they train on.
+
+    Raises:
+        PerfedError: a metric that is not for these targets, or classes where there are none.
+    """
+    names = []
+    for given in settings.metrics:
+        name, known = chosen(given)
+        if known.task not in (None, federation.task):
+            raise PerfedError(f"evaluation.metrics: '{given}' is for {known.task}, but {_kind(federation)}")
+        names.append(name)
+    held = settings.classes == "held"
+    if held and federation.num_classes is None:
+        raise PerfedError(f"evaluation.classes = 'held' is for classification, but {_kind(federation)}")
+    lacking = held and any(len(client.train.y.unique()) < (federation.num_classes or 0) for client in seen)
+    return Scoring(tuple(names), lacking)
+
+
+def _kind(federation: Federation) -> str:
+    return f"data set '{federation.name}' is {'for ' if federation.survival else 'a '}{federation.task}"
+
+
 class Evaluator:
     """Measures the clients' own models after rounds.
 
@@ -65,9 +96,10 @@ class Evaluator:
 
     Attributes:
         untrained: names of the domains that the split has and nobody trains on, where that matters.
+        domain_samples: how many samples of each domain the split has.
 
     Raises:
-        PerfedError: no client has data in the split, or accuracies are wanted of a regression.
+        PerfedError: no client has data in the split, or metrics are wanted that are not for these targets.
     """
 
     def __init__(self, settings: Evaluation, server: Server, federation: Federation, split: str, rounds: int) -> None:
@@ -80,7 +112,10 @@ class Evaluator:
         if all(client.split(split) is None for client in federation):
             raise PerfedError(f"evaluation.split = '{settings.split}': no client has such data")
         if settings.targets and federation.num_classes is None:
-            raise PerfedError(f"evaluation.targets: are accuracies, but data set '{federation.name}' is a regression")
+            raise PerfedError(f"evaluation.targets: are accuracies, but {_kind(federation)}")
+        self.domain_samples = federation.domain_samples(split)
+        self.scoring = scoring_of(settings, federation, server.federation)
+        server.measure(self.scoring)
 
     def notes(self) -> list[str]:
         """What the run's notes say of the metrics."""
@@ -92,7 +127,18 @@ class Evaluator:
                 f"domains that nobody trains on, only in {self.settings.split} data: {', '.join(self.untrained)}; "
                 "outputs there are the means of those with the other domains' parameters"
             )
+        few = few_samples(self.domain_samples)
+        if few and self.settings.when == "before":
+            names = ", ".join(f"{name} (n = {self.domain_samples[name]})" for name in few)
+            others = len(few) < len(self.domain_samples)
+            which = "without them" if others else "over them all the same, as there are no others"
+            data = f"fewer than ten {self.settings.split} samples"
+            notes.append(f"domains with {data}: {names}; mean, min and max over domains are {which}")
         return notes
+
+    def with_extremes(self, domains: Metrics) -> Metrics:
+        """Metrics by domain with mean, least and largest over the domains that have enough samples."""
+        return with_extremes(domains, few_samples(self.domain_samples))
 
     def is_due(self, number: int) -> bool:
         """Whether round ``number`` is one that is evaluated."""
@@ -116,8 +162,8 @@ class Evaluator:
         metrics, domains = self.over_clients(chosen), {}
         found: Metrics = {}
         if outputs:
-            found, tally.client_domains = by_domain(outputs, self.federation)
-            domains = {"domains": with_extremes(found)}
+            found, tally.client_domains = by_domain(outputs, self.federation, self.scoring.metrics)
+            domains = {"domains": self.with_extremes(found)}
         tally.evaluated(chosen, found, settings.last)
         if settings.when == "before" and done.after:
             metrics.update({f"{name}_after": value for name, value in self.over_clients(done.after).items()})

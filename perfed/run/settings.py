@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, field_validator
 
-from perfed.settings import STRICT
+from perfed.engine.metrics import chosen
+from perfed.settings import STRICT, unless
 
 # TOML has lists only.
 _LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
@@ -24,6 +25,10 @@ class Evaluation(BaseModel):
         last: the summary is the mean over this many last rounds (all of them are evaluated); 1: the last round.
         weights: ``"uniform"`` mean over clients, or weighted by their number of ``"samples"`` in the split.
         targets: mean accuracies (fractions); the summary says when each was first reached in an evaluated round.
+        metrics: names of metrics (:data:`perfed.engine.metrics.METRICS`, or ``module:NAME``) beside those that the
+            task always has: accuracy, loss and for two classes auc; mse; c-index and loss.
+        classes: ``"all"``, or ``"held"``: a client predicts among the classes that it has training samples of. Where
+            that makes a difference, metrics of predictions among all classes are there too, as ``METRIC_all``.
 
     Example:
         >>> evaluation = Evaluation(every=5, last=3, targets=[0.8, 0.9])  # for Run(..., evaluation=evaluation)
@@ -40,6 +45,15 @@ class Evaluation(BaseModel):
     last: int = Field(1, ge=1)
     weights: Literal["uniform", "samples"] = "uniform"
     targets: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], _LIST] = ()
+    metrics: Annotated[tuple[str, ...], _LIST] = Field((), exclude_if=unless(()))
+    classes: Literal["all", "held"] = Field("all", exclude_if=unless("all"))
+
+    @field_validator("metrics")
+    @classmethod
+    def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            chosen(name)
+        return value
 
     @field_validator("targets")
     @classmethod

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from perfed.engine.evaluate import client_table
+from perfed.engine.metrics import own_metrics
 from perfed.engine.server import Server
 from perfed.machine import installed_version, peak_memory_mb
 from perfed.model.placement import SENT
@@ -52,7 +53,7 @@ def summary_of(name: str, server: Server, evaluator: Evaluator, standing: Standi
         "rounds": evaluator.rounds,
         "metrics": metrics,
         **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}),
-        **({"domains": tally.domains} if tally.domains else {}),
+        **(_by_domain(evaluator, tally) if tally.domains else {}),
         **({"untrained_domains": evaluator.untrained} if evaluator.untrained else {}),
         **({"targets": tally.targets} if tally.targets else {}),
         "evaluation": evaluator.settings.model_dump(),
@@ -66,7 +67,13 @@ def summary_of(name: str, server: Server, evaluator: Evaluator, standing: Standi
         "notes": [*plan.describe(), *notes, *counted],
         "versions": {"perfed": installed_version(), "torch": torch.__version__, "python": platform.python_version()},
         **oracle,
+        **({"own_metrics": own} if (own := own_metrics(evaluator.scoring.metrics)) else {}),
     }
+
+
+def _by_domain(evaluator: Evaluator, tally: Tally) -> dict[str, Any]:
+    """Metrics by domain, and how many samples each domain has."""
+    return {"domains": evaluator.with_extremes(tally.domains), "domain_samples": evaluator.domain_samples}
 
 
 def table_of(server: Server, evaluator: Evaluator, tally: Tally) -> tuple[list[str], list[list[Any]]]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from perfed.engine.clients import RoundRecord
-from perfed.engine.evaluate import Metrics, with_extremes
+from perfed.engine.evaluate import Metrics
 from perfed.errors import PerfedError
 from perfed.run.targets import Target, unreached
 
@@ -78,8 +78,8 @@ class Tally:
 
     @property
     def domains(self) -> Metrics:
-        """Metrics of each domain, the mean over the last evaluated rounds, then the mean and extremes over domains."""
-        return with_extremes(_mean(self.recent_domains))
+        """Metrics of each domain, the mean over the last evaluated rounds."""
+        return _mean(self.recent_domains)
 
     def copy(self) -> Tally:
         """One that later rounds do not change."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from perfed import rng
 from perfed.data.augment import CropFlip
 from perfed.data.federation import Client
+from perfed.data.labels import Task as Targets
 from perfed.errors import Diverged, PerfedError
 from perfed.model.chain import STAGES, Parameters, stage_of
 from perfed.model.placement import SENT, Layout
@@ -24,7 +25,7 @@ from perfed.training.fit import Task
 from perfed.training.optim import Optimizer, optimizer_for
 from perfed.training.plan import Plan
 from perfed.training.settings import LocalTraining
-from perfed.training.step import Loss, Penalty, cross_entropy, squared_error, with_penalties
+from perfed.training.step import Loss, Penalty, mean_loss, with_penalties
 from perfed.training.update import Near, Update
 from perfed.training.view import View, Where
 
@@ -62,15 +63,15 @@ class Cohort(View):
         settings: LocalTraining,
         plan: Plan,
         where: Where,
+        task: Targets,
         num_classes: int | None,
         num_domains: int = 0,
         augment: CropFlip | None = None,
     ) -> None:
-        super().__init__(clients, layout, model, plan=plan, num_classes=num_classes, num_domains=num_domains)
+        super().__init__(clients, layout, model, plan=plan, task=task, num_classes=num_classes, num_domains=num_domains)
         self.state = state
         self.settings = settings
-        self.where = where
-        self.augment = augment
+        self.where, self.augment = where, augment
         self.received: Parameters = {}
         self.carried: Mapping[str, Any] = {}
         self.terms: Companions | None = None
@@ -198,7 +199,7 @@ class Cohort(View):
             also: further sets ``{set: {name: (n, ...)}}`` that are trained along, in place; the loss finds them with
                 :meth:`Step.of_set <perfed.training.step.Step.of_set>`. Buffers among them (statistics of batch-norm)
                 are not trained; a pass with them moves them in place.
-            loss: one value per client, to which :attr:`penalties` are added; default cross-entropy or squared error.
+            loss: one value per client, to which :attr:`penalties` are added; default ``step.mean_loss``.
                 They may be called for different clients at the same time: what they keep must be in the step's block.
             samples: data in place of the training split, or in mini-batches of another size
                 (:meth:`Samples.in_batches <perfed.training.batches.Samples.in_batches>`).
@@ -272,9 +273,7 @@ class Cohort(View):
         raw = samples.x
         if start > 0:
             samples = replace(samples, x=self._features(samples, start, target))
-        base = loss or (squared_error if self.num_classes is None else cross_entropy)
         batch_size = int(samples.counts.max()) if samples.batch_size == "all" else samples.batch_size
-
         return Task(
             chain=self.chain,
             params={**self.model, **target},
@@ -282,10 +281,11 @@ class Cohort(View):
             samples=samples,
             keys=self.key("fit", self._fits),
             optimizer=self.optimizer(trained),
-            loss=with_penalties(base, self.penalties),
+            loss=with_penalties(loss or mean_loss, self.penalties),
             batch_size=batch_size or self.settings.batch_size,
             augment=self.augment,
             per_domain=self.per_domain,
+            objective=self.objective(self.settings.class_weights),
             start=start,
             raw=raw,
             rows=np.arange(self.n),

@@ -20,7 +20,7 @@ from perfed.errors import Diverged, PerfedError
 from perfed.model.chain import Chain, Parameters, stage_of
 from perfed.training.batches import IntArray, Samples, Schedule, blocks, schedule, steps_of
 from perfed.training.optim import Optimizer, OptimizerState, with_axes_of
-from perfed.training.step import Loss, Step
+from perfed.training.step import Loss, Objective, Step
 from perfed.training.update import Corrected, Directed, Near, Replaced, Update
 
 _TRIAL_STEPS = 3
@@ -39,6 +39,7 @@ class Task:
         loss: one value per client, penalties included.
         update: how a step departs from the optimiser's own; ``None``: not at all.
         per_domain: stages whose parameters have a domain axis.
+        objective: what the plain loss is.
         epochs, steps: length of the fit, epochs per client or steps for all; the other is ``None``.
         rows: position of each client in its cohort.
     """
@@ -56,6 +57,7 @@ class Task:
     update: Update | None = None
     augment: CropFlip | None = None
     per_domain: frozenset[str] = frozenset()
+    objective: Objective = field(default_factory=Objective)
     start: int = 0
     raw: Tensor | None = None
     rows: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -161,6 +163,7 @@ def _run(task: Task, plans: list[Schedule], limit: int | None) -> Tensor:
                     augment=task.augment,
                     domains=task.samples.domain,
                     per_domain=task.per_domain,
+                    objective=task.objective,
                 )
                 for b in together
             ]

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, Field, field_validator
 
 from perfed.model.chain import STAGES
-from perfed.settings import STRICT
+from perfed.settings import STRICT, unless
 
 
 class LocalTraining(BaseModel):
@@ -20,6 +20,12 @@ class LocalTraining(BaseModel):
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float | dict[str, float] = Field(0.0, description="weight decay, or one per stage (others: 0)")
     decay: Literal["weights", "all"] = Field("weights", description="what weight decay acts on; biases only with 'all'")
+    class_weights: Literal["none", "balanced"] = Field(
+        "none",
+        description="of a sample's class in the loss of classification: 1, or n / (classes held x n of the class), so "
+        "that rare classes count as much",
+        exclude_if=unless("none"),
+    )
     batch_size: int = Field(100, ge=1, description="samples of a local mini-batch")
     local_epochs: int = Field(10, ge=0, description="local epochs per round")
 

@@ -1,4 +1,4 @@
-"""One mini-batch step of many clients, as losses and penalties see it, and the two plain losses."""
+"""One mini-batch step of many clients, as losses and penalties see it, and the plain loss."""
 
 from __future__ import annotations
 
@@ -12,12 +12,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from perfed.data.augment import CropFlip
+from perfed.data.labels import Task
 from perfed.model.chain import Chain, Parameters, stage_of
 from perfed.model.stacked import Pass, apply_module, apply_per_domain
 from perfed.training.batches import Block, IntArray
+from perfed.training.cox import cox_losses
 
 Loss = Callable[["Step"], Tensor]
 Penalty = Loss
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What the plain loss is.
+
+    Attributes:
+        task: cross-entropy, squared error, or the Cox partial likelihood.
+        class_weights: factor of each client's samples of each class ``(n, C)``; ``None`` for 1.
+    """
+
+    task: Task = "classification"
+    class_weights: Tensor | None = None
 
 
 @dataclass
@@ -35,6 +50,7 @@ class Step:
         augment: random changes to the inputs.
         domains: domain ids of all samples ``(total,)``.
         per_domain: stages with parameters for each domain, ``(clients, domains, ...)``.
+        objective: what the plain loss is.
     """
 
     chain: Chain
@@ -49,6 +65,7 @@ class Step:
     augment: CropFlip | None = None
     domains: Tensor | None = None
     per_domain: frozenset[str] = frozenset()
+    objective: Objective = field(default_factory=Objective)
     _outputs: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -168,6 +185,18 @@ class Step:
         start = f"{name}/"
         return {n.removeprefix(start): t for n, t in self.params.items() if n.startswith(start)}
 
+    def losses(self, outputs: Tensor | None = None, weight: Tensor | None = None) -> Tensor:
+        """The plain loss of every sample of the mini-batch, ``(clients, batch)``.
+
+        Args:
+            outputs: ``(clients, batch, ...)``; default: the model's.
+            weight: ``(clients, batch)``, of the samples in risk sets (survival); default: :attr:`weight`.
+        """
+        task, weights = self.objective.task, self.objective.class_weights
+        outputs = self.output() if outputs is None else outputs
+        found = sample_losses(outputs, self.y, task, self.weight if weight is None else weight)
+        return found if weights is None else found * self.of(weights).gather(1, self.y)
+
     def alone(self, row: int) -> Step:
         """The same mini-batch of one of the active clients."""
         block, own = self.block, slice(row, row + 1)
@@ -212,19 +241,40 @@ def with_penalties(loss: Loss, penalties: Sequence[Penalty]) -> Loss:
     return total
 
 
-def cross_entropy(step: Step) -> Tensor:
-    """Mean cross-entropy of each client's mini-batch, ``(clients,)``."""
-    logits = step.output()
-    return (sample_losses(logits, step.y, logits.shape[-1]) * step.weight).sum(1)
+def mean_loss(step: Step) -> Tensor:
+    """The plain loss: the mean over each client's mini-batch of the losses of its samples, ``(clients,)``."""
+    return (step.losses() * step.weight).sum(1)
 
 
-def squared_error(step: Step) -> Tensor:
-    """Mean squared error of each client's mini-batch, averaged over outputs, ``(clients,)``."""
-    return (sample_losses(step.output(), step.y, None) * step.weight).sum(1)
+def sample_losses(outputs: Tensor, y: Tensor, task: Task, weight: Tensor | None = None) -> Tensor:
+    """Loss of every sample: cross-entropy, squared error (mean over outputs), or :func:`cox_losses`.
 
+    Args:
+        outputs: ``(n, batch, C)`` logits, ``(n, batch, ...)`` values, or ``(n, batch, 1)`` log hazards.
+        y: ``(n, batch)`` labels, ``(n, batch, ...)`` values, or ``(n, batch, 2)`` times and events.
+        task: which of the three.
+        weight: ``(n, batch)``, of the samples in the risk sets of survival; 0 for padding. Default: 1.
 
-def sample_losses(outputs: Tensor, y: Tensor, num_classes: int | None) -> Tensor:
-    """Cross-entropy, or squared error for regression, of every sample: ``(n, batch)``."""
-    if num_classes is None:
+    Returns:
+        ``(n, batch)``; only those of survival depend on the other samples of the same row.
+    """
+    if task == "classification":
+        return F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+    if task == "regression":
         return (outputs.flatten(2) - y.unsqueeze(-1).flatten(2)).square().mean(2)
-    return F.cross_entropy(outputs.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+    hazard = outputs.flatten(2).squeeze(2)
+    return cox_losses(hazard, y[..., 0], y[..., 1], torch.ones_like(hazard) if weight is None else weight)
+
+
+def balanced(counts: Tensor) -> Tensor:
+    """Weights ``n / (C_i n_c)`` with which all classes that a client holds count the same.
+
+    Args:
+        counts: n_c, samples of each client and class ``(n, C)``; their sum over classes is n.
+
+    Returns:
+        ``(n, C)``; C_i is the number of classes that occur, and one that does not weighs 0. The weights of all samples
+        sum to n. As scikit-learn's ``class_weight="balanced"``.
+    """
+    held = counts > 0
+    return torch.where(held, counts.sum(1, keepdim=True) / (held.sum(1, keepdim=True) * counts.clamp_min(1)), 0)

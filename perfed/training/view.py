@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from perfed.data.federation import Client
+from perfed.data.labels import Task, no_labels
 from perfed.errors import PerfedError
 from perfed.model.chain import Parameters, stage_of
 from perfed.model.placement import PER_DOMAIN, Layout
 from perfed.model.stacked import Pass, apply_module, apply_per_domain, shareable
 from perfed.training.batches import Samples
+from perfed.training.cox import client_cox_losses
 from perfed.training.plan import Plan
-from perfed.training.step import by_turns, sample_losses
+from perfed.training.step import Objective, balanced, by_turns, sample_losses
 
 _WINDOW_BYTES = 64 << 20
 
@@ -45,7 +47,8 @@ class View:
         chain: its modules.
         model: parameters and buffers by full name ``(n, ...)``.
         places: where each of them lives.
-        num_classes: ``None`` for regression.
+        task: classification, regression or survival.
+        num_classes: ``None`` where targets are no labels.
         num_domains: M; 0 where domains are unknown.
         domain: ``(n, batch)`` domain ids of the inputs that :meth:`forward` is applied to; :meth:`windows` sets it.
     """
@@ -57,6 +60,7 @@ class View:
         model: Parameters,
         *,
         plan: Plan,
+        task: Task,
         num_classes: int | None,
         num_domains: int = 0,
     ) -> None:
@@ -66,6 +70,7 @@ class View:
         self.places = layout.places
         self.model = model
         self.plan = plan
+        self.task = task
         self.num_classes = num_classes
         self.num_domains = num_domains
         self.ids = [c.id for c in self.clients]
@@ -97,9 +102,14 @@ class View:
     def class_counts(self) -> Tensor:
         """Training samples per client and class, ``(n, C)``."""
         if self.num_classes is None:
-            raise PerfedError("class counts need class labels; these targets are values (regression)")
+            raise no_labels("class counts need", self.task)
         counts = [torch.bincount(c.train.y, minlength=self.num_classes) for c in self.clients]
         return torch.stack(counts).to(self.dtype)
+
+    def objective(self, class_weights: str) -> Objective:
+        """What the plain loss is, with classes weighed as the setting ``class_weights`` says."""
+        weighted = class_weights == "balanced" and self.task == "classification"
+        return Objective(self.task, balanced(self.class_counts) if weighted else None)
 
     # Data --------------------------------------------------------------------------------------------------
 
@@ -262,15 +272,20 @@ class View:
         return total / counts.view(-1, *([1] * (total.ndim - 1)))
 
     def sample_losses(self, params: Parameters | None = None, split: str = "train") -> Tensor:
-        """Loss of every sample of ``split``, forward only: ``(total,)``; with a bank axis, ``(total, bank)``."""
+        """Loss of every sample of ``split``, forward only: ``(total,)``; with a bank axis, ``(total, bank)``.
+
+        Survival's risk sets are of all samples that the client has in the split.
+        """
         if params and self._has_bank(params):
             size = next(iter(params.values())).shape[1]
             entries = [self.sample_losses({name: t[:, j] for name, t in params.items()}, split) for j in range(size)]
             return torch.stack(entries, dim=1)
         samples = self.samples(split)
+        if self.task == "survival" and len(samples.y):
+            return client_cox_losses(self._forward_all(samples, len(self.chain.stages), params), samples)
         total = samples.x.new_zeros(samples.x.shape[0])
         for x, index, valid in self.windows(samples):
-            found = sample_losses(self.forward(x, params=params), samples.y[index], self.num_classes)
+            found = sample_losses(self.forward(x, params=params), samples.y[index], self.task)
             total[index[valid]] = found[valid]
         return total
 

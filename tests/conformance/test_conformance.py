@@ -10,7 +10,7 @@ import torch
 from engines import ENGINES, blobs, difference, every_tensor, make, network_for, serve, train
 from torch import nn
 
-from perfed.data.federation import Federation
+from perfed.data.federation import Federation, Split
 from perfed.errors import PerfedError
 from perfed.method.registry import method_names
 from perfed.methods.flic.anchors import Anchors
@@ -153,13 +153,50 @@ def test_training_is_better_than_guessing(name):
     assert sum(accuracy) / len(accuracy) > 0.75
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedavg-ft", "fedrep", "hetfedrep", "flic-hl", "flic-class", "local"])
-def test_regression(name):
-    federation = blobs((9, 1, 4), regression=True)
+NO_LABELS = dict.fromkeys(("fedpac-cc", "fedrod", "knnper"), "class labels; these targets are")
+REFUSED = {  # what methods that are not for a task say; names of terms are refused with whatever method they are in
+    "regression": NO_LABELS,
+    "survival": {**NO_LABELS, **dict.fromkeys(("fedem", "fedem-ft"), "fedem needs a likelihood of each sample")}
+    | {"feddar-sa": "second-order aggregation has no Hessians of the Cox partial likelihood"},
+}
+
+
+def survival() -> Federation:
+    """Times and events; a client with one sample, one without events, one whose times are all the same."""
+    federation = blobs((9, 1, 4, 8), regression=True)
+
+    def targets(row: int, split: Split) -> Split:
+        events = (torch.arange(len(split)) % 3 > 0) & torch.tensor(row != 2)
+        time = torch.ones(len(split)) if row == 3 else split.y.abs() + 0.1
+        return replace(split, y=torch.stack([time, events.to(time)], 1).double())
+
+    clients = (replace(c, train=targets(i, c.train), test=targets(i, c.test)) for i, c in enumerate(federation))
+    return replace(federation, clients=tuple(clients), survival=True)
+
+
+@pytest.mark.parametrize("task", ["regression", "survival"])
+@pytest.mark.parametrize("name", METHODS)
+def test_other_tasks(name, task):
+    """Every method trains for values and for survival, or says in one line that it does not."""
+    refused = REFUSED[task].get(name.partition(" + ")[0])
+    terms = {term.name for term in METHODS[name]().terms}
+    if "prototypes" in terms:
+        refused = "the prototypes term needs class labels; these targets are"
+    elif "anchors" in terms and task == "survival":
+        refused = "the anchors term needs values or class labels; these targets are"
     for options in ENGINES.values():
-        server = train(serve(make(name), federation, **options), 2)
+        federation = blobs((9, 1, 4), regression=True) if task == "regression" else survival()
+        if refused:
+            with pytest.raises(PerfedError, match=refused) as error:
+                train(serve(METHODS[name](), federation, **options), 1)
+            assert "\n" not in str(error.value)
+            continue
+        server = train(serve(METHODS[name](), federation, **options), 2)
+        assert all(bool(torch.isfinite(t.double()).all()) for t in every_tensor(server).values())
         metrics = server.evaluate("test")
-        assert all(isfinite(values["mse"]) for values in metrics.values()) and len(metrics) == 3
+        assert set(metrics) == set(federation.ids)
+        assert all(isfinite(value) for values in metrics.values() for value in values.values())
+        assert set.union(*map(set, metrics.values())) == ({"mse"} if task == "regression" else {"c-index", "loss"})
 
 
 def test_anchors_need_personal_embeddings():

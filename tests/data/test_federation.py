@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from perfed.data.federation import Client, Federation, Split
+from perfed.data.held_out import with_validation
 from perfed.errors import PerfedError
 
 
@@ -209,3 +210,42 @@ def test_domain_ids_must_have_a_name_where_there_are_names():
     message = "client 'b': test domain id 2 is not allowed; ids are from 0 to 1, as there are 2 domain names"
     with pytest.raises(PerfedError, match=message):
         replace(federation, domain_names=("x", "y"))
+
+
+# Survival ---------------------------------------------------------------------------------------------------------
+
+
+def of_survival(y, **more) -> Federation:
+    return Federation.from_arrays({"a": {"x_train": np.ones((len(y), 2)), "y_train": y}}, task="survival", **more)
+
+
+def test_survival_has_times_and_events():
+    federation = of_survival(np.array([[3, 1], [5, 0]]))  # days and flags: integers
+    assert (federation.task, federation.num_classes, federation.num_outputs) == ("survival", None, 1)
+    assert federation.clients[0].train.y.dtype == torch.float64
+    assert federation.to(dtype=torch.float32).task == "survival"
+    regression = Federation.from_arrays({"a": {"x_train": np.ones((3, 2)), "y_train": np.random.rand(3, 2)}})
+    assert (regression.task, regression.num_outputs) == ("regression", 2)
+
+
+@pytest.mark.parametrize(
+    ("y", "more", "message"),
+    [
+        ([1.5, 2.5], {}, r"client 'a': train targets have shape \(2,\), torch.float64; survival needs floating-point"),
+        ([[1.0, 1.0], [0.0, 1.0]], {}, "hold the time 0 in row 1; times must be above 0"),
+        ([[1.0, 2.0], [1.0, 1.0]], {}, r"hold the event 2 in row 0; allowed: 0 \(censored\), 1"),
+        ([[1.0, np.nan]], {}, "hold NaN or infinity"),
+        ([["1", "yes"]], {}, "targets are texts; numbers are needed for survival"),
+        ([[1.0, 1.0]], {"num_classes": 2}, "num_classes is for classification, and task is survival"),
+    ],
+)
+def test_targets_that_are_no_times_and_events(y, more, message):
+    with pytest.raises(PerfedError, match=message) as error:
+        of_survival(np.array(y), **more)
+    assert "\n" not in str(error.value)
+
+
+def test_validation_data_of_survival_are_drawn_by_event():
+    y = np.stack([np.arange(1.0, 41.0), np.arange(40) % 10 == 0], 1)
+    client = with_validation(of_survival(y).clients[0], 0.5, True, 0)
+    assert [int(part.y[:, 1].sum()) for part in (client.train, client.validation)] == [2, 2]

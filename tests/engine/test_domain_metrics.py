@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 
 from perfed.cli.terminal import print_summary
 from perfed.data.federation import Federation
-from perfed.engine.evaluate import Outputs, by_domain, outputs_of, summarise, with_extremes
+from perfed.engine.evaluate import Outputs, Scoring, by_domain, outputs_of, summarise, with_extremes
 from perfed.errors import PerfedError
 from perfed.report import load_runs, write_report
 from perfed.report.tables import domain_tables
@@ -84,7 +84,7 @@ def test_metrics_per_domain_need_domains():
     plain = tuple(replace(c, train=replace(c.train, domain=None), test=replace(c.test, domain=None)) for c in blobs())
     group = cohort(make("fedavg"), Federation(plain, 3))
     with pytest.raises(PerfedError, match=r"metrics per domain need domains; client 'c0': test samples without"):
-        outputs_of(group, "test", None)
+        outputs_of(group, "test", None, Scoring())
 
 
 def test_auc_of_each_client_that_holds_both_classes():
@@ -109,7 +109,7 @@ def test_extremes_over_domains_are_taken_after_the_mean_over_the_last_rounds():
     tally.evaluated({}, {"accuracy": {"a": 0.9, "b": 0.1}}, 2)
     tally.evaluated({}, {"accuracy": {"a": 0.6, "b": 0.4}}, 2)
     tally.evaluated({}, {"accuracy": {"a": 0.2, "b": 0.8}}, 2)
-    found = tally.domains["accuracy"]
+    found = with_extremes(tally.domains)["accuracy"]
     assert found == pytest.approx({"a": 0.4, "b": 0.6, "mean": 0.5, "min": 0.4, "max": 0.6})
     assert Tally.of_plain(tally.plain()) == tally
     with pytest.raises(PerfedError, match="written by another version of perfed"):
@@ -184,7 +184,7 @@ def test_tables_mark_a_domain_that_nobody_trains_on(tmp_path, capsys):
     (table,) = domain_tables(found)
     rows = {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
     marked = [(name, domain) for name, row in rows.items() for domain, cell in row.items() if cell.endswith(" *")]
-    assert marked == [("feddar-wa", "new")]
+    assert marked == [("feddar-wa", "new (n = 20)")]
     assert table.note == "* Nobody trains on this domain: means of the outputs with the parameters of the others."
     assert table.note in write_report(found, tmp_path / "report.html", title="x").read_text()
     print_summary(runs[0].summary)
@@ -204,3 +204,46 @@ def test_a_domain_that_others_train_on_needs_no_substitute():
     found = summary["domains"]["accuracy"]
     assert {domain: found[domain] for domain in expected} == pytest.approx(expected)
     assert "untrained_domains" not in summary and not run.notes
+
+
+# Domains with few samples ----------------------------------------------------------------------------------------
+
+
+def of_sizes(*sizes: int) -> Federation:
+    """Two clients, each tested on half of ``sizes[m]`` samples of domain m, and trained on both domains 0 and 1."""
+    test = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes) // 2)
+    clients = [
+        replace(c, train=replace(c.train, domain=torch.arange(len(c.train)) % 2), test=replace(c.test, domain=test))
+        for c in blobs((20, 12), test=len(test))
+    ]
+    return replace(blobs((20, 12)), clients=tuple(clients), domain_names=("many", "ten", "eight")[: len(sizes)])
+
+
+def test_a_domain_with_fewer_than_ten_test_samples_stays_out_of_mean_and_extremes_and_is_marked(tmp_path, capsys):
+    data, directory = of_sizes(40, 10, 8), RunDirectory.create(tmp_path / "run")
+    directory.write_config('method = "fedavg"\nseed = 0\n')
+    run = Run(data, make("fedavg"), network(), name="fedavg", rounds=1, directory=directory)
+    summary = run.execute()
+    found = summary["domains"]["accuracy"]
+    both = [found["many"], found["ten"]]
+    assert (found["mean"], found["min"], found["max"]) == pytest.approx((np.mean(both), min(both), max(both)))
+    right = [(run.predict(c.id, c.test.x).argmax(1) == c.test.y)[c.test.domain == 2] for c in data]
+    assert found["eight"] == pytest.approx(float(torch.cat(right).float().mean()))
+    assert found["mean"] != pytest.approx(np.mean([*both, found["eight"]]))
+    assert summary["domain_samples"] == {"many": 40, "ten": 10, "eight": 8}
+    line = json.loads((tmp_path / "run" / "rounds.jsonl").read_text())
+    assert line["domains"] == summary["domains"]
+    few = "domains with fewer than ten test samples: eight (n = 8); mean, min and max over domains are without them"
+    assert few in summary["notes"]
+    (table,) = domain_tables(load_runs([tmp_path / "run"]))
+    assert table.header == ["Method", "many (n = 40)", "ten (n = 10)", "eight (n = 8) †", "mean", "min", "max"]
+    assert table.note.startswith("† Fewer than ten samples")
+    print_summary(summary)
+    assert "samples by domain: many 40, ten 10, eight 8" in capsys.readouterr().out
+
+
+def test_where_all_domains_have_few_samples_the_mean_is_over_all_and_says_so():
+    run = Run(of_sizes(8, 6), make("fedavg"), network(), rounds=1)
+    found = run.execute()["domains"]["accuracy"]
+    assert found["mean"] == pytest.approx((found["many"] + found["ten"]) / 2)
+    assert any(note.endswith("are over them all the same, as there are no others") for note in run.notes)

@@ -366,3 +366,9 @@ def test_exact_heads_are_for_plain_regression():
         serve(make("feddar-wa", head_epochs="exact"), blobs((6, 5), regression=True), model=model).prepare()
     with pytest.raises(ValueError, match="head_epochs"):
         make("feddar-wa", head_epochs="exactly")
+
+
+def test_second_order_aggregation_has_no_hessians_of_weighted_losses():
+    server = serve(make("feddar-sa", class_weights="balanced"), blobs())
+    with pytest.raises(PerfedError, match=r"no Hessians of losses with class_weights; take aggregation = \"weighted\""):
+        server.prepare()

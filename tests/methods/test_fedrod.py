@@ -14,7 +14,6 @@ from perfed.methods.fedavg import FedAvg
 from perfed.methods.fedrod import FedRoD
 from perfed.model.chain import STAGES, Model
 from perfed.model.presets import hidden_layer, linear
-from perfed.training.step import sample_losses
 
 
 class BalancedFedAvg(FedAvg):
@@ -25,8 +24,7 @@ class BalancedFedAvg(FedAvg):
         log_counts = cohort.class_counts.clamp_min(1.0).log()
 
         def loss(step):
-            logits = step.output() + step.of(log_counts)[:, None]
-            return (sample_losses(logits, step.y, logits.shape[-1]) * step.weight).sum(1)
+            return (step.losses(step.output() + step.of(log_counts)[:, None]) * step.weight).sum(1)
 
         cohort.fit(STAGES, epochs=self.local_epochs, loss=loss)
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)

@@ -17,7 +17,7 @@ from perfed.model.chain import STAGES, Model
 from perfed.model.presets import linear, mlp
 from perfed.training.cohort import Cohort
 from perfed.training.optim import explicit_is_stable
-from perfed.training.step import cross_entropy
+from perfed.training.step import mean_loss
 from perfed.training.update import Near, Replaced
 
 SIZES = (9, 6, 4, 1)
@@ -41,7 +41,7 @@ def test_a_set_trained_along_gets_what_it_would_get_alone():
 
     def loss(step):
         mine = step.with_params(step.of_set("other"))
-        return cross_entropy(step) + cross_entropy(mine)
+        return mean_loss(step) + mean_loss(mine)
 
     both.fit(STAGES, epochs=2, also={"other": other}, loss=loss)
     first.fit(STAGES, epochs=2)
@@ -60,7 +60,7 @@ def test_a_set_of_one_stage_is_applied_by_the_loss():
         features = step.representation().detach()
         logits = step.apply("head", features, params=step.of_set("heads"))
         losses = F.cross_entropy(logits.flatten(0, 1), step.y.flatten(), reduction="none").view(step.y.shape)
-        return cross_entropy(step) + (losses * step.weight).sum(1)
+        return mean_loss(step) + (losses * step.weight).sum(1)
 
     both.fit(STAGES, epochs=1, also={"heads": heads}, loss=loss)
     plain.fit(STAGES, epochs=1)

@@ -90,11 +90,12 @@ class FedDAR(DomainFedAvg):
     def check(self, server: ServerState, info: FederationInfo) -> None:
         """Refuse Hessians and heads that cannot be had."""
         if self.alternate and self.aggregation == "second-order":
+            _check_plain(info, self.class_weights)
             check_linear(server.shared, "second-order aggregation")
             self._check_hessians(server.shared, info)
         if self.head_epochs == "exact":
             check_linear(server.shared, "head_epochs = 'exact'")
-            if info.num_classes is not None or self.terms or not self.alternate:
+            if info.task != "regression" or self.terms or not self.alternate:
                 raise PerfedError("head_epochs = 'exact' is for regression without terms, heads and body in turns")
             if PERSONAL in self.placement.values():
                 raise PerfedError("head_epochs = 'exact' trains no personal parameters, and the placement has some")
@@ -149,8 +150,7 @@ class FedDAR(DomainFedAvg):
             solve_heads(cohort)
         else:
             train = (*cohort.personal_parameters, *cohort.trainable("head"))
-            loss = domain_means(cohort.num_domains, cohort.num_classes)
-            cohort.fit(train, epochs=self.head_epochs, loss=loss)
+            cohort.fit(train, epochs=self.head_epochs, loss=domain_means(cohort.num_domains))
         heads = {name: cohort.model[name].detach() for name in cohort.trainable("head")}
         if wanted == "trained":
             hessians = {"hessians": hessians_of(cohort)}
@@ -164,3 +164,10 @@ class FedDAR(DomainFedAvg):
         cohort.fit(body, epochs=self.local_epochs, samples=samples)
         shared = {name: t for name, t in cohort.shared().items() if stage_of(name) != "head"}
         return Reply(shared=shared, num_samples=cohort.num_samples)
+
+
+def _check_plain(info: FederationInfo, class_weights: str) -> None:
+    """Hessians are those of the plain losses that are means over samples."""
+    lost = "the Cox partial likelihood (survival)" if info.task == "survival" else "losses with class_weights"
+    if info.task == "survival" or class_weights != "none":
+        raise PerfedError(f'second-order aggregation has no Hessians of {lost}; take aggregation = "weighted"')

@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed import rng
+from perfed.data.labels import no_labels
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import Average, masked_mean
 from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Replies, Reply, ServerState
@@ -80,6 +81,8 @@ class Anchors(Term):
         return {"anchors": ParameterSet("server", init=self._initial)}
 
     def _initial(self, info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+        if info.task == "survival":
+            raise no_labels("the anchors term needs values or", info.task)
         if len(info.latent_shape) != 1:
             raise PerfedError(f"the anchors term needs an embedding into vectors, not shape {info.latent_shape}")
         entries = 2 if info.num_classes is None else len(self._groups(info.num_classes)) or info.num_classes

@@ -51,7 +51,7 @@ class LineAnchors:
         centres = _shares(step.of(self.span), step.y) @ step.of(means)
         z = self._drawn(centres, rng.key(step.keys, "calibration"))
         y = step.y.flatten(1).repeat_interleave(self.samples, dim=1)
-        losses = sample_losses(step.after(EMBEDDING, z), y, None)
+        losses = sample_losses(step.after(EMBEDDING, z), y, "regression")
         total: Tensor = (losses.unflatten(1, (-1, self.samples)).mean(2) * step.weight).sum(1)
         return total
 
@@ -86,7 +86,7 @@ class LineAnchors:
         v = means.detach().clone().requires_grad_(True)
         z = self._drawn(_shares(self.span, y) @ v, cohort.key("anchor step", count))
         outputs = cohort.after(EMBEDDING, z, params=cohort.received, turn=count)
-        losses = sample_losses(outputs, y.repeat_interleave(self.samples, dim=1), None)
+        losses = sample_losses(outputs, y.repeat_interleave(self.samples, dim=1), "regression")
         (found,) = torch.autograd.grad(losses.mean(1).sum(), v)
         return found
 

@@ -9,7 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perfed.errors import PerfedError
+from perfed.data.labels import no_labels
 from perfed.maths.aggregate import masked_mean
 from perfed.method.exchange import FederationInfo, ParameterSet, Replies, ServerState
 from perfed.method.term import Term, register_term
@@ -89,6 +89,6 @@ class Prototypes(Term):
 
 def _no_centroids(info: FederationInfo, key: Tensor) -> dict[str, Any]:
     if info.num_classes is None:
-        raise PerfedError("the prototypes term needs class labels; these targets are values (regression)")
+        raise no_labels("the prototypes term needs", info.task)
     mean = torch.zeros(info.num_classes, info.representation, dtype=info.dtype)
     return {"mean": mean, "known": torch.zeros(info.num_classes, dtype=torch.bool)}
