@@ -162,7 +162,7 @@ def test_check_finds_what_has_become_wrong_and_what_no_method_can_do(tmp_path, m
     assert refused.code == 2 and "domain" in refused.err and "north" in refused.out
     write(tmp_path, lambda frame: frame.rename(columns={"outcome": "result"}))
     gone = perfed("check", "study.toml")
-    assert gone.code == 2 and "all.csv (ward = north): target: no column 'outcome'" in gone.out
+    assert gone.code == 2 and "all.csv (ward = north) (and 1 more): target: no column 'outcome'" in gone.out
     for setting, expected in (
         ("data.folds=1", "folds = 1 is not allowed"),
         ("data.columns=mine", "data.columns = 'mine' is not allowed"),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from perfed.data.labels import Task
 from perfed.data.tables.kinds import Column, cells, guess, read
 from perfed.data.tables.options import TableOptions
-from perfed.data.tables.problems import Frame, in_rows, listed, refuse, unknown
+from perfed.data.tables.problems import Frame, Problem, in_rows, listed, merged, refuse, unknown
 from perfed.data.tables.schema import agreed
 from perfed.data.tables.targets import targets_of
 from perfed.errors import PerfedError
@@ -26,9 +26,9 @@ class Part:
     source: str
     frame: Frame
 
-    def said(self, problem: str) -> str:
-        """The problem, with the rows' source."""
-        return f"{self.source}: {problem}"
+    def said(self, problems: Iterable[str]) -> list[Problem]:
+        """The problems of these rows."""
+        return [(self.source, problem) for problem in problems]
 
 
 @dataclass(frozen=True)
@@ -79,20 +79,20 @@ def checked(
     main = [_part(str(site), frame, sources) for site, frame in by_name(frames)]
     given = [_part(str(site), frame, test_sources, " (test)") for site, frame in by_name(tests or {})]
     parts = [*main, *given]
-    _refuse(_structure(part) for part in parts)
-    _refuse(_roles(part, options) for part in parts)
-    _refuse([_dropped(parts, options)])
+    refuse(_lines(_structure(part) for part in parts))
+    refuse(_lines(_roles(part, options) for part in parts))
+    refuse(_dropped(parts, options))
     columns = {part.site: _columns(part, options) for part in main}
     values, task, problems = targets_of(
         [(p.source, p.frame[options.target]) for p in parts], options.target, options.task
     )
     domains = _domains(parts, options)
-    problems += [line for part in main for line in _unfit(part, columns[part.site], options)]
+    problems += _lines(_unfit(part, columns[part.site], options) for part in main)
     if options.columns != "own":
         columns, found = agreed(columns, {part.site: part.source for part in main})
         problems += found
-    problems += [line for part in parts for line in _unreadable(part, columns[part.site], options)]
-    problems += [line for part in main for line in _too_small(part, options, given)]
+    problems += _lines(_unreadable(part, columns[part.site], options) for part in parts)
+    problems += _lines(_too_small(part, options, given) for part in main)
     refuse(problems)
     of_test = dict(zip((part.site for part in given), values[len(main) :], strict=True))
     return Checked(main, given, columns, dict(zip(columns, values, strict=False)), of_test, task, domains)
@@ -103,8 +103,8 @@ def by_name(frames: Mapping[str, Frame]) -> list[tuple[str, Frame]]:
     return sorted(((str(site), frame) for site, frame in frames.items()), key=lambda pair: pair[0])
 
 
-def _refuse(found: Iterable[Sequence[str]]) -> None:
-    refuse([line for lines in found for line in lines])
+def _lines(found: Iterable[Sequence[Problem]]) -> list[str]:
+    return merged(problem for problems in found for problem in problems)
 
 
 def _part(site: str, frame: Frame, sources: Mapping[str, str] | None, what: str = "") -> Part:
@@ -131,15 +131,15 @@ def _domains(parts: Sequence[Part], options: TableOptions) -> tuple[str, ...] | 
     return tuple(sorted({name for column in texts for name in column.dropna()}))
 
 
-def _structure(part: Part) -> list[str]:
+def _structure(part: Part) -> list[Problem]:
     names = list(part.frame.columns)
     twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
     found = [f"several columns are called {listed(twice)}; names must differ"] if twice else []
     found += [] if len(part.frame) else ["there are no rows; every site needs some"]
-    return [part.said(line) for line in found]
+    return part.said(found)
 
 
-def _roles(part: Part, options: TableOptions) -> list[str]:
+def _roles(part: Part, options: TableOptions) -> list[Problem]:
     """Target, domain and group must be there, in every row."""
     found = []
     names = list(part.frame.columns)
@@ -152,7 +152,7 @@ def _roles(part: Part, options: TableOptions) -> list[str]:
         elif len(empty := part.frame.index[cells(part.frame[name]).isna()]):
             way = "leave these rows out" if role == "target" else "fill them in, or leave these rows out"
             found.append(f"column '{name}', the {role}, is missing {in_rows(empty)}; {way}")
-    return [part.said(line) for line in found]
+    return part.said(found)
 
 
 def _dropped(parts: Sequence[Part], options: TableOptions) -> list[str]:
@@ -167,7 +167,7 @@ def _dropped(parts: Sequence[Part], options: TableOptions) -> list[str]:
     ]
 
 
-def _unfit(part: Part, columns: Sequence[Column], options: TableOptions) -> list[str]:
+def _unfit(part: Part, columns: Sequence[Column], options: TableOptions) -> list[Problem]:
     """Columns that look like ids or free text; a transformer of the user's own gets what there is."""
     if options.preprocess is not None:
         return []
@@ -175,20 +175,20 @@ def _unfit(part: Part, columns: Sequence[Column], options: TableOptions) -> list
         "id": "looks like an id; name it in drop, or in categories if it is one",
         "text": "looks like free text; name it in drop, or in categories if it is one",
     }
-    return [part.said(f"column '{column.name}' {ways[column.kind]}") for column in columns if column.kind in ways]
+    return part.said(f"column '{column.name}' {ways[column.kind]}" for column in columns if column.kind in ways)
 
 
-def _unreadable(part: Part, columns: Sequence[Column], options: TableOptions) -> list[str]:
+def _unreadable(part: Part, columns: Sequence[Column], options: TableOptions) -> list[Problem]:
     """Values that are not of their column's kind, by row; columns that rows to be tested on lack."""
     names = list(part.frame.columns)
     found = [unknown(column.name, names) for column in columns if column.name not in names]
     for column in columns:
         if column.name in names:
             found += read(part.frame[column.name], column)[1]
-    return [part.said(line) for line in found]
+    return part.said(found)
 
 
-def _too_small(part: Part, options: TableOptions, given: Sequence[Part]) -> list[str]:
+def _too_small(part: Part, options: TableOptions, given: Sequence[Part]) -> list[Problem]:
     if any(test.site == part.site for test in given):
         return []
     units, what = len(part.frame), "rows"
@@ -196,4 +196,4 @@ def _too_small(part: Part, options: TableOptions, given: Sequence[Part]) -> list
         units, what = part.frame[options.group].nunique(), f"values of the group '{options.group}'"
     least = options.folds or (2 if options.test_fraction else 1)
     why = f"folds = {least}" if options.folds else "to train on and to test on"
-    return [part.said(f"it has {units} {what}; at least {least} are needed ({why})")] if units < least else []
+    return part.said([f"it has {units} {what}; at least {least} are needed ({why})"] if units < least else [])

@@ -14,7 +14,7 @@ from perfed.data.tables.checks import Checked, Part, checked
 from perfed.data.tables.kinds import Column
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.preprocess import column_transformer, output_names, outputs, own_transformer
-from perfed.data.tables.problems import Frame
+from perfed.data.tables.problems import Frame, Problem, merged
 from perfed.data.tables.schema import learnt, shared_columns, told
 from perfed.data.tables.site import SiteTable, domain_ids
 from perfed.data.tables.splits import fold_of, held_out
@@ -74,7 +74,9 @@ def build(
     tables = {p.site: _table(p, entering[p.site], rows[p.site]["train"], data.domains, options) for p in data.main}
     arrays = {site: _arrays(table, rows[site], data.domains) for site, table in tables.items()}
     lines = told(options.columns, entering, data.task == "classification", data.domains is not None)
-    return Built(arrays, tables, data.task, data.domains, tuple(lines), tuple(_remarks(rows, tables, known, data.task)))
+    return Built(
+        arrays, tables, data.task, data.domains, tuple(lines), tuple(merged(_remarks(rows, tables, known, data.task)))
+    )
 
 
 def _split(part: Part, data: Checked, tested: Mapping[str, tuple[Frame, NDArray[Any]]], options: TableOptions) -> _Rows:
@@ -143,13 +145,13 @@ def _remarks(
     tables: Mapping[str, SiteTable],
     known: Mapping[str, Sequence[Column]],
     task: Task,
-) -> Iterator[str]:
+) -> Iterator[Problem]:
     for site, table in tables.items():
         out = [c.name for c in known[site] if c.constant and c.name not in table.feature_names_in_]
         if out:
-            yield f"site '{site}': columns that do not vary, and do not enter: {', '.join(out)}"
+            yield f"site '{site}'", f"columns that do not vary, and do not enter: {', '.join(out)}"
         y = rows[site]["train"][1]
         if task == "classification" and len(set(y.tolist())) == 1:
-            yield f"site '{site}': its training rows are of one class"
+            yield f"site '{site}'", "its training rows are of one class"
         if not len(rows[site]["test"][0]):
-            yield f"site '{site}': no rows to test on; it trains and is not evaluated"
+            yield f"site '{site}'", "no rows to test on; it trains and is not evaluated"

@@ -14,6 +14,9 @@ Frame = Any
 Series = Any
 """A pandas Series."""
 
+Problem = tuple[str, str]
+"""Where it is, and what."""
+
 _SHOWN = 5  # rows that a line names
 
 
@@ -34,6 +37,15 @@ def refuse(problems: Sequence[str]) -> None:
     """Raise :class:`TableProblems` if there are any."""
     if problems:
         raise TableProblems(problems)
+
+
+def merged(found: Iterable[Problem]) -> list[str]:
+    """A line for each, one for all sites of which the same is said."""
+    sources: dict[str, list[str]] = {}
+    for source, problem in found:
+        sources.setdefault(problem, []).append(source)
+    more = {problem: f" (and {len(of) - 1} more)" if len(of) > 1 else "" for problem, of in sources.items()}
+    return [f"{of[0]}{more[problem]}: {problem}" for problem, of in sources.items()]
 
 
 def pandas() -> Any:

@@ -369,6 +369,15 @@ def test_all_problems_are_said_at_once():
     assert str(error.value).endswith("(and 2 more)")
 
 
+def test_the_same_problem_of_several_sites_is_one_line():
+    frames = {site: made(seed=n, code=range(40)) for n, site in enumerate("xyz")}
+    with pytest.raises(TableProblems) as error:
+        Federation.from_frames(frames, target="sick")
+    assert [problem.partition(";")[0] for problem in error.value.problems] == [
+        "site 'x' (and 2 more): column 'code' looks like an id"
+    ]
+
+
 def test_codes_at_one_site_and_names_at_another_are_refused():
     with pytest.raises(PerfedError, match=r"site 'y': column 'sick', the target, holds texts in rows .*are numbers"):
         Federation.from_frames({"x": made(sick=[0, 1] * 20), "y": made()}, target="sick")
@@ -398,3 +407,16 @@ def test_four_hospitals_come_in_as_they_are():
         x, domain = client.table.transform(frame.drop(columns="sick"))
         assert x.shape == (len(frame), *client.input_shape) and domain.tolist() == frame["sex"].astype(int).tolist()
     assert "chol" not in federation.clients[2].table.feature_names_in_  # 0 for all of Switzerland
+
+
+def test_federations_of_arrays_are_described_too():
+    arrays = {
+        "x_train": np.ones((4, 3)),
+        "y_train": np.array([0, 1, 1, 1]),
+        "x_test": np.ones((2, 3)),
+        "y_test": [0, 1],
+    }
+    assert Federation.from_arrays({"one": arrays}).describe().splitlines() == [
+        "site  train  test  inputs  class 0  class 1",
+        "one       4     2       3        2        4",
+    ]

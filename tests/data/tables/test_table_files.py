@@ -38,9 +38,9 @@ def test_the_encoding_is_found_and_a_guess_is_said(tmp_path, encoding):
 
 
 def test_decimal_commas_are_read_and_said(tmp_path):
-    (tmp_path / "north.csv").write_text("a;b\n1,5;x\n-2,25;y\n3;z,z\n")
+    (tmp_path / "north.csv").write_text("a;b\n1,5;x\n-2,25;y\n3;z,z\n3,38e-05;w\n")
     frame, notes = read_table(tmp_path / "north.csv")
-    assert frame["a"].tolist() == ["1.5", "-2.25", "3"] and frame["b"].tolist() == ["x", "y", "z,z"]
+    assert frame["a"].tolist() == ["1.5", "-2.25", "3", "3.38e-05"] and frame["b"].tolist() == ["x", "y", "z,z", "w"]
     assert notes == ["numbers are read with a decimal comma"]
 
 
