@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import UnionType
-from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model, model_validator
@@ -16,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from perfed.data.domain_input import with_domain_input
 from perfed.data.federation import Federation
 from perfed.data.held_out import with_validation
+from perfed.datasets.description import Description, Option, in_words
 from perfed.errors import PerfedError
 from perfed.plugins import check_free, check_own, own_name
 from perfed.settings import Table
@@ -32,31 +32,12 @@ Builder = Callable[..., Federation]
 
 
 @dataclass(frozen=True)
-class Option:
-    """One option of a data set: its name, what is allowed (in words) and its default."""
-
-    name: str
-    allowed: str
-    default: Any
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a data set is: first line of its documentation, task, files it reads, options in order."""
-
-    name: str
-    summary: str
-    task: str
-    files: tuple[str, ...]
-    options: tuple[Option, ...]
-
-
-@dataclass(frozen=True)
 class _Entry:
     description: Description
     build: Builder
     model: type[BaseModel]
     module: str
+    paths: tuple[str, ...]
 
 
 class _Options(BaseModel):
@@ -73,13 +54,15 @@ def dataset(
     task: Literal["classification", "regression"] = "classification",
     files: tuple[str, ...] = (),
     shared: type[BaseModel] = _Options,
+    paths: tuple[str, ...] = (),
 ) -> Callable[[Builder], Builder]:
     """Register a function as the data set ``name``.
 
     The function is called as ``build(seed, data_dir, **options)`` and returns a :class:`Federation`. Its
     keyword-only parameters are the options: each needs a type (with pydantic's ``Field`` for limits) and a
     default. The fields of ``shared`` are further options, for data sets that have many in common; its validators
-    check how options fit together. Every data set also has ``validation_fraction`` and ``domain_input``, which
+    check how options fit together. Options among ``paths`` are lists of files, and relative ones are looked up
+    beside the experiment's file. Every data set also has ``validation_fraction`` and ``domain_input``, which
     :func:`load` handles.
 
     Raises:
@@ -110,9 +93,9 @@ def dataset(
         described = fields | {key: (common[key], field.default) for key, field in shared.model_fields.items()}
         last: dict[str, Any] = {"validation_fraction": (ValidationFraction, 0.0), "domain_input": (bool, False)}
         model = create_model(f"Options of {name}", __base__=shared, **fields, **last)
-        options = tuple(Option(key, _in_words(hint), default) for key, (hint, default) in (described | last).items())
+        options = tuple(Option(key, in_words(hint), default) for key, (hint, default) in (described | last).items())
         summary = (inspect.getdoc(build) or "").partition("\n")[0]
-        DATASETS[name] = _Entry(Description(name, summary, task, files, options), build, model, module)
+        DATASETS[name] = _Entry(Description(name, summary, task, files, options), build, model, module, paths)
         return build
 
     return register
@@ -127,22 +110,6 @@ def _check_signature(name: str, build: Builder) -> None:
         raise PerfedError(
             f"data set '{name}': its function must take (seed, data_dir, *, options), not {inspect.signature(build)}"
         )
-
-
-def _in_words(hint: Any) -> str:
-    if get_origin(hint) is Annotated:
-        base, *extra = get_args(hint)
-        signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-        limits = [limit for item in extra for limit in getattr(item, "metadata", ())]
-        found = [f"{signs[k]} {getattr(v, k)}" for v in limits for k in signs if hasattr(v, k)]
-        return f"{_in_words(base)} {' and '.join(found)}".strip()
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(repr(value) for value in get_args(hint))
-    if get_origin(hint) in (Union, UnionType):
-        return ", or ".join(_in_words(member) for member in get_args(hint))
-    if get_origin(hint) is list:
-        return f"list of {_in_words(get_args(hint)[0])}"
-    return {int: "integer", float: "number", bool: "true or false", str: "text"}.get(hint, str(hint))
 
 
 def dataset_names() -> list[str]:
@@ -290,6 +257,22 @@ def check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
         key = str(problem["loc"][0])
         raise PerfedError(f"data.{key} = {given[key]!r} is not allowed; it must be: {allowed[key]}") from None
     return {key: getattr(model, key) for key in allowed}
+
+
+def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The ``[data]`` table of an experiment's file in ``folder``, its relative paths made whole.
+
+    Example:
+        >>> located({"name": "tables", "files": ["north.csv"]}, Path("/data"))["files"]
+        ['/data/north.csv']
+    """
+    entry = DATASETS.get(str(data.get("name")))
+    whole = {
+        key: [str((folder / path).resolve()) if isinstance(path, str) else path for path in data[key]]
+        for key in (entry.paths if entry else ())
+        if isinstance(data.get(key), list)
+    }
+    return {**data, **whole}
 
 
 def check_range(low_key: str, low: float, high_key: str, high: float) -> None:
