@@ -16,7 +16,7 @@ import yardstick
 from local_update import Workload, _images, _print, _rounds, _server, _steps, measure, mnist
 from torch import Tensor, nn
 
-from perfed.data.federation import Client
+from perfed.data.client import Client
 from perfed.methods.fedpac.fedpac import FedPAC
 from perfed.methods.terms.prototypes import Prototypes
 from perfed.model.chain import Model

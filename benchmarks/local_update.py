@@ -27,7 +27,8 @@ import torch
 import yardstick
 from torch import Tensor, nn
 
-from perfed.data.federation import Client, Federation
+from perfed.data.client import Client
+from perfed.data.federation import Federation
 from perfed.data.files import load_npz
 from perfed.datasets import load
 from perfed.engine.server import Server

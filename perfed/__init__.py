@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 _HOMES = {
-    "Client": "perfed.data.federation",
+    "Client": "perfed.data.client",
     "Clock": "perfed.participation.clock",
     "Evaluation": "perfed.run.settings",
     "Federation": "perfed.data.federation",
@@ -22,7 +22,7 @@ _HOMES = {
     "Reply": "perfed.method",
     "Run": "perfed.run.run",
     "SHARED": "perfed.placement",
-    "Split": "perfed.data.federation",
+    "Split": "perfed.data.client",
     "Term": "perfed.terms",
     "build_method": "perfed.methods.build",
     "cnn": "perfed.model.presets",

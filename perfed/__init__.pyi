@@ -1,6 +1,7 @@
 from perfed import aggregate, datasets, method, placement, registry, terms
 from perfed.aggregate import weighted_mean
-from perfed.data.federation import Client, Federation, Split
+from perfed.data.client import Client, Split
+from perfed.data.federation import Federation
 from perfed.datasets import load
 from perfed.engine.metrics import metric
 from perfed.errors import PerfedError

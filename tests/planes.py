@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from perfed.data.federation import Client, Federation
+from perfed.data.client import Client
+from perfed.data.federation import Federation
 from perfed.model.chain import Model
 from perfed.model.presets import linear
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from perfed.data.federation import SPLITS, Client, Federation, Split
+from perfed.data.client import SPLITS, Client, Split
+from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 
 

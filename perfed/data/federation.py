@@ -10,88 +10,15 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from perfed.data.augment import CropFlip
-from perfed.data.inputs import arrays_of, as_tensor, check_names, column_names, domain_ids
+from perfed.data.client import SPLITS, Client, Split, check_client, check_domains, sizes_of
+from perfed.data.inputs import arrays_of
 from perfed.data.labels import Classes, Task, coded
-from perfed.data.summary import SiteFacts, kinds_of, site_table
+from perfed.data.summary import described
 from perfed.data.tables.schema import Mode
-from perfed.data.tables.site import SiteTable
 from perfed.errors import PerfedError
-
-SPLITS = ("train", "validation", "test")
-
-
-@dataclass(frozen=True, repr=False)
-class Split:
-    """Samples of one client: inputs, targets and, where known, domain ids.
-
-    Attributes:
-        x: inputs, ``(samples, *input_shape)``, a floating-point tensor.
-        y: targets, ``(samples,)`` int64 class labels or ``(samples, ...)`` floating-point values.
-        domain: ``(samples,)`` int64 domain ids, or ``None`` where domains are unknown.
-
-    Example:
-        >>> split = Split(torch.eye(3), torch.tensor([0, 1, 1]))
-        >>> len(split), split.take(torch.tensor([2, 0])).y.tolist()
-        (3, [1, 0])
-    """
-
-    x: Tensor
-    y: Tensor
-    domain: Tensor | None = None
-
-    def __len__(self) -> int:
-        return self.x.shape[0]
-
-    def __repr__(self) -> str:
-        return f"<Split: {len(self)} samples of shape {tuple(self.x.shape[1:])}>"
-
-    def take(self, index: Tensor) -> Split:
-        """The samples at ``index`` (int64, in that order)."""
-        return Split(self.x[index], self.y[index], None if self.domain is None else self.domain[index])
-
-
-@dataclass(frozen=True, repr=False)
-class Client:
-    """One client: an id, its training data, and optionally validation and test data.
-
-    Attributes:
-        id: unique within the federation; replies are aggregated in the sorted order of ids.
-        train: at least one sample.
-        test: may be ``None`` or empty: the client then takes part but is not evaluated.
-        validation: held-out training data for choices made at the client (early stopping, tuning).
-        feature_names: one name per column for tabular inputs.
-        table: what turns the site's own table into inputs, where they were made so (:meth:`Federation.from_frames`).
-
-    Example:
-        >>> split = Split(torch.eye(3), torch.tensor([0, 1, 1]))
-        >>> client = Client("clinic", split, test=split)
-        >>> client.input_shape, client.split("validation")
-        ((3,), None)
-    """
-
-    id: str
-    train: Split
-    test: Split | None = None
-    validation: Split | None = None
-    feature_names: tuple[str, ...] | None = None
-    table: SiteTable | None = None
-
-    def __repr__(self) -> str:
-        return f"<Client '{self.id}': {_sizes([self])}, inputs of shape {self.input_shape}>"
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input, without the sample axis."""
-        return tuple(self.train.x.shape[1:])
-
-    def split(self, name: str) -> Split | None:
-        """The split called ``name`` ("train", "validation" or "test"); ``None`` if absent or empty."""
-        found: Split | None = getattr(self, name)
-        return found if found is not None and len(found) > 0 else None
 
 
 @dataclass(frozen=True, repr=False)
@@ -144,9 +71,7 @@ class Federation:
             if first == second:
                 raise PerfedError(f"client id '{first}' occurs twice; ids must be unique")
         for client in self.clients:
-            _check_client(client, self.num_classes)
-            if self.survival:
-                _check_survival(client)
+            check_client(client, self.num_classes, self.survival)
             if self.augment is not None and len(client.input_shape) != 3:
                 raise PerfedError(
                     f"client '{client.id}' has inputs of shape {client.input_shape}; augmentation needs images "
@@ -161,12 +86,12 @@ class Federation:
             object.__setattr__(self, "classes", tuple(range(self.num_classes)))
         if len(self.classes or ()) != classes:
             raise PerfedError(f"the classes are {self.classes}, but there are {classes}; one each is needed")
-        _check_domains(self)
+        check_domains(self.clients, self.domain_names)
 
     def __repr__(self) -> str:
         task = self.task if self.num_classes is None else f"{self.num_classes} classes"
         domains = f", {self.num_domains} domains" if self.num_domains else ""
-        return f"<Federation '{self.name}': {len(self)} clients, {_sizes(self.clients)}, {task}{domains}>"
+        return f"<Federation '{self.name}': {len(self)} clients, {sizes_of(self.clients)}, {task}{domains}>"
 
     @classmethod
     def from_arrays(
@@ -319,32 +244,9 @@ class Federation:
         For tables also what columns are taken for, what sites must tell each other before they train, and remarks.
         No row's content.
         """
-        tables = {client.id: client.table for client in self if client.table is not None}
-        shared = set.intersection(*(set(t.feature_names_in_) for t in tables.values())) if tables else set()
-        facts = []
-        for client in self:
-            rows = {split: part for split in SPLITS if (part := client.split(split)) is not None}
-            table = client.table
-            facts.append(
-                SiteFacts(
-                    site=client.id,
-                    rows={split: len(part) for split, part in rows.items()},
-                    inputs=client.train.x[0].numel(),
-                    shared=None if table is None else sum(name in shared for name in table.feature_names_in_),
-                    own=None if table is None else sum(name not in shared for name in table.feature_names_in_),
-                    missing=None if table is None else sum(column.missing for column in table.columns),
-                    cells=None if table is None else len(client.train) * len(table.columns),
-                    classes=_counts([part.y for part in rows.values()], self.num_classes or 0),
-                    domains=_counts([p.domain for p in rows.values() if p.domain is not None], self.num_domains),
-                )
-            )
         classes = [str(label) for label in self.class_names or self.classes or ()]
         domains = [self.domain_name(number) for number in range(self.num_domains)]
-        text = site_table(facts, classes, domains)
-        if not tables:
-            return text
-        told = f"sites tell each other before they train: {'; '.join(self.notes['told']) or 'nothing'}"
-        return "\n".join([text, "", *kinds_of(tables.values()), told, *self.notes["remarks"]])
+        return described(self.clients, classes, domains, self.notes)
 
     @property
     def num_domains(self) -> int:
@@ -393,144 +295,4 @@ class Federation:
 
     def to(self, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Federation:
         """The same federation on ``device``, with floating-point inputs and targets in ``dtype``."""
-
-        def cast(split: Split | None) -> Split | None:
-            if split is None:
-                return None
-            y = split.y.to(device, dtype) if torch.is_floating_point(split.y) else split.y.to(device)
-            domain = None if split.domain is None else split.domain.to(device)
-            return Split(split.x.to(device, dtype), y, domain)
-
-        clients = tuple(
-            replace(c, **{name: cast(getattr(c, name)) for name in SPLITS})  # type: ignore[arg-type]
-            for c in self.clients
-        )
-        return replace(self, clients=clients)
-
-
-def _counts(codes: Sequence[Tensor], number: int) -> list[int]:
-    """How often each of 0, ..., number - 1 occurs; nothing where there are none."""
-    return torch.bincount(torch.cat(list(codes)), minlength=number).tolist() if number else []
-
-
-def _sizes(clients: Sequence[Client]) -> str:
-    """How many samples there are of each split that occurs."""
-    counts = {name: sum(len(split) for c in clients if (split := c.split(name)) is not None) for name in SPLITS}
-    return f"{', '.join(f'{count} {name}' for name, count in counts.items() if count)} samples"
-
-
-def new_inputs(client: Client, x: Any, domain: Any, num_domains: int) -> tuple[Tensor, Tensor | None]:
-    """Inputs and domain ids for a client's model, checked as its own data are.
-
-    Raises:
-        PerfedError: another shape or other columns, values that are not finite, domains that there are not.
-    """
-    where, columns = f"client '{client.id}'", column_names(x)
-    if columns is not None and client.feature_names is not None:
-        check_names(where, "x", columns, "its training data", client.feature_names)
-    inputs = as_tensor(x, "x", client.id)
-    if tuple(inputs.shape[1:]) != client.input_shape:
-        raise PerfedError(f"{where} has inputs of shape {client.input_shape}, not {tuple(inputs.shape[1:])}")
-    _check_finite(client, "new", inputs)
-    if domain is None:
-        return inputs, None
-    ids = domain_ids(as_tensor(domain, "domain", client.id))
-    if ids.shape != (len(inputs),):
-        raise PerfedError(f"{where}: new inputs and domain ids must have the same length")
-    _check_ids(where, "new", ids, num_domains)
-    return inputs, ids
-
-
-def _check_client(client: Client, num_classes: int | None) -> None:
-    where = f"client '{client.id}'"
-    if len(client.train) == 0:
-        raise PerfedError(f"{where} has no training data; every client needs at least one sample")
-    for name in SPLITS:
-        split = client.split(name)
-        if split is None:
-            continue
-        if split.y.shape[0] != len(split) or (split.domain is not None and split.domain.shape != (len(split),)):
-            raise PerfedError(f"{where}: {name} inputs, targets and domain ids must have the same length")
-        if torch.is_floating_point(split.y) != torch.is_floating_point(client.train.y):
-            raise PerfedError(f"{where}: {name} targets are {split.y.dtype}, training targets {client.train.y.dtype}")
-        if 0 in split.x.shape[1:]:
-            raise PerfedError(f"{where}: {name} inputs have shape {tuple(split.x.shape[1:])}, so no features at all")
-        if tuple(split.x.shape[1:]) != client.input_shape:
-            raise PerfedError(
-                f"{where}: {name} inputs have shape {tuple(split.x.shape[1:])}, training inputs {client.input_shape}"
-            )
-        _check_finite(client, name, split.x)
-        if torch.is_floating_point(split.y) and not bool(torch.isfinite(split.y).all()):
-            raise PerfedError(f"{where}: {name} targets hold NaN or infinity; targets must be finite")
-        if num_classes is not None:
-            if split.y.ndim != 1:
-                shape = tuple(split.y.shape)
-                raise PerfedError(f"{where}: {name} labels have shape {shape}; ({len(split)},) is needed")
-            low, high = int(split.y.min()), int(split.y.max())
-            if low < 0 or high >= num_classes:
-                bad = low if low < 0 else high
-                raise PerfedError(f"{where}: {name} label {bad} is outside the classes 0..{num_classes - 1}")
-    if client.feature_names is not None and (len(client.feature_names),) != client.input_shape:
-        raise PerfedError(
-            f"{where}: {len(client.feature_names)} feature names for inputs of shape {client.input_shape}"
-        )
-
-
-def _check_survival(client: Client) -> None:
-    """Targets are pairs of a time and an event."""
-    for name in SPLITS:
-        split = client.split(name)
-        if split is None:
-            continue
-        where, y = f"client '{client.id}': {name} targets", split.y
-        if y.shape[1:] != (2,) or not torch.is_floating_point(y):
-            needed = f"floating-point ({len(split)}, 2), times and events"
-            raise PerfedError(f"{where} have shape {tuple(y.shape)}, {y.dtype}; survival needs {needed}")
-        early, other = torch.nonzero(y[:, 0] <= 0).flatten(), torch.nonzero((y[:, 1] != 0) & (y[:, 1] != 1)).flatten()
-        if len(early):
-            row = int(early[0])
-            raise PerfedError(f"{where} hold the time {float(y[row, 0]):g} in row {row}; times must be above 0")
-        if len(other):
-            row = int(other[0])
-            raise PerfedError(f"{where} hold the event {float(y[row, 1]):g} in row {row}; allowed: 0 (censored), 1")
-
-
-def _check_finite(client: Client, name: str, x: Tensor) -> None:
-    finite = torch.isfinite(x)
-    if not bool(finite.all()):
-        first = torch.nonzero(~finite)[0].tolist()
-        column = ",".join(str(i) for i in first[1:])
-        if client.feature_names is not None:
-            column += f" ('{client.feature_names[first[1]]}')"
-        raise PerfedError(
-            f"client '{client.id}': {name} inputs hold NaN or infinity in column {column}, row {first[0]}; "
-            "features must be finite"
-        )
-
-
-def _check_domains(federation: Federation) -> None:
-    splits = [(c, name, s) for c in federation.clients for name in SPLITS if (s := c.split(name)) is not None]
-    known = [(c, name, s.domain) for c, name, s in splits if s.domain is not None]
-    if known and len(known) < len(splits):
-        client, name = next((c, name) for c, name, s in splits if s.domain is None)
-        other, given = known[0][:2]
-        raise PerfedError(
-            f"client '{client.id}': {name} samples without domain ids, while client '{other.id}' has them for its "
-            f"{given} samples; all samples of all clients need one, or none"
-        )
-    samples = sum(len(split) for _, _, split in splits)
-    for client, name, domain in known:
-        _check_ids(f"client '{client.id}'", name, domain, None if (n := federation.domain_names) is None else len(n))
-        if federation.domain_names is None and int(domain.max()) >= samples:
-            problem = "ids count the domains from 0, and there are fewer samples than that"
-            raise PerfedError(f"client '{client.id}': {name} domain id {int(domain.max())} is not allowed: {problem}")
-
-
-def _check_ids(where: str, name: str, domain: Tensor, domains: int | None) -> None:
-    """Domain ids are integers from 0 on, below ``domains`` if that is known."""
-    if domain.dtype != torch.int64:
-        raise PerfedError(f"{where}: {name} domain ids must be integers, not {domain.dtype}")
-    low, high = int(domain.min()), int(domain.max())
-    if low < 0 or (domains is not None and high >= domains):
-        allowed = "at least 0" if domains is None else f"from 0 to {domains - 1}, as there are {domains} domain names"
-        raise PerfedError(f"{where}: {name} domain id {low if low < 0 else high} is not allowed; ids are {allowed}")
+        return replace(self, clients=tuple(client.to(dtype, device) for client in self.clients))

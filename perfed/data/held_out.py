@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from perfed.data.federation import Client, Federation, Split
+from perfed.data.client import Client, Split
+from perfed.data.federation import Federation
 from perfed.data.partition.shards import generator
 
 

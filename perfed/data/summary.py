@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from perfed.data.client import SPLITS, Client
 from perfed.data.tables.site import SiteTable
 
 _FEW = 8  # classes or domains that have a column each
@@ -32,6 +37,36 @@ class SiteFacts:
     cells: int | None
     classes: list[int]
     domains: list[int]
+
+
+def described(
+    clients: Sequence[Client], classes: Sequence[str], domains: Sequence[str], notes: Mapping[str, Any]
+) -> str:
+    """See :meth:`perfed.data.federation.Federation.describe`; ``classes`` and ``domains`` are their names."""
+    tables = [client.table for client in clients if client.table is not None]
+    shared = set.intersection(*(set(t.feature_names_in_) for t in tables)) if tables else set()
+    text = site_table([facts_of(c, shared, len(classes), len(domains)) for c in clients], classes, domains)
+    if not tables:
+        return text
+    told = f"sites tell each other before they train: {'; '.join(notes['told']) or 'nothing'}"
+    return "\n".join([text, "", *kinds_of(tables), told, *notes["remarks"]])
+
+
+def facts_of(client: Client, shared: Set[str], num_classes: int, num_domains: int) -> SiteFacts:
+    """What ``client`` holds; ``shared`` are the columns that the tables of all clients have."""
+    rows = {split: part for split in SPLITS if (part := client.split(split)) is not None}
+    table = client.table
+    return SiteFacts(
+        site=client.id,
+        rows={split: len(part) for split, part in rows.items()},
+        inputs=client.train.x[0].numel(),
+        shared=None if table is None else sum(name in shared for name in table.feature_names_in_),
+        own=None if table is None else sum(name not in shared for name in table.feature_names_in_),
+        missing=None if table is None else sum(column.missing for column in table.columns),
+        cells=None if table is None else len(client.train) * len(table.columns),
+        classes=_counts([part.y for part in rows.values()], num_classes),
+        domains=_counts([p.domain for p in rows.values() if p.domain is not None], num_domains),
+    )
 
 
 def site_table(facts: Sequence[SiteFacts], classes: Sequence[str], domains: Sequence[str]) -> str:
@@ -71,3 +106,8 @@ def _cells(counts: Sequence[int]) -> list[str]:
     if len(counts) <= _FEW:
         return [str(count) for count in counts]
     return [f"{sum(count > 0 for count in counts)} of {len(counts)}"]
+
+
+def _counts(codes: Sequence[Tensor], number: int) -> list[int]:
+    """How often each of 0, ..., number - 1 occurs; nothing where there are none."""
+    return torch.bincount(torch.cat(list(codes)), minlength=number).tolist() if number else []

@@ -12,7 +12,8 @@ from pydantic import Field
 from sklearn.compose import ColumnTransformer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from perfed.data.federation import SPLITS, Client, Federation, Split
+from perfed.data.client import SPLITS, Client, Split
+from perfed.data.federation import Federation
 from perfed.data.files import load_npz, require
 from perfed.data.partition.shards import generator
 from perfed.datasets.catalogue import dataset

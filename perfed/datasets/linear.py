@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from perfed.data.federation import Client, Federation, Split
+from perfed.data.client import Client, Split
+from perfed.data.federation import Federation
 from perfed.datasets.catalogue import NonNegativeReal, Positive, PositiveReal, check_range, client_ids, dataset
 from perfed.theory.linear import domain_problem
 

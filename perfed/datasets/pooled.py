@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from perfed.data.federation import Client, Federation, Split
+from perfed.data.client import Client, Split
+from perfed.data.federation import Federation
 from perfed.data.partition import dirichlet, label_skew
 from perfed.data.partition.shards import Indices, deal, subseed
 from perfed.datasets.catalogue import Builder, client_ids, dataset

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from perfed import tree
-from perfed.data.federation import SPLITS, Client, Federation
+from perfed.data.client import SPLITS, Client
+from perfed.data.federation import Federation
 from perfed.engine.chores import CHORES
 from perfed.engine.evaluate import Outputs, Scoring, outputs_of, predictions, score
 from perfed.engine.inbox import Inbox

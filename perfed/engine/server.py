@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from perfed.data.federation import Client, Federation
+from perfed.data.client import Client
+from perfed.data.federation import Federation
 from perfed.engine.clients import RoundClients, RoundRecord
 from perfed.engine.evaluate import Outputs, Scoring
 from perfed.engine.inprocess import InProcessEngine, Metrics

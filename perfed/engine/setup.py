@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from perfed import rng
-from perfed.data.federation import Client, Federation
+from perfed.data.client import Client
+from perfed.data.federation import Federation
 from perfed.data.inputs import check_names
 from perfed.errors import PerfedError
 from perfed.method.exchange import FederationInfo, ParameterSet, ServerState

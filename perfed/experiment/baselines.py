@@ -20,7 +20,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import SVC
 from torch import Tensor
 
-from perfed.data.federation import Client, Federation
+from perfed.data.client import Client
+from perfed.data.federation import Federation
 from perfed.data.labels import Task
 from perfed.engine.evaluate import (
     Metrics,

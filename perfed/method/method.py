@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from perfed.data.federation import Client, Federation
+from perfed.data.client import Client
+from perfed.data.federation import Federation
 from perfed.method.exchange import Clients, FederationInfo, ParameterSet, ServerState
 from perfed.method.term import Term
 from perfed.model.chain import Chain, Model

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perfed.data.federation import SPLITS, Client
+from perfed.data.client import SPLITS, Client
 from perfed.method.registry import register
 from perfed.methods.fedrep import FedRep
 

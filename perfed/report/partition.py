@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from plotly.offline import get_plotlyjs
 from rich.table import Table
 
-from perfed.data.federation import Client, Federation, Split
+from perfed.data.client import Client, Split
+from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 from perfed.machine import write_atomic
 from perfed.report.figures import COLOURS, LAYOUT

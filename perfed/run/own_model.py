@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed import tree
-from perfed.data.federation import new_inputs
+from perfed.data.client import new_inputs
 from perfed.engine import evaluate
 from perfed.engine.server import Server
 from perfed.errors import PerfedError

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed import rng
-from perfed.data.federation import Split
+from perfed.data.client import Split
 
 _BLOCK_BYTES = 8 << 20
 _BLOCK_STEPS = 256

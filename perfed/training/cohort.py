@@ -14,7 +14,7 @@ from torch import Tensor
 
 from perfed import rng
 from perfed.data.augment import CropFlip
-from perfed.data.federation import Client
+from perfed.data.client import Client
 from perfed.data.labels import Task as Targets
 from perfed.errors import Diverged, PerfedError
 from perfed.model.chain import STAGES, Parameters, stage_of

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perfed.data.federation import Client
+from perfed.data.client import Client
 from perfed.data.labels import Task, no_labels
 from perfed.errors import PerfedError
 from perfed.model.chain import Parameters, stage_of

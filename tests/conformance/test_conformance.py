@@ -10,7 +10,8 @@ import torch
 from engines import ENGINES, blobs, difference, every_tensor, make, network_for, serve, train
 from torch import nn
 
-from perfed.data.federation import Federation, Split
+from perfed.data.client import Split
+from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 from perfed.method.registry import method_names
 from perfed.methods.flic.anchors import Anchors

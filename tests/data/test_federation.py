@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from perfed.data.federation import Client, Federation, Split
+from perfed.data.client import Client, Split
+from perfed.data.federation import Federation
 from perfed.data.held_out import with_validation
 from perfed.errors import PerfedError
 

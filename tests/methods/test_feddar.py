@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from engines import assert_same_metrics, blobs, cohort, difference, every_tensor, make, network, quick, serve, train
 
-from perfed.data.federation import Federation, Split
+from perfed.data.client import Split
+from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 from perfed.method.domains import domain_weights
 from perfed.methods.build import build_method

@@ -9,7 +9,8 @@ import torch
 from engines import blobs, make, network, quick, serve, train
 from sklearn.neighbors import KNeighborsClassifier
 
-from perfed.data.federation import Client, Federation, Split
+from perfed.data.client import Client, Split
+from perfed.data.federation import Federation
 from perfed.methods.fedrep import FedRep
 from perfed.methods.tsne import TSNEFedRep
 

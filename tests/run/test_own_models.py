@@ -9,7 +9,8 @@ import pytest
 import torch
 from engines import blobs, cohort, make, network, network_for, serve
 
-from perfed.data.federation import Client, Federation, Split
+from perfed.data.client import Client, Split
+from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.method.registry import method_names
