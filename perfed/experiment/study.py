@@ -56,7 +56,7 @@ def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -
     lines = [f"{_toml(key, data[key])}  # {_WHAT[key]}" for key in _WHAT if key in data]
     values = federation.num_classes is None
     method = "fedrep" if same else "hetfedrep"
-    others = ["fedavg"] if same else [] if values else ["flic-class"]
+    others = ["fedavg"] if same else ["flic-class"]
     compared = ",".join(["local", method, *others, "sklearn:ridge" if values else "sklearn:logistic"])
     tables = [client.table for client in federation if client.table is not None]
     kinds = "\n".join(f"#   {line}" for line in kinds_of(tables))
