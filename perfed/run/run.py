@@ -32,6 +32,7 @@ from perfed.run.evaluation import Evaluator, scored_split
 from perfed.run.memory import Memory
 from perfed.run.parts import check_kinds
 from perfed.run.settings import Evaluation, Snapshots
+from perfed.run.site import SiteModel
 from perfed.run.snapshots import embedded_samples
 from perfed.run.summary import nothing_shared, summary_of, table_of
 from perfed.run.tally import Tally
@@ -248,6 +249,17 @@ class Run:
                 no domains or unknown ones, or a method that projects the data.
         """
         return own_model.predict(self.server, self.name, client, self._standing.done, x, domain)
+
+    def site(self, client: str) -> SiteModel:
+        """One client's own model, apart from the run: it predicts, is saved and exported (:mod:`perfed.run.site`).
+
+        Args:
+            client: its id.
+
+        Raises:
+            PerfedError: an unknown client, a method that projects the data, or a model that cannot be made a graph.
+        """
+        return own_model.site(self.server, self.name, client, self._standing.done)
 
     def model(self, client: str) -> tuple[Chain, Parameters]:
         """One client's own model: the modules with its parameters loaded, and those parameters by name.
