@@ -20,6 +20,7 @@ from torch import Tensor
 
 from perfed import rng
 from perfed.participation import schedule
+from perfed.theory import algorithms
 from perfed.theory import linear as theory
 
 FIRST, STEP, EXCESS = 8, 1 / 8, 1.1
@@ -66,7 +67,7 @@ def floors() -> Tensor:
         for column in range(3):
             problem = problem_of(n, 100 + column)
             everyone = [torch.arange(n)] * 90
-            bases = theory.trajectory(theory.fedrep_round, problem.sample, problem.basis, STEP, everyone)
+            bases = algorithms.trajectory(algorithms.fedrep_round, problem.sample, problem.basis, STEP, everyone)
             table[row, column] = theory.principal_angle_distance(bases[25:], problem.basis).mean()
     return table
 
@@ -85,7 +86,7 @@ def simulate(
             seconds.append(float(drawn[who[-1]]))
             yield who.sort().values
 
-    bases = theory.trajectory(theory.fedrep_round, problem.sample, start, STEP, fastest())
+    bases = algorithms.trajectory(algorithms.fedrep_round, problem.sample, start, STEP, fastest())
     return Trajectory(theory.principal_angle_distance(bases, problem.basis), participants, seconds)
 
 
@@ -93,7 +94,7 @@ def compare(clients: int, seed: int, unit: float) -> Comparison:
     """Both methods on the problem of ``seed``; ``unit / sqrt(n)`` is the floor of n participants."""
     a = 1 - (1 - STEP) ** 2
     problem = problem_of(clients, seed)
-    start = theory.moment_start(problem.sample(torch.arange(FIRST), 0), 2)
+    start = algorithms.moment_start(problem.sample(torch.arange(FIRST), 0), 2)
     distance = float(theory.principal_angle_distance(start, problem.basis))
     sizes, floor, target = schedule.stage_sizes(clients, FIRST), unit / FIRST**0.5, EXCESS * unit / clients**0.5
     opening = schedule.doubling_points(clients, FIRST, a)[0] / schedule.error_floor(a, 1) * floor

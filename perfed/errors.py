@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pydantic import ValidationError
 
 
@@ -30,7 +32,7 @@ def first_problem(error: ValidationError, where: str) -> PerfedError:
     """The first problem of a pydantic error in one line: key, what is wrong, what was given."""
     detail = error.errors()[0]
     key = ".".join(str(part) for part in (where, *_path(detail["loc"])) if str(part))
-    if detail["type"] == "extra_forbidden":
+    if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return PerfedError(f"unknown key '{key}'")
     # One message per member of a union, e.g. an integer or the word 'validated'.
     same = [d for d in error.errors() if d["loc"][:1] == detail["loc"][:1] and _path(d["loc"]) == _path(detail["loc"])]
@@ -40,7 +42,7 @@ def first_problem(error: ValidationError, where: str) -> PerfedError:
 
 
 def _message(text: str) -> str:
-    text = text.removeprefix("Value error, ")
+    text = re.sub(" or (an )?instance of .*", "", text.removeprefix("Value error, "))  # which no file can hold
     return text[:1].lower() + text[1:]
 
 

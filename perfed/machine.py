@@ -1,4 +1,4 @@
-"""The machine that a run is on: its processor, memory, locks, signals, and the installed version.
+"""The machine that a run is on: its processor, memory, whole files, locks, signals, and the installed version.
 
 What only some systems have is imported here alone, and done without where it is missing.
 """
@@ -53,6 +53,20 @@ def peak_memory_mb() -> float | None:
         return None
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
     return float(_resource.getrusage(_resource.RUSAGE_SELF).ru_maxrss) * unit / 2**20
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Write ``data`` to ``path`` so that a reader sees the old or the new content, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

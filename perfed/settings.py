@@ -2,7 +2,35 @@
 
 from __future__ import annotations
 
-from pydantic import ConfigDict
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, PrivateAttr, model_serializer, model_validator
 
 STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 """Values do not change, unknown keys and values of another type are errors, and numbers are finite."""
+
+
+class Table(BaseModel):
+    """Settings that are written as they were given: the same keys in the same order, and no others."""
+
+    model_config = STRICT
+
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep(cls, value: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        made = check(value)
+        if isinstance(value, Mapping):
+            made._given = {key: item for key, item in value.items() if item is not None}
+        return made
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What was given."""
+        return dict(self._given)
+
+    @model_serializer
+    def _as_given(self) -> dict[str, Any]:
+        return self.given

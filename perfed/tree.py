@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Union
+from typing import Any, Union
 
 import torch
 from torch import Tensor
@@ -36,3 +36,45 @@ def stack(rows: Sequence[Tree]) -> dict[str, Tensor | Tree]:
         else:
             out[name] = column  # type: ignore[assignment]
     return out
+
+
+def stack_padded(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Stack one tree per client along a new first axis; tensors of different shapes are padded with zeros."""
+    stacked: dict[str, Any] = {}
+    for name, value in rows[0].items():
+        column = [row[name] for row in rows]
+        if not isinstance(value, Tensor):
+            stacked[name] = stack_padded(column)
+            continue
+        shapes = {t.shape for t in column}
+        if len(shapes) == 1:
+            stacked[name] = torch.stack(column)
+            continue
+        size = [max(sizes) for sizes in zip(*shapes, strict=True)]
+        out = value.new_zeros(len(rows), *size)
+        for i, tensor in enumerate(column):
+            _corner(out[i], tensor.shape).copy_(tensor)
+        stacked[name] = out
+    return stacked
+
+
+def row_of(stacked: Mapping[str, Any], row: int, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
+    """Row ``row`` of every tensor; tensors named in ``shapes`` are cut back to the client's own shape."""
+    out: dict[str, Any] = {}
+    for name, value in stacked.items():
+        if not isinstance(value, Tensor):
+            out[name] = row_of(value, row, shapes)
+            continue
+        tensor = value[row]
+        shape = shapes.get(name)
+        if shape is not None and tensor.shape[-len(shape) :] != shape and len(shape):
+            tensor = _corner(tensor, shape)
+        out[name] = tensor
+    return out
+
+
+def _corner(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    """The first ``shape`` entries of the last axes, as a view."""
+    for axis, size in zip(range(-len(shape), 0), shape, strict=True):
+        tensor = tensor.narrow(axis, 0, size)
+    return tensor

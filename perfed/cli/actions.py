@@ -13,7 +13,6 @@ import torch
 
 from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped, console
 from perfed.cli.terminal import print_choice, print_summary, progress, rich_table
-from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.experiment.baselines import Baseline
 from perfed.experiment.compare import Comparison, federated, is_comparison, parse_names, parse_seeds
@@ -233,7 +232,7 @@ def partition_command(
     table = find_experiment(experiment)
     given = [*(settings or []), *([] if seed is None else [f"seed={seed}"])]
     checked = validate(override(table, given, [_chosen_method(table, given)]))
-    held = ClassTable.of(load(checked.data["name"], checked.data_options, seed=checked.seed, data_dir=data_dir))
+    held = ClassTable.of(checked.data.load(checked.seed, data_dir))
     console.print(held.summary(), soft_wrap=True, markup=False, highlight=False)
     if show:
         for shown in terminal_tables(held, console.width):

@@ -1,9 +1,10 @@
 """Named data sets: :func:`load` one, list them with :func:`dataset_names`, add one with :func:`dataset`."""
 
 from perfed.datasets import adult, bci, digits, domain_digits, faces, huggingface, images, linear, synthetic, tweets
-from perfed.datasets.catalogue import check_options, dataset, dataset_names, describe, load
+from perfed.datasets.catalogue import Data, check_options, dataset, dataset_names, describe, load
 
 __all__ = [
+    "Data",
     "adult",
     "bci",
     "check_options",

@@ -8,16 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 import torch
-import torch.nn.functional as F
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model, model_validator
 
-from perfed.data.federation import SPLITS, Client, Federation, Split
+from perfed.data.domain_input import with_domain_input
+from perfed.data.federation import Federation
 from perfed.data.held_out import with_validation
 from perfed.errors import PerfedError
 from perfed.plugins import check_free, check_own, own_name
+from perfed.settings import Table
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -180,11 +181,48 @@ def load(
         >>> len(load("toy-noisy-features", {"clients": 4}, seed=0))
         4
     """
-    entry = _find(name)
-    checked = _check_options(entry, dict(options or {}))
-    fraction, domain_input = checked.pop("validation_fraction"), checked.pop("domain_input")
+    return _built(name, check_options(name, options or {}), seed, data_dir)
+
+
+class Data(Table):
+    """The ``[data]`` table of an experiment: a data set's name and, beside it, options that the data set has checked.
+
+    Raises:
+        PerfedError: as :func:`check_options` (pydantic makes a ``ValidationError`` of it).
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    _options: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_name(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and not isinstance(value.get("name"), str):
+            raise ValueError(f"needs 'name', one of: {', '.join(dataset_names())}")
+        return value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self._options = check_options(self.name, self.model_extra or {})
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Every option of the data set with its value, given or not."""
+        return dict(self._options)
+
+    def load(self, seed: int, data_dir: Path | str | None = None) -> Federation:
+        """The federation, as :func:`load` makes it."""
+        return _built(self.name, self.options, seed, data_dir)
+
+
+def _built(name: str, options: dict[str, Any], seed: int, data_dir: Path | str | None) -> Federation:
+    """:func:`load` with options that have been checked."""
+    entry, fraction, domain_input = _find(name), options.pop("validation_fraction"), options.pop("domain_input")
     with _one_thread():
-        made = entry.build(seed, None if data_dir is None else Path(data_dir), **checked)
+        made = entry.build(seed, None if data_dir is None else Path(data_dir), **options)
         if not isinstance(made, Federation):
             raise PerfedError(f"data set '{name}': its function returned {type(made).__name__}, not a Federation")
         federation = replace(made, name=name)
@@ -206,23 +244,20 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def check_options(name: str, options: Mapping[str, object]) -> None:
-    """What :func:`load` would say of these options, without reading data.
+def check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
+    """Every option of the data set with its value, given or not, as :func:`load` takes it; no data are read.
 
     Raises:
         PerfedError: unknown data set, unknown option, value not allowed.
     """
-    _check_options(_find(name), dict(options))
-
-
-def _check_options(entry: _Entry, given: dict[str, object]) -> dict[str, Any]:
+    entry = _find(name)
     allowed = {option.name: option.allowed for option in entry.description.options}
     for key in given:
         if key not in allowed:
             name = entry.description.name
             raise PerfedError(f"data.{key} is not an option of '{name}'; its options: {', '.join(allowed)}")
     try:
-        model = entry.model.model_validate(given)
+        model = entry.model.model_validate(dict(given))
     except ValidationError as error:
         problem = error.errors()[0]
         if not problem["loc"]:  # options that do not fit together
@@ -230,39 +265,6 @@ def _check_options(entry: _Entry, given: dict[str, object]) -> dict[str, Any]:
         key = str(problem["loc"][0])
         raise PerfedError(f"data.{key} = {given[key]!r} is not allowed; it must be: {allowed[key]}") from None
     return {key: getattr(model, key) for key in allowed}
-
-
-def with_domain_input(federation: Federation) -> Federation:
-    """The federation with the one-hot domain of every sample behind its inputs, along their first axis.
-
-    Vectors get M more features, called ``domain NAME`` where features have names; images get M more channels of zeros
-    or ones, which random crops move (and fill) like the others.
-
-    Raises:
-        PerfedError: the samples have no domains.
-
-    Source: an ablation of Zhong et al. 2023 (FedDAR).
-    """
-    names = federation.domain_names or tuple(str(m) for m in range(federation.num_domains))
-    if federation.num_domains == 0:
-        raise PerfedError(
-            f"data.domain_input = true needs domains, but the samples of '{federation.name}' have none "
-            f"(client '{federation.ids[0]}': train samples without domain ids)"
-        )
-
-    def extended(split: Split | None) -> Split | None:
-        if split is None or split.domain is None:
-            return split
-        hot = F.one_hot(split.domain, len(names)).to(split.x.dtype)
-        planes = hot.view(*hot.shape, *([1] * (split.x.ndim - 2))).expand(*hot.shape, *split.x.shape[2:])
-        return replace(split, x=torch.cat([split.x, planes], 1))
-
-    def client_with(client: Client) -> Client:
-        features = client.feature_names and (*client.feature_names, *(f"domain {name}" for name in names))
-        splits = {name: extended(getattr(client, name)) for name in SPLITS}
-        return replace(client, feature_names=features, **splits)  # type: ignore[arg-type]
-
-    return replace(federation, clients=tuple(client_with(client) for client in federation))
 
 
 def check_range(low_key: str, low: float, high_key: str, high: float) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from perfed.data.federation import Federation
 from perfed.data.files import load_images, load_npz, require
-from perfed.data.partition.shards import Indices, draw_classes, generator, pathological, subseed
+from perfed.data.partition.shards import Indices, draw_classes, generator, share_among_holders, subseed
 from perfed.datasets.catalogue import (
     NonNegative,
     Positive,
@@ -64,8 +64,8 @@ def digits_views(
     x, y = _embedded_digits()
     train, test = _split_by_class(y, test_fraction, seed)
     classes = draw_classes(10, clients, classes_per_client, seed=seed)
-    train_parts = pathological(y[train], classes, seed=seed)
-    test_parts = pathological(y[test], classes, seed=seed)
+    train_parts = share_among_holders(y[train], classes, seed=seed)
+    test_parts = share_among_holders(y[test], classes, seed=seed)
     order = generator(seed, "digits views").permutation(clients) % len(VIEWS)
     arrays = {}
     for i, client in enumerate(client_ids(clients)):
@@ -160,7 +160,7 @@ def mnist_usps(
     By default all samples of a data set are shared by the clients that hold it, without overlap.
     ``shared_shards=True`` follows the authors' program instead: each data set is cut for as many clients as
     there are in all, half of these parts are never used, and where there are few samples per client the parts
-    overlap (see :func:`perfed.data.partition.shards.pathological`).
+    overlap (see :func:`perfed.data.partition.shards.share_among_holders`).
 
     Source: Rakotomamonjy et al. 2024 (TMLR), sections 5 and S3.2.
     """
@@ -174,7 +174,7 @@ def mnist_usps(
         num_parts = clients if shared_shards else len(owners)
         classes = draw_classes(10, num_parts, classes_per_client, seed=own_seed)
         parts = {
-            split: pathological(data[f"y_{split}"], classes, seed=own_seed, shared=shared_shards)
+            split: share_among_holders(data[f"y_{split}"], classes, seed=own_seed, shared=shared_shards)
             for split in ("train", "test")
         }
         for i, owner in enumerate(owners.tolist()):

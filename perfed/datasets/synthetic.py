@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.federation import Federation
-from perfed.data.partition.shards import draw_classes, generator, pathological, subsample
+from perfed.data.partition.shards import draw_classes, generator, share_among_holders, subsample
 from perfed.datasets.catalogue import Fraction, NonNegative, Positive, PositiveReal, check_range, client_ids, dataset
 
 Array = NDArray[np.float64]
@@ -60,8 +60,8 @@ def _federation(
     check_range("keep_low", keep[0], "keep_high", keep[1])
     x_train, y_train = gaussians.sample(per_class[0], generator(seed, "toy train"))
     x_test, y_test = gaussians.sample(per_class[1], generator(seed, "toy test"))
-    train = subsample(pathological(y_train, classes, seed=seed), low=keep[0], high=keep[1], seed=seed)
-    test = pathological(y_test, classes, seed=seed)
+    train = subsample(share_among_holders(y_train, classes, seed=seed), low=keep[0], high=keep[1], seed=seed)
+    test = share_among_holders(y_test, classes, seed=seed)
     clients, accuracies = {}, []
     for client, held, own_train, own_test in zip(client_ids(len(classes)), classes, train, test, strict=True):
         rng = generator(seed, f"toy view of {client}")

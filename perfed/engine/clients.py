@@ -102,8 +102,11 @@ class RoundClients:
         **payload: Any,
     ) -> Replies:
         """See :class:`perfed.method.exchange.Clients`."""
+        terms = self._engine.setup.method.terms
+        if not terms:
+            return self.run(program, reduce=reduce, **payload)
         assert self.state is not None
-        payload["terms"] = payload_of(self._engine.setup.method.terms, self.state)
+        payload["terms"] = payload_of(terms, self.state)
         name = _program_name(self._engine, program)
         replies = self.exchange(name, payload, reduce or {}, terms="all" if closing else "penalties")
         if closing:

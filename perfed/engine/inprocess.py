@@ -15,12 +15,15 @@ from perfed.data.federation import SPLITS, Client, Federation
 from perfed.engine.chores import CHORES
 from perfed.engine.evaluate import Outputs, outputs_of, predictions, score
 from perfed.engine.inbox import Inbox
-from perfed.engine.setup import Setup, group_key, stack_parameters, stackable_reason, unstack_parameters
+from perfed.engine.setup import Setup, group_key, stackable_reason
 from perfed.errors import PerfedError
-from perfed.method.exchange import Each, Fold, Replies, Reply
+from perfed.method.exchange import Each, Fold, Replies, Reply, check_rows
 from perfed.method.term import Travelling
-from perfed.training.cohort import Cohort, Where
+from perfed.model.chain import Shape
+from perfed.model.placement import Layout
+from perfed.training.cohort import Cohort
 from perfed.training.plan import Plan
+from perfed.training.view import Where
 from perfed.tree import Tree
 
 Metrics = dict[str, dict[str, float]]
@@ -73,28 +76,25 @@ class InProcessEngine:
         self.states: dict[str, Tree] = {}
         self.changed: set[str] = set()
         self._pending: dict[str, Tree] = {}
-        self._groups = self._group()
+        self._layouts = self._group()
 
-    def _group(self) -> dict[str, tuple[str, str | None]]:
-        """Client id -> (label of its architecture, why it cannot be stacked)."""
-        found: dict[str, tuple[str, str | None]] = {}
+    def _group(self) -> dict[Shape, Layout]:
+        """Architecture of the clients whose inputs have a shape; those that can share a stack have the same label."""
+        layouts: dict[Shape, Layout] = {}
         groups: dict[str, tuple[str, str | None]] = {}
-        by_shape: dict[tuple[int, ...], str] = {}
-        for client in self.federation:
-            shape = client.input_shape
-            if shape not in by_shape:
-                by_shape[shape] = group_key(self.setup.chain(shape))
-            key = by_shape[shape]
+        for shape in dict.fromkeys(client.input_shape for client in self.federation):
+            chain = self.setup.chain(shape)
+            key = group_key(chain)
             if key not in groups:
-                found_in = stackable_reason(self.setup.chain(shape)) if self.plan.engine != "sequential" else None
+                found_in = stackable_reason(chain) if self.plan.engine != "sequential" else None
                 label = "" if len(shape) == 1 else " " + "x".join(map(str, shape))
                 reason = None
                 if found_in is not None:
                     layer, reason = found_in
                     self.plan.reasons.setdefault(layer, reason)  # once, whatever the shapes of inputs
                 groups[key] = (label + (f" #{len(groups)}" if len(groups) else ""), reason)
-            found[client.id] = groups[key]
-        return found
+            layouts[shape] = Layout(chain, self.setup.places(shape), *groups[key])
+        return layouts
 
     # Exchanges ---------------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class InProcessEngine:
             if exchange.measure is not None:
                 predicted = predictions(self.setup.method, cohort, exchange.measure, self._trained)
                 metrics.update(score(cohort, exchange.measure, predicted))
-            shapes = [self._shapes(client) for client in chunk]
+            shapes = [self._layouts[client.input_shape].shapes for client in chunk]
             for row, client in enumerate(chunk):
                 inbox.add(client.id, partial(self._arriving, reply, row, shapes[row]))
                 losses[client.id] = cohort.train_loss[row]
@@ -191,11 +191,12 @@ class InProcessEngine:
 
     def _chunks(self, ids: Sequence[str], *, by_id: bool = False) -> list[list[Client]]:
         """Clients of one architecture cut into chunks, those with more data first or in the order of ids."""
-        groups: dict[tuple[str, str | None], list[Client]] = {}
+        groups: dict[str, list[Client]] = {}
         for client_id in sorted(ids):
-            groups.setdefault(self._groups[client_id], []).append(self.clients[client_id])
+            client = self.clients[client_id]
+            groups.setdefault(self._layouts[client.input_shape].label, []).append(client)
         chunks = []
-        for (_, _), members in groups.items():
+        for members in groups.values():
             if not by_id:
                 members.sort(key=lambda client: (-len(client.train), client.id))
             size = {"sequential": 1, "stacked": self.plan.chunk, "auto": 0}[self.plan.engine] or self._fitting(members)
@@ -204,34 +205,29 @@ class InProcessEngine:
 
     def _fitting(self, members: Sequence[Client]) -> int:
         """How many clients a cohort may have, by the memory of their samples and models; at least 1."""
-        chain = self.setup.chain(members[0].input_shape).tensors()
-        model = _COPIES * sum(t.numel() * t.element_size() for t in chain.values())
+        model = _COPIES * self._layouts[members[0].input_shape].size
         splits = [s for c in members for name in SPLITS if (s := c.split(name)) is not None]
         data = sum(s.x.numel() * s.x.element_size() for s in splits) // len(members)
         return max(1, _COHORT_BYTES // max(1, model + data))
 
     def cohort(self, clients: list[Client], exchange: Exchange) -> Cohort:
         """``clients`` of one architecture, side by side, as ``exchange`` finds them."""
-        frozen = "frozen" in self.setup.places(clients[0].input_shape).values()
+        layout = self._layouts[clients[0].input_shape]
+        frozen = "frozen" in layout.places.values()
         own = [self.setup.client_model(client) if frozen else {} for client in clients]
         states = [self._current(client) for client in clients]
-        model = stack_parameters([{**frozen, **state["model"]} for frozen, state in zip(own, states, strict=True)])
+        model = tree.stack_padded([{**frozen, **state["model"]} for frozen, state in zip(own, states, strict=True)])
         rest = [{name: value for name, value in state.items() if name != "model"} for state in states]
-        shape = clients[0].input_shape
-        label, reason = self._groups[clients[0].id]
         return Cohort(
             clients,
-            self.setup.chain(shape),
-            self.setup.places(shape),
+            layout,
             model,
-            stack_parameters(rest),
+            tree.stack_padded(rest),
             settings=self.setup.method,
             plan=self.plan,
             where=Where(self.setup.seed, exchange.round, exchange.index),
             num_classes=self.federation.num_classes,
             num_domains=self.info.num_domains,
-            label=label,
-            unstackable=reason,
             augment=self.federation.augment,
         )
 
@@ -250,7 +246,7 @@ class InProcessEngine:
         arrived = tree.map_leaves(self.send(shared), lambda _, t: _broadcast(t, len(ids)))
         if rows:
             own = [self.send({name: value.rows[i] for name, value in rows.items()}) for i in ids]
-            arrived.update(stack_parameters(own))
+            arrived.update(tree.stack_padded(own))
         return arrived
 
     def _call(self, cohort: Cohort, exchange: Exchange, payload: dict[str, Any]) -> Reply:
@@ -259,14 +255,10 @@ class InProcessEngine:
         if exchange.terms != "nothing":
             cohort.terms = Travelling(method.terms)
         where, program = self._program(exchange.program)
-        reply = program(cohort, **payload)
-        if reply is None:
-            reply = Reply()
-        elif not isinstance(reply, dict):
-            raise PerfedError(f"{where} returned {_kind(reply)}; a client program returns a Reply, or None")
+        reply = Reply.of(program(cohort, **payload), where)
         if exchange.terms == "all":
             reply["terms"] = cohort.terms_reply()
-        _check_rows(reply, where, cohort.ids)
+        check_rows(reply, where, cohort.ids)
         return reply
 
     def _program(self, name: str) -> tuple[str, Callable[..., Reply | None]]:
@@ -280,11 +272,8 @@ class InProcessEngine:
 
     def _arriving(self, reply: Reply, row: int, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
         """One client's reply, as the server gets it."""
-        own = unstack_parameters({name: value for name, value in reply.items() if not callable(value)}, row, shapes)
+        own = tree.row_of({name: value for name, value in reply.items() if not callable(value)}, row, shapes)
         return self.receive(own | {name: value(row) for name, value in reply.items() if callable(value)})
-
-    def _shapes(self, client: Client) -> dict[str, torch.Size]:
-        return {name: t.shape for name, t in self.setup.chain(client.input_shape).tensors().items()}
 
     def _state_of(self, cohort: Cohort, row: int, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
         for name in cohort.state:
@@ -293,36 +282,7 @@ class InProcessEngine:
                     f"'{name}' is not a declared parameter set at home on the client; declare it in sets()"
                 )
         own = {"model": cohort.personal(), **cohort.state}
-        return unstack_parameters(own, row, shapes)
-
-
-def _check_rows(tree: Mapping[str, Any], where: str, ids: Sequence[str], path: str = "") -> None:
-    """Every tensor of a reply has one row per client; entries that are made client by client come later.
-
-    Raises:
-        PerfedError: names the program, the entry and the first client that is without a row, or has one too many.
-    """
-    for name, value in tree.items():
-        entry = f"{path}{name}"
-        if isinstance(value, Mapping):
-            _check_rows(value, where, ids, f"{entry}/")
-        elif isinstance(value, Tensor):
-            rows = value.shape[0] if value.ndim else 0
-            if rows != len(ids):
-                client = f"none for client '{ids[rows]}'" if rows < len(ids) else f"the last client is '{ids[-1]}'"
-                raise PerfedError(
-                    f"{where}: entry '{entry}' of the reply has shape {tuple(value.shape)}, but its first axis must be "
-                    f"the cohort's clients, {len(ids)}: {client}"
-                )
-        elif path or not callable(value):
-            raise PerfedError(
-                f"{where}: entry '{entry}' of the reply is {_kind(value)}; a tensor (or dictionaries of them) whose "
-                "first axis is the cohort's clients is needed"
-            )
-
-
-def _kind(value: Any) -> str:
-    return f"a {type(value).__name__}"
+        return tree.row_of(own, row, shapes)
 
 
 def _broadcast(tensor: Tensor, clients: int) -> Tensor:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from perfed import rng
 from perfed.data.federation import Client, Federation
 from perfed.engine.clients import RoundClients, RoundRecord
 from perfed.engine.evaluate import Outputs
@@ -50,29 +48,6 @@ class Snapshot:
     trace: str
 
 
-def _population(federation: Federation, method: Method) -> Population:
-    """What clocks and policies may know of the clients."""
-    sizes = np.array([len(client.train) for client in federation], np.int64)
-    group = federation.notes.get("group")
-    return Population(
-        tuple(federation.ids),
-        rng.words(federation.ids),
-        sizes,
-        -(-sizes // method.batch_size),
-        None if group is None else np.array([group[client] for client in federation.ids], np.int64),
-        method.epochs_in,
-    )
-
-
-def _seen_by(setup: Setup, federation: Federation) -> Federation:
-    """The federation with what the method makes of each client's data."""
-    if not setup.method.changes_data:
-        return federation
-    made = tuple(setup.method.local_data(c, rng.key(setup.seed, "local data", c.id)) for c in federation)
-    images = all(len(client.input_shape) == 3 for client in made)
-    return replace(federation, clients=made, augment=federation.augment if images else None)
-
-
 class Server:
     """A run's server: its state, the engine, and who takes part.
 
@@ -98,11 +73,11 @@ class Server:
         engine: type[InProcessEngine] = InProcessEngine,
         clock: Clock | None = None,
     ) -> None:
-        federation = _seen_by(setup, federation)
+        federation = setup.seen(federation)
         self.setup = setup
         self.clock = clock or Clock()
         self.participation = participation
-        who = _population(federation, setup.method)
+        who = Population.of(federation, setup.method.batch_size, setup.method.epochs_in)
         self.selection = Selection(participation, self.clock, who, setup.seed, rounds)
         self.engine = engine(federation.to(dtype=setup.dtype, device=setup.device), setup, plan)
         self.state = setup.server_state(federation)

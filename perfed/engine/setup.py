@@ -7,6 +7,7 @@ in every engine. A personal embedding is drawn per client; every other stage sta
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -44,6 +45,7 @@ class Setup:
         self.dtype = dtype
         self.device = torch.device(device)
         self._chains: dict[Shape, Chain] = {}
+        self._places: dict[Shape, dict[str, Placement]] = {}
         self._values: dict[Any, Parameters] = {}
         self.sets: dict[str, ParameterSet] = dict(method.sets())
         for term in method.terms:
@@ -61,7 +63,17 @@ class Setup:
 
     def places(self, input_shape: Shape) -> dict[str, Placement]:
         """Placement of every parameter for inputs of ``input_shape``."""
-        return self.method.places(self.chain(input_shape))
+        if input_shape not in self._places:
+            self._places[input_shape] = self.method.places(self.chain(input_shape))
+        return self._places[input_shape]
+
+    def seen(self, federation: Federation) -> Federation:
+        """The federation with what the method makes of each client's data."""
+        if not self.method.changes_data:
+            return federation
+        made = tuple(self.method.local_data(c, rng.key(self.seed, "local data", c.id)) for c in federation)
+        images = all(len(client.input_shape) == 3 for client in made)
+        return replace(federation, clients=made, augment=federation.augment if images else None)
 
     def initial(self, input_shape: Shape, stages: Sequence[str], *, client: str = "", entry: int = 0) -> Parameters:
         """Initial values of ``stages``; ``client`` and ``entry`` (of a bank) make them differ."""
@@ -246,45 +258,3 @@ def stackable_reason(chain: Chain) -> tuple[str, str] | None:
             return reason
         shape = chain.output_shapes[stage]
     return None
-
-
-def stack_parameters(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Stack one tree per client along a new first axis; tensors of different shapes are padded with zeros."""
-    stacked: dict[str, Any] = {}
-    for name, value in rows[0].items():
-        column = [row[name] for row in rows]
-        if not isinstance(value, Tensor):
-            stacked[name] = stack_parameters(column)
-            continue
-        shapes = {t.shape for t in column}
-        if len(shapes) == 1:
-            stacked[name] = torch.stack(column)
-            continue
-        size = [max(sizes) for sizes in zip(*shapes, strict=True)]
-        out = value.new_zeros(len(rows), *size)
-        for i, tensor in enumerate(column):
-            _corner(out[i], tensor.shape).copy_(tensor)
-        stacked[name] = out
-    return stacked
-
-
-def unstack_parameters(stacked: Mapping[str, Any], row: int, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
-    """Row ``row`` of every tensor; tensors named in ``shapes`` are cut back to the client's own shape."""
-    out: dict[str, Any] = {}
-    for name, value in stacked.items():
-        if not isinstance(value, Tensor):
-            out[name] = unstack_parameters(value, row, shapes)
-            continue
-        tensor = value[row]
-        shape = shapes.get(name)
-        if shape is not None and tensor.shape[-len(shape) :] != shape and len(shape):
-            tensor = _corner(tensor, shape)
-        out[name] = tensor
-    return out
-
-
-def _corner(tensor: Tensor, shape: Sequence[int]) -> Tensor:
-    """The first ``shape`` entries of the last axes, as a view."""
-    for axis, size in zip(range(-len(shape), 0), shape, strict=True):
-        tensor = tensor.narrow(axis, 0, size)
-    return tensor

@@ -21,7 +21,6 @@ from sklearn.svm import SVC
 from torch import Tensor
 
 from perfed.data.federation import Client, Federation
-from perfed.datasets import load
 from perfed.engine.evaluate import (
     Metrics,
     Outputs,
@@ -184,9 +183,7 @@ class Baseline:
 
 def start_baseline(name: str, experiment: Experiment, *, data_dir: Path | None = None, path: Path) -> Baseline:
     """The baseline ``name`` on the experiment's data."""
-    data = experiment.data
-    federation = load(data["name"], experiment.data_options, seed=experiment.seed, data_dir=data_dir)
-    return Baseline(name, experiment, federation, path)
+    return Baseline(name, experiment, experiment.data.load(experiment.seed, data_dir), path)
 
 
 def _rows(x: Tensor) -> NDArray[Any]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import SkipValidation
 
 from perfed.errors import PerfedError
 from perfed.model import presets as models
-from perfed.model.chain import Shape, StageFactory, check_factory
+from perfed.model.chain import STAGES, Model, Shape, StageFactory, check_factory
 from perfed.model.lstm import lstm
 from perfed.plugins import own_mistake
+from perfed.settings import Table
 
 _KINDS: dict[str, Callable[..., StageFactory]] = {
     "mlp": models.mlp,
@@ -23,6 +25,23 @@ _KINDS: dict[str, Callable[..., StageFactory]] = {
     "lstm": lstm,
     "linear": models.linear,
 }
+
+
+_Stage = Annotated[str | dict[str, Any] | None, SkipValidation]  # build_stage says what is allowed
+
+
+class Stages(Table):
+    """The ``[model]`` table of an experiment: what :func:`build_stage` makes each stage of; one not given is absent."""
+
+    embedding: _Stage = None
+    body: _Stage = None
+    head: _Stage = None
+
+    def build(self, num_outputs: int, words: Sequence[str] = ()) -> Model:
+        """The model whose head has ``num_outputs``; ``words`` as in :func:`build_stage`."""
+        return Model(
+            **{stage: build_stage(f"model.{stage}", getattr(self, stage), num_outputs, words) for stage in STAGES}
+        )
 
 
 def build_stage(where: str, spec: Any, num_outputs: int, words: Sequence[str] = ()) -> StageFactory | None:

@@ -15,15 +15,15 @@ import numpy as np
 import tomli_w
 import torch
 
-from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.experiment.baselines import Baseline, baseline_names, check_baseline, is_baseline, start_baseline
 from perfed.experiment.config import validate
 from perfed.experiment.start import is_done, resume, start
+from perfed.machine import write_atomic
 from perfed.method.registry import entry, known_names
 from perfed.methods.presets import method_and_policy
 from perfed.report import TextTable, all_tables, comparison_rows, load_runs, write_report
-from perfed.run.directory import RunDirectory, write_atomic
+from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
 
 
@@ -84,7 +84,7 @@ def check_starts(
     experiments = [validate(method_table(table, method, seed)) for method in federated(methods)]
     _check_policies(table, federated(methods))
     shared = validate({**table, "seed": seed})
-    federation = load(shared.data["name"], shared.data_options, seed=seed, data_dir=data_dir)
+    federation = shared.data.load(seed, data_dir)
     for name in filter(is_baseline, methods):
         Baseline(name, shared, federation)
     for experiment in experiments:

@@ -7,47 +7,38 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self, TypeVar
 
 import tomli_w
 import torch
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_validator
 
-from perfed.datasets import check_options, dataset_names
+from perfed.datasets import Data
 from perfed.errors import PerfedError, first_problem
-from perfed.experiment.build import build_stage
+from perfed.experiment.build import Stages
 from perfed.method.method import Method
 from perfed.method.registry import entry
 from perfed.methods.build import build_method
-from perfed.model.chain import STAGES, Model
+from perfed.model.chain import Model
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.plugins import bare_name
 from perfed.run.settings import Evaluation, Snapshots
 from perfed.settings import STRICT
-from perfed.training.plan import EngineName, Plan
+from perfed.training.plan import PlanSettings
 
-
-class _PathSettings(BaseModel):
-    model_config = STRICT
-
-    chunk: int = Field(ge=0)
-    threads: int = Field(ge=1)
-
-
-class _PlanSettings(BaseModel):
-    """The ``[plan]`` table; ``paths`` are choices that a run has recorded."""
-
-    model_config = STRICT
-
-    engine: EngineName = "auto"
-    chunk: int = Field(0, ge=0)
-    threads: int = Field(0, ge=0)
-    paths: dict[str, _PathSettings] = Field(default_factory=dict)
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class Experiment(BaseModel):
-    """Everything a run depends on; the content of an experiment's TOML file."""
+    """Everything a run depends on, as in an experiment's TOML file; checked as far as it can be without the data.
+
+    Every table is an object of the type that knows what it may hold, but ``training`` and ``methods``: these are what
+    methods are made of. Which settings a method has, and what they may be, its class alone says, which may be in a
+    module of the user's; that includes local training, where it may allow more or less than others, and what one value
+    may be can depend on those of both tables. So their values are checked once, all together, by making the methods,
+    and what is made is :attr:`built_method`.
+    """
 
     model_config = STRICT
 
@@ -59,27 +50,31 @@ class Experiment(BaseModel):
     dtype: Literal["float32", "float64"] = "float32"
     device: str = Field("cpu", description="'cpu', 'cuda', 'cuda:1', ...")
     checkpoint_seconds: float = Field(30.0, ge=0, description="least time between two checkpoints")
-    data: dict[str, Any]
-    model: dict[str, Any]
+    data: Data
+    model: Stages
     training: dict[str, Any] = Field(default_factory=dict)
     participation: Participation = Participation()
     clock: Clock = Clock()
     evaluation: Evaluation = Evaluation()
     snapshots: Snapshots = Snapshots()
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    plan: dict[str, Any] = Field(default_factory=dict)
+    plan: PlanSettings = PlanSettings()
 
-    @field_validator("data")
-    @classmethod
-    def _has_name(cls, value: dict[str, Any]) -> dict[str, Any]:
-        if not isinstance(value.get("name"), str):
-            raise ValueError(f"needs 'name', one of: {', '.join(dataset_names())}")
-        return value
+    _built: dict[str, tuple[Method, Stages]] = PrivateAttr(default_factory=dict)
 
-    @property
-    def data_options(self) -> dict[str, Any]:
-        """Options of the data set."""
-        return {key: value for key, value in self.data.items() if key != "name"}
+    @model_validator(mode="after")
+    def _build(self) -> Self:
+        for name in dict.fromkeys([self.method, *self.methods]):
+            settings = self._settings_of(name)
+            own = settings.pop("model", {})
+            if not isinstance(own, dict):
+                raise PerfedError(f"methods.{name}.model: must be a table (given: {own!r})")
+            method = build_method(name, settings, self.training)
+            stages = _checked(Stages, {**self.model.given, **own}, "model")
+            stages.build(num_outputs=1)
+            self._built[name] = method, stages
+        self.build_participation()
+        return self
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -90,14 +85,17 @@ class Experiment(BaseModel):
         """The complete experiment as TOML; :func:`read` of it gives the same experiment."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
-    def build_method(self) -> Method:
-        """The experiment's method with its settings.
+    @property
+    def built_method(self) -> Method:
+        """The method with its settings."""
+        return self._built[self.method][0]
 
-        Raises:
-            PerfedError: unknown method or setting, or a value that is not allowed; names the key.
+    def build_model(self, num_outputs: int, words: Sequence[str] = ()) -> Model:
+        """The model, with the method's own ``model`` table on top; the head gets ``num_outputs``.
+
+        ``words``: what the token ids of the inputs stand for.
         """
-        settings = {k: v for k, v in self._own.items() if k != "model"}
-        return build_method(self.method, settings, self.training)
+        return self._built[self.method][1].build(num_outputs, words)
 
     def build_participation(self) -> Participation:
         """The participation; a preset brings its policy.
@@ -110,10 +108,9 @@ class Experiment(BaseModel):
             raise PerfedError(f"participation.policy = '{given}': {self.method} is under '{policy}'; allowed: {policy}")
         return self.participation.model_copy(update={"policy": policy}) if policy else self.participation
 
-    @property
-    def _own(self) -> dict[str, Any]:
+    def _settings_of(self, method: str) -> dict[str, Any]:
         """The method's table; a preset has that of its method, and its own on top."""
-        return _merged(self._table_of(entry(self.method).base), self._table_of(self.method))
+        return _merged(self._table_of(entry(method).base), self._table_of(method))
 
     def _table_of(self, method: str) -> dict[str, Any]:
         """``[methods.NAME]`` and ``[methods."module:NAME"]`` are of the same method."""
@@ -122,25 +119,6 @@ class Experiment(BaseModel):
             if bare_name(name) == bare_name(method):
                 own = _merged(own, table)
         return own
-
-    def build_model(self, num_outputs: int, words: Sequence[str] = ()) -> Model:
-        """The experiment's model, with the method's own ``model`` table on top; the head gets ``num_outputs``.
-
-        ``words``: what the token ids of the inputs stand for.
-        """
-        table = {**self.model, **self._own.get("model", {})}
-        for stage in table:
-            if stage not in STAGES:
-                raise PerfedError(f"unknown key 'model.{stage}'; allowed: {', '.join(STAGES)}")
-        made = {stage: build_stage(f"model.{stage}", table.get(stage), num_outputs, words) for stage in STAGES}
-        return Model(**made)
-
-    def build_plan(self) -> Plan:
-        """The execution plan, with recorded choices if there are any."""
-        try:
-            return Plan.from_dict(_PlanSettings.model_validate(self.plan).model_dump())
-        except ValidationError as error:
-            raise _problem(error, _PlanSettings, "plan") from None
 
 
 def read(text: str, where: str) -> Experiment:
@@ -158,25 +136,28 @@ def read(text: str, where: str) -> Experiment:
 
 
 def validate(table: Mapping[str, Any]) -> Experiment:
-    """An experiment from nested dictionaries; everything that can be checked without the data is."""
+    """An experiment from nested dictionaries; everything that can be checked without the data is.
+
+    Raises:
+        PerfedError: an unknown key, method, data set or setting, or a value that is not allowed; names the key.
+    """
+    return _checked(Experiment, table)
+
+
+def _checked(model: type[_Model], table: Mapping[str, Any], where: str = "") -> _Model:
     try:
-        experiment = Experiment.model_validate(dict(table))
+        return model.model_validate(dict(table))
     except ValidationError as error:
-        raise _problem(error, Experiment) from None
-    check_options(experiment.data["name"], experiment.data_options)
-    for name in dict.fromkeys([experiment.method, *experiment.methods]):
-        described = experiment.model_copy(update={"method": name})
-        described.build_method()
-        described.build_model(num_outputs=1)
-    experiment.build_participation()
-    experiment.build_plan()
-    return experiment
+        raise _problem(error, model, where) from None
 
 
-def _problem(error: ValidationError, model: type[BaseModel], where: str = "") -> PerfedError:
+def _problem(error: ValidationError, model: type[BaseModel], where: str) -> PerfedError:
     """The first problem; for an unknown key with the keys that its table may hold."""
-    problem = first_problem(error, where)
     detail = error.errors()[0]
+    cause = detail.get("ctx", {}).get("error")
+    if isinstance(cause, PerfedError):  # says itself where
+        return cause
+    problem = first_problem(error, where)
     if detail["type"] != "extra_forbidden":
         return problem
     holder = model

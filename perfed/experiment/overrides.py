@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -62,6 +63,37 @@ def override(table: dict[str, Any], assignments: Iterable[str], methods: Sequenc
                     raise PerfedError(f"unknown key '{key}': '{part}' is a value, not a table")
             node[path[-1]] = value
     return result
+
+
+def grid_points(grid: Sequence[str]) -> list[list[str]]:
+    """Every combination of the values of ``key=v1,v2,...``, each a list of assignments.
+
+    Raises:
+        PerfedError: no or an empty axis, a key that is there twice, or one that is not for all methods alike.
+
+    Example:
+        >>> grid_points(["lr=0.1,1", "batch_size=8"])
+        [['lr=0.1', 'batch_size=8'], ['lr=1', 'batch_size=8']]
+    """
+    axes = [_axis(entry) for entry in grid]
+    if not axes:
+        raise PerfedError("--grid: at least one key=v1,v2,... is needed")
+    keys = [axis[0].partition("=")[0] for axis in axes]
+    if len(set(keys)) < len(keys):
+        raise PerfedError(f"--grid: a key is given twice; given: {', '.join(keys)}")
+    if "seed" in keys or "method" in keys:
+        raise PerfedError(f"--grid {', '.join(keys)}: methods and seeds are given with --methods and --seeds")
+    if any(key.startswith("methods.") for key in keys):
+        raise PerfedError(f"--grid {', '.join(keys)}: name settings alone; every method gets the same grid")
+    return [list(point) for point in itertools.product(*axes)]
+
+
+def _axis(entry: str) -> list[str]:
+    key, sign, values = entry.partition("=")
+    parts = [value for value in values.split(",") if value]
+    if not sign or not parts:
+        raise PerfedError(f"--grid {entry}: must be key=v1,v2,...")
+    return [f"{key}={value}" for value in parts]
 
 
 def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[tuple[str, ...]]:

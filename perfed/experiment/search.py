@@ -18,11 +18,12 @@ import torch
 from perfed.engine.metrics import metric_of, shown
 from perfed.errors import PerfedError
 from perfed.experiment.compare import check_starts, method_table, readable
-from perfed.experiment.config import validate
-from perfed.experiment.overrides import override, parse_value, resolve
+from perfed.experiment.config import Experiment, validate
+from perfed.experiment.overrides import grid_points, override, parse_value, resolve
 from perfed.experiment.start import start
+from perfed.machine import write_atomic
 from perfed.method.registry import entry
-from perfed.run.directory import RunDirectory, write_atomic
+from perfed.run.directory import RunDirectory
 
 _VALIDATION_FRACTION = 0.25  # where the experiment holds none out
 _OWN_FRACTION = _VALIDATION_FRACTION / 2  # the half of it that a method has that uses validation data
@@ -87,14 +88,14 @@ class Search:
         Raises:
             PerfedError: a bad grid or setting, or ``path`` is taken.
         """
-        points = _points(grid)
+        points = grid_points(grid)
         if device is not None:
             table = {**table, "device": str(device)}
         search = cls(path, table, methods, seeds, points)
         for method in methods:
             for point in points:
                 try:
-                    validate(method_table(override(search.held_out, point, [method]), method, seeds[0]))
+                    search.experiment(method, point, seeds[0])
                 except PerfedError as error:
                     raise PerfedError(
                         f"--grid with method '{method}' (all methods get the same grid): {error}"
@@ -122,6 +123,10 @@ class Search:
         data = {**self.table["data"], "validation_fraction": fraction}
         evaluation = {**self.table.get("evaluation", {}), "split": "validation"}
         return {**self.table, "data": data, "evaluation": evaluation}
+
+    def experiment(self, method: str, settings: Sequence[str], seed: int) -> Experiment:
+        """That of one run: ``settings`` on top of :attr:`held_out`."""
+        return validate(method_table(override(self.held_out, settings, [method]), method, seed))
 
     @property
     def size(self) -> int:
@@ -181,9 +186,9 @@ class Search:
 
     def _try(self, method: str, point: list[str], data_dir: Path | None, device: torch.device | None) -> dict[str, Any]:
         """One point's scores over seeds; ``mean`` is ``None`` where a run failed, as with rates that diverge."""
-        table, scores, metric, failed = override(self.held_out, point, [method]), [], None, ""
+        scores, metric, failed = [], None, ""
         for seed in self.seeds:
-            experiment = validate(method_table(table, method, seed))
+            experiment = self.experiment(method, point, seed)
             try:
                 metric, value = _score(start(experiment, data_dir=data_dir, device=device).execute())
                 scores.append(value)
@@ -233,9 +238,8 @@ class Search:
 
     def _allows(self, best: dict[str, Any], assignment: str) -> bool:
         """Whether the point ``best`` could have this value too."""
-        table = override(self.held_out, [*best["settings"], assignment], [best["method"]])
         try:
-            validate(method_table(table, best["method"], self.seeds[0]))
+            self.experiment(best["method"], [*best["settings"], assignment], self.seeds[0])
         except PerfedError:
             return False
         return True
@@ -271,29 +275,6 @@ class Search:
 
 def _changed(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in new.items() if key not in old or old[key] != value}
-
-
-def _points(grid: Sequence[str]) -> list[list[str]]:
-    """Every combination of the values of ``key=v1,v2,...``."""
-    axes = [_axis(entry) for entry in grid]
-    if not axes:
-        raise PerfedError("--grid: at least one key=v1,v2,... is needed")
-    keys = [axis[0].partition("=")[0] for axis in axes]
-    if len(set(keys)) < len(keys):
-        raise PerfedError(f"--grid: a key is given twice; given: {', '.join(keys)}")
-    if "seed" in keys or "method" in keys:
-        raise PerfedError(f"--grid {', '.join(keys)}: methods and seeds are given with --methods and --seeds")
-    if any(key.startswith("methods.") for key in keys):
-        raise PerfedError(f"--grid {', '.join(keys)}: name settings alone; every method gets the same grid")
-    return [list(point) for point in itertools.product(*axes)]
-
-
-def _axis(entry: str) -> list[str]:
-    key, sign, values = entry.partition("=")
-    parts = [value for value in values.split(",") if value]
-    if not sign or not parts:
-        raise PerfedError(f"--grid {entry}: must be key=v1,v2,...")
-    return [f"{key}={value}" for value in parts]
 
 
 def _beyond(value: float, step: int) -> float:

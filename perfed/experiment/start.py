@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from perfed.data.federation import Federation
-from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.method.term import full_name
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
+from perfed.training.plan import PlanSettings
 
 
 def start(
@@ -34,7 +34,7 @@ def start(
         PerfedError: bad settings or data, or ``out`` already holds a run; nothing is written then.
     """
     if federation is None:
-        federation = load(experiment.data["name"], experiment.data_options, seed=experiment.seed, data_dir=data_dir)
+        federation = experiment.data.load(experiment.seed, data_dir)
     experiment = _on(experiment, device)
     run = _build(experiment, federation)
     if out is not None:
@@ -64,7 +64,7 @@ def resume(
     _check_edits(directory)
     experiment = read(directory.read_config(), str(directory.path / "config.toml"))
     if federation is None:
-        federation = load(experiment.data["name"], experiment.data_options, seed=experiment.seed, data_dir=data_dir)
+        federation = experiment.data.load(experiment.seed, data_dir)
     experiment = _on(experiment, device)
     run = _build(experiment, federation)
     run.directory = directory
@@ -142,7 +142,7 @@ def _build(experiment: Experiment, federation: Federation) -> Run:
     outputs = federation.num_classes or _num_targets(federation)
     return Run(
         federation,
-        experiment.build_method(),
+        experiment.built_method,
         experiment.build_model(outputs, federation.words or ()),
         name=experiment.method,
         rounds=experiment.rounds,
@@ -153,7 +153,7 @@ def _build(experiment: Experiment, federation: Federation) -> Run:
         clock=experiment.clock,
         evaluation=experiment.evaluation,
         snapshots=experiment.snapshots,
-        plan=experiment.build_plan(),
+        plan=experiment.plan.build(),
         checkpoint_seconds=experiment.checkpoint_seconds,
     )
 
@@ -162,7 +162,7 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
     """Write the configuration now and whenever the plan gains a choice: the same plan gives the same bits."""
 
     def write() -> None:
-        used = {"plan": run.plan.to_dict(), "participation": run.server.participation}
+        used = {"plan": PlanSettings.model_validate(run.plan.to_dict()), "participation": run.server.participation}
         methods = {name: _with_modules(table) for name, table in experiment.methods.items()}
         text = experiment.model_copy(update={**used, "methods": methods}).to_toml()
         run.config = tomllib.loads(text)

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from perfed.errors import PerfedError
 from perfed.tree import Tree
 
 Home = Literal["server", "client", "table"]
@@ -91,6 +92,46 @@ class Reply(dict[str, Any]):
     An entry that is too large for all clients at once may be a function from a client's row in the cohort to its
     tensor. It is called once per client, after the program has ended.
     """
+
+    @classmethod
+    def of(cls, returned: Any, where: str) -> Reply:
+        """What the program ``where`` returned, as a reply; nothing is an empty one.
+
+        Raises:
+            PerfedError: neither a reply nor ``None``.
+        """
+        if returned is not None and not isinstance(returned, dict):
+            raise PerfedError(f"{where} returned {_kind(returned)}; a client program returns a Reply, or None")
+        return returned if isinstance(returned, cls) else cls(returned or {})
+
+
+def check_rows(reply: Mapping[str, Any], where: str, ids: Sequence[str], path: str = "") -> None:
+    """Every tensor of a reply has one row per client; entries that are made client by client come later.
+
+    Raises:
+        PerfedError: names the program, the entry and the first client that is without a row, or has one too many.
+    """
+    for name, value in reply.items():
+        entry = f"{path}{name}"
+        if isinstance(value, Mapping):
+            check_rows(value, where, ids, f"{entry}/")
+        elif isinstance(value, Tensor):
+            rows = value.shape[0] if value.ndim else 0
+            if rows != len(ids):
+                client = f"none for client '{ids[rows]}'" if rows < len(ids) else f"the last client is '{ids[-1]}'"
+                raise PerfedError(
+                    f"{where}: entry '{entry}' of the reply has shape {tuple(value.shape)}, but its first axis must be "
+                    f"the cohort's clients, {len(ids)}: {client}"
+                )
+        elif path or not callable(value):
+            raise PerfedError(
+                f"{where}: entry '{entry}' of the reply is {_kind(value)}; a tensor (or dictionaries of them) whose "
+                "first axis is the cohort's clients is needed"
+            )
+
+
+def _kind(value: Any) -> str:
+    return f"a {type(value).__name__}"
 
 
 class Replies:

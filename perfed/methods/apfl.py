@@ -64,7 +64,8 @@ class APFL(Method):
             at_w = objective(step.with_params(step.of_set("w")))
             return at_w + objective(step.with_params(v | self.mixture(mixed, v, fixed)))
 
-        cohort.fit(STAGES, epochs=self.local_epochs, also={"local": local, "w": apart}, loss=both, penalties=())
+        cohort.penalties = ()  # both losses have them
+        cohort.fit(STAGES, epochs=self.local_epochs, also={"local": local, "w": apart}, loss=both)
         cohort.state["local"] = local
         cohort.close_terms()  # they look at w
         reply = Reply(shared=cohort.shared())

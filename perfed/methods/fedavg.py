@@ -1,10 +1,8 @@
-"""Federated averaging, with a proximal term (FedProx), and both with fine-tuning before evaluation."""
+"""Federated averaging, and with a proximal term (FedProx)."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from pydantic import Field
 
 from perfed.maths.aggregate import Average, client_mean
 from perfed.method.exchange import Clients, Reply, ServerState
@@ -36,20 +34,3 @@ class FedAvg(Method):
         cohort.load(shared)
         cohort.fit(STAGES, epochs=self.local_epochs)
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
-
-
-@register(
-    "fedprox-ft",
-    terms=(Proximal,),
-    summary="FedProx; each client evaluates a copy fine-tuned on its own data, without the proximal term",
-)
-@register("fedavg-ft")
-class FedAvgFT(FedAvg):
-    """FedAvg; each client evaluates a copy fine-tuned on its own data (Collins et al. 2021, section 5)."""
-
-    finetune_epochs: int = Field(10, ge=0, description="local epochs of fine-tuning before evaluation")
-
-    def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """Fine-tune the whole model from the global one, on the local loss alone (without terms)."""
-        cohort.load(payload["shared"])
-        cohort.fit(STAGES, epochs=self.finetune_epochs)

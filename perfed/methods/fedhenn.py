@@ -53,8 +53,9 @@ class FedHeNN(Local):
 
     def train_aligned(self, cohort: Cohort, key: Tensor, kernel: Tensor) -> Reply:
         """All stages together."""
-        penalties = [*cohort.penalties, self._alignment(cohort, self.inputs(cohort, key), kernel)]
-        cohort.fit(STAGES, epochs=self.local_epochs, penalties=penalties if self.eta else penalties[:-1])
+        if self.eta:
+            cohort.penalties = [*cohort.penalties, self._alignment(cohort, self.inputs(cohort, key), kernel)]
+        cohort.fit(STAGES, epochs=self.local_epochs)
         return Reply()
 
     def inputs(self, cohort: Cohort, key: Tensor) -> Tensor:

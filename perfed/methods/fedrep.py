@@ -1,4 +1,4 @@
-"""FedRep, and FedRep behind personal embeddings for clients whose inputs differ."""
+"""FedRep: a shared representation under personal heads."""
 
 from __future__ import annotations
 
@@ -48,21 +48,3 @@ class FedRep(Method):
         if cohort.where.round >= self.body_from_round:
             cohort.fit(cohort.shared_parameters, epochs=self.body_epochs)
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
-
-
-@register("hetfedrep")
-class HetFedRep(FedRep):
-    """FedRep behind a personal embedding, without alignment (Rakotomamonjy et al. 2024, section 5).
-
-    Clients have the same weight by default (omega_i = 1/N), in FLIC's experiments for body and anchors alike.
-    The published numbers of this baseline were made with an alignment of all embeddings after every round; add
-    ``terms=["anchors"]`` with ``lambda1 = lambda2 = 0``, ``pretrain_epochs = 0`` and ``realign_epochs = 1`` for those.
-    """
-
-    default_placement: ClassVar[dict[str, Placement]] = {
-        "embedding": PERSONAL,
-        "body": SHARED,
-        "head": PERSONAL,
-    }
-
-    average: Average = "uniform"

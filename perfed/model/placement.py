@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Literal, get_args
+
+import torch
 
 from perfed.errors import PerfedError
 from perfed.model.chain import STAGES, Chain, stage_of
@@ -15,6 +19,33 @@ SHARED: Placement = "shared"
 PER_DOMAIN: Placement = "per-domain"
 FROZEN: Placement = "frozen"
 SENT = (SHARED, PER_DOMAIN)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One architecture: its modules, and where each of their tensors lives.
+
+    Attributes:
+        chain: the modules; their own values are not used.
+        places: of every parameter and buffer, by full name.
+        label: tells the architectures of a run apart in the names of kinds of work; empty for the first.
+        unstackable: why clients of this architecture run one at a time; ``None`` where they can be stacked.
+    """
+
+    chain: Chain
+    places: Mapping[str, Placement]
+    label: str = ""
+    unstackable: str | None = None
+
+    @cached_property
+    def shapes(self) -> dict[str, torch.Size]:
+        """Shape of every parameter and buffer."""
+        return {name: tensor.shape for name, tensor in self.chain.tensors().items()}
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of all parameters and buffers."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.chain.tensors().values())
 
 
 def place(chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, Placement]) -> dict[str, Placement]:

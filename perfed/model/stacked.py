@@ -90,15 +90,9 @@ def apply_per_domain(module: nn.Module, prefix: str, x: Tensor, run: Pass, domai
     everywhere = x.unsqueeze(1).expand(clients, domains, *x.shape[1:]).flatten(0, 1)
     out = apply_module(module, prefix, everywhere, folded)
     out = out.view(clients, domains, *out.shape[1:])
-    rows, columns = torch.meshgrid(
-        torch.arange(clients, device=x.device), torch.arange(x.shape[1], device=x.device), indexing="ij"
-    )
-    chosen: Tensor = out[rows, domain, columns]
+    rows, columns = (torch.arange(size, device=x.device) for size in x.shape[:2])
+    chosen: Tensor = out[rows[:, None], domain, columns]
     return chosen
-
-
-def _is_known_sequential(module: nn.Module) -> bool:
-    return type(module) is nn.Sequential
 
 
 def _children(module: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -118,7 +112,7 @@ def _keeps_order(module: nn.Module) -> bool:
 
 
 def _single(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
-    if _is_known_sequential(module):
+    if type(module) is nn.Sequential:
         for name, child in _children(module):
             x = _single(child, f"{prefix}.{name}", x, run)
         return x
@@ -166,7 +160,7 @@ def _channels_last(x: Tensor) -> Tensor:
 
 
 def _stacked(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
-    if _is_known_sequential(module):
+    if type(module) is nn.Sequential:
         for name, child in _children(module):
             x = _stacked(child, f"{prefix}.{name}", x, run)
         return x
@@ -259,7 +253,7 @@ def _dropout(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
 
 def shareable(module: nn.Module) -> bool:
     """Whether several threads may apply ``module``: a pass neither changes it nor draws global random numbers."""
-    if _is_known_sequential(module):
+    if type(module) is nn.Sequential:
         return all(shareable(child) for child in module.children())
     if type(module) is nn.Conv2d:
         return module.padding_mode == "zeros"
@@ -285,7 +279,7 @@ def why_not_stackable(module: nn.Module, input_shape: tuple[int, ...], name: str
 
 def _try_stacked(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor | tuple[str, str]:
     """The output, or the layer that cannot be stacked and why."""
-    if _is_known_sequential(module):
+    if type(module) is nn.Sequential:
         for name, child in _children(module):
             found = _try_stacked(child, f"{prefix}.{name}", x, run)
             if not isinstance(found, Tensor):

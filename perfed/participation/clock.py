@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field, field_validator
 from torch import Tensor
 
 from perfed import rng
+from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 from perfed.settings import STRICT
 
@@ -51,6 +52,20 @@ class Population:
     batches: Rows
     group: Rows | None = None
     epochs: Callable[[int], int] = lambda round_: 1
+
+    @classmethod
+    def of(cls, federation: Federation, batch_size: int, epochs: Callable[[int], int]) -> Population:
+        """Of the federation's clients, in mini-batches of ``batch_size``."""
+        sizes = np.array([len(client.train) for client in federation], np.int64)
+        group = federation.notes.get("group")
+        return cls(
+            tuple(federation.ids),
+            rng.words(federation.ids),
+            sizes,
+            -(-sizes // batch_size),
+            None if group is None else np.array([group[client] for client in federation.ids], np.int64),
+            epochs,
+        )
 
     def __len__(self) -> int:
         return len(self.ids)

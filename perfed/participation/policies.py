@@ -44,6 +44,7 @@ class Policy:
     """Uniform participation, and what all policies have in common.
 
     Attributes:
+        wanted: replies of a round, by the rate.
         state: what is remembered between rounds, plain data.
         wants_gradient: whether :meth:`observe` needs the gradient.
     """
@@ -55,6 +56,7 @@ class Policy:
         self.who = who
         self.seed = seed
         self.rounds = rounds
+        self.wanted = settings.count(len(who))
         self.state: dict[str, Any] = {}
 
     def select(self, round_: int, ask: Ask) -> tuple[Rows, float]:
@@ -85,7 +87,7 @@ class Policy:
 
     def invited(self, round_: int, count: int | None = None, *words: int) -> Rows:
         """``count`` rows (default: by the rate), or everyone; equal ``words`` (default: the round) draw the same."""
-        count = self.settings.count(len(self.who)) if count is None else count
+        count = self.wanted if count is None else count
         if self.for_all(round_) or count >= len(self.who):
             return np.arange(len(self.who))
         keys = rng.key(self.seed, "participation", *(words or (round_,)), self.who.words)
@@ -102,9 +104,8 @@ class _OverSelection(Policy):
     def select(self, round_: int, ask: Ask) -> tuple[Rows, float]:
         if self.for_all(round_):
             return super().select(round_, ask)
-        wanted = self.settings.count(len(self.who))
-        invited = math.ceil(min(self.settings.overselection.factor * wanted, len(self.who)) - 1e-9)
-        return _first(ask(self.invited(round_, invited)), wanted)
+        invited = math.ceil(min(self.settings.overselection.factor * self.wanted, len(self.who)) - 1e-9)
+        return _first(ask(self.invited(round_, invited)), self.wanted)
 
 
 class _Deadline(Policy):
@@ -126,13 +127,12 @@ class _Srpfl(Policy):
     def __init__(self, settings: Participation, who: Population, seed: int, rounds: int) -> None:
         super().__init__(settings, who, seed, rounds)
         own = settings.srpfl
-        sampled = settings.count(len(who))
-        check_first("participation.srpfl", own.first, sampled)
+        check_first("participation.srpfl", own.first, self.wanted)
         lengths = None
         if (own.rule == "theory") != (own.contraction is not None):
             raise PerfedError("participation.srpfl.rule = 'theory' needs participation.srpfl.contraction, others none")
         if own.contraction is not None:
-            lengths = stage_lengths(sampled, own.first, own.contraction, excess=own.excess)
+            lengths = stage_lengths(self.wanted, own.first, own.contraction, excess=own.excess)
         self.phases = Phases(own, lengths, "participation.srpfl")
         self.state = self.phases.state
 

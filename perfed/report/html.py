@@ -13,6 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from perfed.machine import write_atomic
 from perfed.report.arrays import load_combination, load_snapshot
 from perfed.report.comparison import compare_table, comparison_rows, metric_tables
 from perfed.report.curves import metric_curves
@@ -28,7 +29,6 @@ from perfed.report.runs import Run, main_metric, methods_of, reported
 from perfed.report.tables import domain_tables, speed_table
 from perfed.report.targets import target_table
 from perfed.report.text import TextTable
-from perfed.run.directory import write_atomic
 
 MAX_HEAT_MAPS = 12
 

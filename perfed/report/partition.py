@@ -15,9 +15,9 @@ from rich.table import Table
 
 from perfed.data.federation import Client, Federation, Split
 from perfed.errors import PerfedError
+from perfed.machine import write_atomic
 from perfed.report.figures import COLOURS, LAYOUT
 from perfed.report.html import PAGE, plot
-from perfed.run.directory import write_atomic
 
 SPLITS = ("train", "test")
 NONE = "·"

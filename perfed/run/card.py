@@ -126,8 +126,8 @@ def card(facts: dict[str, Any]) -> str:
 def _use(facts: dict[str, Any]) -> str:
     shape = "x".join(map(str, facts["input_shape"]))
     inputs = f"numbers of shape {shape}"
-    if facts["table"] is not None:
-        inputs = f"{len(facts['columns'])} columns ({_few(facts['columns'])})"
+    if facts["columns"] is not None:
+        inputs = f"the columns {_few([column['name'] for column in facts['columns']])}"
     domain = f", and the sample's domain ({', '.join(facts['domains'])})" if facts["domains"] is not None else ""
     if facts["classes"] is None:
         return f"It takes {inputs}{domain}, and predicts a value."

@@ -9,11 +9,12 @@ from typing import Any
 from perfed.data.federation import Federation
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
-from perfed.run.directory import Checkpoint, RunDirectory
+from perfed.run.checkpoint_files import Checkpoint
+from perfed.run.directory import RunDirectory
 from perfed.run.memory import Memory
 from perfed.run.tally import Tally
 from perfed.training.device import arithmetic
-from perfed.training.plan import Plan
+from perfed.training.plan import PlanSettings
 from perfed.tree import map_leaves
 
 
@@ -102,8 +103,7 @@ def restore(found: Checkpoint, server: Server, federation: Federation) -> Standi
             trace=progress.get("trace", now.trace),
         )
     )
-    chosen, plan = Plan.from_dict(progress["plan"]), server.plan
-    plan.paths.update(chosen.paths)
+    server.plan.paths.update(PlanSettings.model_validate(progress["plan"]).paths)
     wall = progress["wall_seconds"]
     training = progress.get("training_seconds", wall)  # older ones have one time for both
     return Standing(Tally.of_plain(progress.get("tally", {})), found.round, wall, training)

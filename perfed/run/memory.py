@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from perfed.errors import PerfedError
-from perfed.run.directory import Checkpoint
+from perfed.run.checkpoint_files import Checkpoint
 from perfed.tree import Tree
 
 

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from perfed import tree
 from perfed.data.federation import Client, Federation, new_inputs
 from perfed.engine import evaluate
 from perfed.engine.server import Server
-from perfed.engine.setup import unstack_parameters
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.model.chain import Chain, Parameters
@@ -52,7 +52,7 @@ def site(server: Server, name: str, client: str, round_: int) -> SiteModel:
     example = torch.zeros(_EXAMPLES, *shape, dtype=cohort.dtype)
     program = traced(module, client, example, torch.zeros(_EXAMPLES, dtype=torch.int64) if takes_domain else None)
     domains = [federation.domain_name(m) for m in range(federation.num_domains)]
-    names, table = own.feature_names or [f"x{j}" for j in range(prod(shape))], getattr(own, "table", None)
+    names, table = own.feature_names or [f"x{j}" for j in range(prod(shape))], own.table
     facts = {
         "site": client,
         "method": name,
@@ -61,11 +61,10 @@ def site(server: Server, name: str, client: str, round_: int) -> SiteModel:
         "seed": server.seed,
         "classes": federation.classes,
         "features": names,
-        "columns": names if table is None else table.columns,
+        "columns": None if table is None else [{"name": c.name, "kind": c.kind} for c in table.columns],
         "input_shape": shape,
         "dtype": str(cohort.dtype).removeprefix("torch."),
         "domains": domains if takes_domain else None,
-        "table": None if table is None else f"{type(table).__module__}:{type(table).__qualname__}",
         "data": data_facts(own, federation),
         "settings": method.all_settings,
         "versions": versions(),
@@ -89,7 +88,7 @@ def modules(server: Server, name: str, client: str, round_: int) -> tuple[Chain,
     if type(method).predict is not Method.predict or method.changes_data or cohort.per_domain:
         raise PerfedError(f"{name} predicts with more than one chain of modules; use predict() of the run")
     kept = cohort.chain
-    parameters = unstack_parameters(cohort.model, 0, {key: tensor.shape for key, tensor in kept.tensors().items()})
+    parameters = tree.row_of(cohort.model, 0, {key: tensor.shape for key, tensor in kept.tensors().items()})
     chain = server.model.build(kept.input_shape).to(cohort.dtype)
     chain.load_state_dict(parameters)
     return chain.eval(), parameters

@@ -6,7 +6,6 @@ import json
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,13 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from perfed.data.inputs import as_tensor, column_names
+from perfed.data.tables.problems import pandas
+from perfed.data.tables.site import SiteTable
 from perfed.errors import PerfedError
+from perfed.machine import write_atomic
 from perfed.run.client_module import ClientModule
-from perfed.run.directory import write_atomic
 
-FACTS, PROGRAM, TABLE = "site.json", "network.pt2", "table"
+FACTS, PROGRAM, TABLE = "site.json", "network.pt2", "table.zip"
 DOMAIN = "domain"
 _FORMAT = 1
 _ROWS = 4096  # that are predicted at once
@@ -40,7 +41,7 @@ class SiteModel:
 
     program: ExportedProgram
     facts: dict[str, Any]
-    table: Any = None
+    table: SiteTable | None = None
 
     def __repr__(self) -> str:
         return f"<SiteModel '{self.site}': {self.facts['method']} on '{self.facts['dataset']}'>"
@@ -64,9 +65,10 @@ class SiteModel:
     @property
     def feature_names_in_(self) -> NDArray[np.str_]:
         """The columns that a data frame must have, in any order; of arrays x0, x1, ..., and the domain if needed."""
-        if self.table is not None:
-            return np.array([str(name) for name in self.table.columns])
-        return np.array([*self.facts["features"], *([DOMAIN] if self.takes_domain else [])])
+        if self.table is None:
+            return np.array([*self.facts["features"], *([DOMAIN] if self.takes_domain else [])])
+        domain = [] if self.table.domain is None else [self.table.domain]
+        return np.array([*self.table.feature_names_in_, *domain])
 
     @property
     def n_features_in_(self) -> int:
@@ -121,7 +123,7 @@ class SiteModel:
     def arguments(self, x: Any, domain: Any = None) -> tuple[Tensor, ...]:
         """What the network gets of ``x``, checked: inputs, and domain ids where it needs them."""
         if self.table is not None:
-            x, domain = self._from_table(x, domain)
+            x, domain = self.table.transform(self._framed(x))
         elif column_names(x) is not None:
             x, domain = self._from_columns(x, domain)
         return self.checked(x, domain)
@@ -140,16 +142,14 @@ class SiteModel:
             raise PerfedError(f"site '{self.site}': x holds values that are missing or infinite")
         return (inputs, self._domain_ids(domain, len(inputs))) if self.takes_domain else (inputs,)
 
-    def _from_table(self, x: Any, domain: Any) -> tuple[Any, Any]:
-        if column_names(x) is None:
-            from pandas import DataFrame
-
-            if np.ndim(x) != 2 or np.shape(x)[1] != len(self.table.columns):
-                raise PerfedError(f"site '{self.site}' has {len(self.table.columns)} columns, not {np.shape(x)[1:]}")
-            x = DataFrame(np.asarray(x), columns=list(self.table.columns))
-        self._check_columns(x)
-        inputs, found = self.table.transform(x[list(self.table.columns)])
-        return inputs, domain if found is None else found
+    def _framed(self, x: Any) -> Any:
+        """A data frame as it is; an array with the site's columns in their order."""
+        names, shape = list(self.feature_names_in_), np.shape(x)
+        if column_names(x) is not None:
+            return x
+        if len(shape) != 2 or shape[1] != len(names):
+            raise PerfedError(f"site '{self.site}': x has shape {shape}, not (rows, {len(names)})")
+        return pandas().DataFrame(np.asarray(x, object), columns=names)
 
     def _from_columns(self, x: Any, domain: Any) -> tuple[Any, Any]:
         self._check_columns(x, without=(DOMAIN,) if domain is not None else ())
@@ -221,15 +221,8 @@ def load_site(path: Path | str) -> SiteModel:
         raise
     except Exception as error:
         raise PerfedError(f"{place}: is damaged: {str(error).splitlines()[0] if str(error) else error!r}") from None
-    return SiteModel(program, facts, _load_table(place, facts))
-
-
-def _load_table(place: Path, facts: dict[str, Any]) -> Any:
-    """The preprocessing, by the class that it was saved by."""
-    if facts["table"] is None:
-        return None
-    module, _, name = facts["table"].partition(":")
-    return getattr(import_module(module), name).load(place / TABLE)
+    table = SiteTable.load(place / TABLE) if facts["columns"] is not None else None
+    return SiteModel(program, facts, table)
 
 
 def write_program(program: ExportedProgram, file: Path, texts: dict[str, str] | None = None) -> None:

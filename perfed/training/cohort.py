@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,31 +16,17 @@ from perfed import rng
 from perfed.data.augment import CropFlip
 from perfed.data.federation import Client
 from perfed.errors import Diverged, PerfedError
-from perfed.model.chain import STAGES, Chain, Parameters, stage_of
-from perfed.model.placement import SENT, Placement
+from perfed.model.chain import STAGES, Parameters, stage_of
+from perfed.model.placement import SENT, Layout
 from perfed.training import fit as fitting
 from perfed.training.batches import IntArray, Samples
 from perfed.training.fit import Task
 from perfed.training.optim import Optimizer, optimizer_for
 from perfed.training.plan import Plan
 from perfed.training.settings import LocalTraining
-from perfed.training.step import Loss, Penalty, Step, cross_entropy, squared_error
+from perfed.training.step import Loss, Penalty, cross_entropy, squared_error, with_penalties
 from perfed.training.update import Near, Update
-from perfed.training.view import View
-
-_TRIAL_STEPS = 3
-
-
-@dataclass(frozen=True)
-class Where:
-    """Which exchange a program runs in; part of every random key."""
-
-    seed: int
-    round: int
-    exchange: int
-
-    def __str__(self) -> str:
-        return f"round {self.round}" if self.round > 0 else "preparation before round 1"
+from perfed.training.view import View, Where
 
 
 class Companions(Protocol):
@@ -69,8 +56,7 @@ class Cohort(View):
     def __init__(
         self,
         clients: Sequence[Client],
-        chain: Chain,
-        places: Mapping[str, Placement],
+        layout: Layout,
         model: Parameters,
         state: dict[str, Any],
         *,
@@ -79,21 +65,9 @@ class Cohort(View):
         where: Where,
         num_classes: int | None,
         num_domains: int = 0,
-        label: str = "",
-        unstackable: str | None = None,
         augment: CropFlip | None = None,
     ) -> None:
-        super().__init__(
-            clients,
-            chain,
-            model,
-            places,
-            plan=plan,
-            num_classes=num_classes,
-            num_domains=num_domains,
-            label=label,
-            unstackable=unstackable,
-        )
+        super().__init__(clients, layout, model, plan=plan, num_classes=num_classes, num_domains=num_domains)
         self.state = state
         self.settings = settings
         self.where = where
@@ -172,10 +146,17 @@ class Cohort(View):
 
     @property
     def penalties(self) -> Sequence[Penalty]:
-        """What the terms add to the loss, made for the model as it was when first asked for after :meth:`load`."""
+        """What every fit adds to the loss: that of the terms, unless a program assigns others; anew after :meth:`load`.
+
+        Those of the terms are made for the model as it was when they were first asked for.
+        """
         if self._penalties is None:
             self._penalties = [] if self.terms is None else self.terms.penalties(self)
         return self._penalties
+
+    @penalties.setter
+    def penalties(self, penalties: Sequence[Penalty]) -> None:
+        self._penalties = penalties
 
     def close_terms(self) -> None:
         """Let the terms look at the model as it is now; else they do once the program has ended."""
@@ -198,7 +179,6 @@ class Cohort(View):
         params: Parameters | None = None,
         also: Mapping[str, Parameters] | None = None,
         loss: Loss | None = None,
-        penalties: Sequence[Penalty] | None = None,
         samples: Samples | None = None,
         update: Update | None = None,
     ) -> None:
@@ -219,9 +199,8 @@ class Cohort(View):
             also: further sets ``{set: {name: (n, ...)}}`` that are trained along, in place; the loss finds them with
                 :meth:`Step.of_set <perfed.training.step.Step.of_set>`. Buffers among them (statistics of batch-norm)
                 are not trained; a pass with them moves them in place.
-            loss: one value per client; default cross-entropy or squared error. This and the functions below may be
-                called for different clients at the same time: what they keep must be in the step's block.
-            penalties: added to the loss; default: those of the terms (:attr:`penalties`).
+            loss: one value per client, to which :attr:`penalties` are added; default cross-entropy or squared error.
+                They may be called for different clients at the same time: what they keep must be in the step's block.
             samples: data in place of the training split, or in mini-batches of another size
                 (:meth:`Samples.in_batches <perfed.training.batches.Samples.in_batches>`).
             update: how a step departs from the optimiser's own (:mod:`perfed.training.update`).
@@ -229,6 +208,8 @@ class Cohort(View):
         Raises:
             PerfedError: a client's loss becomes NaN or infinite; names the round and the client.
         """
+        if (epochs is None) == (steps is None):
+            raise ValueError("fit needs either epochs or steps")
         own = self.trainable(train)
         extra: Parameters = {}
         for group, values in (also or {}).items():
@@ -236,34 +217,29 @@ class Cohort(View):
                 values[name] = extra[f"{group}/{name}"] = tensor.contiguous()
         learnt = self.trainable(self.chain.stages) if extra else ()
         trained = (*own, *(name for name in extra if name.rpartition("/")[2] in learnt))
-        if (epochs is None) == (steps is None):
-            raise ValueError("fit needs either epochs or steps")
         self._fits += 1
         if not trained or steps == 0 or (epochs is not None and not np.any(epochs)):
             return
         target = self.model if params is None else params
         for name in own:
             target[name] = target[name].contiguous()
-        added = self.penalties if penalties is None else penalties
-        samples = samples or self.samples()
-        task = self._task(trained, {**target, **extra}, loss, added, samples)
+        task = self._task(trained, {**target, **extra}, loss, samples or self.samples())
         per_client = None if epochs is None else np.broadcast_to(np.asarray(epochs, np.int64), (self.n,))
-        if isinstance(update, Near):
-            update = update.only(own)
-        task = replace(task, epochs=per_client, steps=steps, update=update)
-        kind = "fit " + "+".join(sorted({stage_of(n) for n in trained}, key=self.chain.stages.index)) + self.label
-        if samples.batch_size is not None:
-            kind += f" (batch {samples.batch_size})"
-        trial = None if self.unstackable else lambda chunk: _trial(task, chunk)
+        update = update.only(own) if isinstance(update, Near) else update
+        self._run(replace(task, epochs=per_client, steps=steps, update=update))
+
+    def _run(self, task: Task) -> None:
+        """Do ``task`` by the plan, and count its losses and steps."""
+        trial = None if self.layout.unstackable else partial(fitting.rehearse, task)
         try:
-            path = self.plan.path(kind, self.n, trial, parallel=self.parallel)
+            path = self.plan.path(task.kind(self.layout.label), self.n, trial, parallel=self.parallel)
             parts = self.plan.spread(
                 path, self.n, lambda first, stop: fitting.run(task.part(first, stop)), parallel=self.parallel
             )
         except Diverged as error:
             raise self.diverged(error.row, error.reason) from None
         for first, stop, (losses, done) in parts:
-            self._check(losses, done, first)
+            self._check(losses, first)
             self._loss_sum[first:stop] += losses.cpu().double()
             self._loss_steps[first:stop] += torch.from_numpy(done)
         self.forget()  # fused optimisers change tensors without raising their versions
@@ -289,38 +265,16 @@ class Cohort(View):
 
     def optimizer(self, names: Sequence[str]) -> Optimizer:
         """The method's local optimiser for the parameters ``names``, also those of other sets (``set/name``)."""
-        settings = self.settings
         ranks = {name: t.ndim for name, t in self.chain.named_parameters()}
-        return optimizer_for(
-            names,
-            {name: ranks[name.rpartition("/")[2]] for name in names},
-            kind=settings.optimizer,
-            momentum=settings.momentum,
-            lr=settings.lr_of,
-            weight_decay=settings.weight_decay_of,
-            decay_all=settings.decay == "all",
-        )
+        return optimizer_for({name: ranks[name.rpartition("/")[2]] for name in names}, self.settings)
 
-    def _task(
-        self,
-        trained: tuple[str, ...],
-        target: Parameters,
-        loss: Loss | None,
-        penalties: Sequence[Penalty],
-        samples: Samples,
-    ) -> Task:
+    def _task(self, trained: tuple[str, ...], target: Parameters, loss: Loss | None, samples: Samples) -> Task:
         start = min(self.chain.stages.index(stage_of(name)) for name in trained) if self.augment is None else 0
         raw = samples.x
         if start > 0:
             samples = replace(samples, x=self._features(samples, start, target))
         base = loss or (squared_error if self.num_classes is None else cross_entropy)
         batch_size = int(samples.counts.max()) if samples.batch_size == "all" else samples.batch_size
-
-        def total(step: Step) -> Tensor:
-            value = base(step)
-            for penalty in penalties:
-                value = value + penalty(step)
-            return value
 
         return Task(
             chain=self.chain,
@@ -329,7 +283,7 @@ class Cohort(View):
             samples=samples,
             keys=self.key("fit", self._fits),
             optimizer=self.optimizer(trained),
-            loss=total,
+            loss=with_penalties(base, self.penalties),
             batch_size=batch_size or self.settings.batch_size,
             augment=self.augment,
             per_domain=self.per_domain,
@@ -338,15 +292,10 @@ class Cohort(View):
             rows=np.arange(self.n),
         )
 
-    def _check(self, losses: Tensor, steps: IntArray, first: int) -> None:
+    def _check(self, losses: Tensor, first: int) -> None:
         bad = torch.nonzero(~torch.isfinite(losses)).flatten().tolist()
         if bad:
             raise PerfedError(
                 f"{self.where}: the training loss of client '{self.ids[first + bad[0]]}' became "
                 f"{float(losses[bad[0]])}; lower the learning rate or look at this client's data"
             )
-
-
-def _trial(task: Task, chunk: int) -> None:
-    part = task.part(0, chunk)
-    fitting.run(fitting.detached(part), limit=_TRIAL_STEPS)

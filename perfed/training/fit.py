@@ -23,6 +23,8 @@ from perfed.training.optim import Optimizer, OptimizerState, with_axes_of
 from perfed.training.step import Loss, Step
 from perfed.training.update import Corrected, Directed, Near, Replaced, Update
 
+_TRIAL_STEPS = 3
+
 
 @dataclass(frozen=True)
 class Task:
@@ -62,6 +64,12 @@ class Task:
     def clients(self) -> int:
         """Number of clients."""
         return len(self.samples.counts)
+
+    def kind(self, label: str) -> str:
+        """Names the kind of work in the plan: stages, ``label``, and the size of mini-batches if it is their own."""
+        stages = sorted({stage_of(name) for name in self.trained}, key=self.chain.stages.index)
+        batch = self.samples.batch_size
+        return f"fit {'+'.join(stages)}{label}" + ("" if batch is None else f" (batch {batch})")
 
     def descend(self, state: OptimizerState, grads: Parameters, seen: Parameters) -> None:
         """The optimiser's step for the clients that are still active, of the entries ``seen``."""
@@ -259,6 +267,7 @@ class _Gradient:
         return leaves, torch.autograd.grad(losses, list(leaves.values()), ones, allow_unused=True, create_graph=twice)
 
 
-def detached(task: Task) -> Task:
-    """The task on a copy of its parameters: running it changes nothing."""
-    return replace(task, params={name: tensor.clone() for name, tensor in task.params.items()})
+def rehearse(task: Task, clients: int) -> None:
+    """A few real steps for the first ``clients`` clients, on a copy of their parameters: changes nothing."""
+    part = task.part(0, clients)
+    run(replace(part, params={name: tensor.clone() for name, tensor in part.params.items()}), limit=_TRIAL_STEPS)

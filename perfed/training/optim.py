@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import log
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from perfed.model.chain import Parameters, stage_of
+from perfed.training.settings import LocalTraining
 
 _BETA_1, _BETA_2, _EPS = 0.9, 0.999, 1e-8
 
@@ -204,31 +205,18 @@ def _adam(
 _FUSED_ADAM: Callable[..., None] | None = getattr(torch, "_fused_adam_", None)
 
 
-def optimizer_for(
-    trained: Sequence[str],
-    ranks: Mapping[str, int],
-    *,
-    kind: str,
-    momentum: float,
-    lr: Callable[[str], float],
-    weight_decay: Callable[[str], float],
-    decay_all: bool,
-) -> Optimizer:
-    """Group ``trained`` by learning rate and weight decay.
+def optimizer_for(ranks: Mapping[str, int], settings: LocalTraining) -> Optimizer:
+    """The local optimiser that ``settings`` ask for: parameters grouped by learning rate and weight decay.
 
     Args:
-        trained: parameter names.
-        ranks: name -> number of axes of the parameter (without the client axis).
-        kind: ``"sgd"`` or ``"adam"``.
-        momentum: of SGD.
-        lr: learning rate of a stage.
-        weight_decay: weight decay of a stage.
-        decay_all: decay biases and norms too; otherwise only parameters with two or more axes.
+        ranks: names of the parameters, and how many axes each has (without that of the clients). Those with one, biases
+            and norms, decay only with ``settings.decay = "all"``.
+        settings: of local training.
     """
     grouped: dict[tuple[float, float], list[str]] = {}
-    for name in trained:
+    for name, rank in ranks.items():
         stage = stage_of(name)
-        decay = weight_decay(stage) if decay_all or ranks[name] > 1 else 0.0
-        grouped.setdefault((lr(stage), decay), []).append(name)
+        decay = settings.weight_decay_of(stage) if settings.decay == "all" or rank > 1 else 0.0
+        grouped.setdefault((settings.lr_of(stage), decay), []).append(name)
     groups = tuple(Group(tuple(names), rate, decay) for (rate, decay), names in grouped.items())
-    return Optimizer(kind, momentum, groups)
+    return Optimizer(settings.optimizer, settings.momentum, groups)

@@ -8,16 +8,18 @@ chunk. Threads that are left over work on other chunks at the same time, which c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
+from pydantic import ConfigDict, Field
 
 from perfed.errors import PerfedError
+from perfed.settings import Table
 
 EngineName = Literal["auto", "stacked", "sequential"]
 ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "sequential")
@@ -36,8 +38,10 @@ _SLOW = 0.5
 class Path:
     """How one kind of work runs."""
 
-    chunk: int
-    threads: int
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=False)  # strict ones refuse dictionaries
+
+    chunk: Annotated[int, Field(ge=0, strict=True)]
+    threads: Annotated[int, Field(ge=1, strict=True)]
 
     def size(self, clients: int) -> int:
         """Clients per chunk when there are ``clients`` in all."""
@@ -135,15 +139,9 @@ class Plan:
         return best if seconds[best] < _THREADS_PAY * seconds[alone] else alone
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for configuration files and checkpoints; :meth:`from_dict` is the inverse."""
+        """Plain values for configuration files and checkpoints; :class:`PlanSettings` reads them."""
         paths = {kind: asdict(path) for kind, path in sorted(self.paths.items())}
         return {"engine": self.engine, "chunk": self.chunk, "threads": self.threads, "paths": paths}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """A plan with the choices already made that ``data`` records."""
-        paths = {kind: Path(**path) for kind, path in data.get("paths", {}).items()}
-        return cls(data["engine"], data.get("chunk", 0), data.get("threads", 0), paths)
 
     def describe(self) -> list[str]:
         """One line per choice and per reason, for people."""
@@ -153,6 +151,22 @@ class Plan:
             lines.append(f"{kind}: {how}, {path.threads} thread{'s' if path.threads > 1 else ''} each")
         lines += [f"{kind}: one client at a time ({reason})" for kind, reason in sorted(self.reasons.items())]
         return lines
+
+
+class PlanSettings(Table):
+    """The ``[plan]`` table of an experiment: what a :class:`Plan` begins with, as it has them.
+
+    ``paths`` are choices that a run has recorded.
+    """
+
+    engine: EngineName = "auto"
+    chunk: int = Field(0, ge=0)
+    threads: int = Field(0, ge=0)
+    paths: dict[str, Path] = Field(default_factory=dict)
+
+    def build(self) -> Plan:
+        """A plan of its own, with the recorded choices."""
+        return Plan(self.engine, self.chunk, self.threads, dict(self.paths))
 
 
 def _typical_time(trial: Callable[[int], None], chunk: int, threads: int, workers: int) -> float:

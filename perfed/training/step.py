@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -198,6 +198,18 @@ def by_turns(x: Tensor, params: Parameters, per_domain: frozenset[str], first: i
         return None
     domains = next(t.shape[1] for name, t in params.items() if stage_of(name) in per_domain)
     return ((first + torch.arange(x.shape[1], device=x.device)) % domains).expand(x.shape[:2])
+
+
+def with_penalties(loss: Loss, penalties: Sequence[Penalty]) -> Loss:
+    """``loss`` with all ``penalties`` added, in order."""
+
+    def total(step: Step) -> Tensor:
+        value = loss(step)
+        for penalty in penalties:
+            value = value + penalty(step)
+        return value
+
+    return total
 
 
 def cross_entropy(step: Step) -> Tensor:

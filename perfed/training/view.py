@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -13,8 +14,8 @@ from torch import Tensor
 
 from perfed.data.federation import Client
 from perfed.errors import PerfedError
-from perfed.model.chain import Chain, Parameters, stage_of
-from perfed.model.placement import PER_DOMAIN, Placement
+from perfed.model.chain import Parameters, stage_of
+from perfed.model.placement import PER_DOMAIN, Layout
 from perfed.model.stacked import Pass, apply_module, apply_per_domain, shareable
 from perfed.training.batches import Samples
 from perfed.training.plan import Plan
@@ -23,12 +24,25 @@ from perfed.training.step import by_turns, sample_losses
 _WINDOW_BYTES = 64 << 20
 
 
+@dataclass(frozen=True)
+class Where:
+    """Which exchange a program runs in; part of every random key."""
+
+    seed: int
+    round: int
+    exchange: int
+
+    def __str__(self) -> str:
+        return f"round {self.round}" if self.round > 0 else "preparation before round 1"
+
+
 class View:
     """n >= 1 clients of one architecture; every tensor has a leading client axis of size n.
 
     Attributes:
         ids: client ids, in the view's order.
-        chain: the modules; their own parameter values are not used.
+        layout: the architecture that they have in common.
+        chain: its modules.
         model: parameters and buffers by full name ``(n, ...)``.
         places: where each of them lives.
         num_classes: ``None`` for regression.
@@ -39,25 +53,21 @@ class View:
     def __init__(
         self,
         clients: Sequence[Client],
-        chain: Chain,
+        layout: Layout,
         model: Parameters,
-        places: Mapping[str, Placement],
         *,
         plan: Plan,
         num_classes: int | None,
         num_domains: int = 0,
-        label: str = "",
-        unstackable: str | None = None,
     ) -> None:
         self.clients = list(clients)
-        self.chain = chain
+        self.layout = layout
+        self.chain = layout.chain
+        self.places = layout.places
         self.model = model
-        self.places = places
         self.plan = plan
         self.num_classes = num_classes
         self.num_domains = num_domains
-        self.label = label
-        self.unstackable = unstackable
         self.ids = [c.id for c in self.clients]
         self.domain: Tensor | None = None
         self._packed: dict[str, Samples] = {}
@@ -149,8 +159,8 @@ class View:
         def trial(chunk: int) -> None:
             apply(0, chunk)
 
-        kind = f"forward {'+'.join(stages)}{self.label}"
-        path = self.plan.path(kind, self.n, None if self.unstackable else trial, parallel=self.parallel)
+        kind = f"forward {'+'.join(stages)}{self.layout.label}"
+        path = self.plan.path(kind, self.n, None if self.layout.unstackable else trial, parallel=self.parallel)
         parts = [part for _, _, part in self.plan.spread(path, self.n, apply, parallel=self.parallel)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

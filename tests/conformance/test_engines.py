@@ -7,7 +7,7 @@ import torch
 from engines import CodecEngine, blobs, difference, make, network, serve, train
 
 from perfed.method.registry import method_names
-from perfed.training.plan import Path, Plan
+from perfed.training.plan import Path, Plan, PlanSettings
 
 SIZES, DIMS = (13, 9, 9, 6, 4, 3, 2, 1, 1), (4, 3, 6)
 WAYS = {
@@ -82,7 +82,7 @@ def test_the_recorded_plan_of_an_automatic_run_gives_the_same_bits_again(name):
     assert recorded["paths"] or plan.reasons  # batch-norm leaves nothing to choose
     runs = []
     for _ in range(2):
-        again = Plan.from_dict(recorded)
+        again = PlanSettings.model_validate(recorded).build()
         runs.append(train(serve(make(name), federation(name), model=model, rate=0.8, plan=again), 2))
         runs[-1].evaluate("test")
         assert again.to_dict() == recorded  # nothing is decided anew

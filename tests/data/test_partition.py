@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from perfed.data.partition.shards import deal, draw_classes, generator, pathological, subsample, subseed
+from perfed.data.partition.shards import deal, draw_classes, generator, share_among_holders, subsample, subseed
 from perfed.errors import PerfedError
 
 AWKWARD = [
@@ -43,7 +43,7 @@ def test_class_draw_is_random_and_a_function_of_the_seed():
 def test_class_draw_leaves_the_global_generator_alone():
     np.random.seed(0)
     before = np.random.get_state()[1].copy()
-    pathological(np.arange(20) % 4, draw_classes(4, 4, 2, seed=0), seed=0)
+    share_among_holders(np.arange(20) % 4, draw_classes(4, 4, 2, seed=0), seed=0)
     assert np.array_equal(before, np.random.get_state()[1])
 
 
@@ -73,7 +73,7 @@ def test_purposes_are_independent_and_stable_across_processes():
 def test_shards_are_disjoint_even_and_of_the_clients_classes():
     labels = generator(0, "labels").integers(6, size=1000)
     classes = draw_classes(6, 9, 2, seed=3)
-    parts = pathological(labels, classes, seed=3)
+    parts = share_among_holders(labels, classes, seed=3)
     together = np.concatenate(parts)
     assert len(together) == len(np.unique(together)) == 1000
     for part, held in zip(parts, classes, strict=True):
@@ -87,24 +87,24 @@ def test_shards_are_disjoint_even_and_of_the_clients_classes():
 def test_partition_is_a_function_of_the_seed_and_train_and_test_share_the_draw():
     train, test = np.repeat(np.arange(4), 50), np.repeat(np.arange(4), 20)
     classes = draw_classes(4, 6, 2, seed=0)
-    first, again = pathological(train, classes, seed=5), pathological(train, classes, seed=5)
-    other = pathological(train, classes, seed=6)
+    first, again = share_among_holders(train, classes, seed=5), share_among_holders(train, classes, seed=5)
+    other = share_among_holders(train, classes, seed=6)
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
-    for a, b in zip(first, pathological(test, classes, seed=5), strict=True):
+    for a, b in zip(first, share_among_holders(test, classes, seed=5), strict=True):
         assert set(train[a]) == set(test[b])
 
 
 def test_samples_of_a_class_nobody_holds_are_left_out():
     labels = np.array([0, 1, 2, 0, 1, 2])
-    parts = pathological(labels, np.array([[0], [2]]), seed=0)
+    parts = share_among_holders(labels, np.array([[0], [2]]), seed=0)
     assert [p.tolist() for p in parts] == [[0, 3], [2, 5]]
 
 
 def test_shared_shards_overlap_when_samples_are_few():
     labels = np.repeat(np.arange(10), 100)
     classes = draw_classes(10, 20, 2, seed=0)  # 50 samples per client: few
-    apart, shared = (pathological(labels, classes, seed=0, shared=s) for s in (False, True))
+    apart, shared = (share_among_holders(labels, classes, seed=0, shared=s) for s in (False, True))
     assert sum(len(p) for p in apart) == 1000
     for part, held in zip(shared, classes, strict=True):
         assert len(part) == 2 * 50 * 25  # two classes, 50 draws of shards of 100 / 4 samples
@@ -116,7 +116,7 @@ def test_shared_shards_overlap_when_samples_are_few():
 def test_shared_shards_do_not_overlap_when_samples_are_many():
     labels = np.repeat(np.arange(10), 100)
     classes = draw_classes(10, 10, 2, seed=0)  # 100 samples per client: not few
-    apart, shared = (pathological(labels, classes, seed=0, shared=s) for s in (False, True))
+    apart, shared = (share_among_holders(labels, classes, seed=0, shared=s) for s in (False, True))
     assert all(np.array_equal(a, b) for a, b in zip(apart, shared, strict=True))
 
 
@@ -124,9 +124,9 @@ def test_shared_shards_do_not_overlap_when_samples_are_many():
 def test_too_few_samples_are_refused_not_searched_for(shared):
     labels = np.array([0] * 50 + [1])
     with pytest.raises(PerfedError, match=r"class 1 has 1 samples for the 30 clients .* use fewer clients"):
-        pathological(labels, np.tile([0, 1], (30, 1)), seed=0, shared=shared)
+        share_among_holders(labels, np.tile([0, 1], (30, 1)), seed=0, shared=shared)
     with pytest.raises(PerfedError, match="class 7 has 0 samples for the 1 clients"):
-        pathological(labels, np.array([[0], [7]]), seed=0, shared=shared)
+        share_among_holders(labels, np.array([[0], [7]]), seed=0, shared=shared)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_too_few_samples_are_refused_not_searched_for(shared):
 )
 def test_malformed_arguments_are_refused(labels, classes, message):
     with pytest.raises(PerfedError, match=message):
-        pathological(labels, classes, seed=0)
+        share_among_holders(labels, classes, seed=0)
 
 
 def test_subsample_keeps_a_random_part_without_replacement():

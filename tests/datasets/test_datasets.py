@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from perfed.data.federation import Federation
 from perfed.data.files import find_file, load_npz
-from perfed.data.partition.shards import draw_classes, pathological
+from perfed.data.partition.shards import draw_classes, share_among_holders
 from perfed.datasets import catalogue, dataset, dataset_names, describe, digits, load
 from perfed.datasets.synthetic import _Gaussians
 from perfed.errors import PerfedError
@@ -513,7 +513,7 @@ def test_real_usps_as_the_authors_share_it():
     """About 3644 samples a client, about half of them different ones (three classes, 100 clients)."""
     with np.load(require_file("usps.npz")) as file:
         labels = file["y_train"].astype(np.int64)
-    parts = pathological(labels, draw_classes(10, 100, 3, seed=0), seed=0, shared=True)
+    parts = share_among_holders(labels, draw_classes(10, 100, 3, seed=0), seed=0, shared=True)
     assert abs(np.mean([len(p) for p in parts]) - 3644) < 150
     assert 1500 < np.mean([len(np.unique(p)) for p in parts]) < 1900
 

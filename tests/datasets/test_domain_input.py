@@ -9,9 +9,9 @@ import pytest
 import torch
 from engines import make, serve, train
 
+from perfed.data.domain_input import with_domain_input
 from perfed.data.federation import Federation
 from perfed.datasets import load
-from perfed.datasets.catalogue import with_domain_input
 from perfed.errors import PerfedError
 from perfed.model.chain import Model
 from perfed.model.presets import linear

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import tomllib
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from perfed.datasets import catalogue
+from perfed.datasets import catalogue, describe, load
 from perfed.errors import PerfedError
+from perfed.experiment import config
 from perfed.experiment.build import build_stage
 from perfed.experiment.config import experiment_names, find_experiment, read, validate
 from perfed.experiment.overrides import override, parse_value, resolve
+from perfed.experiment.start import start
 from perfed.method import registry
 from perfed.method.registry import method_names
 from perfed.methods.build import build_method
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.flic.flic import Anchors
 from perfed.methods.terms.proximal import Proximal
+from perfed.training.plan import Path, PlanSettings
 
 SMALL = """
 method = "flic-class"
@@ -64,7 +68,46 @@ def test_a_recorded_plan_round_trips():
     paths = {"fit head": {"chunk": 8, "threads": 1}}
     table = small("plan.engine=auto") | {"plan": {"engine": "auto", "chunk": 0, "threads": 2, "paths": paths}}
     experiment = read(validate(table).to_toml(), "config.toml")
-    assert experiment.build_plan().to_dict() == table["plan"]
+    assert experiment.plan.build().to_dict() == table["plan"]
+
+
+def test_what_was_given_is_written_as_it_was_given():
+    """The same keys and values in the same order, whatever the types of the tables say."""
+    plan = '[plan]\nthreads = 2\nengine = "stacked"\n'
+    training = "[training]\nmomentum = 0\nlr = 1\n"
+    model = '[model]\nhead = "linear"\n\n[model.embedding]\nout = 4\nkind = "mlp"\nhidden = [\n    3,\n]\n'
+    data = '[data]\nclients = 3\nname = "toy-noisy-features"\nvalidation_fraction = 0\n'
+    text = f'method = "local"\nrounds = 1\n{plan}{training}{model}{data}'
+    written = read(text, "x.toml").to_toml()
+    assert all(table in written for table in (plan, training, model, data)), written
+    absent = {**tomllib.loads(text), "model": {"head": "linear", "body": None}}
+    assert '[model]\nhead = "linear"\n\n' in validate(absent).to_toml()
+
+
+def test_tables_are_what_they_describe():
+    experiment = validate(small("clients=3", "validation_fraction=0.5", "plan.threads=1"))
+    given = {"clients": 3, "validation_fraction": 0.5}
+    own = {key: value for key, value in small()["data"].items() if key != "name"}
+    defaults = {option.name: option.default for option in describe("toy-noisy-features").options}
+    assert experiment.data.options == defaults | own | given
+    loaded = load("toy-noisy-features", own | given, seed=7)
+    assert experiment.data.load(7).fingerprint == loaded.fingerprint
+    assert experiment.plan == PlanSettings(threads=1)
+    first, second = experiment.plan.build(), experiment.plan.build()
+    first.paths["forward"] = Path(1, 1)
+    assert not second.paths and not experiment.plan.paths  # a plan's choices are its own
+
+
+def test_methods_are_made_and_options_checked_once(monkeypatch):
+    """From the table to the run: what validation has made is what runs."""
+    made, checked = [], []
+    build, check = config.build_method, catalogue.check_options
+    monkeypatch.setattr(config, "build_method", lambda name, *given: made.append(name) or build(name, *given))
+    monkeypatch.setattr(catalogue, "check_options", lambda name, given: checked.append(name) or check(name, given))
+    experiment = validate(small("clients=3", "methods.local.lr=0.5"))
+    run = start(experiment)
+    assert len(made) == len(set(made)) and {"flic-class", "local"} <= {*made} and checked == ["toy-noisy-features"]
+    assert run.server.method is experiment.built_method
 
 
 # Values and keys ---------------------------------------------------------------------------------------------
@@ -127,7 +170,7 @@ def test_a_training_setting_reaches_the_table_of_a_method_of_ones_own_under_a_po
 
 def test_added_terms_bring_their_settings():
     table = small('terms=["proximal"]', "mu=0.5", methods=("hetfedrep",))
-    method = validate({**table, "method": "hetfedrep"}).build_method()
+    method = validate({**table, "method": "hetfedrep"}).built_method
     assert [type(term) for term in method.terms] == [Proximal]
     assert method.terms[0].mu == 0.5
 
@@ -220,6 +263,8 @@ def test_a_function_that_returns_no_module_says_so():
         ("methods.nope.lr=1", "unknown method 'nope'; allowed: apfl"),
         ("methods.flic-hl.lamda1=1", r"unknown key 'methods\.flic-hl\.lamda1'; allowed: .*lambda1"),
         ("methods.flic-class=3", r"methods\.flic-class: .*dictionary"),
+        ("methods.local.model=3", r"methods\.local\.model: must be a table \(given: 3\)"),
+        ("methods.local.model={neck=3}", r"unknown key 'model\.neck'; allowed: embedding, body, head"),
         ("methods.flic-class.terms=proximal", "terms: must be a list of names"),
         ('terms=["nope"]', "unknown term 'nope'; allowed: anchors, prototypes, proximal"),
         ("rate=0", "participation.rate: .*greater than 0"),
@@ -244,7 +289,11 @@ def test_a_function_that_returns_no_module_says_so():
         ("plan.engine=warp", "plan.engine: .*'auto', 'stacked' or 'sequential'"),
         ("plan.thread=1", r"unknown key 'plan\.thread' \(did you mean 'threads'\?\); allowed: engine"),
         ("plan.threads=two", "plan.threads: .*integer"),
+        ("plan=3", r"plan: input should be a valid dictionary \(given: 3\)"),
         ("plan.paths=3", "plan.paths: .*dictionary"),
+        ("plan.paths.forward={chunk=1, threads=0}", "plan.paths.forward.threads: .*greater than or equal to 1"),
+        ("plan.paths.forward={chunk=1.0, threads=1}", r"plan.paths.forward.chunk: .*integer \(given: 1.0\)"),
+        ("plan.paths.forward={chunk=1, threads=1, core=2}", "unknown key 'plan.paths.forward.core'"),
         ("nope.rounds=3", "unknown key 'nope'; "),
     ],
 )

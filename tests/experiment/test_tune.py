@@ -17,7 +17,7 @@ from perfed.data.federation import Federation
 from perfed.datasets import catalogue, load
 from perfed.experiment import search
 from perfed.experiment.config import find_experiment, read, validate
-from perfed.experiment.overrides import override
+from perfed.experiment.overrides import grid_points, override
 
 GRID = ("--methods", "local,flic-class", "--grid", "lr=1e-3,1e-1", "--grid", "batch_size=4,100")
 
@@ -30,7 +30,7 @@ def test_a_method_under_a_policy_keeps_its_own_choice(tmp_path):
     grid._write_chosen({"fedrep": ["lr=0.1"], "fedrep+srpfl": ["lr=0.01"]})
     chosen = read((tmp_path / "chosen.toml").read_text(), "chosen.toml")
     for name, rate in zip(names, (0.1, 0.01), strict=True):
-        assert chosen.model_copy(update={"method": name}).build_method().lr == rate
+        assert chosen.model_copy(update={"method": name}).built_method.lr == rate
 
 
 def test_tune_gives_every_method_the_same_grid_and_never_looks_at_test_data(tmp_path, monkeypatch):
@@ -46,7 +46,7 @@ def test_tune_gives_every_method_the_same_grid_and_never_looks_at_test_data(tmp_
     assert (result.code, result.err) == (0, "")
     assert is_plain(result.out)
     assert all(experiment.evaluation.split == "validation" for experiment in started)
-    assert all(experiment.data["validation_fraction"] == 0.25 for experiment in started)
+    assert all(experiment.data.options["validation_fraction"] == 0.25 for experiment in started)
 
     grid = json.loads((tmp_path / "out" / "grid.json").read_text())
     keys = {"method", "settings", "metric", "scores", "mean"}
@@ -191,7 +191,7 @@ def test_a_choice_on_the_edge_of_its_grid_is_named(tmp_path, noise):
         note = f"lr = 1e-3 is the largest value of the grid (validation mse {mine[-1]['mean']:.4g}); try larger ones"
         assert mine[-1]["notes"] == [note] and f"{method}: {note}" in result.out
     chosen = read((tmp_path / "out" / "chosen.toml").read_text(), "chosen.toml")
-    assert chosen.build_method().lr == 1e-3
+    assert chosen.built_method.lr == 1e-3
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_choice_on_the_edge_of_its_grid_is_named(tmp_path, noise):
     ],
 )
 def test_edges_are_those_of_the_grid_not_of_what_is_allowed(tmp_path, tried, best, said):
-    grid = search.Search(tmp_path, find_experiment(EXPERIMENT), ["local"], [0], search._points([tried]))
+    grid = search.Search(tmp_path, find_experiment(EXPERIMENT), ["local"], [0], grid_points([tried]))
     notes = grid._edges({"method": "local", "settings": [best], "metric": "accuracy", "mean": 0.928})
     assert len(notes) == bool(said)
     assert all(note.startswith(f"{said} (validation accuracy 92.8 %); try ") for note in notes)
@@ -272,8 +272,8 @@ def test_a_grid_over_the_model_goes_to_the_methods_own_model(tmp_path):
     grid = ("--methods", "local", "--grid", "model.embedding.out=3,5", "--grid", "rounds=1,2")
     result = perfed("tune", EXPERIMENT, *TINY, *grid, "--out", tmp_path / "out")
     assert result.code == 0, result.err
-    grid_points = json.loads((tmp_path / "out" / "grid.json").read_text())
-    best = dict(item.split("=") for item in max(grid_points, key=lambda point: point["mean"])["settings"])
+    tried = json.loads((tmp_path / "out" / "grid.json").read_text())
+    best = dict(item.split("=") for item in max(tried, key=lambda point: point["mean"])["settings"])
     chosen = tomllib.loads((tmp_path / "out" / "chosen.toml").read_text())
     assert chosen["rounds"] == int(best["rounds"])
     assert chosen["methods"]["local"]["model"]["embedding"]["out"] == int(best["model.embedding.out"])

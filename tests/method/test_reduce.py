@@ -13,7 +13,7 @@ from engines import ENGINES, blobs, cohort, every_tensor, make, quick, serve
 from perfed.errors import PerfedError
 from perfed.method.exchange import ParameterSet, Reply
 from perfed.method.method import Method
-from perfed.methods.feddar import feddar
+from perfed.methods.feddar import heads
 from perfed.methods.flic.flic import Anchors
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
@@ -161,7 +161,7 @@ def test_chunks_that_are_folded_come_in_the_order_of_ids():
 @pytest.mark.parametrize("regression", [False, True])
 def test_one_clients_hessians_exist_at_a_time(engine, regression, monkeypatch):
     name = "squared_error_hessian" if regression else "softmax_hessian"
-    original, made = getattr(feddar, name), []
+    original, made = getattr(heads, name), []
 
     def watched(*args):
         assert all(ref() is None for ref in made)
@@ -169,7 +169,7 @@ def test_one_clients_hessians_exist_at_a_time(engine, regression, monkeypatch):
         made.append(weakref.ref(found))
         return found
 
-    monkeypatch.setattr(feddar, name, watched)
+    monkeypatch.setattr(heads, name, watched)
     server = serve(make("feddar-sa"), blobs(SIZES, regression=regression), **ENGINES[engine])
     server.prepare()
     server.round(1)

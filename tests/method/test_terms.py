@@ -10,7 +10,7 @@ from perfed.method.exchange import ParameterSet
 from perfed.method.term import Term, full_name, register_term, term_class, term_names
 from perfed.methods.build import build_method
 from perfed.methods.fedavg import FedAvg
-from perfed.methods.fedrep import HetFedRep
+from perfed.methods.flic.hetfedrep import HetFedRep
 from perfed.methods.local import Local
 from perfed.methods.terms.proximal import Proximal
 from perfed.model.chain import STAGES, stage_of
@@ -72,7 +72,8 @@ def test_the_gradient_is_mu_times_the_way_back():
     penalties = [term.penalty(with_term, {})]
     for group, active in ((with_term, penalties), (without, [])):
         group.model.update({n: t.clone() for n, t in moved.items()})
-        group.fit(STAGES, steps=1, penalties=active)
+        group.penalties = active
+        group.fit(STAGES, steps=1)
     for name, tensor in with_term.model.items():
         expected = -lr * mu * (moved[name] - shared[name]) if name in shared else torch.zeros_like(tensor)
         torch.testing.assert_close(tensor - without.model[name], expected, rtol=1e-10, atol=1e-12)

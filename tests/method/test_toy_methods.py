@@ -35,7 +35,8 @@ class Ditto(Method):
             gaps = [(step.params[n] - step.of(t)).flatten(1).square().sum(1) for n, t in near.items()]
             return self.pull / 2 * torch.stack(gaps).sum(0)
 
-        cohort.fit(STAGES, epochs=self.local_epochs, params=cohort.state["local"], penalties=[penalty])
+        cohort.penalties = [penalty]
+        cohort.fit(STAGES, epochs=self.local_epochs, params=cohort.state["local"])
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
 
     def personalise(self, cohort, **payload):

@@ -84,7 +84,8 @@ def test_a_last_mini_batch_of_one_sample_uses_the_running_statistics_and_leaves_
         return step.weight.new_zeros(step.weight.shape[0])
 
     data = group.clients[0].train
-    group.fit(STAGES, epochs=1, penalties=[watch])
+    group.penalties = [watch]
+    group.fit(STAGES, epochs=1)
     assert [len(index) for index in seen] == [4, 4, 1]
     for index in seen:
         module.train(len(index) > 1)

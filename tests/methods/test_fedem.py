@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from engines import blobs, cohort, make, quick, serve, train
 
 from perfed.data.federation import Federation
-from perfed.methods.fedavg import FedAvg, FedAvgFT
+from perfed.methods.fedavg import FedAvg
+from perfed.methods.fedavg_ft import FedAvgFT
 from perfed.methods.fedem import FedEM, FedEMFT
 from perfed.model.chain import Model
 from perfed.model.presets import linear

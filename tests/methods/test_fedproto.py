@@ -25,7 +25,8 @@ def penalty_of(group, term, payload, params=None) -> torch.Tensor:
         seen.append(value.detach().clone())
         return value
 
-    group.fit(("embedding", "body", "head"), steps=1, samples=group.samples().in_batches(100), penalties=[listen])
+    group.penalties = [listen]
+    group.fit(("embedding", "body", "head"), steps=1, samples=group.samples().in_batches(100))
     return torch.cat(seen)
 
 

@@ -14,8 +14,8 @@ from perfed.errors import PerfedError
 from perfed.maths.divergence import gaussian_w2, sample_w2
 from perfed.method.registry import entry
 from perfed.methods import fedrep
-from perfed.methods.fedrep import HetFedRep
 from perfed.methods.flic.flic import Anchors
+from perfed.methods.flic.hetfedrep import HetFedRep
 from perfed.model.chain import stage_of
 from perfed.training.early_stopping import best_epochs, hold_out
 from perfed.training.step import by_turns
@@ -292,7 +292,8 @@ def gradients(method, trained, federation):
     penalty = method.terms[0].penalty(group, payload)
     # A zero that touches every parameter, so that all of them have a gradient.
     touch = lambda step: sum(0.0 * step.params[n].flatten(1).sum(1) for n in group.trainable(trained))  # noqa: E731
-    group.fit(trained, steps=1, loss=touch, penalties=[penalty], update=Corrected(keep))
+    group.penalties = [penalty]
+    group.fit(trained, steps=1, loss=touch, update=Corrected(keep))
     return found
 
 

@@ -25,20 +25,20 @@ def test_a_preset_is_its_method_with_a_policy(name):
     preset, base = entry(name), entry(method_and_policy(name)[0])
     assert preset.method is base.method and base.name in method_names() and not base.policy
     built = experiment(method=name)
-    assert type(built.build_method()) is base.method
+    assert type(built.built_method) is base.method
     assert built.build_participation().policy == preset.policy != built.participation.policy
     assert built.model_copy(update={"method": base.name}).build_participation().policy == "uniform"
 
 
 def test_settings_of_the_method_hold_for_the_preset_and_its_own_win():
     built = experiment("methods.fedrep={body_epochs=3, average='uniform'}", "methods.fedrep-srpfl={body_epochs=2}")
-    assert built.build_method().model_dump(include={"body_epochs", "average"}) == {
+    assert built.built_method.model_dump(include={"body_epochs", "average"}) == {
         "body_epochs": 2,
         "average": "uniform",
     }
-    assert experiment("body_epochs=4").build_method().body_epochs == 4
+    assert experiment("body_epochs=4").built_method.body_epochs == 4
     changed = experiment("methods.fedrep={lr=0.5}", "lr=0.25")  # a bare key is for the method that runs
-    assert changed.build_method().lr == 0.25
+    assert changed.built_method.lr == 0.25
 
 
 def test_a_stage_of_the_methods_own_model_holds_for_the_preset():
@@ -70,7 +70,7 @@ def test_unknown_names_are_told_of_presets():
 
 def test_any_method_goes_with_any_policy_by_a_plus():
     built = experiment("srpfl={first=1}", method="fedpac+srpfl")
-    assert type(built.build_method()) is entry("fedpac").method
+    assert type(built.built_method) is entry("fedpac").method
     assert method_and_policy("fedpac+srpfl") == method_and_policy("mine:fedpac+srpfl") == ("fedpac", "srpfl")
     assert built.build_participation().policy == "srpfl"
     for wrong in ("fedpac+fast", "fast+srpfl", "fedrep-srpfl+srpfl", "+srpfl", "fedpac+"):

@@ -9,7 +9,7 @@ from torch import nn
 from perfed.engine.setup import Setup, group_key
 from perfed.errors import PerfedError
 from perfed.methods.fedavg import FedAvg
-from perfed.methods.fedrep import HetFedRep
+from perfed.methods.flic.hetfedrep import HetFedRep
 from perfed.model.chain import Model, stage_of
 from perfed.model.lstm import lstm
 from perfed.model.placement import FROZEN, PERSONAL, SHARED, place

@@ -177,7 +177,7 @@ def test_settings_of_a_method_in_a_file_of_ones_own(here):
         for method in ("own_methods:mine", "own_methods:mine+deadline"):
             table = {**find_experiment(EXPERIMENT), "method": method, "methods": {name: {"lr": 0.5}}}
             table["participation"] = {"deadline": {"seconds": 1.0}}
-            assert validate(table).build_method().lr == 0.5, (name, method)
+            assert validate(table).built_method.lr == 0.5, (name, method)
 
 
 def test_a_data_file_that_does_not_import_says_why(here):

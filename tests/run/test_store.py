@@ -13,8 +13,10 @@ import torch
 from engines import blobs, make, network
 
 from perfed.errors import PerfedError
+from perfed.machine import write_atomic
 from perfed.run import directory as store
-from perfed.run.directory import Checkpoint, RunDirectory, write_atomic
+from perfed.run.checkpoint_files import Checkpoint
+from perfed.run.directory import RunDirectory
 from perfed.run.memory import Memory
 from perfed.run.run import Run
 

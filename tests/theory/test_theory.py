@@ -14,6 +14,7 @@ from scipy.linalg import subspace_angles
 from perfed import rng
 from perfed.errors import PerfedError
 from perfed.participation import schedule
+from perfed.theory import algorithms
 from perfed.theory import linear as theory
 
 F64 = torch.float64
@@ -50,7 +51,7 @@ def falls_linearly(distances, theorem):
 
 
 def theorem_rate(problem_heads, step, start):
-    return 0.5 * math.log1p(-float(theory.contraction_constant(step, start, problem_heads)))
+    return 0.5 * math.log1p(-float(algorithms.contraction_constant(step, start, problem_heads)))
 
 
 # Distance, problems and start
@@ -138,7 +139,7 @@ def test_embedded_problem():
 
 def test_moment_start_is_near_the_truth_with_many_samples():
     problem = theory.client_problem(200, 10, 2, samples=200, noise=0.1, seed=0)
-    start = theory.moment_start(problem.sample(torch.arange(200), 0), 2)
+    start = algorithms.moment_start(problem.sample(torch.arange(200), 0), 2)
     assert torch.allclose(start.mT @ start, torch.eye(2, dtype=F64))
     assert theory.principal_angle_distance(start, problem.basis) < 0.1
 
@@ -146,13 +147,13 @@ def test_moment_start_is_near_the_truth_with_many_samples():
 # FedDAR, algorithm 2 and theorem A.4
 
 
-def feddar_run(noise, *, fresh=True, rounds=80, samples=20, seed=0, round_=theory.feddar_round):
+def feddar_run(noise, *, fresh=True, rounds=80, samples=20, seed=0, round_=algorithms.feddar_round):
     problem = theory.domain_problem(samples=samples, noise=noise, seed=seed)
     everyone = torch.arange(100)
-    start = theory.moment_start(problem.sample(everyone, 0), 2)
+    start = algorithms.moment_start(problem.sample(everyone, 0), 2)
     smallest, largest = spectrum(problem.heads)
     step = 1 / (4 * largest)
-    bases = theory.trajectory(round_, problem.sample, start, step, [everyone] * rounds, fresh=fresh)
+    bases = algorithms.trajectory(round_, problem.sample, start, step, [everyone] * rounds, fresh=fresh)
     distances = theory.principal_angle_distance(bases, problem.basis)
     return distances, theorem_rate(problem.heads, step, distances[0]), math.log1p(-step * smallest)
 
@@ -184,14 +185,14 @@ def test_feddar_with_noise_falls_to_a_floor_that_is_proportional_to_it():
 
 
 def test_a_small_gradient_step_for_the_heads_would_not_do(monkeypatch):
-    monkeypatch.setattr(theory, "solve_heads", lambda gram, moment: 1e-3 * moment)
+    monkeypatch.setattr(algorithms, "solve_heads", lambda gram, moment: 1e-3 * moment)
     distances, theorem, _ = feddar_run(0.0)
     assert not falls_linearly(distances, theorem)
 
 
 def test_one_clients_own_update_would_not_do():
     def alone(basis, for_heads, for_basis, step):
-        return theory.feddar_round(basis, for_heads, theory.Batch(*(part[:1] for part in for_basis)), step)
+        return algorithms.feddar_round(basis, for_heads, theory.Batch(*(part[:1] for part in for_basis)), step)
 
     distances, theorem, _ = feddar_run(0.0, round_=alone)
     assert not falls_linearly(distances, theorem)
@@ -210,22 +211,22 @@ def test_feddar_heads_are_pooled_least_squares_and_absent_domains_do_not_count()
         x, y = batch.x[rows], batch.y[rows]
         head = torch.linalg.lstsq(x @ basis, y[:, None]).solution
         expected -= step / 3 * x.T @ (x @ basis @ head - y[:, None]) @ head.T / len(y)
-    found = theory.feddar_round(basis, batch, batch, step)
+    found = algorithms.feddar_round(basis, batch, batch, step)
     assert theory.principal_angle_distance(found, expected) < 1e-12
 
 
 # FLIC, algorithm S3 and theorem S3
 
 
-def flic_run(signs, *, share=1.0, rounds=90, round_=theory.fedrep_round):
+def flic_run(signs, *, share=1.0, rounds=90, round_=algorithms.fedrep_round):
     problem = theory.embedded_problem(60, 12, 2, widest=16, samples=20, seed=1)
     estimate = torch.where(torch.arange(12) % 2 == 0, 1.0, -1.0).to(F64) if signs is None else signs
     sample, everyone = problem.sampler(estimate), torch.arange(60)
     smallest, largest = spectrum(problem.oracle.heads)
     step = 1 / (4 * largest)
     active = [rng.order(rng.key(0, "active", t, everyone))[: int(share * 60)] for t in range(rounds)]
-    start = theory.moment_start(sample(everyone, 0), 2)
-    bases = theory.trajectory(round_, sample, start, step, active)
+    start = algorithms.moment_start(sample(everyone, 0), 2)
+    bases = algorithms.trajectory(round_, sample, start, step, active)
     flipped = (estimate * problem.signs)[..., None] * problem.oracle.basis
     return problem, bases, flipped, step, smallest
 
@@ -249,10 +250,10 @@ def flic_recovers(**changes):
 def test_flic_would_not_find_it_with_a_small_step_for_the_heads_or_one_clients_update(monkeypatch):
     def alone(basis, for_heads, for_basis, step):
         one = [theory.Batch(*(part[:1] for part in batch)) for batch in (for_heads, for_basis)]
-        return theory.fedrep_round(basis, *one, step)
+        return algorithms.fedrep_round(basis, *one, step)
 
     assert flic_recovers() and not flic_recovers(round_=alone)
-    monkeypatch.setattr(theory, "solve_heads", lambda gram, moment: 1e-3 * moment)
+    monkeypatch.setattr(algorithms, "solve_heads", lambda gram, moment: 1e-3 * moment)
     assert not flic_recovers()
 
 
@@ -260,9 +261,9 @@ def test_fedrep_on_the_oracles_features_finds_the_oracles_map():
     problem, bases, *_ = flic_run(theory.embedded_problem(60, 12, 2, widest=16, samples=20, seed=1).signs)
     assert theory.principal_angle_distance(bases[-1], problem.oracle.basis) < 1e-8
     everyone = torch.arange(60)
-    start = theory.moment_start(problem.oracle.sample(everyone, 0), 2)
-    direct = theory.trajectory(theory.fedrep_round, problem.oracle.sample, start, 0.2, [everyone] * 3)
-    through = theory.trajectory(theory.fedrep_round, problem.sampler(problem.signs), start, 0.2, [everyone] * 3)
+    start = algorithms.moment_start(problem.oracle.sample(everyone, 0), 2)
+    direct = algorithms.trajectory(algorithms.fedrep_round, problem.oracle.sample, start, 0.2, [everyone] * 3)
+    through = algorithms.trajectory(algorithms.fedrep_round, problem.sampler(problem.signs), start, 0.2, [everyone] * 3)
     assert torch.allclose(direct, through)
 
 
@@ -278,11 +279,11 @@ def test_flic_fails_when_each_client_has_signs_of_its_own():
 
 def test_participants_as_numbers_mask_or_policy():
     problem = theory.client_problem(9, 6, 2, samples=8, seed=0)
-    start = theory.moment_start(problem.sample(torch.arange(9), 0), 2)
+    start = algorithms.moment_start(problem.sample(torch.arange(9), 0), 2)
     numbers = [torch.tensor([0, 3]), torch.tensor([1, 2, 8])]
     masks = (torch.isin(torch.arange(9), ids) for ids in numbers)
-    first = theory.trajectory(theory.fedrep_round, problem.sample, start, 0.1, numbers)
-    second = theory.trajectory(theory.fedrep_round, problem.sample, start, 0.1, masks)
+    first = algorithms.trajectory(algorithms.fedrep_round, problem.sample, start, 0.1, numbers)
+    second = algorithms.trajectory(algorithms.fedrep_round, problem.sample, start, 0.1, masks)
     assert first.shape == (3, 6, 2) and first.equal(second)
     # by hand: least squares, one step of each participant, mean, QR
     heads, own = problem.sample(numbers[0], 1), problem.sample(numbers[0], 2)
@@ -357,17 +358,17 @@ def test_at_a_doubling_point_both_numbers_make_the_same_progress_per_time():
     assert len(points) == len(sizes) - 1
     for point, pair in zip(points, pairwise(sizes), strict=True):
         now, later = (
-            (point - theory.contraction_bound(torch.tensor(point, dtype=F64), a, n / 6))
+            (point - algorithms.contraction_bound(torch.tensor(point, dtype=F64), a, n / 6))
             / (schedule.order_statistic(n, 100) + cost)
             for n in pair
         )
         assert float(now) == pytest.approx(float(later))
     # the bound rests at its floor, and the rounds to a target are those of the recursion
     floor = schedule.error_floor(a, 4)
-    assert float(theory.contraction_bound(torch.tensor(floor, dtype=F64), a, 4)) == pytest.approx(floor)
+    assert float(algorithms.contraction_bound(torch.tensor(floor, dtype=F64), a, 4)) == pytest.approx(floor)
     distance, rounds = torch.tensor(5.0, dtype=F64), 0
     while distance > 1.3 * floor:
-        distance, rounds = theory.contraction_bound(distance, a, 4), rounds + 1
+        distance, rounds = algorithms.contraction_bound(distance, a, 4), rounds + 1
     assert schedule.rounds_to_reach(1.3 * floor, floor, a, 5.0) == rounds
 
 
@@ -391,22 +392,22 @@ def comparison(floors):
 def test_srpfl_contracts_as_theorem_4_7(doubling):
     first, clients, rounds = 4, 256, 36
     problem = theory.client_problem(clients, 6, 2, samples=40, noise=1.0, seed=1)
-    start = theory.moment_start(problem.sample(torch.arange(first), 0), 2)
+    start = algorithms.moment_start(problem.sample(torch.arange(first), 0), 2)
     order = rng.order(rng.key(0, "speed", torch.arange(clients)))
     sizes = schedule.stage_sizes(clients, first) if doubling else [clients]
     counts = [sizes[t * len(sizes) // rounds] for t in range(rounds)]
     # the theorem's extremes are over all sets of at least n_0 clients; here over the sets that take part
     extremes = [spectrum(problem.heads[order[:n]]) for n in sizes]
     step = 1 / (8 * max(largest for _, largest in extremes))
-    bases = theory.trajectory(theory.fedrep_round, problem.sample, start, step, [order[:n] for n in counts])
+    bases = algorithms.trajectory(algorithms.fedrep_round, problem.sample, start, step, [order[:n] for n in counts])
     distances = theory.principal_angle_distance(bases, problem.basis)
-    a = min(float(theory.contraction_constant(step, distances[0], problem.heads[order[:n]])) for n in sizes)
+    a = min(float(algorithms.contraction_constant(step, distances[0], problem.heads[order[:n]])) for n in sizes)
     assert 0 < a <= 0.25
     for before, after, n in zip(distances, distances[1:], counts, strict=False):
-        assert after <= theory.contraction_bound(before, a, n / first)
+        assert after <= algorithms.contraction_bound(before, a, n / first)
     # not by default: a basis that stays where it started breaks the bound once many take part
     if not doubling:
-        assert distances[0] > theory.contraction_bound(distances[0], a, clients / first)
+        assert distances[0] > algorithms.contraction_bound(distances[0], a, clients / first)
         assert distances[-1] < schedule.error_floor(a, clients / first) < distances[0]
 
 

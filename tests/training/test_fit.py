@@ -14,7 +14,7 @@ from torch import nn
 
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
-from perfed.methods.fedrep import HetFedRep
+from perfed.methods.flic.hetfedrep import HetFedRep
 from perfed.methods.local import Local
 from perfed.model.chain import STAGES, Model, stage_of
 from perfed.model.presets import linear, mlp
@@ -374,7 +374,7 @@ def test_batch_norm_runs_one_client_at_a_time_and_its_statistics_move():
     model = Model(embedding=normed, head=linear(3))
     federation = blobs((12, 8, 6))
     group = cohort(local(batch_size=3, optimizer="sgd", lr=0.1), federation, model=model)
-    assert group.unstackable == "batch-norm in training"
+    assert group.layout.unstackable == "batch-norm in training"
     make = lambda m: torch.optim.SGD(m.parameters(), lr=0.1)  # noqa: E731
     expected = [
         plain_loop(
@@ -424,7 +424,8 @@ def test_penalties_and_corrections_are_those_of_each_client():
         )
         for row, client in enumerate(group.clients)
     ]
-    group.fit(STAGES, epochs=2, penalties=[penalty], update=Corrected(correct))
+    group.penalties = [penalty]
+    group.fit(STAGES, epochs=2, update=Corrected(correct))
     for row, module in enumerate(expected):
         assert_equal(group, row, module)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from perfed.errors import PerfedError
-from perfed.training.plan import Path, Plan, use_threads
+from perfed.training.plan import Path, Plan, PlanSettings, use_threads
 
 
 def sleeping(seconds_by_chunk, calls=None):
@@ -112,9 +112,9 @@ def test_plain_values_round_trip():
         "threads": 2,
         "paths": {"fit head": {"chunk": 8, "threads": 1}, "forward": {"chunk": 0, "threads": 2}},
     }
-    back = Plan.from_dict(data)
+    back = PlanSettings.model_validate(data).build()
     assert back.to_dict() == data and back.path("fit head", 99, lambda chunk: 1 / 0) == Path(8, 1)
-    assert Plan.from_dict({"engine": "stacked"}).threads == torch.get_num_threads()
+    assert PlanSettings(engine="stacked").build().threads == torch.get_num_threads()
 
 
 def test_description_says_what_was_chosen_and_why():

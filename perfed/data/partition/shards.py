@@ -78,10 +78,12 @@ def draw_classes(num_classes: int, num_clients: int, classes_per_client: int, *,
     return drawn
 
 
-def pathological(
+def share_among_holders(
     labels: NDArray[np.integer], classes: NDArray[np.integer], *, seed: int, shared: bool = False
 ) -> list[Indices]:
-    """Split the samples of every class among the clients that hold it.
+    """Split the samples of every class among the clients that hold it: who gets which.
+
+    For how many each gets, of all samples, see :func:`perfed.data.partition.label_skew.pathological`.
 
     The samples of a class are shuffled and cut into as many shards as clients hold it, sizes differing by at
     most one. By default each of these clients gets one shard, so that no sample is used twice. Samples of a
@@ -110,7 +112,7 @@ def pathological(
     """
     labels, classes = np.asarray(labels), np.asarray(classes)
     _check_draw(labels, classes)
-    rng = generator(seed, "pathological")
+    rng = generator(seed, "pathological")  # the key of its draws, which stays
     overlap = shared and len(labels) // len(classes) < FEW_SAMPLES_PER_CLIENT
     parts: list[list[Indices]] = [[] for _ in classes]
     for label in np.unique(classes):

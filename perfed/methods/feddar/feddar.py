@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import isqrt
 from typing import Annotated, Any, ClassVar, Literal
 
-import torch
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
@@ -16,14 +15,11 @@ from perfed.method.domains import domain_means, reweighted
 from perfed.method.exchange import Clients, FederationInfo, Reply, ServerState
 from perfed.method.registry import register
 from perfed.methods.domain_fedavg import DomainFedAvg
-from perfed.methods.feddar.hessian import softmax_hessian, squared_error_hessian, with_ones
+from perfed.methods.feddar.heads import WEIGHT, check_linear, hessians_of, joined, parted, solve_heads
 from perfed.methods.feddar.second_order import Quadratics, add_quadratics, minimiser
 from perfed.model.chain import STAGES, stage_of
 from perfed.model.placement import PER_DOMAIN, PERSONAL, SHARED, Placement
 from perfed.training.cohort import Cohort
-
-WEIGHT, BIAS = "head.weight", "head.bias"
-_RANK = 1e-10  # singular values below this share of the largest count as zero
 
 
 @register(
@@ -94,10 +90,10 @@ class FedDAR(DomainFedAvg):
     def check(self, server: ServerState, info: FederationInfo) -> None:
         """Refuse Hessians and heads that cannot be had."""
         if self.alternate and self.aggregation == "second-order":
-            _check_linear(server.shared, "second-order aggregation")
+            check_linear(server.shared, "second-order aggregation")
             self._check_hessians(server.shared, info)
         if self.head_epochs == "exact":
-            _check_linear(server.shared, "head_epochs = 'exact'")
+            check_linear(server.shared, "head_epochs = 'exact'")
             if info.num_classes is not None or self.terms or not self.alternate:
                 raise PerfedError("head_epochs = 'exact' is for regression without terms, heads and body in turns")
             if PERSONAL in self.placement.values():
@@ -135,29 +131,29 @@ class FedDAR(DomainFedAvg):
     def _second_order_heads(self, clients: Clients, old: dict[str, Any], sent: dict[str, Any]) -> dict[str, Tensor]:
         """Train the heads; what second-order aggregation makes of them by name, ``(M, ...)``."""
         joint = clients.info.num_classes is not None
-        before = _joined(old, joint)
+        before = joined(old, joint)
 
         def fold(total: Quadratics | None, reply: dict[str, Any]) -> Quadratics:
-            moved = _joined(reply["heads"], joint) - before
+            moved = joined(reply["heads"], joint) - before
             return add_quadratics(total, moved, reply["hessians"], reply["domain_counts"])
 
         reply = clients.train(self.train_heads, closing=False, reduce={"hessians": fold}, shared=old, **sent)
-        return _parted(minimiser(reply.hessians, before, damping=self.damping), old, joint)
+        return parted(minimiser(reply.hessians, before, damping=self.damping), old, joint)
 
     def train_heads(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor) -> Reply:
         """Heads (with personal parameters), each on the samples of its domain, the body frozen."""
         cohort.load(shared)
         wanted = self.hessian_at if self.aggregation == "second-order" else ""
-        hessians = {"hessians": _hessians(cohort)} if wanted == "received" else {}
+        hessians = {"hessians": hessians_of(cohort)} if wanted == "received" else {}
         if self.head_epochs == "exact":
-            _solve_heads(cohort)
+            solve_heads(cohort)
         else:
             train = (*cohort.personal_parameters, *cohort.trainable("head"))
             loss = domain_means(cohort.num_domains, cohort.num_classes)
             cohort.fit(train, epochs=self.head_epochs, loss=loss)
         heads = {name: cohort.model[name].detach() for name in cohort.trainable("head")}
         if wanted == "trained":
-            hessians = {"hessians": _hessians(cohort)}
+            hessians = {"hessians": hessians_of(cohort)}
         return Reply(heads=heads, domain_counts=cohort.domain_counts, **hessians)
 
     def train_body(self, cohort: Cohort, shared: dict[str, Any], weights: Tensor) -> Reply:
@@ -168,58 +164,3 @@ class FedDAR(DomainFedAvg):
         cohort.fit(body, epochs=self.local_epochs, samples=samples)
         shared = {name: t for name, t in cohort.shared().items() if stage_of(name) != "head"}
         return Reply(shared=shared, num_samples=cohort.num_samples)
-
-
-def _check_linear(shared: Mapping[str, Tensor], what: str) -> None:
-    if WEIGHT not in shared or BIAS not in shared or shared[WEIGHT].ndim != 3:
-        raise PerfedError(f'{what} needs a linear head with bias (head = "linear")')
-
-
-def _solve_heads(cohort: Cohort) -> None:
-    """Replace each head by the least-squares solution of its domain's samples, of least norm if there are several."""
-    samples = cohort.samples()
-    assert samples.domain is not None
-    features = with_ones(cohort.representation().flatten(1)).double()
-    y = samples.y.double().view(len(samples.y), -1)
-    group = cohort.domain_cells
-    joined = _joined(cohort.model, joint=False).flatten(0, 1).double()
-    for index in torch.unique(group).tolist():
-        own = features[group == index]
-        if not torch.isfinite(own).all():
-            raise cohort.diverged(index // cohort.num_domains, "torch.linalg.pinv")
-        joined[index] = torch.linalg.pinv(own, rtol=_RANK) @ y[group == index]
-    for name, solved in _parted(joined, {WEIGHT: cohort.model[WEIGHT].flatten(0, 1)}, joint=False).items():
-        cohort.model[name] = solved.view_as(cohort.model[name])
-
-
-def _hessians(cohort: Cohort) -> Callable[[int], Tensor]:
-    """From a client's row to its ``(M, D, D)``: each domain's mean loss in its head, at the heads of now."""
-    samples, domains = cohort.samples(), cohort.num_domains
-    features = with_ones(cohort.representation().flatten(1))
-    logits = None if cohort.num_classes is None else cohort.features("head")
-    outputs = cohort.model[BIAS].shape[-1]
-    assert samples.domain is not None
-    owned = torch.split(samples.domain, samples.counts.tolist())
-    starts = samples.starts.tolist()
-
-    def of_client(row: int) -> Tensor:
-        own = slice(starts[row], starts[row] + len(owned[row]))
-        if logits is None:
-            return squared_error_hessian(features[own], owned[row], domains, outputs)
-        return softmax_hessian(features[own], logits[own], owned[row], domains)
-
-    return of_client
-
-
-def _joined(heads: Mapping[str, Tensor], joint: bool) -> Tensor:
-    """Weight with the bias as last column: ``(..., k + 1, C)``; with a joint Hessian ``(..., C (k + 1), 1)``."""
-    both = torch.cat([heads[WEIGHT], heads[BIAS].unsqueeze(-1)], dim=-1)
-    return both.flatten(-2).unsqueeze(-1) if joint else both.transpose(-1, -2)
-
-
-def _parted(joined: Tensor, like: Mapping[str, Tensor], joint: bool) -> dict[str, Tensor]:
-    """The inverse of :func:`_joined` for ``(M, ...)``."""
-    domains, outputs, k = like[WEIGHT].shape
-    both = joined.view(domains, outputs, k + 1) if joint else joined.transpose(1, 2)
-    both = both.to(like[WEIGHT].dtype)
-    return {WEIGHT: both[..., :k].contiguous(), BIAS: both[..., k].contiguous()}

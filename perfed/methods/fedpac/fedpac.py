@@ -43,6 +43,9 @@ class FedPAC(Method):
 
     Clients that were not chosen keep their combined head and take the newest body. If the problem of a client does not
     solve, it keeps its own head, and the run's summary counts it under ``unsolved_combinations``.
+
+    The weights of the combination, with their variance term V_i / n_i, are computed in
+    :mod:`perfed.methods.fedpac.combination` and compared with brute force in ``tests/methods/test_combination.py``.
     """
 
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": PERSONAL}

@@ -16,9 +16,9 @@ from perfed.maths.divergence import sample_w2
 from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Replies, Reply, ServerState
 from perfed.method.registry import register
 from perfed.method.term import Term, register_term
-from perfed.methods.fedrep import HetFedRep
 from perfed.methods.flic.class_batches import ClassMembers, class_members, class_slots
 from perfed.methods.flic.fast_w2 import gaussian_w2_sets
+from perfed.methods.flic.hetfedrep import HetFedRep
 from perfed.model.chain import Model, stage_of
 from perfed.model.placement import PERSONAL, SENT, Placement
 from perfed.training.cohort import Cohort

@@ -1,0 +1,30 @@
+"""FedAvg and FedProx with fine-tuning before evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from perfed.method.registry import register
+from perfed.methods.fedavg import FedAvg
+from perfed.methods.terms.proximal import Proximal
+from perfed.model.chain import STAGES
+from perfed.training.cohort import Cohort
+
+
+@register(
+    "fedprox-ft",
+    terms=(Proximal,),
+    summary="FedProx; each client evaluates a copy fine-tuned on its own data, without the proximal term",
+)
+@register("fedavg-ft")
+class FedAvgFT(FedAvg):
+    """FedAvg; each client evaluates a copy fine-tuned on its own data (Collins et al. 2021, section 5)."""
+
+    finetune_epochs: int = Field(10, ge=0, description="local epochs of fine-tuning before evaluation")
+
+    def personalise(self, cohort: Cohort, **payload: Any) -> None:
+        """Fine-tune the whole model from the global one, on the local loss alone (without terms)."""
+        cohort.load(payload["shared"])
+        cohort.fit(STAGES, epochs=self.finetune_epochs)
