@@ -235,6 +235,24 @@ class Server:
         sent = {"shared": server.shared, "terms": payload_of(method.terms, server)}
         clients.exchange(":settle", sent, terms="penalties")
 
+    def make_own(self, client: str, rounds: int) -> None:
+        """Let a client that was in no round make what is its own: the preparation, then ``rounds`` rounds alone.
+
+        What the method does then is :attr:`perfed.method.method.Method.joins`. The server's sets stay as they are.
+        """
+        before = self.sets
+        steps = [("prepare", 0, self._prepare), *(("settle", number + 1, self._catch_up) for number in range(rounds))]
+        for kind, number, program in steps:
+            self._transaction(RoundClients(self.engine, [client], number, kind, None), program)
+            self.state = ServerState(before)
+
+    def _catch_up(self, server: ServerState, clients: RoundClients) -> None:
+        method = self.setup.method
+        if method.joins == "settle":
+            self._settle(server, clients)
+        elif method.joins is not None:
+            clients.exchange(method.joins, {"terms": payload_of(method.terms, server)}, terms="penalties")
+
     def _prepare(self, server: ServerState, clients: RoundClients) -> None:
         method = self.setup.method
         method.check(server, clients.info)

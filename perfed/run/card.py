@@ -17,6 +17,10 @@ from perfed.machine import installed_version
 _RESAMPLES = 1000
 _INTERVAL = (2.5, 97.5)
 _PERCENT = ("accuracy",)
+_JOINED = (
+    "The site joined the finished run: it trained its own stages for {rounds} rounds against what the others share, "
+    "which did not change."
+)
 
 
 def data_facts(client: Client, federation: Federation) -> dict[str, Any]:
@@ -107,6 +111,7 @@ def card(facts: dict[str, Any]) -> str:
         f"# Model of site {facts['site']}",
         f"Trained by **{facts['method']}** (perfed {facts['versions']['perfed']}) on data set "
         f"'{facts['dataset']}', {facts['rounds']} rounds, seed {facts['seed']}; written on {facts['date']}.",
+        *([] if "joined" not in facts else [_JOINED.format(rounds=facts["joined"])]),
         "## What it does",
         _use(facts),
         "## Data of the site",

@@ -46,7 +46,7 @@ class ClientModule(nn.Module):
                     if part not in dict(owner.named_children()):
                         owner.add_module(part, nn.Module())
                     owner = owner.get_submodule(part)
-                owner.register_buffer(last, value.detach().clone())
+                owner.register_buffer(last, value[0].detach().clone())
 
     def forget(self, names: Sequence[str]) -> None:
         """Drop buffers that :meth:`forward` does not need."""
@@ -55,13 +55,15 @@ class ClientModule(nn.Module):
             delattr(self.get_submodule(owner), last)
 
     def _tree(self, tree: Tree, path: str, held: Mapping[str, Tensor]) -> dict[str, Any]:
-        """``tree`` with the module's buffers as its tensors."""
-        return {
-            name: self._tree(value, f"{path}.{name}", held)
-            if isinstance(value, Mapping)
-            else held.get(f"{path}.{name}", value)
-            for name, value in tree.items()
-        }
+        """``tree`` with the module's buffers as its tensors, a client axis in front."""
+        found: dict[str, Any] = {}
+        for name, value in tree.items():
+            where = f"{path}.{name}"
+            if isinstance(value, Mapping):
+                found[name] = self._tree(value, where, held)
+            else:
+                found[name] = held[where][None] if where in held else value
+        return found
 
     def forward(self, x: Tensor, domain: Tensor | None = None) -> Tensor:
         """Class probabilities ``(samples, C)``, or values.

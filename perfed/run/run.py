@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from math import nan
 from typing import Any
 
@@ -13,9 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from perfed.data.federation import Federation
+from perfed.data.federation import Client, Federation
 from perfed.engine.clients import RoundRecord
 from perfed.engine.evaluate import Metrics
+from perfed.engine.joining import joined
 from perfed.engine.server import Server
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
@@ -260,6 +262,22 @@ class Run:
             PerfedError: an unknown client, a method that projects the data, or a model that cannot be made a graph.
         """
         return own_model.site(self.server, self.name, client, self._standing.done)
+
+    def join(self, client: Client, rounds: int | None = None) -> SiteModel:
+        """The model of a new client, which makes what is its own against what the others share; nothing else changes.
+
+        Args:
+            client: with data for all its stages, of the federation's classes and domains
+                (:func:`perfed.data.newcomer.newcomer`).
+            rounds: of its training, as many as the run's if not given.
+
+        Raises:
+            PerfedError: an id that is there, a client that does not fit the others, or a method that cannot
+                (:func:`perfed.engine.joining.joined`).
+        """
+        rounds = self.rounds if rounds is None else rounds
+        site = own_model.site(joined(self.server, client, rounds), self.name, client.id, self._standing.done)
+        return replace(site, facts={**site.facts, "joined": rounds})
 
     def model(self, client: str) -> tuple[Chain, Parameters]:
         """One client's own model: the modules with its parameters loaded, and those parameters by name.
