@@ -29,6 +29,7 @@ from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.run import checkpoint, own_model
 from perfed.run.checkpoint import Standing
+from perfed.run.checkpoint_files import Checkpoint
 from perfed.run.directory import RunDirectory
 from perfed.run.evaluation import Evaluator, scored_split
 from perfed.run.memory import Memory
@@ -294,6 +295,11 @@ class Run:
         checkpoint.save(self.directory, self.server, self._standing, data, self.notes, self.config)
         self._saved = self._standing.done
 
+    def go_to(self, found: Checkpoint) -> None:
+        """Stand where ``found`` was written."""
+        self._standing = checkpoint.restore(found, self.server, self.federation)
+        self._saved = found.round
+
     def restore(self) -> None:
         """Go back to the last whole checkpoint of the directory; to the start if there is none."""
         found = self.directory.load()
@@ -302,8 +308,7 @@ class Run:
             self.directory.truncate_rounds(-1)
             self.notes.append("no checkpoint was there: begun again from round 0")
             return
-        self._standing = checkpoint.restore(found, self.server, self.federation)
-        self._saved = found.round
+        self.go_to(found)
         self.history, damaged = self.directory.truncate_rounds(found.round)
         for record in self.history:  # JSON has no NaN
             record["train_loss"] = nan if record["train_loss"] is None else record["train_loss"]

@@ -263,6 +263,12 @@ def traced(module: ClientModule, site: str, inputs: Tensor, domain: Tensor | Non
 
 
 def _unused(program: ExportedProgram) -> list[str]:
-    """Buffers that nothing depends on."""
-    names = program.graph_signature.inputs_to_buffers
-    return [names[node.name] for node in program.graph.nodes if node.name in names and not node.users]
+    """Buffers that no output depends on."""
+    names, live = program.graph_signature.inputs_to_buffers, set()
+    waiting = [node for node in program.graph.nodes if node.op == "output"]
+    while waiting:
+        for node in waiting.pop().all_input_nodes:
+            if node not in live:
+                live.add(node)
+                waiting.append(node)
+    return [names[node.name] for node in program.graph.nodes if node.name in names and node not in live]
