@@ -39,6 +39,7 @@ def with_domain_input(federation: Federation) -> Federation:
     def client_with(client: Client) -> Client:
         features = client.feature_names and (*client.feature_names, *(f"domain {name}" for name in names))
         splits = {name: extended(getattr(client, name)) for name in SPLITS}
-        return replace(client, feature_names=features, **splits)  # type: ignore[arg-type]
+        table = client.table and replace(client.table, domain_input=True)
+        return replace(client, feature_names=features, table=table, **splits)  # type: ignore[arg-type]
 
     return replace(federation, clients=tuple(client_with(client) for client in federation))

@@ -16,6 +16,9 @@ from torch.utils.data import Dataset
 from perfed.data.augment import CropFlip
 from perfed.data.inputs import arrays_of, as_tensor, check_names, column_names, domain_ids
 from perfed.data.labels import Classes, Task, coded
+from perfed.data.summary import SiteFacts, summary_of
+from perfed.data.tables.schema import Mode
+from perfed.data.tables.site import SiteTable
 from perfed.errors import PerfedError
 
 SPLITS = ("train", "validation", "test")
@@ -61,6 +64,7 @@ class Client:
         test: may be ``None`` or empty: the client then takes part but is not evaluated.
         validation: held-out training data for choices made at the client (early stopping, tuning).
         feature_names: one name per column for tabular inputs.
+        table: what turns the site's own table into inputs, where they were made so (:meth:`Federation.from_frames`).
 
     Example:
         >>> split = Split(torch.eye(3), torch.tensor([0, 1, 1]))
@@ -74,6 +78,7 @@ class Client:
     test: Split | None = None
     validation: Split | None = None
     feature_names: tuple[str, ...] | None = None
+    table: SiteTable | None = None
 
     def __repr__(self) -> str:
         return f"<Client '{self.id}': {_sizes([self])}, inputs of shape {self.input_shape}>"
@@ -220,6 +225,100 @@ class Federation:
         size = None if classes is None else len(classes)
         return cls(tuple(built), size, name=name, class_names=names, domain_names=domains, classes=classes)
 
+    @classmethod
+    def from_frames(
+        cls,
+        frames: Mapping[str, Any],
+        *,
+        target: str,
+        domain: str | None = None,
+        drop: Sequence[str] = (),
+        dates: Sequence[str] = (),
+        categories: Sequence[str] = (),
+        group: str | None = None,
+        task: Task | None = None,
+        test: Mapping[str, Any] | float = 0.2,
+        folds: int = 0,
+        columns: Mode = "own",
+        preprocess: Any = None,
+        seed: int = 0,
+        name: str = "tables",
+        sources: Mapping[str, str] | None = None,
+        test_sources: Mapping[str, str] | None = None,
+    ) -> Federation:
+        """Build a federation from one pandas data frame per site, a row per sample, as the sites have them.
+
+        Every site splits its rows and fits its own preprocessing on its training rows; the client's ``table`` keeps it.
+        Needs the extra ``perfed[tables]``.
+
+        Args:
+            frames: per site; columns may differ.
+            target, domain, drop, dates, categories, group, task, folds, columns, preprocess, seed: see
+                :class:`perfed.data.tables.frames.TableOptions`.
+            test: the share of each site's rows to test on, or a data frame of such rows per site.
+            name: what reports call the data.
+            sources, test_sources: what messages call each site's frame, such as a file; rows are called by its index.
+
+        Raises:
+            PerfedError: a :class:`perfed.data.tables.problems.TableProblems` with all faults of rows and columns, one
+                line each, or any fault listed for :class:`Federation`.
+
+        Example:
+            >>> import pandas as pd
+            >>> north = pd.DataFrame({"age": [61, 48, 70, 55], "sick": ["no", "yes", "no", "yes"]})
+            >>> Federation.from_frames({"north": north}, target="sick", test=0.5).classes
+            ('no', 'yes')
+        """
+        from perfed.data.tables.frames import TableOptions, build
+
+        options = TableOptions(
+            target=target,
+            domain=domain,
+            drop=tuple(drop),
+            dates=tuple(dates),
+            categories=tuple(categories),
+            group=group,
+            task=task,
+            test_fraction=test if not isinstance(test, Mapping) else 0.0,
+            folds=folds,
+            columns=columns,
+            preprocess=preprocess,
+            seed=seed,
+        )
+        tests = test if isinstance(test, Mapping) else None
+        built = build(frames, options, tests=tests, sources=sources, test_sources=test_sources)
+        made = cls.from_arrays(built.arrays, task=built.task, name=name, domain_names=built.domains)
+        clients = tuple(replace(client, table=built.tables[client.id]) for client in made)
+        return replace(made, clients=clients, notes={"told": built.told, "remarks": built.remarks})
+
+    def describe(self) -> str:
+        """Sites x (rows of each split, columns shared and own, missing values, rows per class and domain), as text.
+
+        For tables also what sites must tell each other before they train, and what is remarkable. No row's content.
+        """
+        tables = {client.id: client.table for client in self if client.table is not None}
+        shared = set.intersection(*(set(t.feature_names_in_) for t in tables.values())) if tables else set()
+        facts = []
+        for client in self:
+            rows = {split: part for split in SPLITS if (part := client.split(split)) is not None}
+            table = client.table
+            facts.append(
+                SiteFacts(
+                    site=client.id,
+                    rows={split: len(part) for split, part in rows.items()},
+                    inputs=client.train.x[0].numel(),
+                    shared=None if table is None else sum(name in shared for name in table.feature_names_in_),
+                    own=None if table is None else sum(name not in shared for name in table.feature_names_in_),
+                    missing=None if table is None else sum(column.missing for column in table.columns),
+                    cells=None if table is None else len(client.train) * len(table.columns),
+                    classes=_counts([part.y for part in rows.values()], self.num_classes or 0),
+                    domains=_counts([p.domain for p in rows.values() if p.domain is not None], self.num_domains),
+                )
+            )
+        classes = [str(label) for label in self.class_names or self.classes or ()]
+        domains = [self.domain_name(number) for number in range(self.num_domains)]
+        return summary_of(facts, classes, domains, self.notes.get("told", ()), self.notes.get("remarks", ()))
+
     @property
     def num_domains(self) -> int:
         """Number of domains M: the largest domain id + 1; 0 where domains are unknown."""
@@ -274,6 +373,11 @@ class Federation:
             for c in self.clients
         )
         return replace(self, clients=clients)
+
+
+def _counts(codes: Sequence[Tensor], number: int) -> list[int]:
+    """How often each of 0, ..., number - 1 occurs; nothing where there are none."""
+    return torch.bincount(torch.cat(list(codes)), minlength=number).tolist() if number else []
 
 
 def _sizes(clients: Sequence[Client]) -> str:

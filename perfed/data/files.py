@@ -124,8 +124,8 @@ def load_images(
     return data
 
 
-def optional_package(module: str, needed_for: str) -> Any:
-    """A module of the extra ``perfed[datasets]``.
+def optional_package(module: str, needed_for: str, extra: str = "datasets") -> Any:
+    """A module of the extra ``perfed[EXTRA]``.
 
     Raises:
         PerfedError: it is not installed; says how to install it.
@@ -135,5 +135,5 @@ def optional_package(module: str, needed_for: str) -> Any:
     except ImportError:
         package = module.partition(".")[0]
         raise PerfedError(
-            f"{needed_for} needs the package '{package}', which is not installed: pip install \"perfed[datasets]\""
+            f"{needed_for} needs the package '{package}', which is not installed: pip install \"perfed[{extra}]\""
         ) from None

@@ -1,0 +1,1 @@
+"""Tables with one row per sample: files and data frames, each site's columns and preprocessing."""

@@ -1,0 +1,190 @@
+"""What a column holds: numbers, categories, dates; guessed once from a site's rows, and read so ever after."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from perfed.data.tables.problems import Series, in_rows, pandas
+
+Kind = Literal["number", "boolean", "category", "date", "id", "text", "empty"]
+
+MISSING_CATEGORY = "missing"
+"""What a category column holds where the value is missing."""
+
+_TRUE, _FALSE = frozenset({"true", "yes", "y", "t"}), frozenset({"false", "no", "n", "f"})
+_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ].*)?")
+_FORMATS = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
+_IDS = frozenset({"id", "ids", "uid", "uuid", "guid", "mrn", "ssn"})
+_MANY = 20  # different texts that a category may have in any case
+_LEAST = 10  # rows from which values that all differ say something
+_PHRASE = 3  # words that make a text of its own
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a site.
+
+    Attributes:
+        name: in the site's table.
+        kind: what it holds; "empty" where every value is missing.
+        format: of dates, as pandas reads it; "" where it could be read in two ways.
+        missing: values that are missing in the training rows.
+        constant: whether the training rows hold one value alone.
+        categories: of a category, those that occur in the training rows, sorted.
+        levels: those of them that have an input of their own; all others share having none.
+        masked: whether a further input says that the value is missing.
+        absent: whether the site does not have it (``columns = "union"``): it is missing in every row.
+    """
+
+    name: str
+    kind: Kind
+    format: str = ""
+    missing: int = 0
+    constant: bool = False
+    categories: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ()
+    masked: bool = False
+    absent: bool = False
+
+
+def cells(values: Series) -> Series:
+    """The column as it is if of numbers, booleans or dates, else as objects: texts stripped, ``None`` missing."""
+    kinds = pandas().api.types
+    plain = isinstance(values.dtype, np.dtype) and values.dtype.kind in "biuf"
+    if plain or kinds.is_datetime64_any_dtype(values.dtype):
+        return values
+    found = values.astype(object)
+    stripped = found.map(lambda cell: cell.strip() if isinstance(cell, str) else cell)
+    return stripped.where(stripped.notna() & (stripped != ""), None)
+
+
+def guess(values: Series, name: str, *, as_date: bool = False, as_category: bool = False) -> Column:
+    """What the column ``name`` holds, unless it is said.
+
+    Numbers written as texts are numbers; 0 and 1, true and false, yes and no are booleans. A column where most values
+    are numbers, or look like dates, is taken for that, and :func:`read` then names the rows that are not.
+    """
+    found = cells(values).dropna()
+    if found.empty:
+        return Column(name, "empty")
+    if as_date or pandas().api.types.is_datetime64_any_dtype(found.dtype):
+        return Column(name, "date", _format_of(found))
+    if as_category:
+        return Column(name, "category")
+    if found.dtype == bool or {str(cell).lower() for cell in found.unique()} <= _TRUE | _FALSE:
+        return Column(name, "boolean")
+    numbers = pandas().to_numeric(found, errors="coerce").astype(float)
+    share = numbers.notna().mean()
+    if share == 1:
+        return Column(name, _kind_of_numbers(numbers.to_numpy(), name))
+    words = [str(cell) for cell in found]
+    if sum(_DATE.fullmatch(word) is not None for word in words) > len(words) / 2:
+        return Column(name, "date", _format_of(found))
+    return Column(name, "number" if share > 0.5 else _kind_of_texts(words, name))
+
+
+def _kind_of_numbers(numbers: Any, name: str) -> Kind:
+    if set(numbers) <= {0.0, 1.0}:
+        return "boolean"
+    whole = bool(np.isfinite(numbers).all()) and bool((numbers == np.round(numbers)).all())
+    counted = len(numbers) >= _LEAST and bool((np.diff(numbers) == 1).all())
+    return "id" if whole and (counted or _called_id(name)) else "number"
+
+
+def _kind_of_texts(words: Sequence[str], name: str) -> Kind:
+    different = len(set(words))
+    all_differ = different == len(words) and len(words) >= _LEAST
+    if different <= max(_MANY, len(words) / 2) and not all_differ:
+        return "id" if _called_id(name) and different > 2 else "category"
+    return "text" if np.mean([len(word.split()) for word in words]) >= _PHRASE else "id"
+
+
+def _called_id(name: str) -> bool:
+    return bool(
+        _IDS & set(re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower().replace("_", " ").replace("-", " ").split())
+    )
+
+
+def _format_of(found: Series) -> str:
+    """The format in which most values are dates; "" if two read all of them, and differently."""
+    if pandas().api.types.is_datetime64_any_dtype(found.dtype):
+        return "ISO8601"
+    parsed = {each: _dates(found, each) for each in _FORMATS}
+    good = {each: int(dates.notna().sum()) for each, dates in parsed.items()}
+    best = max(good, key=lambda each: good[each])
+    others = [parsed[each] for each in _FORMATS if each != best and good[each] == good[best] > 0]
+    return "" if any(not other.equals(parsed[best]) for other in others) else best
+
+
+def _dates(found: Series, form: str) -> Series:
+    return pandas().to_datetime(found.map(_text), format=form, errors="coerce", utc=True)
+
+
+def _text(cell: Any) -> Any:
+    """A category's name: 3 and 3.0 are the same one, and true is True."""
+    if isinstance(cell, float | np.floating) and float(cell).is_integer():
+        return str(int(cell))
+    return None if cell is None else str(cell)
+
+
+# Reading -------------------------------------------------------------------------------------------------------
+
+
+def read(values: Series, column: Column) -> tuple[Series, list[str]]:
+    """The values as the column's kind has them, and what is wrong with them, a line each.
+
+    Returns:
+        floats (numbers; booleans as 0 and 1; dates as days since 1970-01-01, with fractions), NaN where missing, or
+        texts (all other kinds), ``None`` where missing; and the problems.
+    """
+    found = cells(values)
+    where = f"column '{column.name}'"
+    if column.kind == "date":
+        return _read_dates(found, column.format, where)
+    if column.kind not in ("number", "boolean"):
+        texts = found.astype(object).where(found.notna(), None).map(_text)
+        return texts.astype(object).where(texts.notna(), None), []
+    if column.kind == "boolean":
+        found = found.map(lambda cell: _truth(cell) if isinstance(cell, str | bool) else cell)
+    numbers = pandas().to_numeric(found, errors="coerce").astype(float)
+    problems = []
+    bad = found.index[found.notna() & numbers.isna()]
+    if len(bad):
+        way = "write numbers alone, or name the column in categories"
+        problems.append(f"{where} holds {column.kind}s, and something else {in_rows(bad)}; {way}")
+    odd = numbers.index[~numbers.isin((0.0, 1.0)) & numbers.notna()] if column.kind == "boolean" else ()
+    if len(odd):
+        problems.append(
+            f"{where} holds booleans, and other numbers {in_rows(odd)}; allowed: 0, 1, yes, no, true, false"
+        )
+    endless = numbers.index[np.isinf(numbers)]
+    if len(endless):
+        problems.append(f"{where} holds infinity {in_rows(endless)}; numbers must be finite, or missing")
+    return numbers, problems
+
+
+def _read_dates(found: Series, form: str, where: str) -> tuple[Series, list[str]]:
+    if form == "":
+        way = "write dates as 2024-03-31"
+        return found, [f"{where}: its dates can be read with the day or the month first; {way}"]
+    filled = found.notna().to_numpy()
+    dates = found[filled] if found.dtype != object else _dates(found[filled], form)
+    if dates.dt.tz is not None:
+        dates = dates.dt.tz_convert("UTC").dt.tz_localize(None)
+    bad = dates.index[dates.isna()]
+    shown = form.replace("%Y", "2024").replace("%m", "03").replace("%d", "31").replace("ISO8601", "2024-03-31")
+    problems = [f"{where} holds dates like {shown}, and something else {in_rows(bad)}"] if len(bad) else []
+    pd = pandas()
+    days = np.full(len(found), np.nan)
+    days[filled] = (dates - pd.Timestamp(0)) / pd.Timedelta(days=1)
+    return pd.Series(days, index=found.index), problems
+
+
+def _truth(cell: str | bool) -> Any:
+    word = str(cell).lower()
+    return 1.0 if word in _TRUE else 0.0 if word in _FALSE else cell

@@ -1,0 +1,100 @@
+"""Which columns enter: each site's own, or one schema for all, and what sites must tell each other for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind, read
+from perfed.data.tables.problems import Frame
+
+Mode = Literal["own", "common", "union"]
+
+_RARE = 0.02  # share of a site's training rows below which a category is rare
+_TWICE = 2  # and a category that occurs less often is so in any case
+
+
+def learnt(frame: Frame, column: Column) -> Column:
+    """``column`` with what the training rows ``frame`` say: missing values, categories, whether it is constant."""
+    values, _ = read(frame[column.name], column)
+    missing = int(values.isna().sum())
+    constant = values.nunique(dropna=False) < 2
+    if column.kind != "category":
+        return replace(column, missing=missing, constant=constant, masked=missing > 0)
+    counts = values.fillna(MISSING_CATEGORY).value_counts()
+    least = max(_TWICE, _RARE * len(frame))
+    frequent = counts.index[counts >= min(least, counts.max())]
+    found: dict[str, Any] = {"categories": tuple(sorted(counts.index)), "levels": tuple(sorted(frequent))}
+    return replace(column, missing=missing, constant=constant, masked=missing > 0, **found)
+
+
+def agreed(
+    columns: Mapping[str, Sequence[Column]], sources: Mapping[str, str]
+) -> tuple[dict[str, list[Column]], list[str]]:
+    """Columns of one name with one kind at all sites, where kinds do not contradict each other; and where they do.
+
+    A column that is empty at one site has the kind of the others; 0 and 1 are numbers where others have more, and
+    yes and no categories.
+    """
+    kinds: dict[str, dict[Kind, str]] = {}
+    for site, held in columns.items():
+        for column in held:
+            if column.kind != "empty":
+                kinds.setdefault(column.name, {}).setdefault(column.kind, site)
+    one: dict[str, Kind] = {}
+    problems = []
+    for name, found in kinds.items():
+        others: list[Kind] = [kind for kind in found if kind != "boolean"]
+        if len(others) > 1 or (len(found) > 1 and others[0] == "date"):
+            (first, a), (second, b) = list(found.items())[:2]
+            where = f"a {first} in {sources[a]} and a {second} in {sources[b]}"
+            problems.append(f"column '{name}' is {where}; give it one kind (a name in categories or dates), or drop it")
+        else:
+            one[name] = (others or ["boolean"])[0]
+    changed = {
+        site: [replace(column, kind=one.get(column.name, column.kind)) for column in held]
+        for site, held in columns.items()
+    }
+    return changed, problems
+
+
+def shared_columns(columns: Mapping[str, Sequence[Column]], mode: Mode) -> dict[str, list[Column]]:
+    """The columns that enter at each site, those that it lacks among them: with "common" and "union" one schema.
+
+    A column enters that is not constant at every site that has it; "common": if every site has it. Its levels are
+    those of any site, and it is masked if it is missing, or absent, anywhere. With "own" each
+    site's that are not constant.
+    """
+    if mode == "own":
+        return {site: [c for c in held if not c.constant] for site, held in columns.items()}
+    by_name: dict[str, dict[str, Column]] = {}
+    for site, held in columns.items():
+        for column in held:
+            by_name.setdefault(column.name, {})[site] = column
+    entering: dict[str, list[Column]] = {site: [] for site in columns}
+    for name, found in by_name.items():
+        everywhere = len(found) == len(columns)
+        if all(c.constant for c in found.values()) or (mode == "common" and not everywhere):
+            continue
+        kind = next(iter(found.values())).kind
+        masked = not everywhere or any(c.masked for c in found.values())
+        levels = {level for c in found.values() for level in c.levels} | ({MISSING_CATEGORY} if masked else set())
+        one: dict[str, Any] = {"masked": masked, "levels": tuple(sorted(levels)) if kind == "category" else ()}
+        lacking = Column(name, kind, absent=True)
+        for site, held in entering.items():
+            held.append(replace(found.get(site, lacking), **one))
+    return entering
+
+
+def told(mode: Mode, columns: Mapping[str, Sequence[Column]], classes: bool, domain: bool) -> list[str]:
+    """What sites must tell each other before they train, for the schema ``columns``; never a row."""
+    lines = ["the names of the classes"] if classes else []
+    lines += ["the names of the domains"] if domain else []
+    if mode != "own":
+        lines.append("names and kinds of their columns, and which are constant or have missing values")
+        schema = next(iter(columns.values()))
+        categories = [column.name for column in schema if column.kind == "category"]
+        if categories:
+            lines.append(f"the categories, without the rare ones, of: {', '.join(categories)}")
+    return lines

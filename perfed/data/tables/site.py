@@ -1,0 +1,219 @@
+"""What turns a site's own table into inputs of its model."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfed.data.files import optional_package
+from perfed.data.tables.kinds import MISSING_CATEGORY, Column, cells, read
+from perfed.data.tables.preprocess import output_names, outputs
+from perfed.data.tables.problems import Frame, in_rows, listed, pandas, refuse, unknown
+from perfed.errors import PerfedError
+
+_FACTS, _SAFE, _PICKLED = "table.json", "transformer.skops", "transformer.joblib"
+_TRUSTED = ["numpy.dtype"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SiteTable:
+    """A site's columns and its fitted preprocessing.
+
+    Attributes:
+        site: its name.
+        inputs: the columns that enter, in the order in which ``transformer`` takes them; those that are ``absent`` are
+            not in the site's table.
+        transformer: fitted on the site's training rows; any object with scikit-learn's ``transform``.
+        target: the column that is predicted.
+        domain: the column of domains, if there is one.
+        domains: names of the domains 0, 1, ...
+        ignored: columns that may be there and do not enter: dropped ones, constant ones, the group.
+        own: whether ``transformer`` is the user's: it gets categories with ``None`` where missing, and dates as dates.
+        domain_input: whether the domain is also an input, one-hot behind the others.
+    """
+
+    site: str
+    inputs: tuple[Column, ...]
+    transformer: Any
+    target: str
+    domain: str | None = None
+    domains: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    own: bool = False
+    domain_input: bool = False
+
+    def __repr__(self) -> str:
+        return f"<SiteTable '{self.site}': {len(self.columns)} columns, target '{self.target}'>"
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The site's own columns that enter."""
+        return tuple(column for column in self.inputs if not column.absent)
+
+    @property
+    def feature_names_in_(self) -> tuple[str, ...]:
+        """Names of the site's own columns that enter."""
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def feature_names_out_(self) -> tuple[str, ...] | None:
+        """Names of the model's inputs; ``None`` if a transformer of the user's own does not know them."""
+        names = output_names(self.transformer)
+        more = tuple(f"domain {name}" for name in self.domains) if self.domain_input else ()
+        return None if names is None else names + more
+
+    def transform(self, frame: Frame) -> tuple[NDArray[np.float64], NDArray[np.int64] | None]:
+        """Inputs ``(n, p)`` for the rows of a data frame, and their domains ``(n,)``, ``None`` without a domain column.
+
+        Columns may stand in any order. Categories that training never saw are allowed: see
+        :meth:`unseen`.
+
+        Raises:
+            PerfedError: unknown or missing columns, values that are not of their column's kind, a domain that training
+                never saw; names column and rows.
+        """
+        made = outputs(self.transformer, self.read(frame), f"site '{self.site}'")
+        domain = self._domain(frame)
+        if self.domain_input and domain is not None:
+            made = np.concatenate([made, np.eye(len(self.domains))[domain]], axis=1)
+        return made, domain
+
+    def read(self, frame: Frame) -> Frame:
+        """The columns that enter as the transformer takes them: floats, days of dates, categories as texts.
+
+        Raises:
+            PerfedError: as :meth:`transform`, but for domains.
+        """
+        frame = self._checked(frame)
+        made: dict[str, Any] = {}
+        problems: list[str] = []
+        for column in self.inputs:
+            if column.absent:
+                empty = MISSING_CATEGORY if column.kind == "category" else np.nan
+                made[column.name] = pandas().Series([empty] * len(frame), index=frame.index)
+                continue
+            values, found = read(frame[column.name], column)
+            problems += found
+            if column.kind == "category" and not self.own:
+                values = values.fillna(MISSING_CATEGORY)
+            if column.kind == "date" and self.own:
+                values = pandas().to_datetime(values, unit="D")
+            made[column.name] = values
+        refuse([f"site '{self.site}': {problem}" for problem in problems])
+        return pandas().DataFrame(made, index=frame.index)
+
+    def unseen(self, frame: Frame) -> dict[str, int]:
+        """How many rows hold a category that the training rows do not, by column; without columns that have none."""
+        frame, counts = self._checked(frame), {}
+        for column in self.columns:
+            if column.kind == "category":
+                values, _ = read(frame[column.name], column)
+                counts[column.name] = int((values.notna() & ~values.isin(column.categories)).sum())
+        return {name: count for name, count in counts.items() if count}
+
+    def _checked(self, frame: Frame) -> Frame:
+        """The frame with texts as names; refuses columns that are not the site's."""
+        where = f"site '{self.site}'"
+        if not hasattr(frame, "columns") or not hasattr(frame, "index"):
+            raise PerfedError(f"{where}: a {type(frame).__name__} was given; a pandas DataFrame is needed")
+        given = [str(name) for name in frame.columns]
+        needed = [*self.feature_names_in_, *([self.domain] if self.domain else [])]
+        lacking = [name for name in needed if name not in given]
+        if lacking:
+            more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
+            raise PerfedError(f"{where}: {unknown(lacking[0], given)}{more}")
+        odd = [name for name in given if name not in {*needed, *self.ignored, self.target}]
+        if odd:
+            raise PerfedError(f"{where}: unknown columns {listed(odd)}; its columns: {', '.join(needed)}")
+        twice = sorted({name for name in given if given.count(name) > 1})
+        if twice:
+            raise PerfedError(f"{where}: several columns are called {listed(twice)}")
+        return frame.set_axis(given, axis=1)
+
+    def _domain(self, frame: Frame) -> NDArray[np.int64] | None:
+        if self.domain is None:
+            return None
+        ids, problems = domain_ids(self._checked(frame)[self.domain], self.domain, self.domains)
+        refuse([f"site '{self.site}': {problem}" for problem in problems])
+        return ids
+
+    # Files ---------------------------------------------------------------------------------------------------------
+
+    def save(self, path: Path | str) -> None:
+        """Write everything to one file, the transformer in skops' format, which runs no code when it is read.
+
+        A transformer of the user's own types is pickled with joblib.
+
+        Raises:
+            PerfedError: skops is not installed; names the extra.
+        """
+        skops = optional_package("skops.io", "saving a site's preprocessing", extra="tables")
+        facts = {**{name: value for name, value in vars(self).items() if name not in ("inputs", "transformer")}}
+        facts["inputs"] = [asdict(column) for column in self.inputs]
+        kept: bytes | None = None
+        try:
+            content = skops.dumps(self.transformer)
+            kept = content if set(skops.get_untrusted_types(data=content)) <= set(_TRUSTED) else None
+        except Exception:  # types that skops does not know: whatever their code raises
+            kept = None
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+            file.writestr(_FACTS, json.dumps(facts, indent=1))
+            file.writestr(_PICKLED if kept is None else _SAFE, _pickled(self.transformer) if kept is None else kept)
+
+    @classmethod
+    def load(cls, path: Path | str) -> SiteTable:
+        """What :meth:`save` wrote.
+
+        A pickled transformer of the user's own runs code when it is read: read only files that you trust.
+
+        Raises:
+            PerfedError: no such file, or not one of these.
+        """
+        try:
+            with zipfile.ZipFile(path) as file:
+                facts = json.loads(file.read(_FACTS))
+                safe = _SAFE in file.namelist()
+                content = file.read(_SAFE if safe else _PICKLED)
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise PerfedError(f"{path}: cannot be read as a site's table ({error})") from None
+        if safe:
+            skops = optional_package("skops.io", "reading a site's preprocessing", extra="tables")
+            transformer = skops.loads(content, trusted=_TRUSTED)
+        else:
+            import joblib
+
+            transformer = joblib.load(io.BytesIO(content))
+        inputs = tuple(Column(**_tuples(column)) for column in facts.pop("inputs"))
+        return cls(inputs=inputs, transformer=transformer, **_tuples(facts))
+
+
+def _pickled(transformer: Any) -> bytes:
+    import joblib
+
+    content = io.BytesIO()
+    joblib.dump(transformer, content)
+    return content.getvalue()
+
+
+def _tuples(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+
+
+def domain_ids(values: Any, name: str, domains: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
+    """The domain of every row as its place among ``domains``, and what is wrong: missing or unknown ones, by row."""
+    texts, _ = read(cells(values), Column(name, "category"))
+    place = texts.map({domain: number for number, domain in enumerate(domains)})
+    bad = texts.index[place.isna()]
+    if not len(bad):
+        return place.to_numpy(dtype=np.int64), []
+    return np.zeros(len(texts), np.int64), [
+        f"column '{name}' holds no known domain {in_rows(bad)}; allowed: {', '.join(domains)}"
+    ]

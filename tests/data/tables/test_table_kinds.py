@@ -1,0 +1,104 @@
+"""What columns are taken for, and how they are read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from perfed.data.tables.kinds import Column, guess, read
+
+TWELVE = range(12)
+GUESSES = {
+    "numbers": ([61, 48.5, None], "number"),
+    "numbers as texts": (["61", " 48.5", "", "1e3"], "number"),
+    "0 and 1": (["0", "1", "1"], "boolean"),
+    "truth": ([True, False, True], "boolean"),
+    "yes and no": (["Yes", "no", None], "boolean"),
+    "few texts": (["mild", "severe", "mild"], "category"),
+    "many numbers, some texts": (["1", "2", "3", "12 mg"], "number"),
+    "some numbers, many texts": (["I", "II", "3", "IV"], "category"),
+    "iso dates": (["2024-03-31", "2023-12-01"], "date"),
+    "german dates": (["31.03.2024", "01.12.2023"], "date"),
+    "dates and a slip": (["31.03.2024", "01.12.2023", "soon"], "date"),
+    "timestamps": (pd.to_datetime(["2024-03-31", "2023-12-01"]), "date"),
+    "record numbers": ([f"K-{number:05d}" for number in TWELVE], "id"),
+    "row numbers": ([str(number) for number in range(100, 112)], "id"),
+    "remarks": ([f"patient came in on day {number} in pain" for number in TWELVE], "text"),
+    "nothing": ([None, "", np.nan], "empty"),
+    "one sex": (["f", "f"], "boolean"),
+    "nullable": (pd.array([1, None, 7], dtype="Int64"), "number"),
+    "categorical": (pd.Categorical(["a", "b", "a"]), "category"),
+}
+
+
+@pytest.mark.parametrize("name", GUESSES)
+def test_what_a_column_is_taken_for(name):
+    values, kind = GUESSES[name]
+    assert guess(pd.Series(values), "x").kind == kind
+
+
+@pytest.mark.parametrize("name", ["id", "patient_id", "patientId", "MRN"])
+def test_whole_numbers_under_the_name_of_an_id_are_ids(name):
+    assert guess(pd.Series([812, 17, 17, 440]), name).kind == "id"
+    assert guess(pd.Series([812.5, 17]), name).kind == "number"
+    assert guess(pd.Series([812, 17, 17]), name, as_category=True).kind == "category"
+
+
+def test_what_is_said_of_a_column_holds():
+    assert guess(pd.Series([1, 4, 2]), "cp", as_category=True).kind == "category"
+    assert guess(pd.Series(["1999", "2004"]), "since", as_date=True).kind == "date"
+
+
+@pytest.mark.parametrize(
+    ("texts", "form"),
+    [
+        (["2024-03-01", "2024-03-31T12:00"], "ISO8601"),
+        (["01.03.2024", "31.03.2024"], "%d.%m.%Y"),
+        (["01/03/2024", "31/03/2024"], "%d/%m/%Y"),
+        (["03/01/2024", "03/31/2024"], "%m/%d/%Y"),
+    ],
+)
+def test_dates_become_days(texts, form):
+    column = guess(pd.Series(texts), "visit")
+    assert (column.kind, column.format) == ("date", form)
+    days, problems = read(pd.Series([*texts, None]), column)
+    expected = pd.DatetimeIndex(["2024-03-01", "2024-03-31T12:00" if "T" in texts[1] else "2024-03-31"])
+    np.testing.assert_allclose(days[:2], (expected - pd.Timestamp("1970-01-01")).total_seconds() / 86400)
+    assert np.isnan(days[2]) and not problems
+
+
+def test_dates_that_could_be_read_in_two_ways_are_refused():
+    values = pd.Series(["01/03/2024", "02/04/2024"])
+    column = guess(values, "visit")
+    assert read(values, column)[1] == [
+        "column 'visit': its dates can be read with the day or the month first; write dates as 2024-03-31"
+    ]
+
+
+def test_what_does_not_fit_is_named_by_row_and_not_shown():
+    values = pd.Series(["61", "about 60", "48", "inf", "ca. 5"], index=[2, 3, 4, 5, 6])
+    problems = read(values, Column("age", "number"))[1]
+    assert problems == [
+        "column 'age' holds numbers, and something else in rows 3, 6; write numbers alone, or name the column in "
+        "categories",
+        "column 'age' holds infinity in row 5; numbers must be finite, or missing",
+    ]
+    values = pd.Series(["2024-03-31", "31.3.24"], index=[7, 8])
+    assert read(values, Column("visit", "date", "ISO8601"))[1] == [
+        "column 'visit' holds dates like 2024-03-31, and something else in row 8"
+    ]
+    assert read(pd.Series([0, 1, 3]), Column("sex", "boolean"))[1] == [
+        "column 'sex' holds booleans, and other numbers in row 2; allowed: 0, 1, yes, no, true, false"
+    ]
+
+
+def test_a_category_has_one_name_whatever_its_type():
+    column = Column("cp", "category")
+    assert read(pd.Series([3.0, None, 4.0]), column)[0].tolist() == ["3", None, "4"]
+    assert read(pd.Series(["3", "", " 4 "]), column)[0].tolist() == ["3", None, "4"]
+
+
+def test_reading_keeps_rows_whose_labels_occur_twice():
+    days, _ = read(pd.Series(["2024-01-01", None, "2024-01-02"], index=[5, 5, 5]), Column("v", "date", "ISO8601"))
+    assert np.isnan(days.to_numpy()[1]) and days.to_numpy()[2] - days.to_numpy()[0] == 1
