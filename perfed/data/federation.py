@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from perfed.data.augment import CropFlip
 from perfed.data.inputs import arrays_of, as_tensor, check_names, column_names, domain_ids
 from perfed.data.labels import Classes, Task, coded
-from perfed.data.summary import SiteFacts, summary_of
+from perfed.data.summary import SiteFacts, kinds_of, site_table
 from perfed.data.tables.schema import Mode
 from perfed.data.tables.site import SiteTable
 from perfed.errors import PerfedError
@@ -294,7 +294,8 @@ class Federation:
     def describe(self) -> str:
         """Sites x (rows of each split, columns shared and own, missing values, rows per class and domain), as text.
 
-        For tables also what sites must tell each other before they train, and what is remarkable. No row's content.
+        For tables also what columns are taken for, what sites must tell each other before they train, and remarks.
+        No row's content.
         """
         tables = {client.id: client.table for client in self if client.table is not None}
         shared = set.intersection(*(set(t.feature_names_in_) for t in tables.values())) if tables else set()
@@ -317,7 +318,11 @@ class Federation:
             )
         classes = [str(label) for label in self.class_names or self.classes or ()]
         domains = [self.domain_name(number) for number in range(self.num_domains)]
-        return summary_of(facts, classes, domains, self.notes.get("told", ()), self.notes.get("remarks", ()))
+        text = site_table(facts, classes, domains)
+        if not tables:
+            return text
+        told = f"sites tell each other before they train: {'; '.join(self.notes['told']) or 'nothing'}"
+        return "\n".join([text, "", *kinds_of(tables.values()), told, *self.notes["remarks"]])
 
     @property
     def num_domains(self) -> int:

@@ -57,6 +57,7 @@ class _Entry:
     build: Builder
     model: type[BaseModel]
     module: str
+    paths: tuple[str, ...]
 
 
 class _Options(BaseModel):
@@ -73,13 +74,15 @@ def dataset(
     task: Literal["classification", "regression"] = "classification",
     files: tuple[str, ...] = (),
     shared: type[BaseModel] = _Options,
+    paths: tuple[str, ...] = (),
 ) -> Callable[[Builder], Builder]:
     """Register a function as the data set ``name``.
 
     The function is called as ``build(seed, data_dir, **options)`` and returns a :class:`Federation`. Its
     keyword-only parameters are the options: each needs a type (with pydantic's ``Field`` for limits) and a
     default. The fields of ``shared`` are further options, for data sets that have many in common; its validators
-    check how options fit together. Every data set also has ``validation_fraction`` and ``domain_input``, which
+    check how options fit together. Options among ``paths`` are lists of files, and relative ones are looked up
+    beside the experiment's file. Every data set also has ``validation_fraction`` and ``domain_input``, which
     :func:`load` handles.
 
     Raises:
@@ -112,7 +115,7 @@ def dataset(
         model = create_model(f"Options of {name}", __base__=shared, **fields, **last)
         options = tuple(Option(key, _in_words(hint), default) for key, (hint, default) in (described | last).items())
         summary = (inspect.getdoc(build) or "").partition("\n")[0]
-        DATASETS[name] = _Entry(Description(name, summary, task, files, options), build, model, module)
+        DATASETS[name] = _Entry(Description(name, summary, task, files, options), build, model, module, paths)
         return build
 
     return register
@@ -290,6 +293,17 @@ def check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
         key = str(problem["loc"][0])
         raise PerfedError(f"data.{key} = {given[key]!r} is not allowed; it must be: {allowed[key]}") from None
     return {key: getattr(model, key) for key in allowed}
+
+
+def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The ``[data]`` table of an experiment's file in ``folder``, its relative paths made whole."""
+    entry = DATASETS.get(str(data.get("name")))
+    whole = {
+        key: [str((folder / path).resolve()) if isinstance(path, str) else path for path in data[key]]
+        for key in (entry.paths if entry else ())
+        if isinstance(data.get(key), list)
+    }
+    return {**data, **whole}
 
 
 def check_range(low_key: str, low: float, high_key: str, high: float) -> None:

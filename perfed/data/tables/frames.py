@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -128,6 +129,9 @@ def build(
     """
     if not isinstance(frames, Mapping) or not frames:
         raise PerfedError("frames must be a mapping from the name of a site to its data frame, with one site at least")
+    twice = [site for site, count in Counter(map(str, frames)).items() if count > 1]
+    if twice:
+        raise PerfedError(f"two sites are called {listed(twice)}; names must differ")
     strange = [site for site in tests or {} if site not in frames]
     if strange:
         raise PerfedError(

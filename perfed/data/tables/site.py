@@ -36,7 +36,7 @@ class SiteTable:
         domain: the column of domains, if there is one.
         domains: names of the domains 0, 1, ...
         ignored: columns that may be there and do not enter: dropped ones, constant ones, the group.
-        own: whether ``transformer`` is the user's: it gets categories with ``None`` where missing, and dates as dates.
+        own: whether ``transformer`` is the user's: it gets categories with NaN where missing, and dates as dates.
         domain_input: whether the domain is also an input, one-hot behind the others.
     """
 
@@ -104,6 +104,8 @@ class SiteTable:
             problems += found
             if column.kind == "category" and not self.own:
                 values = values.fillna(MISSING_CATEGORY)
+            elif self.own and values.dtype == object:
+                values = values.where(values.notna(), np.nan)
             if column.kind == "date" and self.own:
                 values = pandas().to_datetime(values, unit="D")
             made[column.name] = values

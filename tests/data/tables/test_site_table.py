@@ -11,8 +11,8 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from test_frames import made
 
 from perfed import Federation, PerfedError
-from perfed.data.tables.site import SiteTable
 from perfed.data.domain_input import with_domain_input
+from perfed.data.tables.site import SiteTable
 
 
 def table(**settings: Any) -> SiteTable:
