@@ -20,6 +20,7 @@ ONE_ROUND = 23
 
 # Their parameters are what a user writes, each with a default or a word of its own.
 MANY_PARAMETERS = {
+    "data/federation.py": {"from_frames"},
     "model/lstm.py": {"lstm"},
     "run/run.py": {"__init__"},
     "training/cohort.py": {"__init__"},  # called in one place, by the engine

@@ -254,7 +254,7 @@ class Federation:
         Args:
             frames: per site; columns may differ.
             target, domain, drop, dates, categories, group, task, folds, columns, preprocess, seed: see
-                :class:`perfed.data.tables.frames.TableOptions`.
+                :class:`perfed.data.tables.options.TableOptions`.
             test: the share of each site's rows to test on, or a data frame of such rows per site.
             name: what reports call the data.
             sources, test_sources: what messages call each site's frame, such as a file; rows are called by its index.
@@ -269,7 +269,8 @@ class Federation:
             >>> Federation.from_frames({"north": north}, target="sick", test=0.5).classes
             ('no', 'yes')
         """
-        from perfed.data.tables.frames import TableOptions, build
+        from perfed.data.tables.frames import build
+        from perfed.data.tables.options import TableOptions
 
         options = TableOptions(
             target=target,

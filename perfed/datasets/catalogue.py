@@ -296,7 +296,12 @@ def check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
 
 
 def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The ``[data]`` table of an experiment's file in ``folder``, its relative paths made whole."""
+    """The ``[data]`` table of an experiment's file in ``folder``, its relative paths made whole.
+
+    Example:
+        >>> located({"name": "tables", "files": ["north.csv"]}, Path("/data"))["files"]
+        ['/data/north.csv']
+    """
     entry = DATASETS.get(str(data.get("name")))
     whole = {
         key: [str((folder / path).resolve()) if isinstance(path, str) else path for path in data[key]]

@@ -24,7 +24,7 @@ class TableSettings(BaseModel):
         site_column: names the site of every row.
         target: the column to predict.
         domain, drop, dates, categories, group, folds, columns, preprocess: see
-            :class:`perfed.data.tables.frames.TableOptions`; "" for none.
+            :class:`perfed.data.tables.options.TableOptions`; "" for none.
         task: "auto": what the targets look like.
         test_fraction: of each site's rows; not with ``folds`` or ``test_files``.
     """

@@ -87,7 +87,7 @@ every = 5
 
 
 def _toml(key: str, value: Any) -> str:
-    """One line."""
+    """A key and its value in one line of TOML."""
     texts = (
         [tomli_w.dumps({"x": text}).partition(" = ")[2].strip() for text in value] if isinstance(value, list) else []
     )
