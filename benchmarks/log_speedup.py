@@ -22,6 +22,7 @@ from perfed import rng
 from perfed.participation import schedule
 from perfed.theory import algorithms
 from perfed.theory import linear as theory
+from perfed.theory.speedup import rounds_to_reach
 
 FIRST, STEP, EXCESS = 8, 1 / 8, 1.1
 NUMBERS = [2**e for e in range(4, 11)]
@@ -99,8 +100,8 @@ def compare(clients: int, seed: int, unit: float) -> Comparison:
     sizes, floor, target = schedule.stage_sizes(clients, FIRST), unit / FIRST**0.5, EXCESS * unit / clients**0.5
     opening = schedule.doubling_points(clients, FIRST, a)[0] / schedule.error_floor(a, 1) * floor
     lengths = schedule.stage_lengths(clients, FIRST, a, excess=EXCESS)
-    lengths[0] = schedule.rounds_to_reach(opening, floor, a, distance)
-    full = schedule.rounds_to_reach(target, unit / clients**0.5, a, distance)
+    lengths[0] = rounds_to_reach(opening, floor, a, distance)
+    full = rounds_to_reach(target, unit / clients**0.5, a, distance)
     srpfl = simulate(problem, start, sizes, lengths, seed)
     return Comparison(clients, target, srpfl, simulate(problem, start, [clients], [full], seed + 1000))
 

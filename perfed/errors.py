@@ -11,6 +11,14 @@ class PerfedError(ValueError):
     """Bad input or an impossible request: one line saying what, where and what is allowed.
 
     The command line prints the text and exits with code 2.
+
+    Example:
+        >>> from perfed import load
+        >>> try:
+        ...     load("digits", {"client": 3}, seed=0)
+        ... except PerfedError as error:
+        ...     print(error)
+        data.client is not an option of 'digits'; its options: ...
     """
 
 

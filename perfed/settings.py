@@ -28,7 +28,7 @@ class Table(BaseModel):
 
     @property
     def given(self) -> dict[str, Any]:
-        """What was given."""
+        """The keys that were given, with their values, in their order."""
         return dict(self._given)
 
     @model_serializer

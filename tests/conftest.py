@@ -10,3 +10,19 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def forgotten(monkeypatch):
+    """The data sets, methods, presets and terms that a test makes known are forgotten after it."""
+    from perfed import datasets, methods, terms  # noqa: F401 - make perfed's own known
+    from perfed.datasets import catalogue
+    from perfed.method import registry, term
+
+    for module, name in (
+        (catalogue, "DATASETS"),
+        (registry, "METHODS"),
+        (registry, "PRESETS"),
+        (term, "TERMS"),
+    ):
+        monkeypatch.setattr(module, name, dict(getattr(module, name)))

@@ -20,12 +20,13 @@ ONE_ROUND = 23
 
 # Their parameters are what a user writes, each with a default or a word of its own.
 MANY_PARAMETERS = {
+    "data/federation.py": {"from_frames"},
     "model/lstm.py": {"lstm"},
     "run/run.py": {"__init__"},
     "training/cohort.py": {"__init__"},  # called in one place, by the engine
     "cli/actions.py": {"tune_command"},
 }
-LONG_FILES = {"data/federation.py", "run/directory.py", "experiment/search.py"}
+LONG_FILES = {"data/federation.py"}
 WRITTEN_BY_USERS = ("app.", "dataset(", "pooled(")  # a command or a data set: parameters are options
 
 

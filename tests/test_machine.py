@@ -11,7 +11,6 @@ import pytest
 import torch
 from command_line import EXPERIMENT, TINY
 
-from perfed import machine
 from perfed.machine import peak_memory_mb
 from perfed.training.device import arithmetic
 
@@ -85,8 +84,8 @@ def test_memory_is_in_mebibytes_on_every_system(monkeypatch):
         assert peak == pytest.approx(int(line.split()[1]) / 1024, rel=0.05)
     monkeypatch.setattr(sys, "platform", "darwin")  # says bytes
     assert peak_memory_mb() == pytest.approx(peak / 1024, rel=0.05)
-    monkeypatch.setattr(machine, "_resource", None)
-    assert peak_memory_mb() is None
+    done = without(HIDDEN + "\nfrom perfed.machine import peak_memory_mb\nprint(peak_memory_mb())")
+    assert done.stdout == "None\n", done.stderr
 
 
 def test_what_last_digits_depend_on_names_processor_instructions_and_torch(monkeypatch):

@@ -4,8 +4,6 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
-
 import perfed
 from perfed.method import registry
 from perfed.method.method import Method
@@ -14,13 +12,7 @@ README = Path(__file__).parent.parent / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
 
 
-@pytest.fixture
-def methods(monkeypatch):
-    """What an example registers is forgotten again."""
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
-
-
-def test_what_the_first_example_shows_is_true_of_methods_that_have_converged(methods, capsys):
+def test_what_the_first_example_shows_is_true_of_methods_that_have_converged(forgotten, capsys):
     names: dict[str, object] = {}
     exec(BLOCKS[0], names)  # the text is our own
     lines = [line.split(" ", 1) for line in capsys.readouterr().out.splitlines()]
@@ -37,7 +29,7 @@ def test_what_the_first_example_shows_is_true_of_methods_that_have_converged(met
     assert names["own"](federation.clients[3].test.x[:5].float()).shape == (5, 10)
 
 
-def test_the_second_example_is_a_method(methods):
+def test_the_second_example_is_a_method(forgotten):
     names: dict[str, object] = {}
     exec(BLOCKS[1], names)
     assert any(isinstance(value, type) and issubclass(value, Method) for value in names.values())

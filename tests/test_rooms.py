@@ -102,3 +102,28 @@ def test_a_run_asks_the_server_and_reaches_through_nothing_of_it():
     parts = re.compile(r"\bserver\.(?:setup|engine|selection|state|clock)\b\S*")
     found = {path.name: parts.findall(path.read_text()) for path in (ROOT / "run").glob("*.py")}
     assert not any(found.values()), found
+
+
+def private(path: Path) -> Iterator[str]:
+    """Names with an underscore in front that ``path`` takes from elsewhere: as attributes, imports or texts."""
+    tree = ast.parse(path.read_text())
+    of_self = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "self"]
+    own = {n.attr for n in of_self if isinstance(n.ctx, ast.Store)} | {"_replace"}  # a named tuple's is public
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Attribute):
+            names = [node.attr]
+        elif isinstance(node, ast.ImportFrom):
+            names = [part for name in (node.module or "", *(a.name for a in node.names)) for part in name.split(".")]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1].endswith("attr"):
+            given = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+            names = [part for name in given for part in name.split(".")]
+        yield from (f"{path.name}: {n}" for n in names if re.match(r"_(?!_)", n) and n not in own)
+
+
+def test_tests_touch_nothing_private(tmp_path):
+    found = [name for path in Path(__file__).parent.rglob("*.py") for name in private(path)]
+    assert not found, found
+    wrong = "from perfed.a import _b\nfrom perfed._c import d\nd._e(patch.setattr(d, '_f', 1), getattr(d, '_g.h'))"
+    (tmp_path / "wrong.py").write_text(wrong)
+    assert sorted(private(tmp_path / "wrong.py")) == [f"wrong.py: _{letter}" for letter in "bcefg"]

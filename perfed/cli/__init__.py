@@ -1,4 +1,4 @@
-"""The command line."""
+"""The command line: what ``perfed`` calls."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""``python -m perfed.cli``."""
+"""The command line as a module: ``python -m perfed.cli``."""
 
 from perfed.cli import main
 

@@ -84,19 +84,23 @@ def run_command(
     out: Path | None,
 ) -> None:
     """Train one method and write a run directory with a report."""
-    table = find_experiment(experiment)
     options = [] if method is None else [f'method="{method}"']
     options += [] if seed is None else [f"seed={seed}"]
-    given = [*_settings(engine, settings), *options]
-    chosen = _chosen_method(table, given)
-    entry(chosen)
-    checked = validate(override(table, given, [chosen]))
+    checked = chosen_experiment(experiment, [*_settings(engine, settings), *options])
     out = out or _default_out(checked.name)
     run = start(checked, data_dir=data_dir, out=out, device=_device(device))
     console.print(f"results: {out}", soft_wrap=True, highlight=False)
     with _resumable(out, data_dir):
         print_summary(_execute(run, checked.method))
     _report(out, f"{checked.name}: {checked.method}")
+
+
+def chosen_experiment(name: str, settings: list[str]) -> Experiment:
+    """The experiment ``name`` with the ``settings`` of one method and seed."""
+    table = find_experiment(name)
+    method = _chosen_method(table, settings)
+    entry(method)
+    return validate(override(table, settings, [method]))
 
 
 def _chosen_method(table: dict[str, Any], settings: list[str]) -> str:
@@ -242,9 +246,7 @@ def partition_command(
     out: Path | None,
 ) -> None:
     """Say who holds how many samples of which class and domain."""
-    table = find_experiment(experiment)
-    given = [*(settings or []), *([] if seed is None else [f"seed={seed}"])]
-    checked = validate(override(table, given, [_chosen_method(table, given)]))
+    checked = chosen_experiment(experiment, [*(settings or []), *([] if seed is None else [f"seed={seed}"])])
     held = ClassTable.of(checked.data.load(checked.seed, data_dir))
     console.print(held.summary(), soft_wrap=True, markup=False, highlight=False)
     if show:

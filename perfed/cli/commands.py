@@ -1,4 +1,4 @@
-"""The command line: ``perfed run | compare | resume | tune | partition | export | predict | join | list | report``.
+"""The command line: ``perfed init | check | run | compare | resume | tune | partition | export | predict ...``.
 
 Here is what a user can write. What the commands do is in :mod:`perfed.cli.actions`, which they import when they run:
 help, version and lists come without torch.
@@ -64,6 +64,41 @@ VersionOption = Annotated[
 @app.callback()
 def _common(version: VersionOption = False) -> None:
     pass
+
+
+@app.command("init")
+def init_command(
+    files: Annotated[list[Path], typer.Argument(help="CSV, Parquet or Excel files, or folders of them; one site each")],
+    target: Annotated[str, typer.Option("--target", help="column to predict")],
+    site_column: Annotated[str, typer.Option("--site-column", help="column that names the site of every row")] = "",
+    domain: Annotated[str, typer.Option("--domain", help="column of domains, e.g. race")] = "",
+    group: Annotated[str, typer.Option("--group", help="column whose equal values are never split, e.g. patient")] = "",
+    drop: Annotated[list[str] | None, typer.Option("--drop", help="column to leave out; may be repeated")] = None,
+    dates: Annotated[list[str] | None, typer.Option("--dates", help="column of dates; may be repeated")] = None,
+    categories: Annotated[
+        list[str] | None, typer.Option("--categories", help="column whose numbers are codes; may be repeated")
+    ] = None,
+    test: Annotated[list[Path] | None, typer.Option("--test", help="file or folder of rows to test on")] = None,
+    out: Annotated[Path, typer.Option("--out", help="experiment file to write")] = Path("study.toml"),
+) -> None:
+    """Write a commented experiment for tables of your own, after checking them."""
+    from perfed.cli import study
+
+    columns = {"drop": drop or [], "dates": dates or [], "categories": categories or []}
+    roles = {"site_column": site_column, "target": target, "domain": domain, "group": group}
+    study.init_command(files, test or [], {**roles, **columns}, out)
+
+
+@app.command("check")
+def check_command(
+    experiment: ExperimentName,
+    settings: Settings = None,
+    data_dir: DataOption = None,
+) -> None:
+    """Say what the sites hold, what they must tell each other, and everything that is wrong; train nothing."""
+    from perfed.cli import study
+
+    study.check_command(experiment, settings, data_dir)
 
 
 @app.command("run")

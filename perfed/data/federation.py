@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from perfed.data.augment import CropFlip
 from perfed.data.inputs import arrays_of, as_tensor, check_names, column_names, domain_ids
 from perfed.data.labels import Classes, Task, coded
-from perfed.data.summary import SiteFacts, summary_of
+from perfed.data.summary import SiteFacts, kinds_of, site_table
 from perfed.data.tables.schema import Mode
 from perfed.data.tables.site import SiteTable
 from perfed.errors import PerfedError
@@ -32,6 +32,11 @@ class Split:
         x: inputs, ``(samples, *input_shape)``, a floating-point tensor.
         y: targets, ``(samples,)`` int64 class labels or ``(samples, ...)`` floating-point values.
         domain: ``(samples,)`` int64 domain ids, or ``None`` where domains are unknown.
+
+    Example:
+        >>> split = Split(torch.eye(3), torch.tensor([0, 1, 1]))
+        >>> len(split), split.take(torch.tensor([2, 0])).y.tolist()
+        (3, [1, 0])
     """
 
     x: Tensor
@@ -60,6 +65,12 @@ class Client:
         validation: held-out training data for choices made at the client (early stopping, tuning).
         feature_names: one name per column for tabular inputs.
         table: what turns the site's own table into inputs, where they were made so (:meth:`Federation.from_frames`).
+
+    Example:
+        >>> split = Split(torch.eye(3), torch.tensor([0, 1, 1]))
+        >>> client = Client("clinic", split, test=split)
+        >>> client.input_shape, client.split("validation")
+        ((3,), None)
     """
 
     id: str
@@ -103,6 +114,12 @@ class Federation:
         PerfedError: no clients, duplicate ids, a client without training data, labels outside the
             classes, domain ids that are negative, beyond ``domain_names`` or missing for some samples,
             NaN or infinite inputs, mismatched lengths or shapes; names the client.
+
+    Example:
+        >>> arrays = {"x_train": torch.eye(3), "y_train": ["ill", "well", "well"]}
+        >>> federation = Federation.from_arrays({"clinic": arrays, "hospital": arrays})
+        >>> federation.ids, federation.num_classes, [len(client.train) for client in federation]
+        (['clinic', 'hospital'], 2, [3, 3])
     """
 
     clients: tuple[Client, ...]
@@ -237,7 +254,7 @@ class Federation:
         Args:
             frames: per site; columns may differ.
             target, domain, drop, dates, categories, group, task, folds, columns, preprocess, seed: see
-                :class:`perfed.data.tables.frames.TableOptions`.
+                :class:`perfed.data.tables.options.TableOptions`.
             test: the share of each site's rows to test on, or a data frame of such rows per site.
             name: what reports call the data.
             sources, test_sources: what messages call each site's frame, such as a file; rows are called by its index.
@@ -252,7 +269,8 @@ class Federation:
             >>> Federation.from_frames({"north": north}, target="sick", test=0.5).classes
             ('no', 'yes')
         """
-        from perfed.data.tables.frames import TableOptions, build
+        from perfed.data.tables.frames import build
+        from perfed.data.tables.options import TableOptions
 
         options = TableOptions(
             target=target,
@@ -277,7 +295,8 @@ class Federation:
     def describe(self) -> str:
         """Sites x (rows of each split, columns shared and own, missing values, rows per class and domain), as text.
 
-        For tables also what sites must tell each other before they train, and what is remarkable. No row's content.
+        For tables also what columns are taken for, what sites must tell each other before they train, and remarks.
+        No row's content.
         """
         tables = {client.id: client.table for client in self if client.table is not None}
         shared = set.intersection(*(set(t.feature_names_in_) for t in tables.values())) if tables else set()
@@ -300,7 +319,11 @@ class Federation:
             )
         classes = [str(label) for label in self.class_names or self.classes or ()]
         domains = [self.domain_name(number) for number in range(self.num_domains)]
-        return summary_of(facts, classes, domains, self.notes.get("told", ()), self.notes.get("remarks", ()))
+        text = site_table(facts, classes, domains)
+        if not tables:
+            return text
+        told = f"sites tell each other before they train: {'; '.join(self.notes['told']) or 'nothing'}"
+        return "\n".join([text, "", *kinds_of(tables.values()), told, *self.notes["remarks"]])
 
     @property
     def num_domains(self) -> int:

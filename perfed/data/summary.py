@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from perfed.data.tables.site import SiteTable
 
 _FEW = 8  # classes or domains that have a column each
 
@@ -32,14 +34,8 @@ class SiteFacts:
     domains: list[int]
 
 
-def summary_of(
-    facts: Sequence[SiteFacts],
-    classes: Sequence[str],
-    domains: Sequence[str],
-    told: Sequence[str],
-    remarks: Sequence[str],
-) -> str:
-    """The facts as a table, then what sites must tell each other, then remarks; lines of text."""
+def site_table(facts: Sequence[SiteFacts], classes: Sequence[str], domains: Sequence[str]) -> str:
+    """The facts as lines of text, a site each."""
     splits = [split for split in ("train", "validation", "test") if any(split in site.rows for site in facts)]
     tables = all(site.shared is not None for site in facts)
     header = ["site", *splits, *(["shared columns", "own", "missing"] if tables else []), "inputs"]
@@ -51,16 +47,18 @@ def summary_of(
             row += [str(site.shared), str(site.own), f"{100 * (site.missing or 0) / max(site.cells or 0, 1):.0f} %"]
         rows.append([*row, str(site.inputs), *_cells(site.classes), *_cells(site.domains)])
     widths = [max(len(line[at]) for line in (header, *rows)) for at in range(len(header))]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if at else cell.ljust(width)
-            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in (header, *rows)
-    ]
-    if tables:
-        lines += ["", f"sites tell each other before they train: {'; '.join(told) or 'nothing'}"]
-    return "\n".join([*(line.rstrip() for line in lines), *remarks])
+    first, *others = widths
+    lines = ("  ".join([line[0].ljust(first), *map(str.rjust, line[1:], others)]).rstrip() for line in (header, *rows))
+    return "\n".join(lines)
+
+
+def kinds_of(tables: Iterable[SiteTable]) -> list[str]:
+    """What the columns that enter are taken for, a line per kind; one that differs between sites is in several."""
+    names: dict[str, dict[str, None]] = {}
+    for table in tables:
+        for column in table.columns:
+            names.setdefault(column.kind, {})[column.name] = None
+    return [f"{kind}: {', '.join(names[kind])}" for kind in sorted(names)]
 
 
 def _titles(what: str, names: Sequence[str]) -> list[str]:

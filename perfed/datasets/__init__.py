@@ -1,7 +1,19 @@
 """Named data sets: :func:`load` one, list them with :func:`dataset_names`, add one with :func:`dataset`."""
 
-from perfed.datasets import adult, bci, digits, domain_digits, faces, huggingface, images, linear, synthetic, tweets
-from perfed.datasets.catalogue import Data, check_options, dataset, dataset_names, describe, load
+from perfed.datasets import (
+    adult,
+    bci,
+    digits,
+    domain_digits,
+    faces,
+    huggingface,
+    images,
+    linear,
+    synthetic,
+    tables,
+    tweets,
+)
+from perfed.datasets.catalogue import Data, check_options, dataset, dataset_names, describe, load, located
 
 __all__ = [
     "Data",
@@ -18,6 +30,8 @@ __all__ = [
     "images",
     "linear",
     "load",
+    "located",
     "synthetic",
+    "tables",
     "tweets",
 ]

@@ -57,13 +57,15 @@ class _Entry:
     build: Builder
     model: type[BaseModel]
     module: str
+    paths: tuple[str, ...]
 
 
 class _Options(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-_entries: dict[str, _Entry] = {}
+DATASETS: dict[str, _Entry] = {}
+"""What :func:`dataset` has made known, by name."""
 
 
 def dataset(
@@ -72,23 +74,32 @@ def dataset(
     task: Literal["classification", "regression"] = "classification",
     files: tuple[str, ...] = (),
     shared: type[BaseModel] = _Options,
+    paths: tuple[str, ...] = (),
 ) -> Callable[[Builder], Builder]:
     """Register a function as the data set ``name``.
 
     The function is called as ``build(seed, data_dir, **options)`` and returns a :class:`Federation`. Its
     keyword-only parameters are the options: each needs a type (with pydantic's ``Field`` for limits) and a
     default. The fields of ``shared`` are further options, for data sets that have many in common; its validators
-    check how options fit together. Every data set also has ``validation_fraction`` and ``domain_input``, which
+    check how options fit together. Options among ``paths`` are lists of files, and relative ones are looked up
+    beside the experiment's file. Every data set also has ``validation_fraction`` and ``domain_input``, which
     :func:`load` handles.
 
     Raises:
         PerfedError: the name is taken by a data set of another module (the same may register it again), or a parameter
             has no type or no default.
+
+    Example:
+        >>> @dataset("ones")
+        ... def ones(seed: int, data_dir: Path | None, *, rows: int = 4) -> Federation:
+        ...     return Federation.from_arrays({"a": {"x_train": torch.ones(rows, 2), "y_train": [0, 1] * (rows // 2)}})
+        >>> len(load("ones", {"rows": 6}, seed=0).clients[0].train)
+        6
     """
 
     def register(build: Builder) -> Builder:
         module = build.__module__
-        check_free("data set", name, _entries[name].module if name in _entries else None, module)
+        check_free("data set", name, DATASETS[name].module if name in DATASETS else None, module)
         _check_signature(name, build)
         hints = get_type_hints(build, include_extras=True)
         fields: dict[str, Any] = {}
@@ -104,7 +115,7 @@ def dataset(
         model = create_model(f"Options of {name}", __base__=shared, **fields, **last)
         options = tuple(Option(key, _in_words(hint), default) for key, (hint, default) in (described | last).items())
         summary = (inspect.getdoc(build) or "").partition("\n")[0]
-        _entries[name] = _Entry(Description(name, summary, task, files, options), build, model, module)
+        DATASETS[name] = _Entry(Description(name, summary, task, files, options), build, model, module, paths)
         return build
 
     return register
@@ -138,8 +149,13 @@ def _in_words(hint: Any) -> str:
 
 
 def dataset_names() -> list[str]:
-    """Names of all data sets, sorted."""
-    return sorted(_entries)
+    """Names of all data sets, sorted.
+
+    Example:
+        >>> "digits" in dataset_names()
+        True
+    """
+    return sorted(DATASETS)
 
 
 def describe(name: str) -> Description:
@@ -147,16 +163,20 @@ def describe(name: str) -> Description:
 
     Raises:
         PerfedError: no such data set; lists the names.
+
+    Example:
+        >>> [(option.name, option.default) for option in describe("toy-linear-map").options[:2]]
+        [('clients', 100), ('classes_per_client', 3)]
     """
     return _find(name).description
 
 
 def _find(name: str) -> _Entry:
     own = own_name(name, "data set")
-    check_own("data set", name, own, {known: item.module for known, item in _entries.items()})
-    if own not in _entries:
+    check_own("data set", name, own, {known: item.module for known, item in DATASETS.items()})
+    if own not in DATASETS:
         raise PerfedError(f"there is no data set '{own}'; available: {', '.join(dataset_names())}")
-    return _entries[own]
+    return DATASETS[own]
 
 
 def load(
@@ -189,6 +209,10 @@ class Data(Table):
 
     Raises:
         PerfedError: as :func:`check_options` (pydantic makes a ``ValidationError`` of it).
+
+    Example:
+        >>> Data.model_validate({"name": "digits", "clients": 30}).options["clients"]
+        30
     """
 
     model_config = ConfigDict(extra="allow")
@@ -249,6 +273,10 @@ def check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
 
     Raises:
         PerfedError: unknown data set, unknown option, value not allowed.
+
+    Example:
+        >>> check_options("digits", {"clients": 30})["clients"]
+        30
     """
     entry = _find(name)
     allowed = {option.name: option.allowed for option in entry.description.options}
@@ -265,6 +293,22 @@ def check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
         key = str(problem["loc"][0])
         raise PerfedError(f"data.{key} = {given[key]!r} is not allowed; it must be: {allowed[key]}") from None
     return {key: getattr(model, key) for key in allowed}
+
+
+def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """The ``[data]`` table of an experiment's file in ``folder``, its relative paths made whole.
+
+    Example:
+        >>> located({"name": "tables", "files": ["north.csv"]}, Path("/data"))["files"]
+        ['/data/north.csv']
+    """
+    entry = DATASETS.get(str(data.get("name")))
+    whole = {
+        key: [str((folder / path).resolve()) if isinstance(path, str) else path for path in data[key]]
+        for key in (entry.paths if entry else ())
+        if isinstance(data.get(key), list)
+    }
+    return {**data, **whole}
 
 
 def check_range(low_key: str, low: float, high_key: str, high: float) -> None:

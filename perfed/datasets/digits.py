@@ -70,7 +70,7 @@ def digits_views(
     arrays = {}
     for i, client in enumerate(client_ids(clients)):
         rng = generator(seed, f"digits of {client}")
-        view = _view(VIEWS[order[i]], int(rng.integers(dims_low, dims_high, endpoint=True)), rng)
+        view = view_matrix(VIEWS[order[i]], int(rng.integers(dims_low, dims_high, endpoint=True)), rng)
         part = train_parts[i]
         if 0 < samples_per_client < len(part):
             part = np.sort(rng.choice(part, size=samples_per_client, replace=False))
@@ -114,7 +114,7 @@ def _split_by_class(y: NDArray[np.int64], test_fraction: float, seed: int) -> tu
     return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
 
 
-def _view(name: str, dims: int, rng: np.random.Generator) -> Array:
+def view_matrix(name: str, dims: int, rng: np.random.Generator) -> Array:
     """The matrix ``(64, d)`` that turns the pixels into what a client sees."""
     if name == "pixels":
         return np.eye(64)

@@ -26,11 +26,14 @@ Covariance = Literal["identity", "random-diagonal"]
 VARIANCE_RANGE = (0.5, 1.5)
 
 
-class _Gaussians(NamedTuple):
-    centres: Array  # (classes, dim)
-    variances: Array  # (dim,), the same for all classes
+class Gaussians(NamedTuple):
+    """Classes that are Gaussians around ``centres`` ``(classes, dim)``, of the same ``variances`` ``(dim,)``."""
+
+    centres: Array
+    variances: Array
 
     def sample(self, per_class: int, rng: np.random.Generator) -> tuple[Array, NDArray[np.int64]]:
+        """``per_class`` samples of every class, ``(samples, dim)``, and their labels."""
         y = np.repeat(np.arange(len(self.centres)), per_class)
         noise = rng.standard_normal((len(y), len(self.variances)))
         return self.centres[y] + noise * np.sqrt(self.variances), y
@@ -41,15 +44,15 @@ class _Gaussians(NamedTuple):
         return float((held[(scaled**2).sum(axis=2).argmin(axis=1)] == y).mean())
 
 
-def _gaussians(num_classes: int, dim: int, mean_std: float, covariance: Covariance, seed: int) -> _Gaussians:
+def _gaussians(num_classes: int, dim: int, mean_std: float, covariance: Covariance, seed: int) -> Gaussians:
     rng = generator(seed, "toy centres")
     centres = mean_std * rng.standard_normal((num_classes, dim))
     variances = np.ones(dim) if covariance == "identity" else rng.uniform(*VARIANCE_RANGE, size=dim)
-    return _Gaussians(centres, variances)
+    return Gaussians(centres, variances)
 
 
 def _federation(
-    gaussians: _Gaussians,
+    gaussians: Gaussians,
     view: Callable[[np.random.Generator], View],
     classes: NDArray[np.int64],
     per_class: tuple[int, int],

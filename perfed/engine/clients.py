@@ -71,26 +71,26 @@ class RoundClients:
         self.record = RoundRecord(self.ids, float("nan"))
 
     def key(self, purpose: str) -> torch.Tensor:
-        """See :class:`perfed.method.exchange.Clients`."""
+        """Randomness of the server in this round for ``purpose``."""
         return rng.key(self._engine.setup.seed, "server", purpose, self.round)
 
     def show(self, name: str, **arrays: Any) -> None:
-        """See :class:`perfed.method.exchange.Clients`."""
+        """Keep ``arrays`` for the run, under ``name``."""
         self.record.arrays[name] = arrays
 
     def count(self, name: str, ids: Sequence[str]) -> None:
-        """See :class:`perfed.method.exchange.Clients`."""
+        """Note that ``name`` happened to the clients ``ids``."""
         self.record.counts[name] = [*self.record.counts.get(name, []), *ids]
 
     @property
     def info(self) -> FederationInfo:
-        """See :class:`perfed.method.exchange.Clients`."""
+        """What the server knows about the federation."""
         return self._engine.info
 
     def run(
         self, program: Callable[..., Reply | None], *, reduce: Mapping[str, Fold] | None = None, **payload: Any
     ) -> Replies:
-        """See :class:`perfed.method.exchange.Clients`."""
+        """One exchange without terms (:meth:`Clients.run <perfed.method.exchange.Clients.run>`)."""
         return self.exchange(_program_name(self._engine, program), payload, reduce or {})
 
     def train(
@@ -101,7 +101,7 @@ class RoundClients:
         reduce: Mapping[str, Fold] | None = None,
         **payload: Any,
     ) -> Replies:
-        """See :class:`perfed.method.exchange.Clients`."""
+        """One exchange in which terms travel along (:meth:`Clients.train <perfed.method.exchange.Clients.train>`)."""
         terms = self._engine.setup.method.terms
         if not terms:
             return self.run(program, reduce=reduce, **payload)

@@ -89,7 +89,7 @@ class Server:
 
     @property
     def method(self) -> Method:
-        """The run's method."""
+        """The method whose rounds these are."""
         return self.setup.method
 
     @property
@@ -104,7 +104,7 @@ class Server:
 
     @property
     def seed(self) -> int:
-        """Of the run."""
+        """Seed of everything random in the run."""
         return self.setup.seed
 
     @property

@@ -187,7 +187,7 @@ def start_baseline(name: str, experiment: Experiment, *, data_dir: Path | None =
 
 
 def _rows(x: Tensor) -> NDArray[Any]:
-    """``(samples, features)``"""
+    """One row of features per sample, ``(samples, features)``, as scikit-learn wants them."""
     return x.flatten(1).numpy()
 
 

@@ -13,7 +13,7 @@ import tomli_w
 import torch
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_validator
 
-from perfed.datasets import Data
+from perfed.datasets import Data, located
 from perfed.errors import PerfedError, first_problem
 from perfed.experiment.build import Stages
 from perfed.method.method import Method
@@ -140,6 +140,14 @@ def validate(table: Mapping[str, Any]) -> Experiment:
 
     Raises:
         PerfedError: an unknown key, method, data set or setting, or a value that is not allowed; names the key.
+
+    Example:
+        >>> table = {"method": "fedavg", "rounds": 2, "data": {"name": "digits"}, "model": {"head": "linear"}}
+        >>> validate(table).built_method.lr
+        0.001
+        >>> validate({**table, "rouns": 2})
+        Traceback (most recent call last):
+        perfed.errors.PerfedError: unknown key 'rouns' (did you mean 'rounds'?); allowed: ...
     """
     return _checked(Experiment, table)
 
@@ -230,6 +238,9 @@ def _table(name: str) -> dict[str, Any]:
             f"unknown experiment '{name}'{hint}; give a .toml file or one of: {', '.join(experiment_names())}"
         )
     try:
-        return tomllib.loads(text)
+        table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise PerfedError(f"{name}: not valid TOML: {error}") from None
+    if path.is_file() and isinstance(table.get("data"), dict):
+        table["data"] = located(table["data"], path.parent)
+    return table

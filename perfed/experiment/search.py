@@ -130,7 +130,7 @@ class Search:
 
     @property
     def size(self) -> int:
-        """Number of runs."""
+        """Number of runs: every point with every method and seed."""
         return len(self.points) * len(self.methods) * len(self.seeds)
 
     def _check_sections(self) -> None:

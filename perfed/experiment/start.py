@@ -32,6 +32,12 @@ def start(
 
     Raises:
         PerfedError: bad settings or data, or ``out`` already holds a run; nothing is written then.
+
+    Example:
+        >>> from perfed import validate
+        >>> table = {"method": "fedavg", "rounds": 2, "data": {"name": "digits"}, "model": {"head": "linear"}}
+        >>> start(validate(table)).execute()["rounds"]
+        2
     """
     if federation is None:
         federation = experiment.data.load(experiment.seed, data_dir)
@@ -61,6 +67,15 @@ def resume(
     Raises:
         PerfedError: no run in ``path``, another process works on it, all its checkpoints are damaged, or its
             configuration was changed in anything but the number of rounds.
+
+    Example:
+        >>> from perfed import validate
+        >>> from tempfile import TemporaryDirectory
+        >>> table = {"method": "fedavg", "rounds": 2, "data": {"name": "digits"}, "model": {"head": "linear"}}
+        >>> with TemporaryDirectory() as folder:
+        ...     done = start(validate(table), out=f"{folder}/one").execute()  # interrupted, perhaps
+        ...     resume(f"{folder}/one").execute()["accuracy"] == done["accuracy"]
+        True
     """
     run, experiment, directory = _found(path, data_dir, federation, device, rounds)
     run.directory = directory

@@ -17,7 +17,13 @@ Average = Annotated[
 
 
 def client_mean(stacked: Tree, num_samples: Tensor, average: Average) -> dict[str, Any]:
-    """Mean over clients of every tensor, with the weights ``num_samples`` ``(clients,)``, or all the same."""
+    """Mean over clients of every tensor, with the weights ``num_samples`` ``(clients,)``, or all the same.
+
+    Example:
+        >>> stacked, num_samples = {"w": torch.tensor([[0.0], [1.0]])}, torch.tensor([3, 1])
+        >>> [client_mean(stacked, num_samples, average)["w"].item() for average in ("samples", "uniform")]
+        [0.25, 0.5]
+    """
     return weighted_mean(stacked, num_samples if average == "samples" else torch.ones_like(num_samples))
 
 
@@ -30,6 +36,10 @@ def weighted_mean(stacked: Tree, weights: Tensor | None = None) -> dict[str, Any
 
     Returns:
         The same structure without the client axis. Integer tensors (counters of batch-norm) are rounded.
+
+    Example:
+        >>> weighted_mean({"w": torch.tensor([[0.0, 4.0], [1.0, 0.0]])}, torch.tensor([3, 1]))["w"].tolist()
+        [0.25, 3.0]
     """
 
     def mean(_: str, x: Tensor) -> Tensor:
@@ -48,6 +58,11 @@ def masked_mean(x: Tensor, weights: Tensor, fallback: Tensor) -> Tensor:
         x: ``(clients, entries, ...)``.
         weights: ``(clients, entries)``, numbers of samples, or boolean: who holds an entry.
         fallback: ``(entries, ...)``, kept for entries that no client holds.
+
+    Example:
+        >>> x, held = torch.tensor([[[1.0], [7.0]], [[3.0], [9.0]]]), torch.tensor([[1, 0], [1, 0]])
+        >>> masked_mean(x, held, torch.zeros(2, 1)).tolist()  # nobody holds the second
+        [[2.0], [0.0]]
     """
     weight = weights.double().view(*weights.shape, *([1] * (x.ndim - 2)))
     total = weight.sum(0)

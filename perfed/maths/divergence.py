@@ -134,42 +134,10 @@ def inverse_root(gram: Tensor, counts: Tensor | None, centred: bool = False) -> 
     return roots.sum(1), torch.bmm(vectors * inverse.unsqueeze(1), vectors.transpose(1, 2))
 
 
-def gaussian_w2(x: Tensor, counts: Sequence[int], mean: Tensor, factor: Tensor | float = 1.0) -> Tensor:
-    """Squared 2-Wasserstein distance between N(mean, L L^T) and the Gaussian fitted to each set of samples.
-
-    ``|v - m|^2 + tr Sigma + tr S - 2 / sqrt(n - 1) |X_c L|_*`` with X_c the centred samples and S their unbiased
-    covariance (zero for one sample). Finite with finite gradients for singular S. Source: Rakotomamonjy et al. 2024,
-    eq. 3 with the Bures term written as a nuclear norm.
-
-    Args:
-        x: ``(sets, rows, k)``; rows beyond ``counts`` are ignored.
-        counts: samples in each set, at least 1, in decreasing order.
-        mean: ``(sets, k)``.
-        factor: L as ``(sets, k, k)`` or ``(k, k)``, or a number s for ``L = s I``.
-
-    Returns:
-        ``(sets,)``.
-
-    Example:
-        >>> x = torch.tensor([[[0.0], [2.0]]])  # mean 1, variance 2
-        >>> round(float(gaussian_w2(x, [2], torch.tensor([[1.0]]))), 4)  # (sqrt(2) - 1)^2
-        0.1716
-    """
-    centred, centre, scatter, n = _moments(x, counts)
-    rest = (n - 1).clamp_min(1)
-    if isinstance(factor, Tensor):
-        spread: Tensor | float = factor.square().sum((-2, -1))
-        cross = centred_nuclear_norm(centred @ factor, counts)
-    else:
-        spread = factor * factor * x.shape[2]
-        cross = factor * centred_nuclear_norm(centred, counts)
-    return (mean - centre).square().sum(1) + spread + scatter / rest - 2 * cross / rest.sqrt()
-
-
 def sample_w2(x: Tensor, y: Tensor, counts: Sequence[int]) -> Tensor:
     """Squared 2-Wasserstein distance between the Gaussians fitted to two sets of equally many samples.
 
-    The estimate that the authors' program uses in place of :func:`gaussian_w2`, with y drawn from the anchor.
+    FLIC's authors' program estimates the distance to an anchor by it, with y drawn from the anchor.
 
     Args:
         x, y: ``(sets, rows, k)``; rows beyond ``counts`` are ignored. Gradients flow to x and to the mean of y.

@@ -29,6 +29,13 @@ class FederationInfo:
         representation: numbers that the head gets, all axes together.
         shared: shape of every shared parameter and buffer by name.
         dtype: of parameters and inputs.
+
+    Example:
+        >>> def init(info: FederationInfo, key: Tensor) -> Tree:  # of a ParameterSet: one centre per class
+        ...     return {"centres": torch.zeros(info.num_classes, info.representation, dtype=info.dtype)}
+        >>> info = FederationInfo(("a", "b"), 10, 0, (4,), 8, {"head.weight": (10, 8)}, torch.float32)
+        >>> init(info, torch.tensor(0))["centres"].shape
+        torch.Size([10, 8])
     """
 
     ids: tuple[str, ...]
@@ -52,6 +59,14 @@ class ParameterSet:
             unused).
         bank: with k, a bank axis of size k in front (``clients x bank x ...`` in a cohort); each entry of a bank has
             its own initial values.
+
+    Example:
+        >>> sets = {  # what Method.sets returns: server.momentum, and cohort.state["own"] at each client
+        ...     "momentum": ParameterSet("server", like="shared", init="zeros"),
+        ...     "own": ParameterSet("client", like="head"),
+        ... }
+        >>> sets["momentum"].home, sets["own"].init
+        ('server', 'initial')
     """
 
     home: Home
@@ -64,6 +79,15 @@ class ServerState:
     """The server's parameter sets as attributes; only declared names exist.
 
     A set at home in a table is a dictionary from client id to its row.
+
+    Example:
+        >>> server = ServerState({"shared": {"head.bias": torch.zeros(2)}})
+        >>> server.shared = {"head.bias": torch.ones(2)}
+        >>> server.shared["head.bias"].tolist()
+        [1.0, 1.0]
+        >>> server.heads
+        Traceback (most recent call last):
+        AttributeError: the server has no parameter set 'heads'; declared: shared
     """
 
     def __init__(self, sets: Mapping[str, Any]) -> None:
@@ -91,6 +115,11 @@ class Reply(dict[str, Any]):
 
     An entry that is too large for all clients at once may be a function from a client's row in the cohort to its
     tensor. It is called once per client, after the program has ended.
+
+    Example:
+        >>> reply = Reply(shared={"head.weight": torch.zeros(2, 3, 4)}, num_samples=torch.tensor([12, 7]))
+        >>> sorted(reply)
+        ['num_samples', 'shared']
     """
 
     @classmethod
@@ -143,6 +172,11 @@ class Replies:
         train_loss: mean training loss of each client ``(clients,)``, NaN where nothing was trained.
 
     An entry that was folded (``reduce``) is its total.
+
+    Example:
+        >>> replies = Replies(["a", "b"], {"num_samples": torch.tensor([12, 7])}, torch.tensor([0.3, 0.4]))
+        >>> dict(zip(replies.ids, replies.num_samples.tolist()))
+        {'a': 12, 'b': 7}
     """
 
     def __init__(self, ids: Sequence[str], content: Mapping[str, Any], train_loss: Tensor) -> None:
@@ -159,18 +193,43 @@ class Replies:
 
 @dataclass(frozen=True)
 class Each:
-    """A payload entry with one row per client: made by :func:`each`."""
+    """A payload entry with one row per client: made by :func:`each`.
+
+    Example:
+        >>> each({"a": torch.zeros(2), "b": torch.ones(2)}).rows["b"].tolist()
+        [1.0, 1.0]
+    """
 
     rows: Mapping[str, Tree | Tensor]
 
 
 def each(rows: Mapping[str, Tree | Tensor]) -> Each:
-    """Give every client its own row of ``rows`` (client id -> tensor or nested dictionary)."""
+    """Give every client its own row of ``rows`` (client id -> tensor or nested dictionary).
+
+    Example:
+        >>> models = {"a": torch.zeros(2), "b": torch.ones(2)}
+        >>> payload = {"shared": torch.zeros(2), "model": each(models)}  # for clients.train(self.train, **payload)
+    """
     return Each(rows)
 
 
 class Clients(Protocol):
-    """The clients of this round, as ``Method.round`` sees them."""
+    """The clients of this round, as ``Method.round`` sees them.
+
+    Example:
+        >>> from perfed import Method, Model, Run, linear, load
+        >>> class Counting(Method):
+        ...     def round(self, server, clients: Clients):
+        ...         replies = clients.run(self.count, shared=server.shared)
+        ...         print(clients.round, clients.ids, replies.num_samples.tolist())
+        ...
+        ...     def count(self, cohort, shared):
+        ...         cohort.load(shared)
+        ...         return Reply(num_samples=cohort.num_samples)
+        >>> federation, model = load("digits", {"clients": 4}, seed=0), Model(head=linear(10))
+        >>> summary = Run(federation, Counting(), model, rounds=1).execute()
+        1 ['000', '001', '002', '003'] [12.0, 12.0, 12.0, 12.0]
+    """
 
     @property
     def ids(self) -> list[str]:

@@ -25,6 +25,23 @@ class Method(LocalTraining):
     """Base of all methods. A subclass declares hyper-parameters as fields, its placement, and its programs.
 
     Local training settings are fields of every method. Unknown settings are an error.
+
+    Example:
+        >>> from perfed import PERSONAL, Reply, Run, linear, load, mlp, weighted_mean
+        >>> class MyFedPer(Method):
+        ...     default_placement = {"embedding": SHARED, "body": SHARED, "head": PERSONAL}
+        ...
+        ...     def round(self, server, clients):  # on the server
+        ...         reply = clients.train(self.train, shared=server.shared)
+        ...         server.shared = weighted_mean(reply.shared, reply.num_samples)
+        ...
+        ...     def train(self, cohort, shared):  # at the clients, with a leading client axis
+        ...         cohort.load(shared)
+        ...         cohort.fit(("body", "head"), epochs=self.local_epochs)
+        ...         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
+        >>> federation, model = load("digits", {"clients": 4}, seed=0), Model(body=mlp((8,), 4), head=linear(10))
+        >>> Run(federation, MyFedPer(lr=0.1), model, rounds=2).execute()["rounds"]
+        2
     """
 
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": SHARED}

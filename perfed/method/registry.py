@@ -20,6 +20,11 @@ class Entry:
 
     A preset also has the name of its method (``base``) and a participation ``policy``. ``module``: where it was
     registered.
+
+    Example:
+        >>> found = entry("fedavg+deadline")
+        >>> found.base, found.policy, found.method.__name__
+        ('fedavg', 'deadline', 'FedAvg')
     """
 
     name: str
@@ -32,8 +37,11 @@ class Entry:
     module: str = ""
 
 
-_REGISTRY: dict[str, Entry] = {}
-_PRESETS: dict[str, Entry] = {}
+METHODS: dict[str, Entry] = {}
+"""What :func:`register` has made known, by name."""
+
+PRESETS: dict[str, Entry] = {}
+"""What :func:`preset` has made known, by name."""
 
 
 def register(
@@ -53,23 +61,37 @@ def register(
 
     Raises:
         PerfedError: the name is taken by a method of another module; the same module may register it again.
+
+    Example:
+        >>> from perfed.methods.fedavg import FedAvg
+        >>> @register("my-fedavg", summary="FedAvg with large steps", defaults={"lr": 0.5})
+        ... class MyFedAvg(FedAvg):
+        ...     pass
+        >>> entry("my-fedavg").summary
+        'FedAvg with large steps'
     """
 
     def add(cls: type[Method]) -> type[Method]:
         module = cls.__module__
-        taken = _REGISTRY.get(name) or _PRESETS.get(name)
+        taken = METHODS.get(name) or PRESETS.get(name)
         check_free("method", name, None if taken is None else taken.module, module)
         text = summary or (cls.__doc__ or name).strip().splitlines()[0]
-        _REGISTRY[name] = Entry(name, cls, terms, defaults, text, module=module)
+        METHODS[name] = Entry(name, cls, terms, defaults, text, module=module)
         return cls
 
     return add
 
 
 def preset(name: str, method: str, policy: str, summary: str) -> None:
-    """Make ``method`` under the participation ``policy`` known as ``name``."""
+    """Make ``method`` under the participation ``policy`` known as ``name``.
+
+    Example:
+        >>> preset("fedavg-in-time", "fedavg", "deadline", "FedAvg with the replies that come in time")
+        >>> entry("fedavg-in-time").policy
+        'deadline'
+    """
     found = entry(method)
-    _PRESETS[name] = replace(found, name=name, summary=summary, base=method, policy=policy)
+    PRESETS[name] = replace(found, name=name, summary=summary, base=method, policy=policy)
 
 
 def entry(name: str) -> Entry:
@@ -79,22 +101,26 @@ def entry(name: str) -> Entry:
 
     Raises:
         PerfedError: there is none; says what is allowed.
+
+    Example:
+        >>> [term.__name__ for term in entry("fedpac").terms]
+        ['Prototypes']
     """
     if name.startswith(SKLEARN):
         raise PerfedError(
             f"'{name}' is no method: scikit-learn's models stand beside methods in 'perfed compare' alone"
         )
     given, name = name, own_name(name, "method")
-    found = _REGISTRY.get(name) or _PRESETS.get(name)
+    found = METHODS.get(name) or PRESETS.get(name)
     base, _, policy = name.rpartition("+")
-    under_policy = found is None and base in _REGISTRY
-    modules = {known: item.module for known, item in {**_PRESETS, **_REGISTRY}.items()}
+    under_policy = found is None and base in METHODS
+    modules = {known: item.module for known, item in {**PRESETS, **METHODS}.items()}
     check_own("method", given, base if under_policy else name, modules)
     if found is not None:
         return found
     if under_policy and policy in POLICIES:
         summary = f"{base} under the participation policy {policy}"
-        return replace(_REGISTRY[base], name=name, summary=summary, base=base, policy=policy)
+        return replace(METHODS[base], name=name, summary=summary, base=base, policy=policy)
     near = difflib.get_close_matches(name, known_names(), n=3)
     hint = f"; did you mean: {', '.join(near)}?" if near else ""
     allowed = f"{', '.join(known_names())}, or METHOD+POLICY with one of the policies {', '.join(POLICIES)}"
@@ -102,15 +128,30 @@ def entry(name: str) -> Entry:
 
 
 def method_names() -> list[str]:
-    """Names of all registered methods, sorted."""
-    return sorted(_REGISTRY)
+    """Names of all registered methods, sorted.
+
+    Example:
+        >>> "fedavg" in method_names(), "fedrep-srpfl" in method_names()
+        (True, False)
+    """
+    return sorted(METHODS)
 
 
 def preset_names() -> list[str]:
-    """Names of all presets, sorted."""
-    return sorted(_PRESETS)
+    """Names of all presets, sorted.
+
+    Example:
+        >>> "fedavg" in preset_names(), "fedrep-srpfl" in preset_names()
+        (False, True)
+    """
+    return sorted(PRESETS)
 
 
 def known_names() -> list[str]:
-    """Names that :func:`entry` knows: the methods, then the presets."""
+    """Names that :func:`entry` knows: the methods, then the presets.
+
+    Example:
+        >>> {"fedavg", "fedrep-srpfl"} <= set(known_names())
+        True
+    """
     return [*method_names(), *preset_names()]

@@ -21,7 +21,18 @@ from perfed.training.step import Penalty
 
 
 class Term(BaseModel):
-    """Base of all terms: does nothing. Hyper-parameters are fields; anything that changes is in parameter sets."""
+    """Base of all terms: does nothing. Hyper-parameters are fields; anything that changes is in parameter sets.
+
+    Example:
+        >>> class SmallHead(Term):
+        ...     name = "small-head"
+        ...     strength: float = 0.1
+        ...
+        ...     def penalty(self, cohort, payload):
+        ...         return lambda step: self.strength * step.params["head.weight"].square().flatten(1).sum(1)
+        >>> from perfed.methods.fedavg import FedAvg
+        >>> method = FedAvg(terms=(SmallHead(strength=0.5),))
+    """
 
     model_config = STRICT
 
@@ -79,8 +90,8 @@ class Travelling:
         return {term.name: term.after(cohort, cohort.carried[term.name]) for term in self._terms}
 
 
-_TERMS: dict[str, tuple[type[Term], str]] = {}
-"""Class, and the module that registered it."""
+TERMS: dict[str, tuple[type[Term], str]] = {}
+"""What :func:`register_term` has made known: by name the class, and the module that registered it."""
 
 
 def register_term(cls: type[Term]) -> type[Term]:
@@ -88,12 +99,23 @@ def register_term(cls: type[Term]) -> type[Term]:
 
     Raises:
         PerfedError: it has none, or a term of another module has it; the same module may register it again.
+
+    Example:
+        >>> @register_term
+        ... class SmallBias(Term):
+        ...     name = "small-bias"
+        ...
+        ...     def penalty(self, cohort, payload):
+        ...         return lambda step: step.params["head.bias"].square().sum(1)
+        >>> from perfed import build_method
+        >>> build_method("fedavg", {"terms": ["small-bias"]}).terms
+        (SmallBias(),)
     """
     if not cls.name:
         raise PerfedError(f'the term {cls.__name__} has no name; write name: ClassVar[str] = "..." in its class')
     module = cls.__module__
-    check_free("term", cls.name, _TERMS[cls.name][1] if cls.name in _TERMS else None, module)
-    _TERMS[cls.name] = cls, module
+    check_free("term", cls.name, TERMS[cls.name][1] if cls.name in TERMS else None, module)
+    TERMS[cls.name] = cls, module
     return cls
 
 
@@ -102,20 +124,29 @@ def term_class(name: str) -> type[Term]:
 
     Raises:
         PerfedError: there is none; says what is allowed.
+
+    Example:
+        >>> term_class("proximal")(mu=0.1)
+        Proximal(mu=0.1)
     """
     own = own_name(name, "term")
-    check_own("term", name, own, {known: module for known, (_, module) in _TERMS.items()})
-    if own not in _TERMS:
-        raise PerfedError(f"unknown term '{own}'; allowed: {', '.join(sorted(_TERMS))}, or module:NAME")
-    return _TERMS[own][0]
+    check_own("term", name, own, {known: module for known, (_, module) in TERMS.items()})
+    if own not in TERMS:
+        raise PerfedError(f"unknown term '{own}'; allowed: {', '.join(sorted(TERMS))}, or module:NAME")
+    return TERMS[own][0]
 
 
 def full_name(name: str) -> str:
     """``module:NAME`` of a term that a module of the user's own has registered; any other name as it is."""
-    module = _TERMS[name][1] if name in _TERMS else "__main__"
+    module = TERMS[name][1] if name in TERMS else "__main__"
     return name if module == "__main__" or module.startswith("perfed.") else f"{module}:{name}"
 
 
 def term_names() -> list[str]:
-    """Names of all registered terms, sorted."""
-    return sorted(_TERMS)
+    """Names of all registered terms, sorted.
+
+    Example:
+        >>> {"anchors", "prototypes", "proximal"} <= set(term_names())
+        True
+    """
+    return sorted(TERMS)

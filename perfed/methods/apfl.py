@@ -38,7 +38,7 @@ class APFL(Method):
         return {"local": ParameterSet("client", like="shared")}
 
     def epochs_in(self, round_: int) -> int:
-        """Of both models."""
+        """Epochs of both models, the global and the local one."""
         return 2 * self.local_epochs
 
     def round(self, server: ServerState, clients: Clients) -> None:

@@ -35,6 +35,11 @@ def build_method(
 
     Raises:
         PerfedError: unknown setting, or a value that is not allowed; names ``methods.NAME.key`` or ``training.key``.
+
+    Example:
+        >>> method = build_method("fedpac", {"lr": 0.03, "alignment": 0.5}, {"batch_size": 10})
+        >>> method.lr, method.batch_size, method.terms[0].alignment
+        (0.03, 10, 0.5)
     """
     found = entry(name)
     if found.base and training is None:

@@ -35,7 +35,7 @@ class Ditto(FedAvg):
         return {"local": ParameterSet("client", like="shared")}
 
     def epochs_in(self, round_: int) -> int:
-        """Of both models."""
+        """Epochs of both models, w and v."""
         return 2 * self.local_epochs
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
@@ -62,5 +62,5 @@ class Ditto(FedAvg):
         return {}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """v."""
+        """Load v, the client's own model."""
         cohort.load(cohort.state["local"])

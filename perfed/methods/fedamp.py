@@ -96,7 +96,7 @@ class FedAMP(Method):
         return {"model": each(server.models)}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """w_i."""
+        """Load w_i, as the server has it."""
         cohort.load(payload["model"])
 
 

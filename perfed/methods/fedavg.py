@@ -30,7 +30,7 @@ class FedAvg(Method):
         server.shared = client_mean(reply.shared, reply.num_samples, self.average)
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
-        """All stages together."""
+        """Train all stages together, from the server's model."""
         cohort.load(shared)
         cohort.fit(STAGES, epochs=self.local_epochs)
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)

@@ -47,7 +47,7 @@ class FedEM(Method):
         }
 
     def epochs_in(self, round_: int) -> int:
-        """Of every component."""
+        """Epochs of every component, each of which sees all samples."""
         return self.components * self.local_epochs
 
     def _uniform(self, info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
@@ -61,7 +61,7 @@ class FedEM(Method):
         server.components = weighted_mean(reply.components, reply.num_samples)
 
     def download(self, server: ServerState) -> dict[str, Any]:
-        """The components."""
+        """Every client gets all the components."""
         return {"components": server.components}
 
     # Clients -----------------------------------------------------------------------------------------------

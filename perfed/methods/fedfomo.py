@@ -104,7 +104,7 @@ class FedFomo(Method):
         return Reply(model=cohort.shared(), gains=gains)
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """Combine."""
+        """Combine the models that came with the client's own."""
         self.combine(cohort, payload["models"])
 
     def combine(self, cohort: Cohort, models: Parameters) -> Tensor:

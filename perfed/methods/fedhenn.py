@@ -52,7 +52,7 @@ class FedHeNN(Local):
         return Reply(kernel=_gram(cohort.forward(self.inputs(cohort, key), stages=cohort.chain.before("head"))))
 
     def train_aligned(self, cohort: Cohort, key: Tensor, kernel: Tensor) -> Reply:
-        """All stages together."""
+        """Train all stages together, towards the mean kernel of the clients."""
         if self.eta:
             cohort.penalties = [*cohort.penalties, self._alignment(cohort, self.inputs(cohort, key), kernel)]
         cohort.fit(STAGES, epochs=self.local_epochs)

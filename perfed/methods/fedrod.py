@@ -66,7 +66,7 @@ class FedRoD(FedAvg):
         return value
 
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
-        """``g + p``."""
+        """Logits ``g + p``: those of the shared head and of the personal one."""
         features = cohort.forward(x, stages=cohort.chain.before("head"))
         g = cohort.forward(features, stages=("head",))
         return g + cohort.forward(features, stages=("head",), params=cohort.state["personal_head"])

@@ -63,7 +63,7 @@ class HypCluster(Method):
         )
 
     def download(self, server: ServerState) -> dict[str, Any]:
-        """All k models."""
+        """All k models, of which the client chooses."""
         return {"models": server.models}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:

@@ -19,7 +19,8 @@ from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
 from perfed.training.cohort import Cohort
 
-_SEARCH_BYTES = 16 << 20
+# What the search for neighbours may hold at a time; the queries are cut up accordingly.
+SEARCH_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Memory:
         if torch.compiler.is_compiling():  # a graph for any number of queries
             return self._vote(queries, norms, num_classes, k, similarity)
         per_query = len(norms) * (norms.shape[1] + k * (self.features.shape[2] + num_classes))
-        width = max(1, _SEARCH_BYTES // (per_query * queries.element_size()))
+        width = max(1, SEARCH_BYTES // (per_query * queries.element_size()))
         parts = [self._vote(part, norms, num_classes, k, similarity) for part in torch.split(queries, width, dim=1)]
         return torch.cat(parts, dim=1)
 
@@ -92,7 +93,7 @@ class KNNPer(FedAvg):
     capacity: float = Field(1.0, gt=0, le=1, description="share of its training data that a client remembers")
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
-        """As FedAvg."""
+        """Train as FedAvg does; there must be classes."""
         if cohort.num_classes is None:
             raise PerfedError("knnper needs class labels; these targets are values (regression)")
         return super().train(cohort, shared)

@@ -58,7 +58,7 @@ class L2GD(Method):
         return 1 / max(2, self.local_epochs) if self.p is None else self.p
 
     def epochs_in(self, round_: int) -> int:
-        """On average."""
+        """Local epochs of a round, on average."""
         return round(1 / self.probability)
 
     def sets(self) -> dict[str, ParameterSet]:
@@ -67,8 +67,8 @@ class L2GD(Method):
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """Local iterations; then averaging ones, in a second exchange."""
-        count = _geometric(clients.key("local iterations"), self.probability)
-        repeats = _geometric(clients.key("averaging iterations"), 1 - self.probability)
+        count = geometric(clients.key("local iterations"), self.probability)
+        repeats = geometric(clients.key("averaging iterations"), 1 - self.probability)
         reply = clients.train(self.train, epochs=torch.tensor(count))
         server.shared = weighted_mean(reply.local)
         clients.run(self.average, mean=server.shared, repeats=torch.tensor(repeats))
@@ -125,10 +125,10 @@ class L2GD(Method):
         return {}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """x_i."""
+        """Load x_i, the client's own model."""
         cohort.load(cohort.state["local"])
 
 
-def _geometric(key: Tensor, stop: float) -> int:
+def geometric(key: Tensor, stop: float) -> int:
     """Number of iterations of a run that ends after each with probability ``stop``."""
     return 1 + floor(log1p(-float(rng.uniform(key, 1, torch.float64))) / log1p(-stop))

@@ -38,7 +38,7 @@ class Local(Method):
         clients.train(self.train)
 
     def train(self, cohort: Cohort) -> Reply:
-        """All stages together."""
+        """Train all stages together, from the client's own model."""
         cohort.fit(STAGES, epochs=self.local_epochs)
         return Reply()
 
@@ -67,7 +67,7 @@ class LocalFull(Local):
         return Reply()
 
     def finish(self, server: ServerState, clients: Clients) -> None:
-        """The others."""
+        """Those who did not take part train too."""
         clients.train(self.train)
 
 

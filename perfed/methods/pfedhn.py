@@ -140,7 +140,7 @@ class PFedHN(Method):
         return Reply(change=change)
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """The generated model."""
+        """Load the model that the hypernetwork generates for the client."""
         cohort.load(payload["generated"])
 
 

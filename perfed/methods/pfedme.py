@@ -94,7 +94,7 @@ class PFedMe(Method):
         return reply
 
     def _rate(self, name: str) -> float:
-        """``eta lam``."""
+        """Part ``eta lam`` of the way from w to theta that a step goes."""
         return self.lam * (self.eta or self.lr_of(stage_of(name)))
 
     def notes(self, federation: Federation, model: Model) -> list[str]:
@@ -106,5 +106,5 @@ class PFedMe(Method):
         return {}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """theta."""
+        """Load theta, the client's own model."""
         cohort.load(cohort.state["theta"])

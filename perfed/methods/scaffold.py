@@ -76,14 +76,14 @@ class Scaffold(Method):
         change = {}
         for name in drift:
             steps = of_domains if stage_of(name) in cohort.per_domain else cohort.steps_done
-            rate = (self._total_weight(steps) * self.lr_of(stage_of(name))).to(control[name])
+            rate = (self.total_weight(steps) * self.lr_of(stage_of(name))).to(control[name])
             rate = rate.view(*rate.shape, *([1] * (control[name].ndim - rate.ndim)))
             mean = (shared[name] - cohort.model[name]) / rate
             change[name] = torch.where(rate > 0, mean - control[name], 0.0)
         cohort.state["own_control"] = {**own, **{name: own[name] + t for name, t in change.items()}}
         return Reply(shared=cohort.shared(), change=change)
 
-    def _total_weight(self, steps: Tensor) -> Tensor:
+    def total_weight(self, steps: Tensor) -> Tensor:
         """``sum_k (1 - m^(K-k+1)) / (1 - m)``, how far K equal gradients move y, in steps; K without momentum."""
         m = self.momentum
         return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)

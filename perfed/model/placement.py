@@ -62,6 +62,12 @@ def place(chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, P
 
     Raises:
         PerfedError: a stage without a placement, a placement that there is not, or a rule that matches nothing.
+
+    Example:
+        >>> from perfed import Model, linear, mlp
+        >>> chain = Model(body=mlp((), 4), head=linear(2)).build((3,))
+        >>> place(chain, {"body": SHARED, "head": PERSONAL}, {"*.bias": FROZEN})
+        {'body.0.weight': 'shared', 'body.0.bias': 'frozen', 'head.weight': 'personal', 'head.bias': 'frozen'}
     """
     for stage in chain.stages:
         if stage not in defaults:

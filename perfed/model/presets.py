@@ -27,7 +27,12 @@ def activation_layer(name: str) -> nn.Module:
 
 
 def linear(out: int) -> StageFactory:
-    """One linear layer to ``out`` outputs; inputs with several axes are flattened first."""
+    """One linear layer to ``out`` outputs; inputs with several axes are flattened first.
+
+    Example:
+        >>> linear(3)((8,))
+        Linear(in_features=8, out_features=3, bias=True)
+    """
 
     def build(shape: Shape) -> nn.Module:
         layer = nn.Linear(prod(shape), out)
@@ -50,6 +55,10 @@ def mlp(
     FLIC's embedding for vectors is ``mlp((64, 64), 64)`` with a linear output (Rakotomamonjy et al. 2024, S3):
     a ReLU there could not reach anchors with negative coordinates. ``dropout=0.5, activation="leaky-relu"``
     is the network of the authors' program for BCI.
+
+    Example:
+        >>> [tuple(layer.weight.shape) for layer in mlp((64, 32), 10)((8,)) if isinstance(layer, nn.Linear)]
+        [(64, 8), (32, 64), (10, 32)]
     """
 
     def build(shape: Shape) -> nn.Module:
@@ -87,6 +96,10 @@ def cnn(
     program) are ``cnn((16, 32), 5, 128, padding=(0, 1), activation="leaky-relu")`` for 28x28 and
     ``cnn((16, 32, 64), (5, 5, 3), 128, padding=(0, 1, 1), activation="leaky-relu")`` for 32x32x3; SRPFL's for CIFAR-10
     (Tziotis et al. 2023, appendix C) is ``cnn((64, 64), 5, 64, hidden=(120,))``.
+
+    Example:
+        >>> cnn((16, 32), 5, 128, padding=(0, 1))((1, 28, 28))(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 128])
     """
     kernels, paddings = _one_each("kernel", kernel, channels), _one_each("padding", padding, channels)
 
@@ -130,6 +143,10 @@ def digits_cnn(out: int = 64, *, dropout: float = 0.0) -> StageFactory:
 
     ``dropout`` acts on whole channels after the second convolution; the authors' program has 0.5 there, which the
     paper does not mention. Source: Rakotomamonjy et al. 2024, S3.2.
+
+    Example:
+        >>> digits_cnn(out=64)((1, 28, 28))(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 64])
     """
 
     def build(shape: Shape) -> nn.Module:
@@ -153,7 +170,12 @@ def digits_cnn(out: int = 64, *, dropout: float = 0.0) -> StageFactory:
 
 
 def hidden_layer(out: int = 100) -> StageFactory:
-    """FLIC-HL's shared body: one linear layer and a LeakyReLU (100 outputs in the authors' program)."""
+    """FLIC-HL's shared body: one linear layer and a LeakyReLU (100 outputs in the authors' program).
+
+    Example:
+        >>> hidden_layer(100)((64,))(torch.zeros(2, 64)).shape
+        torch.Size([2, 100])
+    """
 
     def build(shape: Shape) -> nn.Module:
         return nn.Sequential(nn.Linear(prod(shape), out), nn.LeakyReLU())

@@ -216,6 +216,13 @@ class Clock(BaseModel):
         speeds: ``none``: every client takes one second, so that virtual time counts rounds; or one of the models,
             whose settings are in the table of the same name.
         communication: seconds that an exchange takes besides (C.T. in the SRPFL paper).
+
+    Example:
+        >>> from perfed import Model, Run, linear, load
+        >>> federation, model = load("toy-linear-map", {"clients": 4}, seed=0), Model(head=linear(20))
+        >>> clock = Clock(communication=0.5)  # after the second that everybody works
+        >>> Run(federation, "local", model, rounds=2, clock=clock).execute()["virtual_time"]
+        3.0
     """
 
     model_config = STRICT

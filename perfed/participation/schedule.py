@@ -1,11 +1,10 @@
-"""SRPFL's schedule: how many clients take part in each stage, for how long, and what time it takes.
+"""SRPFL's schedule: how many clients take part in each stage, and for how long.
 
 Times are those of clients whose speeds are exponential: a round lasts as long as its slowest participant."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 
 from perfed.errors import PerfedError
@@ -72,15 +71,6 @@ def middle_stage_rounds(clients: int, first: int, a: float) -> list[float]:
     ]
 
 
-def rounds_to_reach(target: float, floor: float, a: float, start: float = 1.0) -> int:
-    """Rounds in which a distance falls from ``start`` to ``target``, moving towards ``floor`` by sqrt(1-a) a round.
-
-    Source: Tziotis et al. 2023, equations 207 and 252 (the bound of theorem 4.7 taken as an equality).
-    """
-    _check(target > floor, "the target distance", target, f"above the floor, {floor:.4g}")
-    return 0 if target >= start else math.ceil(2 * math.log((target - floor) / (start - floor)) / math.log1p(-a))
-
-
 def stage_lengths(clients: int, first: int, a: float, *, excess: float) -> list[int]:
     """tau_r, the rounds of each stage of :func:`stage_sizes`, at least 1 each.
 
@@ -100,14 +90,6 @@ def stage_lengths(clients: int, first: int, a: float, *, excess: float) -> list[
         return [1]
     closing = 2 * math.log(1 / (excess - 1)) / -math.log1p(-a)
     return [1, *(max(1, math.ceil(t)) for t in (*middle_stage_rounds(clients, first, a), closing))]
-
-
-def expected_time(
-    sizes: Sequence[int], lengths: Sequence[int], clients: int, *, rate: float = 1.0, cost: float = 0.0
-) -> float:
-    """Expected wall-clock time ``sum_r tau_r (E[T_(n_r)] + C)`` of a schedule (Tziotis et al. 2023, section 4)."""
-    rounds = zip(sizes, lengths, strict=True)
-    return math.fsum(tau * (order_statistic(n, clients, rate) + cost) for n, tau in rounds)
 
 
 def _check(holds: bool, name: str, value: float, allowed: str) -> None:

@@ -66,6 +66,12 @@ class Participation(BaseModel):
             policies in stages.
         fit_unused: a client that was never used is evaluated after fitting its personal parameters to the newest
             shared ones, and keeps those at the end (Tziotis et al. 2023, remark 4.8); not given: with ``srpfl`` only.
+
+    Example:
+        >>> Participation(rate=0.1).count(50)
+        5
+        >>> Participation(policy="deadline", deadline={"seconds": 2.5}).deadline.seconds
+        2.5
     """
 
     model_config = STRICT

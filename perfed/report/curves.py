@@ -117,7 +117,7 @@ def _means(axis: Axis, runs: Sequence[Run], numbers: Sequence[int]) -> list[floa
 
 
 def _values(runs: Sequence[Run], metric: str, numbers: Sequence[int]) -> NDArray[np.float64]:
-    """``(runs, rounds)``"""
+    """The metric of every run at these rounds, ``(runs, rounds)``."""
     curves = [{line.round: line.spreads[metric].mean for line in run.rounds if metric in line.spreads} for run in runs]
     return in_unit(np.array([[curve[number] for number in numbers] for curve in curves]), metric)
 

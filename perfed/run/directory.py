@@ -22,7 +22,7 @@ from perfed.errors import PerfedError
 from perfed.machine import locked, write_atomic
 from perfed.run.checkpoint_files import CheckpointFiles
 
-_RESULTS = (
+RESULTS = (
     "config.toml",
     "comparison.toml",
     "rounds.jsonl",
@@ -35,6 +35,7 @@ _RESULTS = (
     "chosen.toml",
     "report.html",
 )
+"""What is made in a directory of results: nothing new is begun in one that has any of these."""
 
 
 class RunDirectory(CheckpointFiles):
@@ -49,7 +50,7 @@ class RunDirectory(CheckpointFiles):
         """
         if path.exists() and not path.is_dir():
             raise PerfedError(f"--out {path}: exists and is not a directory")
-        held = [name for name in _RESULTS if (path / name).exists()]
+        held = [name for name in RESULTS if (path / name).exists()]
         if held:
             begun = any((path / name).exists() for name in ("config.toml", "comparison.toml", "search.toml"))
             hint = f", or 'perfed resume {path}'" if begun else ""
@@ -77,11 +78,11 @@ class RunDirectory(CheckpointFiles):
     # Configuration and results -----------------------------------------------------------------------------
 
     def write_config(self, text: str) -> None:
-        """Write ``config.toml``."""
+        """Write the experiment into ``config.toml``."""
         write_atomic(self.path / "config.toml", text)
 
     def read_config(self) -> str:
-        """Content of ``config.toml``."""
+        """The experiment, as ``config.toml`` has it."""
         try:
             return (self.path / "config.toml").read_text(encoding="utf-8")
         except OSError:
@@ -130,17 +131,17 @@ class RunDirectory(CheckpointFiles):
         return records, [f"rounds.jsonl: {damaged} damaged lines dropped"] if damaged > 0 else []
 
     def write_clients(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Write ``clients.csv``."""
+        """Write one row per client into ``clients.csv``; what is missing is an empty cell."""
         text = io.StringIO(newline="")
         csv.writer(text).writerows([columns, *(["" if _missing(v) else v for v in row] for row in rows)])
         write_atomic(self.path / "clients.csv", text.getvalue())
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json``."""
+        """Write ``summary.json``, with which the run is finished."""
         write_atomic(self.path / "summary.json", json.dumps(plain(summary), indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
-        """Content of ``summary.json``."""
+        """The summary of a run that is finished, from ``summary.json``."""
         try:
             content: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -150,7 +151,7 @@ class RunDirectory(CheckpointFiles):
         return content
 
     def write_arrays(self, name: str, round_: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Write ``NAME/round-NNNN.npz``."""
+        """Write the arrays of a round into ``NAME/round-NNNN.npz``."""
         folder = self.path / name
         folder.mkdir(exist_ok=True)
         content = io.BytesIO()

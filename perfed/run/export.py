@@ -164,4 +164,5 @@ def onnx_inputs(table: SiteTable, frame: Any) -> dict[str, NDArray[Any]]:
     ready = table.read(frame)
     texts = {column.name for column in table.columns if column.kind == "category"}
     found = {name: ready[[name]].to_numpy(object if name in texts else np.float32) for name in table.feature_names_in_}
-    return found if table.domain is None else {**found, table.domain: frame[[table.domain]].to_numpy(object)}
+    domain = table.domain if table.domain in frame.columns else None
+    return found if domain is None else {**found, domain: frame[[domain]].to_numpy(object)}

@@ -33,13 +33,13 @@ class Memory:
         return [], []
 
     def write_clients(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Not kept."""
+        """Not kept; the run has its metrics."""
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Not kept; the run has its summary."""
 
     def write_arrays(self, name: str, round_: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Not kept."""
+        """Not kept: arrays are for reports, which read directories."""
 
     def save(
         self,
@@ -49,7 +49,7 @@ class Memory:
         changed: AbstractSet[str],
         progress: Mapping[str, Any],
     ) -> None:
-        """Not kept."""
+        """Not kept: what memory holds is lost together with the run."""
 
     def load(self) -> Checkpoint | None:
         """There is no checkpoint to go back to.

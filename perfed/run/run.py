@@ -64,6 +64,13 @@ class Run:
         summary: as in ``summary.json``, once the run has ended.
         resumed: the round behind which a resumed run goes on.
         config: what the run was made of, as in ``config.toml``; checkpoints keep it.
+
+    Example:
+        >>> from perfed import linear, load
+        >>> run = Run(load("digits", {"clients": 4}, seed=0), "fedavg", Model(head=linear(10)), rounds=2)
+        >>> summary = run.execute()  # with "accuracy" among others
+        >>> run.predict("000", run.federation.clients[0].test.x[:5]).shape
+        torch.Size([5, 10])
     """
 
     def __init__(

@@ -24,6 +24,11 @@ class Evaluation(BaseModel):
         last: the summary is the mean over this many last rounds (all of them are evaluated); 1: the last round.
         weights: ``"uniform"`` mean over clients, or weighted by their number of ``"samples"`` in the split.
         targets: mean accuracies (fractions); the summary says when each was first reached in an evaluated round.
+
+    Example:
+        >>> evaluation = Evaluation(every=5, last=3, targets=[0.8, 0.9])  # for Run(..., evaluation=evaluation)
+        >>> evaluation.split, evaluation.targets
+        ('test', (0.8, 0.9))
     """
 
     model_config = STRICT

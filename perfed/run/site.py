@@ -67,8 +67,8 @@ class SiteModel:
         """The columns that a data frame must have, in any order; of arrays x0, x1, ..., and the domain if needed."""
         if self.table is None:
             return np.array([*self.facts["features"], *([DOMAIN] if self.takes_domain else [])])
-        domain = [] if self.table.domain is None else [self.table.domain]
-        return np.array([*self.table.feature_names_in_, *domain])
+        needed = self.takes_domain or self.table.domain_input
+        return np.array([*self.table.feature_names_in_, *([self.table.domain] if needed else [])])
 
     @property
     def n_features_in_(self) -> int:

@@ -47,7 +47,7 @@ class Tally:
         return cls(unreached(targets))
 
     def add(self, done: RoundRecord) -> None:
-        """Count a round."""
+        """Count a round: its time, who took part and replied, and what happened to whom."""
         self.virtual_time += done.seconds
         for client in done.participants:
             self.taken_part[client] = self.taken_part.get(client, 0) + 1
@@ -86,7 +86,7 @@ class Tally:
         return replace(self, taken_part={**self.taken_part}, replied={**self.replied}, counts={**self.counts})
 
     def plain(self) -> dict[str, Any]:
-        """JSON values."""
+        """The tally as values that JSON has."""
         return asdict(self)
 
     @classmethod

@@ -62,7 +62,7 @@ class Task:
 
     @property
     def clients(self) -> int:
-        """Number of clients."""
+        """Number of clients that are fitted side by side."""
         return len(self.samples.counts)
 
     def kind(self, label: str) -> str:

@@ -75,7 +75,7 @@ class View:
 
     @property
     def n(self) -> int:
-        """Number of clients."""
+        """Number of clients in the view."""
         return len(self.clients)
 
     @property

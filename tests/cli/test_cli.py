@@ -111,8 +111,8 @@ def test_the_summary_has_the_agreed_keys_and_agrees_with_the_clients(run_dir):
 def test_the_configuration_is_complete(run_dir):
     kept = read((run_dir / "config.toml").read_text(), "config.toml")
     assert (kept.rounds, kept.seed, kept.participation.rate) == (3, 0, 0.5)
-    assert kept.data["samples_per_client"] == 12
-    assert kept.plan["threads"] == 1
+    assert kept.data.options["samples_per_client"] == 12
+    assert kept.plan.threads == 1
 
 
 def test_options_win_over_settings_and_settings_over_the_experiment(tmp_path):

@@ -11,7 +11,7 @@ from command_line import EXPERIMENT, Outcome, is_plain, perfed
 from data_files import write_images
 
 from perfed.data.federation import Federation
-from perfed.datasets import catalogue, dataset, load
+from perfed.datasets import dataset, load
 from perfed.report.partition import ClassTable, terminal_tables, write_partition_page
 
 TOML = """
@@ -77,9 +77,7 @@ def test_it_works_for_every_kind_of_data_set():
     assert [row[1] for row in rows] == ["60"] * 4  # those for validation among them
 
 
-def test_data_without_classes_have_sizes_only(monkeypatch, here):
-    monkeypatch.setattr(catalogue, "_entries", dict(catalogue._entries))
-
+def test_data_without_classes_have_sizes_only(forgotten, here):
     @dataset("lines", task="regression")
     def lines(seed: int, data_dir: Path | None) -> Federation:
         """Real targets; the second client is not tested."""

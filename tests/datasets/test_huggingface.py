@@ -13,7 +13,6 @@ import torch
 
 from perfed.data.federation import Federation
 from perfed.datasets import load
-from perfed.datasets.huggingface import _column
 from perfed.errors import PerfedError
 
 
@@ -113,14 +112,19 @@ def test_images_are_normalised_and_classes_have_their_names(package):
 def test_colour_images_and_other_modes(package):
     pixels = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
     with_alpha = np.concatenate([pixels, pixels[..., :1]], axis=2)
-    found = _column(Table({"image": [Image(pixels), Image(with_alpha, "RGBA")]}), "image", "here")
-    assert found.shape == (2, 3, 4, 5) and found.dtype == np.uint8
-    assert np.array_equal(found[0], pixels.transpose(2, 0, 1)) and np.array_equal(found[0], found[1])
-    grey = Image(np.zeros((4, 5), np.uint8))
-    with pytest.raises(
-        PerfedError, match=r"here: column 'image', row 1 has shape \(1, 4, 5\), the rows before \(3, 4, 5"
-    ):
-        _column(Table({"image": [Image(pixels), grey]}), "image", "here")
+
+    def pictures(second: Image) -> None:
+        package["colour"] = lambda split: Table({"image": [Image(pixels), second] * 10, "label": [0, 1] * 10})
+
+    pictures(Image(with_alpha, "RGBA"))
+    for client in give(path="colour"):
+        assert client.input_shape == (3, 4, 5)
+        shown = torch.from_numpy(pixels.transpose(2, 0, 1)).float() / 255
+        torch.testing.assert_close(client.train.x * 0.5 + 0.5, shown.expand_as(client.train.x))
+    pictures(Image(np.zeros((4, 5), np.uint8)))
+    here = "'colour', split 'train': column 'image'"
+    with pytest.raises(PerfedError, match=rf"{here}, row 1 has shape \(1, 4, 5\), the rows before \(3, 4, 5"):
+        give(path="colour")
 
 
 def test_columns_of_numbers_stand_side_by_side():

@@ -394,7 +394,7 @@ def test_cifar_is_decoded_once(folder, monkeypatch):
     assert first["x_train"].shape == (20, 3, 32, 32) and first["x_train"].dtype == np.uint8
     assert np.abs(first["x_train"].mean(axis=(2, 3)) - colours).max() < 4
     (cache,) = cached(folder)
-    monkeypatch.setattr(cifar, "_decode", lambda *_: pytest.fail("decoded a second time"))
+    monkeypatch.setattr(cifar, "optional_package", lambda *_: pytest.fail("decoded a second time"))
     again = cifar.cifar10_images(folder)
     assert all(np.array_equal(first[key], again[key]) for key in first)
     federation = load("cifar10", {"clients": 2, "samples": 0}, seed=0, data_dir=folder)

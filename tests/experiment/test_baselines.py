@@ -136,7 +136,7 @@ def test_metrics_by_domain():
 def test_models_that_do_not_converge_are_counted(monkeypatch):
     federation = Federation.from_arrays(sites(lambda rng, x: (x[:, 0] > 0).astype(int)))
     assert Baseline("sklearn:logistic", experiment(), federation).execute()["notes"] == []
-    monkeypatch.setitem(baselines._MODELS, "logistic", (lambda seed: LogisticRegression(max_iter=1), None))
+    monkeypatch.setattr(baselines, "LogisticRegression", lambda max_iter: LogisticRegression(max_iter=1))
     notes = Baseline("sklearn:logistic", experiment(), federation).execute()["notes"]
     assert notes == ["3 of the models did not converge"]
 

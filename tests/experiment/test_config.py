@@ -161,8 +161,7 @@ def test_a_training_setting_reaches_methods_with_a_value_of_their_own():
     assert "fedrep" not in table["methods"]
 
 
-def test_a_training_setting_reaches_the_table_of_a_method_of_ones_own_under_a_policy(monkeypatch):
-    monkeypatch.setattr(registry, "_REGISTRY", {**registry._REGISTRY})
+def test_a_training_setting_reaches_the_table_of_a_method_of_ones_own_under_a_policy(forgotten):
     registry.register("avg")(FedAvg)
     table = {"methods": {"tests:avg": {"lr": 0.5}}}
     assert resolve(table, "lr", ["avg+deadline"]) == [("training", "lr"), ("methods", "tests:avg", "lr")]
@@ -182,16 +181,13 @@ def test_overriding_does_not_change_the_table_and_the_last_value_wins():
     assert table == before
 
 
-def test_an_ambiguous_key_lists_the_places():
+def test_an_ambiguous_key_lists_the_places(forgotten):
     @catalogue.dataset("clash")
     def clash(seed: int, data_dir: object, *, rate: int = 1) -> Any:
         """Has an option that participation has too."""
 
-    try:
-        with pytest.raises(PerfedError, match=r"'rate' is ambiguous; write one of: data\.rate, participation\.rate"):
-            override({"data": {"name": "clash"}}, ["rate=1"], [])
-    finally:
-        del catalogue._entries["clash"]
+    with pytest.raises(PerfedError, match=r"'rate' is ambiguous; write one of: data\.rate, participation\.rate"):
+        override({"data": {"name": "clash"}}, ["rate=1"], [])
 
 
 # Methods, terms and stages -----------------------------------------------------------------------------------

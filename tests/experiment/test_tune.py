@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,20 +18,35 @@ from command_line import EXPERIMENT, TINY, is_plain, perfed
 from perfed.data.federation import Federation
 from perfed.datasets import catalogue, load
 from perfed.experiment import search
-from perfed.experiment.config import find_experiment, read, validate
-from perfed.experiment.overrides import grid_points, override
+from perfed.experiment.config import Experiment, find_experiment, read, validate
+from perfed.experiment.overrides import override, parse_value
 
 GRID = ("--methods", "local,flic-class", "--grid", "lr=1e-3,1e-1", "--grid", "batch_size=4,100")
 
 
-def test_a_method_under_a_policy_keeps_its_own_choice(tmp_path):
+@pytest.fixture
+def scored(monkeypatch):
+    """Runs score 0.928 where this says that the experiment is the best one, else 0.5; nothing is trained."""
+    judge: dict[str, Callable[[Experiment], bool]] = {}
+
+    def score(experiment: Experiment) -> dict[str, Any]:
+        return {"metrics": {"accuracy": {"mean": 0.928 if judge["is_best"](experiment) else 0.5}}}
+
+    def start(experiment: Experiment, **options: Any) -> Any:
+        return SimpleNamespace(execute=lambda: score(experiment))
+
+    monkeypatch.setattr(search, "start", start)
+    return judge
+
+
+def test_a_method_under_a_policy_keeps_its_own_choice(tmp_path, scored):
     """Also where that is the experiment's value and the method alone has chosen another one."""
     table = override(find_experiment(EXPERIMENT), ["lr=0.01"], ["fedrep"])
-    names = ["fedrep", "fedrep+srpfl"]
-    grid = search.Search(tmp_path, table, names, [0], [])
-    grid._write_chosen({"fedrep": ["lr=0.1"], "fedrep+srpfl": ["lr=0.01"]})
+    best = {"fedrep": 0.1, "fedrep+srpfl": 0.01}
+    scored["is_best"] = lambda experiment: experiment.built_method.lr == best[experiment.method]
+    search.Search(tmp_path, table, list(best), [0], [["lr=0.1"], ["lr=0.01"]]).execute()
     chosen = read((tmp_path / "chosen.toml").read_text(), "chosen.toml")
-    for name, rate in zip(names, (0.1, 0.01), strict=True):
+    for name, rate in best.items():
         assert chosen.model_copy(update={"method": name}).built_method.lr == rate
 
 
@@ -71,7 +88,7 @@ def test_tune_gives_every_method_the_same_grid_and_never_looks_at_test_data(tmp_
 
 
 @pytest.fixture
-def scrambled_test_labels():
+def scrambled_test_labels(forgotten):
     """A data set whose test labels may be made worthless."""
 
     @catalogue.dataset("scrambled")
@@ -87,12 +104,9 @@ def scrambled_test_labels():
             clients.append(replace(client, test=replace(client.test, y=torch.full_like(client.test.y, 9))))
         return replace(federation, clients=tuple(clients))
 
-    yield
-    del catalogue._entries["scrambled"]
-
 
 @pytest.fixture
-def noise():
+def noise(forgotten):
     """A data set whose labels say nothing about the inputs, and one whose target is the first input."""
 
     def drawn(seed: int, regression: bool) -> Federation:
@@ -116,9 +130,6 @@ def noise():
     def line(seed: int, data_dir: Path | None) -> Federation:
         """A regression."""
         return drawn(seed, regression=True)
-
-    yield
-    del catalogue._entries["noise"], catalogue._entries["line"]
 
 
 def small(file: Path, data: str, more: str = "") -> Path:
@@ -208,11 +219,13 @@ def test_a_choice_on_the_edge_of_its_grid_is_named(tmp_path, noise):
         ("optimizer=adam,sgd", "optimizer=sgd", ""),
     ],
 )
-def test_edges_are_those_of_the_grid_not_of_what_is_allowed(tmp_path, tried, best, said):
-    grid = search.Search(tmp_path, find_experiment(EXPERIMENT), ["local"], [0], grid_points([tried]))
-    notes = grid._edges({"method": "local", "settings": [best], "metric": "accuracy", "mean": 0.928})
-    assert len(notes) == bool(said)
-    assert all(note.startswith(f"{said} (validation accuracy 92.8 %); try ") for note in notes)
+def test_edges_are_those_of_the_grid_not_of_what_is_allowed(tmp_path, scored, tried, best, said):
+    key, _, value = best.partition("=")
+    scored["is_best"] = lambda experiment: getattr(experiment.built_method, key) == parse_value(value)
+    grid = search.Search.create(tmp_path / "out", find_experiment(EXPERIMENT), ["local"], [0], [tried], None, None)
+    choice = grid.execute()["local"]
+    assert choice.settings == [best] and len(choice.notes) == bool(said)
+    assert all(note.startswith(f"{said} (validation accuracy 92.8 %); try ") for note in choice.notes)
 
 
 def test_the_choice_does_not_depend_on_the_test_labels(tmp_path, scrambled_test_labels):

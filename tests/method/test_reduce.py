@@ -149,8 +149,15 @@ def test_one_clients_large_entry_exists_at_a_time(way, shapes):
 
 
 def test_chunks_that_are_folded_come_in_the_order_of_ids():
-    engine = server_of("chunk 2", "two kinds").engine
-    chunks = [[client.id for client in chunk] for chunk in engine._chunks(IDS, by_id=True)]
+    chunks = []
+
+    class Looking(Folding):
+        def add(self, cohort, amount):
+            chunks.append(cohort.ids)
+            return super().add(cohort, amount)
+
+    method = quick(Looking, placement={"embedding": "personal"})
+    serve(method, blobs(SIZES, dims=SHAPES["two kinds"]), model=MODEL, **WAYS["chunk 2"]).round(1)
     assert chunks == [["c0", "c2"], ["c1", "c3"], ["c4"], ["c5"]]
 
 

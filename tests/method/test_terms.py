@@ -5,7 +5,6 @@ import torch
 from engines import blobs, cohort, difference, make, network, quick, serve, train
 
 from perfed.errors import PerfedError
-from perfed.method import term as terms
 from perfed.method.exchange import ParameterSet
 from perfed.method.term import Term, full_name, register_term, term_class, term_names
 from perfed.methods.build import build_method
@@ -99,8 +98,7 @@ def test_a_users_term_works_in_every_method():
         assert norms[1] < 0.97 * norms[0]
 
 
-def test_a_name_is_that_of_one_term(monkeypatch):
-    monkeypatch.setattr(terms, "_TERMS", {**terms._TERMS})
+def test_a_name_is_that_of_one_term(forgotten):
     register_term(Shrink)
     register_term(Shrink)  # as a notebook's cell that is run again
     assert term_class("test_terms:shrink") is term_class("shrink") is Shrink

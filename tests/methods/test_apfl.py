@@ -83,7 +83,7 @@ def test_the_global_model_and_the_mixture_have_batch_norm_statistics_of_their_ow
     server = serve(method, blobs((9,)), model=network(batch_norm=True), engine=engine)
     data = server.engine.federation.clients[0].train
     plain, mixed = (network(batch_norm=True).build((4,)).double().train() for _ in range(2))
-    start = server.engine._current(server.engine.clients["c0"])
+    start = server.setup.client_state(server.engine.clients["c0"], server.engine.info)
     plain.load_state_dict({**start["model"], **server.state.shared})
     mixed.load_state_dict({**start["model"], **start["local"]})
     v = {name: p.detach().clone() for name, p in mixed.named_parameters()}

@@ -269,7 +269,7 @@ def test_a_singular_covariance_needs_its_ridge_and_fails_alone():
 
 @pytest.mark.parametrize("rows", [7, 16384])
 def test_statistics_are_those_of_a_loop_over_samples_and_of_numpy(rows, monkeypatch):
-    monkeypatch.setattr(combination, "_ROWS", rows)
+    monkeypatch.setattr(combination, "ROWS", rows)
     features, labels, owner, m, classes = federation(12)
     found = client_statistics(features, labels, owner, m + 1, classes + 1, second_moments=True)
     total = np.zeros((m, classes, 3))

@@ -66,9 +66,9 @@ def test_every_step_of_the_personal_model_is_that_of_a_plain_loop(proximal, mome
     method = make("ditto", lam=lam, momentum=momentum, proximal=proximal, **FULL)
     server = serve(method, blobs((12,)), model=NO_EMBEDDING)
     w = {name: t.clone() for name, t in server.state.shared.items()}
-    start = server.engine._current(server.engine.clients["c0"])["local"]
-    v = {name: (t + 0.1).requires_grad_() for name, t in start.items()}
-    server.engine.states["c0"]["local"] = {name: t.detach().clone() for name, t in v.items()}
+    start = server.setup.client_state(server.engine.clients["c0"], server.engine.info)
+    v = {name: (t + 0.1).requires_grad_() for name, t in start["local"].items()}
+    server.engine.states["c0"] = {**start, "local": {name: t.detach().clone() for name, t in v.items()}}
     train(server, 1)
     data, optimizer = server.engine.federation.clients[0].train, torch.optim.SGD(list(v.values()), lr, momentum)
     for _ in range(steps):

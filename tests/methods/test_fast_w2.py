@@ -1,10 +1,11 @@
 """The form for training equals the plain one, set by set, in value and gradient."""
 
 import numpy as np
+import ot
 import pytest
 import torch
+from wasserstein import plain_w2
 
-from perfed.maths.divergence import gaussian_w2
 from perfed.methods.flic.fast_w2 import Sets, gaussian_w2_sets
 
 
@@ -18,20 +19,14 @@ def sets_of(counts, z):
 
 def both(z, counts, mean, std):
     """(values, gradients) of the fast form and of the plain one, the sets being consecutive rows of ``z``."""
-    counts = np.array(counts)
-    begin = np.cumsum(counts) - counts
     found = []
     for fast in (True, False):
         x = z.clone().requires_grad_(True)
         if fast:
             value = gaussian_w2_sets(x, sets_of(counts, z), mean, std)
         else:
-            value = torch.cat(
-                [
-                    gaussian_w2(x[b : b + n].unsqueeze(0), [int(n)], mean[i : i + 1], std)
-                    for i, (b, n) in enumerate(zip(begin, counts, strict=True))
-                ]
-            )
+            sets = x[: sum(counts)].split(counts)
+            value = torch.stack([plain_w2(own, m, std) for own, m in zip(sets, mean, strict=True)])
         (value * torch.arange(1, len(counts) + 1)).sum().backward()
         found.append((value.detach(), x.grad))
     return found
@@ -51,6 +46,25 @@ def test_equals_the_plain_form(counts, std):
     assert torch.allclose(fast, plain, rtol=1e-10, atol=1e-10)
     assert torch.allclose(fast_grad, plain_grad, rtol=1e-8, atol=1e-10)
     assert fast_grad[-3:].abs().sum() == 0
+
+
+@pytest.mark.parametrize(("n", "k"), [(9, 3), (40, 5), (3, 8), (3, 1)])
+def test_equals_the_distance_of_pot(n, k):
+    torch.manual_seed(0)
+    z, mean = torch.randn(n, k, dtype=torch.float64), torch.randn(1, k, dtype=torch.float64)
+    found = gaussian_w2_sets(z, sets_of([n], z), mean, 1.7)
+    # POT takes the root of a matrix, which needs one that is not singular.
+    spread = torch.cov(z.T).view(k, k) + 1e-9 * torch.eye(k)
+    root = ot.gaussian.bures_wasserstein_distance(mean[0], z.mean(0), 1.7**2 * torch.eye(k).double(), spread)
+    assert float(found) == pytest.approx(float(root) ** 2, rel=1e-3)
+
+
+@pytest.mark.parametrize("counts", [(4, 3, 2, 1), (7, 6, 2), (8,), (5, 5)])
+def test_gradients_are_those_of_finite_differences(counts):
+    torch.manual_seed(0)
+    z = torch.randn(sum(counts), 4, dtype=torch.float64, requires_grad=True)
+    mean = torch.randn(len(counts), 4, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda x: gaussian_w2_sets(x, sets_of(counts, x), mean, 1.3), z, atol=1e-5)
 
 
 def test_sets_of_equal_rows_have_no_spread_and_a_finite_gradient():
@@ -92,9 +106,7 @@ def test_descent_in_float64_reaches_what_exact_gradients_reach(samples):
         return gaussian_w2_sets(z, sets_of([samples], z), mean)[0]
 
     def exact(z):
-        centred = z - z.mean(0)
-        cross = torch.linalg.svdvals(centred)[:rank].sum() / (samples - 1) ** 0.5
-        return z.mean(0).square().sum() + centred.square().sum() / (samples - 1) + 8 - 2 * cross
+        return plain_w2(z, mean[0])
 
     for loss in (fast, exact):
         z = start.clone().requires_grad_(True)
@@ -142,3 +154,41 @@ def test_very_small_and_very_large_samples_have_finite_gradients(scale):
     value = gaussian_w2_sets(z, sets_of(counts, z), torch.zeros(len(counts), 16))
     (grad,) = torch.autograd.grad(value.sum(), z)
     assert torch.isfinite(value).all() and torch.isfinite(grad).all()
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("kind", ["identical", "two values", "nearly identical", "spread"])
+@pytest.mark.parametrize(("counts", "k"), [((26, 3, 2, 1), 64), ((100, 26, 26), 8)])
+def test_float32_is_robust(scale, kind, counts, k):
+    torch.manual_seed(0)
+    sets = []
+    for n in counts:
+        x = torch.randn(n, k, dtype=torch.float64)
+        if kind == "identical":
+            x = x[:1].expand_as(x)
+        elif kind == "two values":
+            x = torch.where(torch.arange(n)[:, None] % 2 == 0, x[:1], x[1:2] if n > 1 else x[:1])
+        elif kind == "nearly identical":
+            x = x[:1] + 1e-6 * x
+        sets.append(scale * x)
+    z, mean = torch.cat(sets), scale * torch.randn(len(counts), k, dtype=torch.float64)
+    exact = torch.stack([plain_w2(x, m, scale) for x, m in zip(sets, mean, strict=True)])
+    single = z.float().requires_grad_(True)
+    found = gaussian_w2_sets(single, sets_of(counts, single), mean.float(), scale)
+    found.sum().backward()
+    assert bool(torch.isfinite(found).all()) and bool(torch.isfinite(single.grad).all())
+    torch.testing.assert_close(found.double(), exact, rtol=2e-3, atol=2e-3 * scale**2)
+    assert float(single.grad.abs().max()) < 1e2 * scale
+
+
+@pytest.mark.parametrize("n", [5, 30])
+@pytest.mark.parametrize("scale", [1e-4, 1e-6])
+def test_a_small_feature_has_its_gradient_in_float64(n, scale):
+    """More samples than features, and fewer; the gradient of autograd through the singular values."""
+    torch.manual_seed(0)
+    z, mean = torch.randn(n, 8, dtype=torch.float64), torch.randn(1, 8, dtype=torch.float64)
+    z[:, 2] *= scale
+    if n == 5:
+        z[:, 4:] *= scale  # three large directions and a small one are left
+    (_, found), (_, expected) = both(z, [n], mean, 1.0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=10 * torch.finfo(z.dtype).eps / scale**2)

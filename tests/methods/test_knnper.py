@@ -51,7 +51,7 @@ def test_the_search_in_parts_gives_the_same(monkeypatch):
     memory, queries = ragged()
     similarity = make("knnper").similarity
     whole = memory.vote(queries, 4, 5, similarity)
-    monkeypatch.setattr(knnper, "_SEARCH_BYTES", 1)
+    monkeypatch.setattr(knnper, "SEARCH_BYTES", 1)
     torch.testing.assert_close(memory.vote(queries, 4, 5, similarity), whole, rtol=1e-12, atol=1e-12)
 
 

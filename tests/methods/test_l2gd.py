@@ -10,7 +10,7 @@ from planes import LINEAR, flat, planes, quadratic
 from perfed import rng
 from perfed.errors import PerfedError
 from perfed.methods.flic.flic import Anchors
-from perfed.methods.l2gd import L2GD, _geometric
+from perfed.methods.l2gd import L2GD, geometric
 from perfed.model.chain import Model
 from perfed.model.presets import hidden_layer, linear
 
@@ -114,14 +114,14 @@ def test_averaging_contracts_by_the_documented_factor(momentum, lr, proximal, cl
     assert method.notes(server.engine.federation, server.setup.model) == [implicit_note(clients)] * bool(clients)
 
 
-def test_lengths_of_runs_are_geometric_and_keyed():
+def test_lengths_of_runs_aregeometric_and_keyed():
     keys = [rng.key(0, "test", i) for i in range(4000)]
     for stop in (0.9, 0.5, 0.1):
-        lengths = [_geometric(key, stop) for key in keys]
+        lengths = [geometric(key, stop) for key in keys]
         assert min(lengths) == 1
         assert sum(lengths) / len(lengths) == pytest.approx(1 / stop, rel=0.08)
         assert lengths.count(1) / len(lengths) == pytest.approx(stop, rel=0.1)
-        assert lengths == [_geometric(key, stop) for key in keys]
+        assert lengths == [geometric(key, stop) for key in keys]
 
 
 def test_a_round_has_local_epochs_on_average():

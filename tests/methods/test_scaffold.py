@@ -134,9 +134,9 @@ def test_weights_with_momentum_are_those_of_the_steps_they_make():
         for _ in range(steps):
             w.grad = torch.ones(1)
             optimizer.step()
-        expected = method._total_weight(torch.tensor([float(steps)]))
+        expected = method.total_weight(torch.tensor([float(steps)]))
         torch.testing.assert_close(-w.detach(), expected)
-    assert Scaffold()._total_weight(torch.tensor([0.0, 7.0])).tolist() == [0.0, 7.0]
+    assert Scaffold().total_weight(torch.tensor([0.0, 7.0])).tolist() == [0.0, 7.0]
 
 
 def test_a_stage_that_does_not_move_keeps_its_controls():

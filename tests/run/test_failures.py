@@ -14,13 +14,10 @@ from command_line import EXPERIMENT, TINY, contents, perfed, run_tiny
 
 from perfed import resume, start
 from perfed.data.federation import Federation
-from perfed.datasets import catalogue
 from perfed.errors import PerfedError
 from perfed.experiment.compare import Comparison
 from perfed.experiment.config import Experiment, find_experiment, read, validate
 from perfed.experiment.overrides import override
-from perfed.method import registry
-from perfed.method import term as terms
 from perfed.method.registry import entry
 from perfed.methods.build import build_method
 from perfed.methods.fedavg import FedAvg
@@ -76,12 +73,9 @@ def hospitals(seed, data_dir, *, sites: int = 4):
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def here(tmp_path, monkeypatch, forgotten):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    monkeypatch.setattr(registry, "_REGISTRY", {**registry._REGISTRY})
-    monkeypatch.setattr(catalogue, "_entries", {**catalogue._entries})
-    monkeypatch.setattr(terms, "_TERMS", {**terms._TERMS})
     for name in ("own_data", "own_methods", "own_terms"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return tmp_path

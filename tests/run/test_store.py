@@ -14,9 +14,8 @@ from engines import blobs, make, network
 
 from perfed.errors import PerfedError
 from perfed.machine import write_atomic
-from perfed.run import directory as store
 from perfed.run.checkpoint_files import Checkpoint
-from perfed.run.directory import RunDirectory
+from perfed.run.directory import RESULTS, RunDirectory
 from perfed.run.memory import Memory
 from perfed.run.run import Run
 
@@ -216,7 +215,7 @@ def test_a_missing_metric_is_an_empty_cell(tmp_path):
     assert (tmp_path / "run" / "clients.csv").read_text().splitlines() == ["id,accuracy", '"a, b",0.5', "c,", "d,"]
 
 
-@pytest.mark.parametrize("name", store._RESULTS)
+@pytest.mark.parametrize("name", RESULTS)
 def test_a_directory_with_results_is_refused(tmp_path, name):
     (tmp_path / name).write_text("precious")
     with pytest.raises(PerfedError, match="already holds results"):

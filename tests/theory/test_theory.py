@@ -16,6 +16,7 @@ from perfed.errors import PerfedError
 from perfed.participation import schedule
 from perfed.theory import algorithms
 from perfed.theory import linear as theory
+from perfed.theory.speedup import expected_time, rounds_to_reach
 
 F64 = torch.float64
 
@@ -316,7 +317,7 @@ def test_stages_of_the_theory():
     lengths = schedule.stage_lengths(64, 4, 0.25, excess=1.1)
     assert lengths[1:4] == [8, 10, 19]
     assert lengths[0] == 1 and lengths[4] == math.ceil(2 * math.log(10) / math.log(4 / 3))
-    assert schedule.expected_time(sizes, lengths, 64, cost=10.0) == pytest.approx(
+    assert expected_time(sizes, lengths, 64, cost=10.0) == pytest.approx(
         sum(tau * (time + 10) for tau, time in zip(lengths, times, strict=True))
     )
     assert schedule.stage_sizes(10, 4) == [4, 8, 10] and schedule.stage_sizes(5, 5) == [5]
@@ -369,7 +370,7 @@ def test_at_a_doubling_point_both_numbers_make_the_same_progress_per_time():
     distance, rounds = torch.tensor(5.0, dtype=F64), 0
     while distance > 1.3 * floor:
         distance, rounds = algorithms.contraction_bound(distance, a, 4), rounds + 1
-    assert schedule.rounds_to_reach(1.3 * floor, floor, a, 5.0) == rounds
+    assert rounds_to_reach(1.3 * floor, floor, a, 5.0) == rounds
 
 
 @pytest.fixture(scope="module")
@@ -425,7 +426,7 @@ def test_time_taken_is_the_expected_time(comparison, method):
     shares = []
     for row in comparison:
         run = getattr(row, method)
-        expected = schedule.expected_time(run.participants, [1] * len(run.participants), row.clients)
+        expected = expected_time(run.participants, [1] * len(run.participants), row.clients)
         shares.append(run.total(0.0) / expected)
     assert sum(shares) / len(shares) == pytest.approx(1, abs=0.06)
 
@@ -455,7 +456,7 @@ def test_the_speed_up_grows_like_log_n(comparison, cost):
         (lambda: schedule.error_floor(1.0, 2), "a is 1.0, but must be strictly between 0 and 1"),
         (lambda: schedule.stage_lengths(8, 2, 0.2, excess=1.5), "excess is 1.5"),
         (
-            lambda: schedule.rounds_to_reach(0.1, 0.2, 0.2),
+            lambda: rounds_to_reach(0.1, 0.2, 0.2),
             "the target distance is 0.1, but must be above the floor, 0.2",
         ),
         (lambda: theory.domain_problem(4, 2, 6, 3, seed=0), "2 rows cannot hold 3 orthonormal columns"),

@@ -19,6 +19,7 @@ MISSING_CATEGORY = "missing"
 _TRUE, _FALSE = frozenset({"true", "yes", "y", "t"}), frozenset({"false", "no", "n", "f"})
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ].*)?")
 _FORMATS = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
+_WHOLE = re.compile(r"-?\d+\.0+")
 _IDS = frozenset({"id", "ids", "uid", "uuid", "guid", "mrn", "ssn"})
 _MANY = 20  # different texts that a category may have in any case
 _LEAST = 10  # rows from which values that all differ say something
@@ -126,10 +127,9 @@ def _dates(found: Series, form: str) -> Series:
 
 
 def _text(cell: Any) -> Any:
-    """A category's name: 3 and 3.0 are the same one, and true is True."""
-    if isinstance(cell, float | np.floating) and float(cell).is_integer():
-        return str(int(cell))
-    return None if cell is None else str(cell)
+    """A category's name: 3, 3.0 and "3.0" are the same one, as files write a column with and without gaps."""
+    name = None if cell is None else str(cell)
+    return name if name is None or not _WHOLE.fullmatch(name) else name.partition(".")[0]
 
 
 # Reading -------------------------------------------------------------------------------------------------------

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from perfed.data.tables.frames import TableOptions, build
+from perfed.data.tables.checks import checked
+from perfed.data.tables.frames import build
 from perfed.data.tables.kinds import Column
+from perfed.data.tables.options import TableOptions
 from perfed.data.tables.preprocess import column_transformer
 from perfed.data.tables.problems import Frame, pandas, refuse
 from perfed.data.tables.schema import learnt
@@ -54,7 +56,7 @@ def newcomer_table(
         test_fraction=0.0,
         preprocess=first.transformer if first.own else None,
     )
-    build({site: frame}, options, sources={site: source})  # says all that is wrong with it
+    checked({site: frame}, options, sources={site: source})
     strata = pandas().factorize(frame[first.target])[0] if classification else np.zeros(len(frame))
     held = held_out(strata, None, _TESTED, seed, f"test rows of {site}")
     rows = {"train": frame[~held], "test": frame[held]}

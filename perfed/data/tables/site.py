@@ -36,7 +36,7 @@ class SiteTable:
         domain: the column of domains, if there is one.
         domains: names of the domains 0, 1, ...
         ignored: columns that may be there and do not enter: dropped ones, constant ones, the group.
-        own: whether ``transformer`` is the user's: it gets categories with ``None`` where missing, and dates as dates.
+        own: whether ``transformer`` is the user's: it gets categories with NaN where missing, and dates as dates.
         domain_input: whether the domain is also an input, one-hot behind the others.
     """
 
@@ -73,8 +73,8 @@ class SiteTable:
     def transform(self, frame: Frame) -> tuple[NDArray[np.float64], NDArray[np.int64] | None]:
         """Inputs ``(n, p)`` for the rows of a data frame, and their domains ``(n,)``, ``None`` without a domain column.
 
-        Columns may stand in any order. Categories that training never saw are allowed: see
-        :meth:`unseen`.
+        Columns may stand in any order. Categories that training never saw are allowed: see :meth:`unseen`. The domain's
+        column may be left out, but for ``domain_input``: whether the method asks for domains is not known here.
 
         Raises:
             PerfedError: unknown or missing columns, values that are not of their column's kind, a domain that training
@@ -104,6 +104,8 @@ class SiteTable:
             problems += found
             if column.kind == "category" and not self.own:
                 values = values.fillna(MISSING_CATEGORY)
+            elif self.own and values.dtype == object:
+                values = values.where(values.notna(), np.nan)
             if column.kind == "date" and self.own:
                 values = pandas().to_datetime(values, unit="D")
             made[column.name] = values
@@ -125,12 +127,12 @@ class SiteTable:
         if not hasattr(frame, "columns") or not hasattr(frame, "index"):
             raise PerfedError(f"{where}: a {type(frame).__name__} was given; a pandas DataFrame is needed")
         given = [str(name) for name in frame.columns]
-        needed = [*self.feature_names_in_, *([self.domain] if self.domain else [])]
+        needed = [*self.feature_names_in_, *([self.domain] if self.domain and self.domain_input else [])]
         lacking = [name for name in needed if name not in given]
         if lacking:
             more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
             raise PerfedError(f"{where}: {unknown(lacking[0], given)}{more}")
-        odd = [name for name in given if name not in {*needed, *self.ignored, self.target}]
+        odd = [name for name in given if name not in {*needed, *self.ignored, self.target, self.domain}]
         if odd:
             raise PerfedError(f"{where}: unknown columns {listed(odd)}; its columns: {', '.join(needed)}")
         twice = sorted({name for name in given if given.count(name) > 1})
@@ -139,9 +141,10 @@ class SiteTable:
         return frame.set_axis(given, axis=1)
 
     def _domain(self, frame: Frame) -> NDArray[np.int64] | None:
-        if self.domain is None:
+        named = self._checked(frame)
+        if self.domain is None or self.domain not in named:
             return None
-        ids, problems = domain_ids(self._checked(frame)[self.domain], self.domain, self.domains)
+        ids, problems = domain_ids(named[self.domain], self.domain, self.domains)
         refuse([f"site '{self.site}': {problem}" for problem in problems])
         return ids
 

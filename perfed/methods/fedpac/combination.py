@@ -18,7 +18,7 @@ from perfed.maths.simplex import FloatArray, QPFailed, simplex_qp
 # V is at least this part of E|f|^2: features without variance would leave the weights of equal clients undetermined.
 FLOOR = 1e-10
 # Rows taken to float64 at a time.
-_ROWS = 16384
+ROWS = 16384
 
 
 class Statistics(NamedTuple):
@@ -89,11 +89,11 @@ def client_statistics(
     cells = clients.long() * num_classes + labels.long()
     counts = torch.bincount(cells, minlength=num_clients * num_classes)
     sums = features.new_zeros(len(counts), features.shape[1], dtype=torch.float64)
-    for x, cell in zip(torch.split(features, _ROWS), torch.split(cells, _ROWS), strict=True):
+    for x, cell in zip(torch.split(features, ROWS), torch.split(cells, ROWS), strict=True):
         sums.index_add_(0, cell, x.double())
     class_means = sums / counts.clamp_min(1)[:, None]
     spread = sums.new_zeros(len(counts))
-    for x, cell in zip(torch.split(features, _ROWS), torch.split(cells, _ROWS), strict=True):
+    for x, cell in zip(torch.split(features, ROWS), torch.split(cells, ROWS), strict=True):
         spread.index_add_(0, cell, (x.double() - class_means[cell]).square().sum(1))
     counts = counts.view(num_clients, num_classes)
     sizes = counts.sum(1).clamp_min(1).double()

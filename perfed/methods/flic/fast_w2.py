@@ -1,4 +1,4 @@
-"""The Wasserstein distance of :mod:`perfed.maths.divergence` for training: many sets of rows in one pass."""
+"""The Wasserstein distance between Gaussians for training: many sets of rows in one pass."""
 
 from __future__ import annotations
 
@@ -164,9 +164,11 @@ def _cost(size: int) -> float:
 
 
 def gaussian_w2_sets(z: Tensor, sets: Sets, mean: Tensor, std: float = 1.0) -> Tensor:
-    """:func:`gaussian_w2` between N(mean, std^2 I) and sets of rows of one tensor: the fast form for training.
+    """Squared 2-Wasserstein distance between N(mean, std^2 I) and the Gaussian fitted to each set of rows.
 
-    One pass computes value and gradient. No gradient flows to ``mean``, and there is no second derivative.
+    ``|m - mean|^2 + tr S - 2 std tr S^(1/2) + k std^2`` with m the mean of the set and S its unbiased covariance (zero
+    for one row). One pass computes value and gradient, finite for singular S. No gradient flows to ``mean``, and there
+    is no second derivative. Source: Rakotomamonjy et al. 2024, eq. 3.
 
     Args:
         z: ``(rows, k)``.
@@ -178,8 +180,8 @@ def gaussian_w2_sets(z: Tensor, sets: Sets, mean: Tensor, std: float = 1.0) -> T
         ``(sets,)``.
 
     Example:
-        >>> one, two = np.array([0]), np.array([2])
-        >>> (sets,) = Sets.of(one, np.array([[0, 1]]), two, two, torch.zeros(1))
+        >>> one, two = np.array([0]), np.array([2])  # a set of two rows: mean 1, variance 2
+        >>> (sets,) = Sets.of(one, np.array([[0, 1]]), two, two, torch.zeros(1))  # (sqrt(2) - 1)^2:
         >>> round(float(gaussian_w2_sets(torch.tensor([[0.0], [2.0]]), sets, torch.tensor([[1.0]]))), 4)
         0.1716
     """

@@ -39,6 +39,11 @@ class Anchors(Term):
     Departures from Algorithm S2: a client sends the anchors of its own classes only (which reveals which classes it
     holds; with ``send_all`` only to who compares them with those sent), and the server averages each anchor over the
     clients that hold the class.
+
+    Example:
+        >>> from perfed import build_method
+        >>> build_method("hetfedrep", {"terms": ["anchors"], "lambda1": 0.01}).terms[0].lambda1
+        0.01
     """
 
     name: ClassVar[str] = "anchors"
@@ -89,7 +94,7 @@ class Anchors(Term):
             clients.run(self.pretrain, anchors=server.anchors)
 
     def payload(self, server: ServerState) -> dict[str, Any]:
-        """The anchors' means."""
+        """The anchors' means, the same for all clients."""
         return {"mean": server.anchors["mean"]}
 
     def absorb(self, server: ServerState, replies: Replies, content: Mapping[str, Any]) -> None:
@@ -108,13 +113,13 @@ class Anchors(Term):
         _check_embedding(cohort)
         loss = self.alignment(cohort, anchors["mean"])
         if self.pretrain_epochs == "validated":
-            epochs: Any = self._validated_epochs(cohort, anchors["mean"], loss)
+            epochs: Any = self.validated_epochs(cohort, anchors["mean"], loss)
         else:
             epochs = self.pretrain_epochs
         cohort.fit(EMBEDDING, epochs=epochs, loss=loss, samples=cohort.samples().in_batches(self.pretrain_batch_size))
         return Reply()
 
-    def _validated_epochs(self, cohort: Cohort, means: Tensor, loss: Penalty) -> Any:
+    def validated_epochs(self, cohort: Cohort, means: Tensor, loss: Penalty) -> Any:
         """Epochs after which held-out samples of each client lie closest to the anchors of their classes."""
         kept, held = hold_out(cohort)
         trial = {name: tensor.clone() for name, tensor in cohort.model.items() if stage_of(name) == EMBEDDING}
@@ -200,7 +205,7 @@ class Anchors(Term):
         first, second = torch.zeros_like(moved), torch.zeros_like(moved)
         steps = torch.ones(cohort.n) if self.anchor_steps == "once" else cohort.steps_done
         for count in range(1, int(steps.max()) + 1):
-            gradient = self._anchor_gradient(cohort, moved, centres, held, count)
+            gradient = self.anchor_gradient(cohort, moved, centres, held, count)
             first.mul_(0.9).add_(gradient, alpha=0.1)
             second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
             update = (first / (1 - 0.9**count)) / ((second / (1 - 0.999**count)).sqrt() + 1e-8)
@@ -211,7 +216,8 @@ class Anchors(Term):
             weight = weight * cohort.num_samples[:, None]
         return {"mean": moved, "weight": weight}
 
-    def _anchor_gradient(self, cohort: Cohort, mean: Tensor, centres: Tensor, held: Tensor, count: int) -> Tensor:
+    def anchor_gradient(self, cohort: Cohort, mean: Tensor, centres: Tensor, held: Tensor, count: int) -> Tensor:
+        """Gradient in the means ``(n, C, k)`` with the samples of step ``count``; 0 where a client holds none."""
         gradient = 2 * self.lambda1 * (mean - centres)
         if self.lambda2:
             n, classes, k = mean.shape

@@ -25,6 +25,11 @@ class Prototypes(Term):
     are what the head gets. The server keeps the mean feature ("centroid") of every class over all samples of the
     round's clients, with the features of each client's model after local training; a class that nobody of a round
     holds keeps its old centroid. There is no alignment before the first centroids, nor for a class without one.
+
+    Example:
+        >>> from perfed import build_method
+        >>> build_method("fedrep", {"terms": ["prototypes"], "alignment": 0.5}).terms[0].alignment
+        0.5
     """
 
     name: ClassVar[str] = "prototypes"
@@ -42,7 +47,7 @@ class Prototypes(Term):
         return {"centroids": ParameterSet("server" if self.source == "global" else "client", init=_no_centroids)}
 
     def payload(self, server: ServerState) -> dict[str, Any]:
-        """The centroids."""
+        """The centroids of all classes; nothing where clients use their own."""
         return {"centroids": server.centroids} if self.source == "global" else {}
 
     def penalty(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty:

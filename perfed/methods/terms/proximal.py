@@ -15,7 +15,13 @@ from perfed.training.step import Penalty, Step
 
 @register_term
 class Proximal(Term):
-    """FedProx: ``(mu / 2) |w - w_received|^2`` over the trained shared parameters (Li et al. 2020, eq. 2)."""
+    """FedProx: ``(mu / 2) |w - w_received|^2`` over the trained shared parameters (Li et al. 2020, eq. 2).
+
+    Example:
+        >>> from perfed import build_method
+        >>> build_method("fedrep", {"terms": ["proximal"], "mu": 0.1}).terms
+        (Proximal(mu=0.1),)
+    """
 
     name: ClassVar[str] = "proximal"
 

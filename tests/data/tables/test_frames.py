@@ -8,7 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from data_files import require_file
-from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.compose import ColumnTransformer
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, OneHotEncoder, StandardScaler
 
 from perfed import Federation, PerfedError
 from perfed.data.tables.problems import TableProblems
@@ -246,6 +249,16 @@ def test_a_transformer_of_one_s_own_is_taken_as_it_is(tmp_path, monkeypatch):
         Federation.from_frames({"x": frame}, target="sick", preprocess="scaler")
 
 
+def test_a_transformer_of_one_s_own_gets_categories_with_gaps_and_dates_as_dates():
+    frame = made(pain=["mild", None] * 19 + ["severe"] * 2)
+    filled = make_pipeline(SimpleImputer(strategy="most_frequent"), OneHotEncoder(sparse_output=False))
+    years = FunctionTransformer(lambda f: f.apply(lambda column: column.dt.year), feature_names_out="one-to-one")
+    mine = ColumnTransformer([("c", filled, ["pain"]), ("d", years, ["visit"])])
+    (client,) = Federation.from_frames({"x": frame}, target="sick", preprocess=mine, test=0.0)
+    expected = [(frame["pain"].fillna("mild") == "mild"), frame["pain"] == "severe", frame["visit"].dt.year]
+    np.testing.assert_array_equal(client.train.x, np.stack(expected, 1).astype(float))
+
+
 def test_a_transformer_object_is_copied_for_each_site():
     frames = {s: made(seed=n)[["age", "sick"]].dropna() for n, s in enumerate("xy")}
     scaler = StandardScaler()
@@ -336,6 +349,8 @@ def test_sites_without_rows_with_one_row_and_with_columns_of_one_name():
         with pytest.raises(PerfedError) as error:
             Federation.from_frames({"x": good, "y": frame}, target="sick")
         assert str(error.value) == expected
+    with pytest.raises(PerfedError, match="two sites are called '1'; names must differ"):
+        Federation.from_frames({1: good, "1": good}, target="sick")
     with pytest.raises(PerfedError, match="test rows are given for 'z', but there are the sites x only"):
         Federation.from_frames({"x": good}, target="sick", test={"z": good})
     with pytest.raises(PerfedError, match=r"site 'x' \(test\): no column 'age'"):

@@ -96,6 +96,7 @@ def test_what_does_not_fit_is_named_by_row_and_not_shown():
 def test_a_category_has_one_name_whatever_its_type():
     column = Column("cp", "category")
     assert read(pd.Series([3.0, None, 4.0]), column)[0].tolist() == ["3", None, "4"]
+    assert read(pd.Series(["3.0", "", "4.0"]), column)[0].tolist() == ["3", None, "4"]
     assert read(pd.Series(["3", "", " 4 "]), column)[0].tolist() == ["3", None, "4"]
 
 

@@ -1,0 +1,84 @@
+"""What ``perfed init`` and ``perfed check`` do: imported when one of them runs, for it takes torch along."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from perfed.cli.actions import chosen_experiment
+from perfed.cli.console import console
+from perfed.data.federation import Federation
+from perfed.data.tables.problems import TableProblems
+from perfed.datasets import load
+from perfed.errors import PerfedError
+from perfed.experiment.config import validate
+from perfed.experiment.start import start
+from perfed.experiment.study import study_text
+
+
+def init_command(files: list[Path], tests: list[Path], columns: dict[str, Any], out: Path) -> None:
+    """Write an experiment for tables; nothing where they have problems, or over a file that is there."""
+    if out.exists():
+        raise PerfedError(f"{out} is there already; name another file with --out, or edit it")
+    if out.suffix != ".toml" or not out.parent.is_dir():
+        raise PerfedError(f"--out {out}: a .toml file in a folder that is there is needed")
+    given = {key: value for key, value in columns.items() if value}
+    settings: dict[str, Any] = {"files": [str(file) for file in files], **given}
+    settings |= {"test_files": [str(file) for file in tests]} if tests else {}
+    with _all_problems():
+        federation, settings = _tried(settings)
+    for key in ("files", "test_files"):
+        settings |= {key: [_relative(path, out) for path in settings[key]]} if key in settings else {}
+    text = study_text(out.stem, settings, federation)
+    validate(tomllib.loads(text))
+    with out.open("x", encoding="utf-8") as file:
+        file.write(text)
+    console.print(federation.describe(), soft_wrap=True, markup=False, highlight=False)
+    console.print(f"experiment: {out}; 'perfed check {out}' says this again", soft_wrap=True, highlight=False)
+
+
+def _tried(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
+    """The federation with the split and the columns that fit: five folds if each site has the rows, one schema if all
+    sites have the same columns, and these settings.
+    """
+    split: dict[str, Any] = {} if "test_files" in settings else {"folds": 5}
+    try:
+        federation = load("tables", {**settings, **split}, seed=0)
+    except TableProblems:
+        split = {} if "test_files" in settings else {"test_fraction": 0.2}
+        federation = load("tables", {**settings, **split}, seed=0)
+    names = {table.feature_names_in_ for client in federation if (table := client.table) is not None}
+    common = {**settings, **split, "columns": "common"}
+    if len({frozenset(held) for held in names}) == 1:
+        with suppress(TableProblems):  # kinds that differ
+            return load("tables", common, seed=0), common
+    return federation, {**settings, **split, "columns": "own"}
+
+
+def _relative(path: str, out: Path) -> str:
+    return Path(os.path.relpath(Path(path).resolve(), out.parent.resolve())).as_posix()
+
+
+def check_command(experiment: str, settings: list[str] | None, data_dir: Path | None) -> None:
+    """Say what an experiment's sites hold and everything that is wrong with it."""
+    checked = chosen_experiment(experiment, settings or [])
+    with _all_problems():
+        federation = checked.data.load(checked.seed, data_dir)
+    console.print(federation.describe(), soft_wrap=True, markup=False, highlight=False)
+    start(checked, federation=federation)
+
+
+@contextmanager
+def _all_problems() -> Iterator[None]:
+    """Print every problem of tables, in place of the first alone."""
+    try:
+        yield
+    except TableProblems as found:
+        for problem in found.problems:
+            console.print(problem, soft_wrap=True, markup=False, highlight=False)
+        number = len(found.problems)
+        raise PerfedError(f"{number} problem{'s' if number > 1 else ''} in the tables") from None

@@ -1,0 +1,199 @@
+"""What is wrong with sites' tables, found before anything is made of them: names, rows, kinds, targets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from perfed.data.labels import Task
+from perfed.data.tables.kinds import Column, cells, guess, read
+from perfed.data.tables.options import TableOptions
+from perfed.data.tables.problems import Frame, in_rows, listed, refuse, unknown
+from perfed.data.tables.schema import agreed
+from perfed.data.tables.targets import targets_of
+from perfed.errors import PerfedError
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Rows of a site, all of one source: its table, or the table that it is tested on."""
+
+    site: str
+    source: str
+    frame: Frame
+
+    def said(self, problem: str) -> str:
+        """The problem, with the rows' source."""
+        return f"{self.source}: {problem}"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Tables that are in order.
+
+    Attributes:
+        main: each site's rows, by name.
+        given: rows that sites are tested on, where they were given.
+        columns: per site, of those that may enter, what they hold.
+        targets, test_targets: per site, of its rows and of those that were given to test on.
+        task: what the targets are for.
+        domains: their names, sorted; ``None`` without a domain column.
+    """
+
+    main: Sequence[Part]
+    given: Sequence[Part]
+    columns: Mapping[str, Sequence[Column]]
+    targets: Mapping[str, NDArray[Any]]
+    test_targets: Mapping[str, NDArray[Any]]
+    task: Task
+    domains: tuple[str, ...] | None
+
+
+def checked(
+    frames: Mapping[str, Frame],
+    options: TableOptions,
+    *,
+    tests: Mapping[str, Frame] | None = None,
+    sources: Mapping[str, str] | None = None,
+    test_sources: Mapping[str, str] | None = None,
+) -> Checked:
+    """The tables of all sites, if nothing is wrong with them; arguments as :func:`perfed.data.tables.frames.build`.
+
+    Raises:
+        TableProblems: first of names and of rows that are needed, then of everything else.
+    """
+    if not isinstance(frames, Mapping) or not frames:
+        raise PerfedError("frames must be a mapping from the name of a site to its data frame, with one site at least")
+    twice = [site for site, count in Counter(map(str, frames)).items() if count > 1]
+    if twice:
+        raise PerfedError(f"two sites are called {listed(twice)}; names must differ")
+    strange = [site for site in tests or {} if site not in frames]
+    if strange:
+        raise PerfedError(
+            f"test rows are given for {listed(strange)}, but there are the sites {', '.join(frames)} only"
+        )
+    main = [_part(str(site), frame, sources) for site, frame in by_name(frames)]
+    given = [_part(str(site), frame, test_sources, " (test)") for site, frame in by_name(tests or {})]
+    parts = [*main, *given]
+    _refuse(_structure(part) for part in parts)
+    _refuse(_roles(part, options) for part in parts)
+    _refuse([_dropped(parts, options)])
+    columns = {part.site: _columns(part, options) for part in main}
+    values, task, problems = targets_of(
+        [(p.source, p.frame[options.target]) for p in parts], options.target, options.task
+    )
+    domains = _domains(parts, options)
+    problems += [line for part in main for line in _unfit(part, columns[part.site], options)]
+    if options.columns != "own":
+        columns, found = agreed(columns, {part.site: part.source for part in main})
+        problems += found
+    problems += [line for part in parts for line in _unreadable(part, columns[part.site], options)]
+    problems += [line for part in main for line in _too_small(part, options, given)]
+    refuse(problems)
+    of_test = dict(zip((part.site for part in given), values[len(main) :], strict=True))
+    return Checked(main, given, columns, dict(zip(columns, values, strict=False)), of_test, task, domains)
+
+
+def by_name(frames: Mapping[str, Frame]) -> list[tuple[str, Frame]]:
+    """Sites and their frames, names as texts, sorted."""
+    return sorted(((str(site), frame) for site, frame in frames.items()), key=lambda pair: pair[0])
+
+
+def _refuse(found: Iterable[Sequence[str]]) -> None:
+    refuse([line for lines in found for line in lines])
+
+
+def _part(site: str, frame: Frame, sources: Mapping[str, str] | None, what: str = "") -> Part:
+    source = (sources or {}).get(site, f"site '{site}'{what}")
+    if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
+        raise PerfedError(f"{source}: a {type(frame).__name__} was given; a pandas DataFrame is needed")
+    return Part(site, source, frame.set_axis([str(name) for name in frame.columns], axis=1))
+
+
+def _columns(part: Part, options: TableOptions) -> list[Column]:
+    """Kinds of the columns that may enter, from all rows of the site."""
+    roles = {options.target, options.domain, options.group, *options.drop}
+    return [
+        guess(part.frame[name], name, as_date=name in options.dates, as_category=name in options.categories)
+        for name in part.frame.columns
+        if name not in roles
+    ]
+
+
+def _domains(parts: Sequence[Part], options: TableOptions) -> tuple[str, ...] | None:
+    if options.domain is None:
+        return None
+    texts = [read(part.frame[options.domain], Column(options.domain, "category"))[0] for part in parts]
+    return tuple(sorted({name for column in texts for name in column.dropna()}))
+
+
+def _structure(part: Part) -> list[str]:
+    names = list(part.frame.columns)
+    twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
+    found = [f"several columns are called {listed(twice)}; names must differ"] if twice else []
+    found += [] if len(part.frame) else ["there are no rows; every site needs some"]
+    return [part.said(line) for line in found]
+
+
+def _roles(part: Part, options: TableOptions) -> list[str]:
+    """Target, domain and group must be there, in every row."""
+    found = []
+    names = list(part.frame.columns)
+    roles = {"target": options.target, "domain": options.domain, "group": options.group}
+    for role, name in roles.items():
+        if name is None:
+            continue
+        if name not in names:
+            found.append(f"{role}: {unknown(name, names)}")
+        elif len(empty := part.frame.index[cells(part.frame[name]).isna()]):
+            way = "leave these rows out" if role == "target" else "fill them in, or leave these rows out"
+            found.append(f"column '{name}', the {role}, is missing {in_rows(empty)}; {way}")
+    return [part.said(line) for line in found]
+
+
+def _dropped(parts: Sequence[Part], options: TableOptions) -> list[str]:
+    """What is named in drop, dates and categories must be a column of some site."""
+    names = list(dict.fromkeys(name for part in parts for name in part.frame.columns))
+    said = {"drop": options.drop, "dates": options.dates, "categories": options.categories}
+    return [
+        f"{key}: no site has a column: {unknown(name, names)}"
+        for key, of in said.items()
+        for name in of
+        if name not in names
+    ]
+
+
+def _unfit(part: Part, columns: Sequence[Column], options: TableOptions) -> list[str]:
+    """Columns that look like ids or free text; a transformer of the user's own gets what there is."""
+    if options.preprocess is not None:
+        return []
+    ways = {
+        "id": "looks like an id; name it in drop, or in categories if it is one",
+        "text": "looks like free text; name it in drop, or in categories if it is one",
+    }
+    return [part.said(f"column '{column.name}' {ways[column.kind]}") for column in columns if column.kind in ways]
+
+
+def _unreadable(part: Part, columns: Sequence[Column], options: TableOptions) -> list[str]:
+    """Values that are not of their column's kind, by row; columns that rows to be tested on lack."""
+    names = list(part.frame.columns)
+    found = [unknown(column.name, names) for column in columns if column.name not in names]
+    for column in columns:
+        if column.name in names:
+            found += read(part.frame[column.name], column)[1]
+    return [part.said(line) for line in found]
+
+
+def _too_small(part: Part, options: TableOptions, given: Sequence[Part]) -> list[str]:
+    if any(test.site == part.site for test in given):
+        return []
+    units, what = len(part.frame), "rows"
+    if options.group is not None:
+        units, what = part.frame[options.group].nunique(), f"values of the group '{options.group}'"
+    least = options.folds or (2 if options.test_fraction else 1)
+    why = f"folds = {least}" if options.folds else "to train on and to test on"
+    return [part.said(f"it has {units} {what}; at least {least} are needed ({why})")] if units < least else []

@@ -1,0 +1,59 @@
+"""How sites' tables become a federation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from perfed.data.labels import Task
+from perfed.data.tables.problems import listed
+from perfed.data.tables.schema import Mode
+from perfed.errors import PerfedError
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How sites' tables become a federation.
+
+    Attributes:
+        target: the column to predict.
+        domain: column that says the domain of a row; it is no input (``domain_input`` of a data set makes it one).
+        drop: columns that do not enter: ids, free text.
+        dates, categories: columns that are so, whatever they look like.
+        group: column whose rows of one value (a patient's) are never on both sides of a split.
+        task: "classification" or "regression"; by default what the targets look like.
+        test_fraction: share of each site's rows that is tested on, by class.
+        folds: k > 0: instead, one of k folds by class. Which, says ``seed``: seeds 0, ..., k - 1 test every row once,
+            the next k do so with other folds.
+        columns: "own": each site its own; "common": those that all have; "union": all, absent ones filled and masked.
+        preprocess: a scikit-learn transformer in place of ours, as ``module:NAME`` or itself.
+        seed: of the split.
+    """
+
+    target: str
+    domain: str | None = None
+    drop: tuple[str, ...] = ()
+    dates: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    group: str | None = None
+    task: Task | None = None
+    test_fraction: float = 0.2
+    folds: int = 0
+    columns: Mode = "own"
+    preprocess: Any = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "test_fraction": ("from 0 to below 1", 0 <= self.test_fraction < 1),
+            "folds": ("0, or at least 2", self.folds == 0 or self.folds >= 2),
+            "columns": ("own, common, union", self.columns in ("own", "common", "union")),
+            "task": ("classification, regression", self.task in (None, "classification", "regression")),
+        }
+        for name, (values, good) in allowed.items():
+            if not good:
+                raise PerfedError(f"{name} = {getattr(self, name)!r} is not allowed; allowed: {values}")
+        roles = [name for name in (self.target, self.domain, self.group, *self.drop) if name is not None]
+        twice = [name for name in dict.fromkeys(roles) if roles.count(name) > 1]
+        if twice:
+            raise PerfedError(f"column {listed(twice)} has two roles among target, domain, group and drop")

@@ -1,0 +1,94 @@
+"""An experiment's file for tables of the user's own, with comments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tomli_w
+
+from perfed.data.federation import Federation
+from perfed.data.summary import kinds_of
+
+_WHAT = {
+    "files": "files or folders, beside this file",
+    "test_files": "rows to test on",
+    "site_column": "names the site of every row",
+    "target": "column to predict",
+    "domain": "column of domains; its accuracy is reported for each",
+    "group": "rows of one value are never on both sides of a split",
+    "drop": "columns that do not enter: ids, free text",
+    "dates": "columns of dates, where they were not taken for it",
+    "categories": "columns whose numbers are codes",
+    "folds": "seed s tests on fold s mod 5, so that --seeds 0..4 judges every row once",
+    "test_fraction": "share of each site's rows to test on",
+    "columns": "own: each site its own; common: those that all have; union: all, absent ones filled and masked",
+}
+
+_OWN = """\
+# Each site has an embedding of its own columns (hetfedrep keeps it to itself); body and head come behind it.
+[model]
+embedding = { kind = "mlp", hidden = [32], out = 16 }
+body = { kind = "hidden-layer", out = 16 }
+head = "linear"
+
+[methods.local.model]
+body = "none"
+"""
+_SHARED = """\
+# All sites have the same columns: a body that they share and a head that each may have of its own.
+[model]
+body = { kind = "mlp", hidden = [32], out = 16 }
+head = "linear"
+"""
+
+
+def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -> str:
+    """TOML of an experiment on tables, which runs as it stands.
+
+    Args:
+        name: of the experiment.
+        settings: options of the data set "tables"; with ``columns = "common"`` the model has one body for all sites.
+        federation: made with them.
+    """
+    same = settings["columns"] == "common"
+    data: dict[str, Any] = {"drop": [], "dates": [], "categories": [], **settings}
+    lines = [f"{_toml(key, data[key])}  # {_WHAT[key]}" for key in _WHAT if key in data]
+    values = federation.num_classes is None
+    method = "fedrep" if same else "hetfedrep"
+    others = ["fedavg"] if same else [] if values else ["flic-class"]
+    compared = ",".join(["local", method, *others, "sklearn:ridge" if values else "sklearn:logistic"])
+    tables = [client.table for client in federation if client.table is not None]
+    kinds = "\n".join(f"#   {line}" for line in kinds_of(tables))
+    return f"""\
+# Written by 'perfed init'. What the sites hold, and what is wrong: perfed check {name}.toml
+# The verdict: perfed compare {name}.toml --methods {compared} --seeds 0..4
+{_toml("name", name)}
+method = "{method}"
+rounds = 30
+
+[data]
+name = "tables"
+{chr(10).join(lines)}
+# What the columns were taken for; drop, dates and categories say otherwise.
+{kinds}
+
+{_SHARED if same else _OWN}
+[training]
+optimizer = "adam"
+lr = 1e-3
+weight_decay = 1e-2
+batch_size = 32
+local_epochs = 2
+
+[evaluation]
+every = 5
+"""
+
+
+def _toml(key: str, value: Any) -> str:
+    """A key and its value in one line of TOML."""
+    texts = (
+        [tomli_w.dumps({"x": text}).partition(" = ")[2].strip() for text in value] if isinstance(value, list) else []
+    )
+    return f"{key} = [{', '.join(texts)}]" if isinstance(value, list) else tomli_w.dumps({key: value}).strip()

@@ -1,0 +1,187 @@
+"""``perfed init`` and ``perfed check``: from files to an experiment that runs as it stands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from command_line import perfed
+from data_files import require_file
+
+CODES = {
+    "sex": {0: "female", 1: "male"},
+    "cp": {1: "typical", 2: "atypical", 3: "non-anginal", 4: "asymptomatic"},
+    "thal": {3: "normal", 6: "fixed", 7: "reversable"},
+    "slope": {1: "up", 2: "flat", 3: "down"},
+}
+
+
+@pytest.fixture
+def hospitals(tmp_path: Path) -> Path:
+    """Four CSV files: strings, missing values and columns that differ, as the hospitals have them."""
+    folder = tmp_path / "hospitals"
+    folder.mkdir()
+    with np.load(require_file("heart_disease.npz")) as data:
+        table = pd.DataFrame(data["x"], columns=data["feature_names"])
+        table = table.assign(**{name: table[name].map(names) for name, names in CODES.items()})
+        table = table.assign(disease=np.where(data["y"] > 0, "yes", "no"))
+        for number, name in enumerate(data["hospital_names"]):
+            rows = table[data["hospital"] == number]
+            rows.loc[:, rows.isna().mean() < 0.9].to_csv(folder / f"{name}.csv", index=False)
+    return folder
+
+
+def test_from_a_folder_to_a_comparison(hospitals, monkeypatch):
+    monkeypatch.chdir(hospitals.parent)
+    made = perfed("init", "hospitals", "--target", "disease", "--domain", "sex", "--categories", "restecg")
+    assert made.code == 0, made.err
+    study = tomllib.loads(Path("study.toml").read_text())
+    assert study["data"]["files"] == ["hospitals"] and study["data"]["categories"] == ["restecg"]
+    assert (study["data"]["folds"], study["data"]["columns"]) == (5, "own")
+    checked = perfed("check", "study.toml")
+    assert checked.code == 0 and made.out.startswith(checked.out)
+    for file in hospitals.iterdir():
+        frame = pd.read_csv(file)
+        (line,) = [line.split() for line in checked.out.splitlines() if line.startswith(file.stem)]
+        assert int(line[1]) + int(line[2]) == len(frame)
+        values = (("disease", "no"), ("disease", "yes"), ("sex", "female"), ("sex", "male"))
+        assert [int(number) for number in line[-4:]] == [(frame[column] == value).sum() for column, value in values]
+    monkeypatch.chdir("/")  # files are beside the experiment, wherever it is run from
+    short = ("rounds=1", "plan.engine=stacked", "plan.threads=1")
+    run = perfed("run", hospitals.parent / "study.toml", *short, "--out", hospitals.parent / "run")
+    assert run.code == 0, run.err
+    config = tomllib.loads((hospitals.parent / "run" / "config.toml").read_text())
+    assert config["data"]["files"] == [str(hospitals)]
+    names = "local,hetfedrep,sklearn:logistic"
+    out = hospitals.parent / "compared"
+    result = perfed(
+        "compare", hospitals.parent / "study.toml", *short, "--methods", names, "--seeds", "0..4", "--out", out
+    )
+    assert result.code == 0, result.err
+    tested = [csv["n_test"].sum() for csv in map(pd.read_csv, sorted(out.glob("local/seed-*/clients.csv")))]
+    assert len(tested) == 5 and sum(tested) == 920
+    assert {entry["method"] for entry in json.loads((out / "comparison.json").read_text())} == set(names.split(","))
+
+
+def write(folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame) -> None:
+    """Two small sites in one file, with the same columns."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "ward": ["north"] * 20 + ["south"] * 16,
+            "patient": np.repeat(np.arange(18), 2),
+            "age": rng.integers(20, 90, 36),
+            "dose": rng.normal(size=36).round(3),
+            "outcome": rng.normal(size=36).round(3),
+        }
+    )
+    change(frame).to_csv(folder / "all.csv", index=False)
+
+
+ASKED = ("--site-column", "ward", "--target", "outcome", "--group", "patient")
+
+
+def test_one_file_with_a_site_column_groups_and_values_to_predict(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    made = perfed("init", "all.csv", *ASKED, "--out", "wards.toml")
+    assert made.code == 0, made.err
+    study = tomllib.loads(Path("wards.toml").read_text())
+    assert study["name"] == "wards" and study["data"]["columns"] == "common" and study["data"]["group"] == "patient"
+    result = perfed("run", "wards.toml", "rounds=1", "plan.engine=stacked", "plan.threads=1", "--out", "run")
+    assert result.code == 0 and "mse" in result.out, result.err
+
+
+def test_few_rows_have_a_part_to_test_on_in_place_of_folds_and_test_files_neither(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, lambda frame: frame[(frame["ward"] == "north") | (frame["patient"] > 15)])
+    assert perfed("init", "all.csv", *ASKED).code == 0
+    assert tomllib.loads(Path("study.toml").read_text())["data"]["test_fraction"] == 0.2
+    Path("later").mkdir()
+    write(Path("later"))
+    made = perfed("init", "all.csv", "--test", "later", *ASKED[:4], "--drop", "patient", "--out", "s.toml")
+    data = tomllib.loads(Path("s.toml").read_text())["data"]
+    assert made.code == 0 and not {"folds", "test_fraction"} & set(data) and data["test_files"] == ["later"]
+    assert [int(line.split()[2]) for line in made.out.splitlines() if line[:5] in ("north", "south")] == [20, 16]
+
+
+def test_nothing_is_written_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    Path("study.toml").write_text("mine")
+    result = perfed("init", "all.csv", *ASKED)
+    assert result.code == 2 and result.err.startswith(
+        "perfed: study.toml is there already; name another file with --out"
+    )
+    assert Path("study.toml").read_text() == "mine"
+    assert perfed("init", "all.csv", *ASKED, "--out", "none/study.toml").code == 2
+
+
+def test_every_problem_is_said_with_file_column_and_row_and_no_content(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, rows in {
+        "a": "code,age,dose,y\nK1,61,1.5,0\nK2,sixty,2,1\nK3,48,inf,0\nK4,50,1,1\n",
+        "b": "code,age,dose,y\nK5,44,1.5,0\nK6,39,2,\n",
+        "c": "code,age,dose,y\n",
+        "d": "code,age,dose,y\nK7,44,1.5,0\n",
+    }.items():
+        Path(f"{name}.csv").write_text(rows)
+    stages = [
+        (["c.csv: there are no rows; every site needs some"], "c"),
+        (["b.csv: column 'y', the target, is missing in row 3; leave these rows out"], "b"),
+        (
+            [
+                "a.csv: column 'age' holds numbers, and something else in row 3; "
+                "write numbers alone, or name the column in categories",
+                "a.csv: column 'dose' holds infinity in row 4; numbers must be finite, or missing",
+                "d.csv: it has 1 rows; at least 2 are needed (to train on and to test on)",
+            ],
+            "",
+        ),
+    ]
+    for expected, mended in stages:
+        result = perfed("init", ".", "--target", "y")
+        assert (result.code, result.out.splitlines()) == (2, expected)
+        assert result.err.startswith(f"perfed: {len(expected)} problem") and not Path("study.toml").exists()
+        assert not any(cell in result.out for cell in ("K1", "sixty", "61"))
+        Path(f"{mended}.csv").unlink(missing_ok=True)
+
+
+def test_check_finds_what_has_become_wrong_and_what_no_method_can_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    assert perfed("init", "all.csv", *ASKED).code == 0
+    refused = perfed("check", "study.toml", "method=feddar-wa")
+    assert refused.code == 2 and "domain" in refused.err and "north" in refused.out
+    write(tmp_path, lambda frame: frame.rename(columns={"outcome": "result"}))
+    gone = perfed("check", "study.toml")
+    assert gone.code == 2 and "all.csv (ward = north): target: no column 'outcome'" in gone.out
+    for setting, expected in (
+        ("data.folds=1", "folds = 1 is not allowed"),
+        ("data.columns=mine", "data.columns = 'mine' is not allowed"),
+        ("data.target=''", "data.target is needed"),
+        ("data.test_fraction=0.5", "are two ways to split; leave one of them out"),
+    ):
+        result = perfed("check", "study.toml", setting)
+        assert result.code == 2 and expected in result.err and result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("program", ["import perfed", "import perfed.data.federation", "import perfed.cli.commands"])
+def test_pandas_is_imported_where_tables_are(program):
+    code = f"import sys; {program}; print('pandas' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_without_pandas_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    (tmp_path / "a.csv").write_text("age,y\n1,0\n2,1\n")
+    result = perfed("init", tmp_path / "a.csv", "--target", "y", "--out", tmp_path / "s.toml")
+    assert result.code == 2 and 'pip install "perfed[tables]"' in result.out + result.err
