@@ -17,6 +17,12 @@ from perfed.machine import installed_version
 _RESAMPLES = 1000
 _INTERVAL = (2.5, 97.5)
 _PERCENT = ("accuracy",)
+_WRITTEN = {
+    "number": "a number, NaN where missing",
+    "boolean": "0 or 1, NaN where missing",
+    "date": "days since 1970-01-01, NaN where missing",
+    "category": "a text, `missing` where it is",
+}
 _JOINED = (
     "The site joined the finished run: it trained its own stages for {rounds} rounds against what the others share, "
     "which did not change."
@@ -114,6 +120,7 @@ def card(facts: dict[str, Any]) -> str:
         *([] if "joined" not in facts else [_JOINED.format(rounds=facts["joined"])]),
         "## What it does",
         _use(facts),
+        *([] if facts["columns"] is None else ["## Columns", _columns(facts["columns"])]),
         "## Data of the site",
         _data(facts),
         "## How good it is",
@@ -137,6 +144,11 @@ def _use(facts: dict[str, Any]) -> str:
     if facts["classes"] is None:
         return f"It takes {inputs}{domain}, and predicts a value."
     return f"It takes {inputs}{domain}, and predicts the probabilities of the classes {_few(facts['classes'])}."
+
+
+def _columns(columns: list[dict[str, str]]) -> str:
+    rows = [(column["name"], column["kind"], _WRITTEN.get(column["kind"], "")) for column in columns]
+    return _table(("column", "kind", "in an ONNX file"), rows)
 
 
 def _data(facts: dict[str, Any]) -> str:

@@ -283,7 +283,8 @@ def test_a_table_goes_from_its_columns_to_probabilities_in_one_onnx_file(method,
     again = perfed.load_site(site.save(tmp_path / "north"))
     np.testing.assert_array_equal(again.predict_proba(frame), said)
     export(site, tmp_path / "north.pt2", "pt2")
-    assert "the columns blood pressure, smokes, pain, visit" in (tmp_path / "north.md").read_text()
+    text = (tmp_path / "north.md").read_text()
+    assert "the columns blood pressure, smokes, pain, visit" in text and "| visit | date | days since 1970" in text
 
 
 def test_columns_of_a_table_are_refused_by_name():
