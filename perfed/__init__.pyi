@@ -17,6 +17,7 @@ from perfed.placement import PERSONAL, SHARED
 from perfed.registry import register
 from perfed.run.run import Run
 from perfed.run.settings import Evaluation
+from perfed.run.site import load_site
 from perfed.terms import Term
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "hidden_layer",
     "linear",
     "load",
+    "load_site",
     "method",
     "metric",
     "mlp",

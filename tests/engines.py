@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,23 @@ def blobs(
             arrays[f"domain_{split}"] = np.random.default_rng([seed, i, len(split)]).integers(0, 2, count)
         clients[f"c{i}"] = arrays
     return Federation.from_arrays(clients, num_classes=None if regression else num_classes)
+
+
+def awkward_domains() -> Federation:
+    """A client with one domain, a domain with one sample at one client, a domain in test data alone."""
+    one, two, three = blobs((6, 5, 4))
+
+    def with_domains(client, train, test):
+        domains = {"train": train, "test": test}
+        parts = {n: replace(client.split(n), domain=torch.tensor(ids)) for n, ids in domains.items()}
+        return replace(client, **parts)
+
+    clients = (
+        with_domains(one, [0] * 6, [0] * 6),
+        with_domains(two, [1, 0, 0, 1, 2], [0, 1, 2, 3, 0, 1]),
+        with_domains(three, [0, 1, 1, 0], [0, 1, 1, 0, 0, 0]),
+    )
+    return Federation(clients, 3)
 
 
 def opposite_labels(clients=6, samples=24) -> Federation:

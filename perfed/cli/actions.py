@@ -120,9 +120,11 @@ def _shared_settings(engine: str | None, settings: list[str] | None) -> list[str
     return _settings(engine, settings)
 
 
-def resume_command(directory: Path, device: str | None, data_dir: Path | None) -> None:
+def resume_command(directory: Path, settings: list[str], device: str | None, data_dir: Path | None) -> None:
     """Continue an interrupted run or comparison from its last checkpoint, to the same bits, or a search."""
-    where = _device(device)
+    where, rounds = _device(device), _more_rounds(settings)
+    if rounds is not None and (is_comparison(directory) or is_search(directory)):
+        raise PerfedError(f"{directory}: only a run can go on to more rounds")
     with _resumable(directory, data_dir, device):
         if is_comparison(directory):
             _compare(Comparison.read(directory), data_dir, where)
@@ -131,11 +133,22 @@ def resume_command(directory: Path, device: str | None, data_dir: Path | None) -
             search.check(data_dir, where)
             _tune(search, data_dir, where)
         else:
-            _resume(directory, data_dir, where)
+            _resume(directory, data_dir, where, rounds)
 
 
-def _resume(directory: Path, data_dir: Path | None, device: torch.device | None) -> None:
-    if is_done(directory):
+def _more_rounds(settings: list[str]) -> int | None:
+    """The number of rounds that ``settings`` ask for."""
+    found = None
+    for assignment in settings:
+        key, equals, value = assignment.partition("=")
+        if key != "rounds" or not equals or not value.isdigit():
+            raise PerfedError(f"'{assignment}': a run goes on with the settings that it has; allowed: rounds=NUMBER")
+        found = int(value)
+    return found
+
+
+def _resume(directory: Path, data_dir: Path | None, device: torch.device | None, rounds: int | None) -> None:
+    if is_done(directory) and rounds in (None, RunDirectory(directory).newest()[0]):
         console.print("this run has finished", highlight=False)
         print_summary(RunDirectory(directory).read_summary())
         if (directory / "report.html").exists():
@@ -143,7 +156,7 @@ def _resume(directory: Path, data_dir: Path | None, device: torch.device | None)
         else:
             _report(directory, directory.name)
         return
-    run = resume(directory, data_dir=data_dir, device=device)
+    run = resume(directory, data_dir=data_dir, device=device, rounds=rounds)
     print_summary(_execute(run, run.name))
     _report(directory, f"{run.federation.name}: {run.name}")
 

@@ -1,4 +1,4 @@
-"""The command line: ``perfed init | check | run | compare | resume | tune | partition | list | report``.
+"""The command line: ``perfed init | check | run | compare | resume | tune | partition | export | predict ...``.
 
 Here is what a user can write. What the commands do is in :mod:`perfed.cli.actions`, which they import when they run:
 help, version and lists come without torch.
@@ -38,6 +38,8 @@ EngineOption = Annotated[
 DeviceOption = Annotated[str | None, typer.Option("--device", help="'cpu', 'cuda', ... in place of the experiment's")]
 DataOption = Annotated[Path | None, typer.Option("--data-dir", help="folder of data files, before PERFED_DATA")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="directory for results; runs/NAME-TIME if not given")]
+RunArgument = Annotated[Path, typer.Argument(help="a run's directory")]
+SiteOption = Annotated[str, typer.Option("--site", help="the client's id")]
 MethodsOption = Annotated[str, typer.Option("--methods", help="names separated by commas")]
 ComparedOption = Annotated[
     str,
@@ -119,13 +121,16 @@ def run_command(
 @app.command("resume")
 def resume_command(
     directory: Annotated[Path, typer.Argument(help="a run's, a comparison's or a search's directory")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[rounds=N]", help="more rounds than a run was begun with")
+    ] = None,
     device: DeviceOption = None,
     data_dir: DataOption = None,
 ) -> None:
-    """Continue an interrupted run or comparison from its last checkpoint, to the same bits, or a search."""
+    """Continue an interrupted run, comparison or search to the same bits, or a finished run to more rounds."""
     from perfed.cli import actions
 
-    actions.resume_command(directory, device, data_dir)
+    actions.resume_command(directory, settings or [], device, data_dir)
 
 
 @app.command("compare")
@@ -176,6 +181,47 @@ def partition_command(
     from perfed.cli import actions
 
     actions.partition_command(experiment, settings, show, seed, data_dir, out)
+
+
+@app.command("export")
+def export_command(
+    directory: RunArgument,
+    site: SiteOption,
+    format_: Annotated[str, typer.Option("--format", help="onnx, pt2 or safetensors")] = "onnx",
+    out: Annotated[Path | None, typer.Option("--out", help="file; RUN/models/SITE.FORMAT if not given")] = None,
+    data_dir: DataOption = None,
+) -> None:
+    """Write one site's own model for use without perfed, and a model card."""
+    from perfed.cli import sites
+
+    sites.export_command(directory, site, format_, out, data_dir)
+
+
+@app.command("predict")
+def predict_command(
+    directory: RunArgument,
+    file: Annotated[Path, typer.Argument(help="table of new rows, with the site's columns in any order")],
+    site: SiteOption,
+    out: Annotated[Path, typer.Option("--out", help="CSV file for predictions and probabilities")],
+    data_dir: DataOption = None,
+) -> None:
+    """Write what one site's own model says of new rows."""
+    from perfed.cli import sites
+
+    sites.predict_command(directory, file, site, out, data_dir)
+
+
+@app.command("join")
+def join_command(
+    directory: RunArgument,
+    file: Annotated[Path, typer.Argument(help="the new site's table, or arrays x and y in a .npz file")],
+    site: SiteOption,
+    data_dir: DataOption = None,
+) -> None:
+    """Let a new site train its own part of the model of a finished run, of which no other file changes."""
+    from perfed.cli import sites
+
+    sites.join_command(directory, file, site, data_dir)
 
 
 @app.command("list")

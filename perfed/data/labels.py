@@ -83,7 +83,7 @@ def coded(
         classes = tuple(int(label) for label in found)
     else:
         classes = tuple(range(num_classes or names))
-    return [_positions(where, y, classes) for (where, _), y in zip(targets, labels, strict=True)], classes
+    return [positions(where, y, classes) for (where, _), y in zip(targets, labels, strict=True)], classes
 
 
 def _check_values(targets: Sequence[tuple[str, Any]]) -> None:
@@ -108,7 +108,7 @@ def _whole(where: str, y: Tensor) -> NDArray[np.int64]:
     return y.detach().cpu().long().numpy()
 
 
-def _positions(where: str, y: NDArray[Any], classes: Classes) -> Tensor:
+def positions(where: str, y: NDArray[Any], classes: Classes) -> Tensor:
     """The position of each label in ``classes``; labels 0, 1, ... stay, even outside of them."""
     if classes == tuple(range(len(classes))):
         return torch.from_numpy(y)
@@ -117,5 +117,7 @@ def _positions(where: str, y: NDArray[Any], classes: Classes) -> Tensor:
     at = np.searchsorted(known, y, sorter=order).clip(max=len(known) - 1)
     position = order[at]
     if (known[position] != y).any():
-        raise PerfedError(f"{where} label '{y[known[position] != y][0]}' is not among the classes {', '.join(known)}")
+        raise PerfedError(
+            f"{where} label '{y[known[position] != y][0]}' is not among the classes {', '.join(map(str, classes))}"
+        )
     return torch.from_numpy(position.astype(np.int64))

@@ -1,4 +1,4 @@
-"""The clients of one transaction, as a method's server programs see them, and the record of what a round did."""
+"""The clients of one transaction, as a method's server programs see them; records of what a round did and left."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from perfed.engine.inprocess import Exchange, InProcessEngine, Metrics
 from perfed.errors import PerfedError
 from perfed.method.exchange import Each, FederationInfo, Fold, Replies, Reply, ServerState
 from perfed.method.term import payload_of
+from perfed.tree import Tree
 
 # Transactions of one number must not share random keys.
 _FIRST_EXCHANGE = {"prepare": 0, "round": 0, "finish": 1000, "observe": 2000, "settle": 3000}
@@ -45,6 +46,25 @@ class RoundRecord:
     exchanges: int = 0
     seconds: float = 0.0
     replied: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """All that rounds change.
+
+    Attributes:
+        server: the server's sets by name.
+        clients: the clients' committed states by id.
+        changed: clients whose state changed since :meth:`perfed.engine.server.Server.forget_changes`.
+        policy: what the policy remembers.
+        trace: of the times that clients take; see :attr:`perfed.participation.clock.Timer.fingerprint`.
+    """
+
+    server: dict[str, Any]
+    clients: dict[str, Tree]
+    changed: frozenset[str]
+    policy: dict[str, Any]
+    trace: str
 
 
 class RoundClients:

@@ -55,18 +55,26 @@ def predict(method: Method, cohort: Cohort, x: Tensor, trained: Sequence[int]) -
     Returns:
         Logits ``(n, batch, C)``, or values.
     """
+    known = cohort.domain is None or _among(cohort.domain, trained).all()
+    return method.predict(cohort, x) if known else everywhere(method, cohort, x, trained)
+
+
+def everywhere(method: Method, cohort: Cohort, x: Tensor, trained: Sequence[int]) -> Tensor:
+    """:func:`predict` as one program, whatever the domains of ``x`` are: it can be traced."""
     domain, found = cohort.domain, method.predict(cohort, x)
     if domain is None or not cohort.per_domain or len(trained) == cohort.num_domains:
         return found
-    known = torch.isin(domain, torch.tensor(trained, device=domain.device))
-    if known.all():
-        return found
+    known = _among(domain, trained)
     total = torch.zeros_like(found)
     for m in trained:
         cohort.domain = torch.full_like(domain, m)
         total += method.predict(cohort, x)
     cohort.domain = domain
     return torch.where(known.view(*known.shape, *([1] * (found.ndim - 2))), found, total / len(trained))
+
+
+def _among(domain: Tensor, trained: Sequence[int]) -> Tensor:
+    return torch.isin(domain, torch.tensor(trained, device=domain.device))
 
 
 def untrained_domains(federation: Federation, split: str) -> list[str]:

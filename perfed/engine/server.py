@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from perfed.data.client import Client
 from perfed.data.federation import Federation
-from perfed.engine.clients import RoundClients, RoundRecord
+from perfed.engine.clients import RoundClients, RoundRecord, Snapshot
 from perfed.engine.evaluate import Outputs, Scoring
 from perfed.engine.inprocess import InProcessEngine, Metrics
 from perfed.engine.setup import Setup
@@ -27,26 +26,6 @@ from perfed.participation.policies import Selection
 from perfed.participation.settings import Participation
 from perfed.training.cohort import Cohort
 from perfed.training.plan import Plan
-from perfed.tree import Tree
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """All that rounds change.
-
-    Attributes:
-        server: the server's sets by name.
-        clients: the clients' committed states by id.
-        changed: clients whose state changed since :meth:`Server.forget_changes`.
-        policy: what the policy remembers.
-        trace: of the times that clients take; see :attr:`perfed.participation.clock.Timer.fingerprint`.
-    """
-
-    server: dict[str, Any]
-    clients: dict[str, Tree]
-    changed: frozenset[str]
-    policy: dict[str, Any]
-    trace: str
 
 
 class Server:
@@ -174,7 +153,7 @@ class Server:
 
     def prepare(self) -> RoundRecord:
         """What the method does before the first round, with all clients."""
-        clients = RoundClients(self.engine, self.engine.federation.ids, 0, "prepare", None)
+        clients = RoundClients(self.engine, [*self.engine.clients], 0, "prepare", None)
         return self._transaction(clients, self._prepare)
 
     def round(self, number: int, *, measure: str | None = None) -> RoundRecord:
@@ -195,7 +174,7 @@ class Server:
             self._recall(policy)
             raise
         self._observe(record, number)
-        everyone = RoundClients(self.engine, self.engine.federation.ids, number, "finish", None)
+        everyone = RoundClients(self.engine, [*self.engine.clients], number, "finish", None)
         extra = self._transaction(everyone, self._finish)
         record.bytes_up += extra.bytes_up
         record.bytes_down += extra.bytes_down
@@ -238,6 +217,24 @@ class Server:
     def _settle(self, server: ServerState, clients: RoundClients) -> None:
         sent = {"shared": server.shared, "terms": payload_of(self.setup.method.terms, server)}
         clients.exchange(":settle", sent, terms="penalties")
+
+    def make_own(self, client: str, rounds: int) -> None:
+        """Let a client that was in no round make what is its own: the preparation, then ``rounds`` rounds alone.
+
+        What the method does then is :attr:`perfed.method.method.Method.joins`. The server's sets stay as they are.
+        """
+        before = self.sets
+        steps = [("prepare", 0, self._prepare), *(("settle", number + 1, self._catch_up) for number in range(rounds))]
+        for kind, number, program in steps:
+            self._transaction(RoundClients(self.engine, [client], number, kind, None), program)
+            self.state = ServerState(before)
+
+    def _catch_up(self, server: ServerState, clients: RoundClients) -> None:
+        method = self.setup.method
+        if method.joins == "settle":
+            self._settle(server, clients)
+        elif method.joins is not None:
+            clients.exchange(method.joins, {"terms": payload_of(method.terms, server)}, terms="penalties")
 
     def _prepare(self, server: ServerState, clients: RoundClients) -> None:
         method = self.setup.method
@@ -290,7 +287,7 @@ class Server:
         What the models say of every sample is appended to ``outputs``, if given. Where the policy lets clients that
         were ``never_used`` fit what is their own (:meth:`settle`), they do so before, on a copy.
         """
-        method, chosen = self.setup.method, self.engine.federation.ids if ids is None else ids
+        method, chosen = self.setup.method, [*self.engine.clients] if ids is None else ids
         unused = set(never_used) if self.participation.fits_unused else set()
         fitted, rest = [i for i in chosen if i in unused], [i for i in chosen if i not in unused]
         payload = method.download(self.state)

@@ -55,10 +55,12 @@ def resume(
     data_dir: Path | None = None,
     federation: Federation | None = None,
     device: torch.device | str | None = None,
+    rounds: int | None = None,
 ) -> Run:
     """The run in ``path``, at its last whole checkpoint; ends with the same bits as if never interrupted.
 
-    A run whose ``config.toml`` asks for more rounds than it was made with goes on to those, finished or not.
+    A run whose ``config.toml`` asks for more rounds than it was made with, or that is given more ``rounds``, goes on to
+    those, finished or not.
 
     ``device``: in place of the one that it was started on.
 
@@ -75,18 +77,45 @@ def resume(
         ...     resume(f"{folder}/one").execute()["accuracy"] == done["accuracy"]
         True
     """
-    directory = RunDirectory(Path(path))
-    _check_edits(directory)
-    experiment = read(directory.read_config(), str(directory.path / "config.toml"))
-    if federation is None:
-        federation = experiment.data.load(experiment.seed, data_dir)
-    experiment = _on(experiment, device)
-    run = _build(experiment, federation)
+    run, experiment, directory = _found(path, data_dir, federation, device, rounds)
     run.directory = directory
     with directory.alone():
         run.restore()
         _keep_config(run, experiment, directory)
     return run
+
+
+def opened(path: Path | str, *, data_dir: Path | None = None, federation: Federation | None = None) -> Run:
+    """The run in ``path`` as its last whole checkpoint has it, to be looked at: nothing is written.
+
+    Raises:
+        PerfedError: as :func:`resume`, or there is no checkpoint yet.
+    """
+    run, _, directory = _found(path, data_dir, federation, None, None)
+    found = directory.load()
+    if found is None:
+        raise PerfedError(f"{path}: no checkpoint is there yet, and so no site's model")
+    run.go_to(found)
+    return run
+
+
+def _found(
+    path: Path | str,
+    data_dir: Path | None,
+    federation: Federation | None,
+    device: torch.device | str | None,
+    rounds: int | None,
+) -> tuple[Run, Experiment, RunDirectory]:
+    """The run of the configuration in ``path``, at its start."""
+    directory = RunDirectory(Path(path))
+    _check_edits(directory)
+    experiment = read(directory.read_config(), str(directory.path / "config.toml"))
+    if rounds is not None and rounds < experiment.rounds:
+        raise PerfedError(f"rounds = {rounds} is less than the {experiment.rounds} that {path} was begun with")
+    if federation is None:
+        federation = experiment.data.load(experiment.seed, data_dir)
+    experiment = _on(experiment, device).model_copy(update={} if rounds is None else {"rounds": rounds})
+    return _build(experiment, federation), experiment, directory
 
 
 def is_done(path: Path) -> bool:

@@ -58,6 +58,10 @@ class Method(LocalTraining):
     """What a client that was never used fits to the newest shared parameters (Tziotis et al. 2023, remark 4.8): its
     ``"personal parameters"``, what the program of this name trains (it gets ``shared``), or ``""``, nothing."""
 
+    joins: ClassVar[str | None] = "settle"
+    """What a client that comes after the run does, round by round and alone: ``"settle"``, what :attr:`fits_unused`
+    says; or the program of this name. ``None``: the server makes its model from what it has sent, so that it cannot."""
+
     placement: dict[str, Placement] = Field(
         default_factory=dict,
         description="where parameters live: stage, pattern on names or module type -> personal, shared, per-domain "

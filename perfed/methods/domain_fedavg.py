@@ -143,12 +143,12 @@ class FedAvgDomainFT(FedAvg):
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """Fine-tune a copy of the global model on each domain's samples, each a fit of its own."""
         cohort.load(payload["shared"])
-        copies = []
+        copies = {}
         for domain in range(cohort.num_domains):
             copy = {name: tensor.clone() for name, tensor in cohort.model.items()}
             samples = of_domain(cohort.samples(), domain)
             cohort.fit(STAGES, params=copy, samples=samples, epochs=self.finetune_epochs)
-            copies.append(copy)
+            copies[str(domain)] = copy
         cohort.scratch["copies"] = copies
 
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
@@ -157,7 +157,7 @@ class FedAvgDomainFT(FedAvg):
             return cohort.forward(x)
         domain = cohort.domain
         assert domain is not None
-        outputs = torch.stack([cohort.forward(x, params=copy) for copy in cohort.scratch["copies"]], 2)
+        outputs = torch.stack([cohort.forward(x, params=copy) for copy in cohort.scratch["copies"].values()], 2)
         rows, columns = torch.meshgrid(*(torch.arange(size, device=x.device) for size in domain.shape), indexing="ij")
         chosen: Tensor = outputs[rows, columns, domain]
         return chosen

@@ -36,6 +36,7 @@ class FedAMP(Method):
 
     moves_shared: ClassVar[bool] = False
     fits_unused: ClassVar[str] = ""
+    joins: ClassVar[str | None] = None
 
     alpha: float = Field(1.0, gt=0, description="alpha_k: step of the message passing")
     sigma: float = Field(1.0, gt=0, description="squared distance of two models at which attention falls to 1/e")

@@ -37,6 +37,7 @@ class FedFomo(Method):
     moves_shared: ClassVar[bool] = False
     uses_validation: ClassVar[bool] = True
     fits_unused: ClassVar[str] = ""
+    joins: ClassVar[str | None] = None
 
     downloads: int = Field(5, ge=0, description="models M sent to each client per round (fewer if fewer exist)")
     epsilon: float = Field(0.3, ge=0, le=1, description="probability that a sent model is chosen at random")

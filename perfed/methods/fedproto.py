@@ -56,17 +56,26 @@ class FedProto(Local):
     def _show(self, cohort: Cohort) -> None:
         """Keep the class means for :meth:`predict`."""
         sent = cohort.carried.get("prototypes", {})
-        cohort.scratch["means"] = sent.get("centroids") or cohort.state.get("centroids")
+        means = sent.get("centroids") or cohort.state.get("centroids")
+        if means is not None and means["known"].any():
+            cohort.scratch["means"] = means
 
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
         """Minus the squared distance to each class mean as logits, one less than all others without a mean; or those
         of the classifier.
         """
-        means = cohort.scratch["means"]
-        if self.predict_with == "classifier" or means is None or not means["known"].any():
+        if self.predict_with == "classifier" or "means" not in cohort.scratch:
             return cohort.forward(x)
+        means = cohort.scratch["means"]
         features = cohort.forward(x, stages=cohort.chain.before("head")).flatten(2)
-        distances = torch.cdist(features, means["mean"]).square()
+        distances = _squared_distances(features, means["mean"])
         known = means["known"][:, None]
         farthest = distances.masked_fill(~known, 0).amax(-1, keepdim=True)
         return -torch.where(known, distances, farthest + 1)
+
+
+def _squared_distances(features: Tensor, means: Tensor) -> Tensor:
+    """Of ``features`` ``(n, b, d)`` and ``means`` ``(n, C, d)``: ``(n, b, C)``."""
+    if torch.compiler.is_compiling():  # cdist chooses its way by b, a graph is for any
+        return (features[:, :, None] - means[:, None]).square().sum(-1)
+    return torch.cdist(features, means).square()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -51,6 +51,8 @@ class Memory:
         """
         k = min(k, self.features.shape[1])
         norms = self.features.square().sum(2).masked_fill(~self.held, torch.inf)
+        if torch.compiler.is_compiling():  # a graph for any number of queries
+            return self._vote(queries, norms, num_classes, k, similarity)
         per_query = len(norms) * (norms.shape[1] + k * (self.features.shape[2] + num_classes))
         width = max(1, SEARCH_BYTES // (per_query * queries.element_size()))
         parts = [self._vote(part, norms, num_classes, k, similarity) for part in torch.split(queries, width, dim=1)]
@@ -99,7 +101,7 @@ class KNNPer(FedAvg):
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """The global model, and the memory of its features."""
         cohort.load(payload["shared"])
-        cohort.scratch["memory"] = self.remember(cohort)
+        cohort.scratch["memory"] = asdict(self.remember(cohort))
 
     def remember(self, cohort: Cohort) -> Memory:
         """Features and labels of each client's training data, of a random ``capacity`` of it (rounded up)."""
@@ -116,11 +118,11 @@ class KNNPer(FedAvg):
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
         """``log(interpolation * kNN + (1 - interpolation) * softmax)``."""
         if "memory" not in cohort.scratch:  # the model as local training left it
-            cohort.scratch["memory"] = self.remember(cohort)
+            cohort.scratch["memory"] = asdict(self.remember(cohort))
         before = cohort.chain.before("head")
         features = cohort.forward(x, stages=before)
         logits = cohort.forward(features, stages=cohort.chain.stages[len(before) :])
-        memory: Memory = cohort.scratch["memory"]
+        memory = Memory(**cohort.scratch["memory"])
         vote = memory.vote(features.flatten(2), logits.shape[-1], self.neighbours, self.similarity)
         share = torch.tensor([self.interpolation, 1 - self.interpolation], dtype=logits.dtype, device=logits.device)
         smallest = torch.finfo(logits.dtype).tiny  # a class without a neighbour, where nothing else counts

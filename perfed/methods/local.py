@@ -51,6 +51,7 @@ class LocalFull(Local):
     """
 
     fits_unused: ClassVar[str] = ""  # clients that were never chosen have trained too
+    joins: ClassVar[str | None] = "train"
 
     def sets(self) -> dict[str, ParameterSet]:
         """``trained``: the last round in which a client trained."""

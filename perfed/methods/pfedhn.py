@@ -41,6 +41,7 @@ class PFedHN(Method):
 
     moves_shared: ClassVar[bool] = False
     fits_unused: ClassVar[str] = ""
+    joins: ClassVar[str | None] = None
 
     hyper_lr: float = Field(0.01, ge=0, description="learning rate alpha of hypernetwork and embeddings")
     hidden_layers: int = Field(3, ge=1, description="hidden layers of the hypernetwork")

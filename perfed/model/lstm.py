@@ -81,6 +81,8 @@ class TextLSTM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``x`` ``(batch, length)``, whole numbers of any type."""
+        if torch.compiler.is_compiling():  # a graph has no packed sequences, and no checks of values
+            return self._padded(*_to_the_front(x.long(), cut=False))
         ids, lengths = _to_the_front(self._token_ids(x))
         packed = pack_padded_sequence(self.embedding(ids), lengths.cpu(), batch_first=True, enforce_sorted=False)
         last = torch.empty(0)
@@ -89,6 +91,19 @@ class TextLSTM(nn.Module):
                 packed = PackedSequence(self.dropout(packed.data), *packed[1:])
             packed, (last, _) = layer(packed)
         return last.transpose(0, 1).flatten(1)
+
+    def _padded(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        """The same in evaluation mode, in steps over padding that no token and no last state hears of."""
+        steps, count = torch.arange(ids.shape[1], device=ids.device), lengths[:, None]
+        turned = torch.where(steps < count, count - 1 - steps, steps)  # tokens from last to first, then padding
+        x, ends = self.embedding(ids), (lengths - 1)[:, None, None]
+        last = []
+        for layer in self.layers:
+            forwards = _one_way(layer, x, "")
+            backwards = _one_way(layer, x.gather(1, turned[:, :, None].expand(-1, -1, x.shape[2])), "_reverse")
+            last = [out.gather(1, ends.expand(-1, 1, out.shape[2])).squeeze(1) for out in (forwards, backwards)]
+            x = torch.cat([forwards, backwards.gather(1, turned[:, :, None].expand_as(backwards))], 2)
+        return torch.cat(last, 1)
 
     def _token_ids(self, x: Tensor) -> Tensor:
         ids = x.long()
@@ -102,8 +117,18 @@ class TextLSTM(nn.Module):
         return ids
 
 
-def _to_the_front(ids: Tensor) -> tuple[Tensor, Tensor]:
+def _one_way(layer: nn.Module, x: Tensor, direction: str) -> Tensor:
+    """Outputs ``(batch, length, width)`` of one direction of an LSTM layer, over ``x`` from front to back."""
+    weights = [getattr(layer, f"{name}_l0{direction}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+    start = x.new_zeros(1, x.shape[0], weights[1].shape[1])
+    outputs: Tensor = torch.lstm(x, (start, start), weights, True, 1, 0.0, False, False, True)[0]
+    return outputs
+
+
+def _to_the_front(ids: Tensor, cut: bool = True) -> tuple[Tensor, Tensor]:
     """Tokens first, in their order, padding behind them and cut off; the number of tokens of each text, at least 1."""
-    order = (ids == PADDING).long().argsort(dim=1, stable=True)
+    length = ids.shape[1]
+    order = (length * (ids == PADDING).long() + torch.arange(length, device=ids.device)).argsort(dim=1)
     lengths = (ids != PADDING).sum(1).clamp_min(1)
-    return ids.gather(1, order)[:, : int(lengths.max())], lengths
+    ids = ids.gather(1, order)
+    return ids[:, : int(lengths.max())] if cut else ids, lengths

@@ -103,7 +103,7 @@ class RunDirectory(CheckpointFiles):
 
     def append_round(self, record: Mapping[str, Any]) -> None:
         """Add a line to ``rounds.jsonl``."""
-        line = json.dumps(_plain(record)) + "\n"
+        line = json.dumps(plain(record)) + "\n"
         with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
             file.write(line)
 
@@ -138,7 +138,7 @@ class RunDirectory(CheckpointFiles):
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, with which the run is finished."""
-        write_atomic(self.path / "summary.json", json.dumps(_plain(summary), indent=2) + "\n")
+        write_atomic(self.path / "summary.json", json.dumps(plain(summary), indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
         """The summary of a run that is finished, from ``summary.json``."""
@@ -168,12 +168,12 @@ def _missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON values; numbers that JSON does not have become null."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)

@@ -2,49 +2,162 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import prod
 from typing import Any
 
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed import tree
-from perfed.data.client import new_inputs
+from perfed.data.client import Client, new_inputs
+from perfed.data.federation import Federation
 from perfed.engine import evaluate
+from perfed.engine.joining import joined
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.model.chain import Chain, Parameters
+from perfed.run.card import data_facts, metrics_with_intervals, today, versions
+from perfed.run.client_module import ClientModule
+from perfed.run.directory import plain
+from perfed.run.site import SiteModel, traced
 from perfed.training.cohort import Cohort
 
-
-def predict(
-    server: Server, name: str, client: str, round_: int, x: Any, domain: Tensor | NDArray[Any] | None
-) -> Tensor:
-    """See :meth:`perfed.run.run.Run.predict`; ``name`` is the method's, ``round_`` the last one."""
-    cohort, method, federation = _own(server, client, round_), server.method, server.federation
-    if method.changes_data:
-        raise PerfedError(f"{name} projects a client's samples together; it has no model for new ones")
-    inputs, ids = new_inputs(server.clients[client], x, domain, federation.num_domains)
-    if ids is None and (method.needs_domains or cohort.per_domain):
-        raise PerfedError(f"{name} needs the domain of every sample")
-    cohort.domain = None if ids is None else ids[None].to(cohort.device)
-    trained = federation.domains_in("train")
-    return evaluate.predict(method, cohort, inputs[None].to(cohort.device, cohort.dtype), trained)[0]
+_EXAMPLES = 3  # samples that a model is traced with
 
 
-def modules(server: Server, name: str, client: str, round_: int) -> tuple[Chain, Parameters]:
-    """See :meth:`perfed.run.run.Run.model`; ``name`` is the method's, ``round_`` the last one."""
-    cohort, method = _own(server, client, round_), server.method
-    if type(method).predict is not Method.predict or method.changes_data or cohort.per_domain:
-        raise PerfedError(f"{name} predicts with more than one chain of modules; use predict() of the run")
-    kept = cohort.chain
-    parameters = tree.row_of(cohort.model, 0, {key: tensor.shape for key, tensor in kept.tensors().items()})
-    chain = server.model.build(kept.input_shape).to(cohort.dtype)
-    chain.load_state_dict(parameters)
-    return chain.eval(), parameters
+class OwnModels:
+    """Each client's own model, which a run leaves behind: to predict with, to take away, to give to a new client.
+
+    Attributes:
+        name: of the method.
+        rounds: of the whole run.
+        server: with the clients.
+    """
+
+    name: str
+    rounds: int
+    server: Server
+
+    @property
+    def done(self) -> int:
+        """The last finished round."""
+        raise NotImplementedError
+
+    def predict(self, client: str, x: Any, domain: Tensor | NDArray[Any] | None = None) -> Tensor:
+        """What one client's own model says of new inputs, as in evaluation.
+
+        Args:
+            client: its id.
+            x: ``(samples, ...)``, inputs of the client's shape: an array, a tensor, or a data frame with its columns.
+            domain: ``(samples,)`` domain ids, for methods that need them.
+
+        Returns:
+            Logits ``(samples, C)``, column j of which is of the class ``federation.classes[j]``, or values.
+
+        Raises:
+            PerfedError: an unknown client, inputs of another shape or with other columns, values that are not finite,
+                no domains or unknown ones, or a method that projects the data.
+        """
+        cohort, method, federation = self._of(self.server, client), self.server.method, self.server.federation
+        inputs, ids = new_inputs(self.server.clients[client], x, domain, federation.num_domains)
+        if ids is None and (method.needs_domains or cohort.per_domain):
+            raise PerfedError(f"{self.name} needs the domain of every sample")
+        cohort.domain = None if ids is None else ids[None].to(cohort.device)
+        trained = federation.domains_in("train")
+        return evaluate.predict(method, cohort, inputs[None].to(cohort.device, cohort.dtype), trained)[0]
+
+    def site(self, client: str) -> SiteModel:
+        """One client's own model, apart from the run: it predicts, is saved and exported (:mod:`perfed.run.site`).
+
+        Args:
+            client: its id.
+
+        Raises:
+            PerfedError: an unknown client, a method that projects the data, or a model that cannot be made a graph.
+        """
+        return self._site(self.server, client)
+
+    def join(self, client: Client, rounds: int | None = None) -> SiteModel:
+        """The model of a new client, which makes what is its own against what the others share; nothing else changes.
+
+        Args:
+            client: with data for all its stages, of the federation's classes and domains
+                (:func:`perfed.data.newcomer.newcomer`).
+            rounds: of its training, as many as the run's if not given.
+
+        Raises:
+            PerfedError: an id that is there, a client that does not fit the others, or a method that cannot
+                (:func:`perfed.engine.joining.joined`).
+        """
+        rounds = self.rounds if rounds is None else rounds
+        site = self._site(joined(self.server, client, rounds), client.id)
+        return replace(site, facts={**site.facts, "joined": rounds})
+
+    def model(self, client: str) -> tuple[Chain, Parameters]:
+        """One client's own model: the modules with its parameters loaded, and those parameters by name.
+
+        Raises:
+            PerfedError: an unknown client, or a method that predicts with more than these modules.
+        """
+        cohort, method = _alone(self.server, client, self.done), self.server.method
+        if type(method).predict is not Method.predict or method.changes_data or cohort.per_domain:
+            raise PerfedError(f"{self.name} predicts with more than one chain of modules; use predict() of the run")
+        kept = cohort.chain
+        parameters = tree.row_of(cohort.model, 0, {key: tensor.shape for key, tensor in kept.tensors().items()})
+        chain = self.server.model.build(kept.input_shape).to(cohort.dtype)
+        chain.load_state_dict(parameters)
+        return chain.eval(), parameters
+
+    def _site(self, server: Server, client: str) -> SiteModel:
+        cohort, method, federation = self._of(server, client), server.method, server.federation
+        own, takes_domain = server.clients[client], method.needs_domains or bool(cohort.per_domain)
+        shape = own.input_shape
+        module = ClientModule(method, cohort, federation.domains_in("train"), federation.num_classes).cpu()
+        example = torch.zeros(_EXAMPLES, *shape, dtype=cohort.dtype)
+        program = traced(module, client, example, torch.zeros(_EXAMPLES, dtype=torch.int64) if takes_domain else None)
+        domains = [federation.domain_name(m) for m in range(federation.num_domains)]
+        names, table = own.feature_names or [f"x{j}" for j in range(prod(shape))], own.table
+        facts = {
+            "site": client,
+            "method": self.name,
+            "dataset": federation.name,
+            "rounds": max(self.done, 0),
+            "seed": server.seed,
+            "classes": federation.classes,
+            "features": names,
+            "columns": None if table is None else [{"name": c.name, "kind": c.kind} for c in table.columns],
+            "input_shape": shape,
+            "dtype": str(cohort.dtype).removeprefix("torch."),
+            "domains": domains if takes_domain else None,
+            "data": data_facts(own, federation),
+            "settings": method.all_settings,
+            "versions": versions(),
+            "date": today(),
+        }
+        made = SiteModel(program, plain(facts), table)
+        return replace(made, facts={**made.facts, "metrics": plain(_measured(made, own, federation))})
+
+    def _of(self, server: Server, client: str) -> Cohort:
+        """The client alone with its own model, of a method that has one for new samples."""
+        cohort = _alone(server, client, self.done)
+        if server.method.changes_data:
+            raise PerfedError(f"{self.name} projects a client's samples together; it has no model for new ones")
+        return cohort
 
 
-def _own(server: Server, client: str, round_: int) -> Cohort:
+def _measured(model: SiteModel, client: Client, federation: Federation) -> dict[str, Any]:
+    """Metrics with intervals on the client's test data; empty where it has none."""
+    test = client.split("test")
+    if test is None:
+        return {}
+    outputs = model.outputs(*model.checked(test.x, test.domain))
+    return metrics_with_intervals(test, outputs, federation.task, federation.num_classes)
+
+
+def _alone(server: Server, client: str, round_: int) -> Cohort:
     """The client alone, with the model that evaluation uses."""
     if client not in server.clients:
         raise PerfedError(f"unknown client '{client}'; ids are: {', '.join([*server.clients][:5])}, ...")

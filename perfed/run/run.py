@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from perfed.data.federation import Federation
 from perfed.engine.clients import RoundRecord
@@ -22,14 +20,16 @@ from perfed.errors import PerfedError
 from perfed.machine import sigterm_as_exit
 from perfed.method.method import Method
 from perfed.methods.build import build_method
-from perfed.model.chain import Chain, Model, Parameters
+from perfed.model.chain import Model
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
-from perfed.run import checkpoint, own_model
+from perfed.run import checkpoint
 from perfed.run.checkpoint import Standing
+from perfed.run.checkpoint_files import Checkpoint
 from perfed.run.directory import RunDirectory
 from perfed.run.evaluation import Evaluator, scored_split
 from perfed.run.memory import Memory
+from perfed.run.own_model import OwnModels
 from perfed.run.parts import check_kinds
 from perfed.run.settings import Evaluation, Snapshots
 from perfed.run.snapshots import embedded_samples
@@ -42,7 +42,7 @@ from perfed.training.plan import Plan, use_threads
 Progress = Callable[[int, int, float | None], None]
 
 
-class Run:
+class Run(OwnModels):
     """One training run, with or without a directory.
 
     Args:
@@ -239,30 +239,10 @@ class Run:
         """Each client's metrics, as the summary is made of: client id -> name -> value; see ``evaluation.last``."""
         return self._standing.tally.metrics
 
-    def predict(self, client: str, x: Any, domain: Tensor | NDArray[Any] | None = None) -> Tensor:
-        """What one client's own model says of new inputs, as in evaluation.
-
-        Args:
-            client: its id.
-            x: ``(samples, ...)``, inputs of the client's shape: an array, a tensor, or a data frame with its columns.
-            domain: ``(samples,)`` domain ids, for methods that need them.
-
-        Returns:
-            Logits ``(samples, C)``, column j of which is of the class ``federation.classes[j]``, or values.
-
-        Raises:
-            PerfedError: an unknown client, inputs of another shape or with other columns, values that are not finite,
-                no domains or unknown ones, or a method that projects the data.
-        """
-        return own_model.predict(self.server, self.name, client, self._standing.done, x, domain)
-
-    def model(self, client: str) -> tuple[Chain, Parameters]:
-        """One client's own model: the modules with its parameters loaded, and those parameters by name.
-
-        Raises:
-            PerfedError: an unknown client, or a method that predicts with more than these modules.
-        """
-        return own_model.modules(self.server, self.name, client, self._standing.done)
+    @property
+    def done(self) -> int:
+        """The last finished round; 0 is the preparation, -1 is before it."""
+        return self._standing.done
 
     # Checkpoints -------------------------------------------------------------------------------------------
 
@@ -270,6 +250,11 @@ class Run:
         data = self.federation.fingerprint
         checkpoint.save(self.directory, self.server, self._standing, data, self.notes, self.config)
         self._saved = self._standing.done
+
+    def go_to(self, found: Checkpoint) -> None:
+        """Stand where ``found`` was written."""
+        self._standing = checkpoint.restore(found, self.server, self.federation)
+        self._saved = found.round
 
     def restore(self) -> None:
         """Go back to the last whole checkpoint of the directory; to the start if there is none."""
@@ -279,8 +264,7 @@ class Run:
             self.directory.truncate_rounds(-1)
             self.notes.append("no checkpoint was there: begun again from round 0")
             return
-        self._standing = checkpoint.restore(found, self.server, self.federation)
-        self._saved = found.round
+        self.go_to(found)
         self.history, damaged = self.directory.truncate_rounds(found.round)
         for record in self.history:  # JSON has no NaN
             record["train_loss"] = nan if record["train_loss"] is None else record["train_loss"]

@@ -50,7 +50,7 @@ class Cohort(View):
         received: the shared parameters as :meth:`load` got them.
         carried: what the server sent for each of the method's terms, by the term's name.
         terms: the terms, in an exchange that carries them.
-        scratch: what a program leaves for the method's ``predict``; thrown away with the cohort.
+        scratch: what a program leaves for the method's ``predict``, nested dictionaries of tensors ``(n, ...)``.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ from math import isfinite
 
 import pytest
 import torch
-from engines import ENGINES, blobs, difference, every_tensor, make, network_for, serve, train
+from engines import ENGINES, awkward_domains, blobs, difference, every_tensor, make, network_for, serve, train
 from torch import nn
 
 from perfed.data.client import Split
@@ -40,23 +40,6 @@ METHODS = {
 }
 
 SRPFL = Participation(policy="srpfl", srpfl={"first": 1, "rule": "fixed", "stage_rounds": 1})
-
-
-def awkward_domains():
-    """A client with one domain, a domain with one sample at one client, a domain in test data alone."""
-    one, two, three = blobs((6, 5, 4))
-
-    def with_domains(client, train, test):
-        domains = {"train": train, "test": test}
-        parts = {n: replace(client.split(n), domain=torch.tensor(ids)) for n, ids in domains.items()}
-        return replace(client, **parts)
-
-    clients = (
-        with_domains(one, [0] * 6, [0] * 6),
-        with_domains(two, [1, 0, 0, 1, 2], [0, 1, 2, 3, 0, 1]),
-        with_domains(three, [0, 1, 1, 0], [0, 1, 1, 0, 0, 0]),
-    )
-    return Federation(clients, 3)
 
 
 # federation, rate of participation or policy

@@ -109,7 +109,7 @@ def test_without_neighbours_it_is_fedavg():
 def test_capacity_is_the_share_of_its_own_training_samples_that_a_client_remembers():
     federation = blobs((20, 7, 1))
     groups = {c: own(serve(make("knnper", capacity=c), federation)) for c in (1.0, 0.3)}
-    kept = {c: group.scratch["memory"] for c, group in groups.items()}
+    kept = {c: Memory(**group.scratch["memory"]) for c, group in groups.items()}
     assert kept[1.0].held.sum(1).tolist() == [20, 7, 1]
     assert kept[0.3].held.sum(1).tolist() == [6, 3, 1]
     assert kept[0.3].features.shape == (3, 6, 5)

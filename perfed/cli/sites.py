@@ -1,0 +1,142 @@
+"""What ``perfed export``, ``predict`` and ``join`` do: a site's own model out of a run, and a new site into one."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from perfed.cli.console import console
+from perfed.data.client import Client
+from perfed.data.federation import Federation
+from perfed.data.newcomer import newcomer, newcomer_from_frame
+from perfed.data.tables.files import read_table
+from perfed.data.tables.kinds import Column, read
+from perfed.data.tables.problems import refuse
+from perfed.errors import PerfedError
+from perfed.experiment.start import opened
+from perfed.machine import write_atomic
+from perfed.run.card import card
+from perfed.run.export import FORMATS, export
+from perfed.run.site import DOMAIN, FACTS, SiteModel, load_site
+
+_TARGET = "y"
+
+
+def export_command(directory: Path, site: str, format_: str, out: Path | None, data_dir: Path | None) -> None:
+    """Write one site's model, and its card beside it."""
+    if format_ not in FORMATS:
+        raise PerfedError(f"--format {format_}: unknown format; allowed: {', '.join(FORMATS)}")
+    file = out or directory / "models" / f"{_file_name(site)}.{format_}"
+    for path in (file, file.with_suffix(".md")):
+        _new(path)
+    model = _site(directory, site, data_dir)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    found = export(model, file, next(known for known in FORMATS if known == format_))
+    if found:
+        console.print(f"largest difference to perfed's own answers: {found['largest_difference']:.2g}", highlight=False)
+    _say("model", file)
+    _say("card", file.with_suffix(".md"))
+
+
+def predict_command(directory: Path, file: Path, site: str, out: Path, data_dir: Path | None) -> None:
+    """Write what one site's model says of the rows of a file."""
+    _new(out)
+    model = _site(directory, site, data_dir)
+    frame, notes = read_table(file)
+    if model.table is None:
+        frame = _numbers(frame, file, () if model.facts["domains"] is None else (DOMAIN,))
+    else:
+        notes += [
+            f"column '{name}': {n} rows hold a category that training never saw"
+            for name, n in model.table.unseen(frame).items()
+        ]
+    header, columns = ["prediction"], [model.predict(frame).reshape(len(frame), -1)[:, 0]]
+    if model.facts["classes"] is not None:
+        header += [f"probability of {label}" for label in model.classes_]
+        columns += list(model.predict_proba(frame).T)
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([header, *zip(*(column.tolist() for column in columns), strict=True)])
+    write_atomic(out, text.getvalue())
+    for note in notes:
+        console.print(note, style="yellow", markup=False, highlight=False)
+    _say(f"{len(frame)} rows", out)
+
+
+def join_command(directory: Path, file: Path, site: str, data_dir: Path | None) -> None:
+    """Let a new site make its own model against what a finished run shares; no other file of the run changes."""
+    folder = directory / "joined" / _file_name(site)
+    if (folder / FACTS).exists():
+        raise PerfedError(f"{folder}: site '{site}' has joined already")
+    run = opened(directory, data_dir=data_dir)
+    model = run.join(_newcomer(run.federation, site, file, run.seed))
+    model.save(folder)
+    write_atomic(folder / "card.md", card(model.facts))
+    for name, found in model.facts["metrics"].get("of", {}).items():
+        interval = "" if found["low"] is None else f" (95 %: {found['low']:.4g} to {found['high']:.4g})"
+        console.print(f"{name}: {found['value']:.4g}{interval}", markup=False, highlight=False)
+    _say(f"site '{site}'", folder)
+
+
+def _site(directory: Path, site: str, data_dir: Path | None) -> SiteModel:
+    """The model of a site of the run, or of one that has joined it."""
+    folder = directory / "joined" / _file_name(site)
+    return load_site(folder) if (folder / FACTS).exists() else opened(directory, data_dir=data_dir).site(site)
+
+
+def _newcomer(federation: Federation, site: str, file: Path, seed: int) -> Client:
+    if file.suffix == ".npz":
+        return newcomer(federation, site, _arrays(file), seed)
+    frame, _ = read_table(file)
+    if any(client.table is not None for client in federation):
+        return newcomer_from_frame(federation, site, frame, str(file), seed)
+    if _TARGET not in frame.columns:
+        raise PerfedError(f"{file}: no column '{_TARGET}', the target; found: {', '.join(map(str, frame.columns))}")
+    texts = any(isinstance(label, str) for label in federation.classes or ())
+    numbers = _numbers(frame, file, (_TARGET,) if texts else ())
+    y = numbers.pop(_TARGET)
+    if federation.num_classes is not None:
+        y = y.to_numpy(str) if texts else y.astype(np.int64)
+    given: dict[str, Any] = {"y": y}
+    if federation.num_domains and DOMAIN in numbers.columns:
+        given["domain"] = numbers.pop(DOMAIN).astype(np.int64)
+    names = federation.clients[0].feature_names
+    return newcomer(federation, site, {**given, "x": numbers.to_numpy() if names is None else numbers}, seed)
+
+
+def _arrays(file: Path) -> dict[str, Any]:
+    try:
+        with np.load(file, allow_pickle=False) as held:
+            return dict(held)
+    except FileNotFoundError:
+        raise PerfedError(f"{file}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise PerfedError(f"{file}: cannot be read as .npz ({str(error).splitlines()[0]})") from None
+
+
+def _numbers(frame: Any, file: Path, others: tuple[str, ...]) -> Any:
+    """The columns of a file as numbers, but for ``others``."""
+    made, problems = frame.copy(), []
+    for name in frame.columns:
+        if name not in others:
+            made[name], found = read(frame[name], Column(str(name), "number"))
+            problems += [f"{file}: {problem}" for problem in found]
+    refuse(problems)
+    return made
+
+
+def _file_name(site: str) -> str:
+    return re.sub(r"[^\w.-]", "_", site)
+
+
+def _new(file: Path) -> None:
+    if file.exists():
+        raise PerfedError(f"{file}: exists already; choose another name")
+
+
+def _say(what: str, path: Path) -> None:
+    console.print(f"{what}: {path}", soft_wrap=True, markup=False, highlight=False)

@@ -1,0 +1,72 @@
+"""A client that comes after a run: data with the classes and domains of the federation that it joins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfed.data.client import SPLITS, Client, Split
+from perfed.data.federation import Federation
+from perfed.data.held_out import with_validation
+from perfed.data.inputs import arrays_of
+from perfed.data.labels import positions
+from perfed.data.tables.newcomer import newcomer_table
+from perfed.errors import PerfedError
+
+_TESTED = 0.25
+
+
+def newcomer(federation: Federation, name: str, given: Mapping[str, Any], seed: int = 0) -> Client:
+    """A client of ``federation``'s classes, domains and, if it is of tables, columns.
+
+    Args:
+        federation: that it joins.
+        name: its id.
+        given: arrays as :meth:`Federation.from_arrays` takes them for one client, where ``x``, ``y`` and ``domain`` are
+            short for ``x_train`` and so on. Without test data, a quarter of the samples is, by class.
+        seed: of that choice.
+
+    Raises:
+        PerfedError: an id that is there, arrays that :meth:`Federation.from_arrays` refuses, labels that are no classes
+            of the federation, or other columns than its clients have where these are the same.
+    """
+    if name in federation.ids:
+        raise PerfedError(f"site '{name}' is in the run already; choose another name")
+    full = {f"{key}_train" if key in ("x", "y", "domain") else key: value for key, value in given.items()}
+    parts, features = arrays_of(name, full, SPLITS)
+    splits = {split: Split(x, _targets(federation, name, split, y), domain) for split, (x, y, domain) in parts.items()}
+    client = Client(name, splits["train"], splits.get("test"), splits.get("validation"), features)
+    if client.split("test") is None:
+        kept = client.validation
+        cut = with_validation(replace(client, validation=None), _TESTED, federation.num_classes is not None, seed)
+        client = replace(cut, test=cut.validation, validation=kept)
+    return client
+
+
+def newcomer_from_frame(federation: Federation, name: str, frame: Any, source: str, seed: int = 0) -> Client:
+    """A client of ``federation``, which is of tables, from a data frame with the site's columns.
+
+    Raises:
+        PerfedError: as :func:`newcomer` and :func:`perfed.data.tables.newcomer.newcomer_table`.
+    """
+    tables = [client.table for client in federation if client.table is not None]
+    arrays, table = newcomer_table(name, frame, source, tables, federation.num_classes is not None, seed)
+    return replace(newcomer(federation, name, arrays, seed), table=table)
+
+
+def _targets(federation: Federation, name: str, split: str, y: Any) -> Tensor:
+    if federation.num_classes is None:
+        if not isinstance(y, Tensor):
+            raise PerfedError(f"client '{name}': {split} targets are texts; numbers are needed for regression")
+        return y if torch.is_floating_point(y) else y.double()
+    labels = y.long().numpy() if isinstance(y, Tensor) else y
+    classes = federation.classes or ()
+    if any(isinstance(label, str) for label in classes):
+        labels = labels.astype(str)
+    elif labels.dtype.kind == "U":
+        raise PerfedError(f"client '{name}': {split} targets are texts; the classes are {', '.join(map(str, classes))}")
+    return positions(f"client '{name}': {split}", labels, classes)

@@ -1,0 +1,92 @@
+"""The table of a site that comes after a run: its own preprocessing, on columns that the model of the others takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from perfed.data.tables.checks import checked
+from perfed.data.tables.frames import build
+from perfed.data.tables.kinds import Column
+from perfed.data.tables.options import TableOptions
+from perfed.data.tables.preprocess import column_transformer
+from perfed.data.tables.problems import Frame, pandas, refuse
+from perfed.data.tables.schema import learnt
+from perfed.data.tables.site import SiteTable, domain_ids
+from perfed.data.tables.splits import held_out
+
+_TESTED = 0.25
+
+
+def newcomer_table(
+    site: str, frame: Frame, source: str, tables: Sequence[SiteTable], classification: bool, seed: int
+) -> tuple[dict[str, Any], SiteTable]:
+    """Arrays of one client, and its preprocessing, fitted on its own training rows.
+
+    Where all ``tables`` have one schema, the newcomer gets it too: columns that it lacks are missing in every row, and
+    further ones do not enter. Else it has columns of its own. Target, domain, kinds of columns that others have, and
+    what they leave out, are as at the others. A quarter of the rows is tested on, by class.
+
+    Args:
+        site, frame, source: the newcomer, its rows and where they are from, for messages.
+        tables: of the sites that are there.
+        classification: whether the targets are classes.
+        seed: of the split.
+
+    Raises:
+        PerfedError: as :func:`perfed.data.tables.frames.build`; a domain that no other site has.
+    """
+    first, schema = tables[0], _schema(tables)
+    frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
+    known = {column.name: column.kind for table in tables for column in table.columns}
+    dropped = {name for table in tables for name in table.ignored} - set(known)
+    if schema is not None:
+        entering = {column.name for column in schema} | {first.target, first.domain}
+        dropped |= {name for name in frame.columns if name not in entering}
+    options = TableOptions(
+        target=first.target,
+        domain=first.domain,
+        drop=tuple(name for name in frame.columns if name in dropped),
+        dates=tuple(name for name in frame.columns if known.get(name) == "date"),
+        categories=tuple(name for name in frame.columns if known.get(name) == "category"),
+        task="classification" if classification else "regression",
+        test_fraction=0.0,
+        preprocess=first.transformer if first.own else None,
+    )
+    checked({site: frame}, options, sources={site: source})
+    strata = pandas().factorize(frame[first.target])[0] if classification else np.zeros(len(frame))
+    held = held_out(strata, None, _TESTED, seed, f"test rows of {site}")
+    rows = {"train": frame[~held], "test": frame[held]}
+    built = build({site: rows["train"]}, options, tests={site: rows["test"]}, sources={site: source})
+    table = replace(built.tables[site], domains=first.domains, domain_input=first.domain_input)
+    if schema is not None:
+        inputs = tuple(_own(column, rows["train"]) for column in schema)
+        table = replace(table, inputs=inputs, transformer=column_transformer(inputs))
+        table.transformer.fit(table.read(rows["train"]))
+    arrays = {key: value for key, value in built.arrays[site].items() if key.startswith("y_")}
+    for split, part in rows.items():
+        if len(part):
+            if first.domain is not None:
+                ids, problems = domain_ids(part[first.domain], first.domain, first.domains)
+                refuse([f"{source}: {problem}" for problem in problems])
+                arrays[f"domain_{split}"] = ids
+            arrays[f"x_{split}"] = table.transform(part)[0]
+    names = table.feature_names_out_
+    return arrays if names is None else {**arrays, "feature_names": names}, table
+
+
+def _schema(tables: Sequence[SiteTable]) -> tuple[Column, ...] | None:
+    """The columns that enter, if they are the same at all of several sites."""
+    shapes = {tuple((c.name, c.kind, c.levels, c.masked) for c in table.inputs) for table in tables}
+    return tables[0].inputs if len(shapes) == 1 and len(tables) > 1 and not tables[0].own else None
+
+
+def _own(column: Column, train: Frame) -> Column:
+    """A column of the schema as the newcomer has it, with the levels of the schema."""
+    if column.name not in train.columns:
+        return replace(column, absent=True, missing=0, constant=False, categories=())
+    found = learnt(train, replace(column, absent=False))
+    return replace(found, levels=column.levels, masked=column.masked)

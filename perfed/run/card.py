@@ -1,0 +1,202 @@
+"""What is known of a site's model beside its parameters: facts for programs, and a model card for people."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from perfed.data.client import SPLITS, Client, Split
+from perfed.data.federation import Federation
+from perfed.data.labels import Task
+from perfed.engine.metrics import metrics_of
+from perfed.machine import installed_version
+
+_RESAMPLES = 1000
+_INTERVAL = (2.5, 97.5)
+_PERCENT = ("accuracy",)
+_WRITTEN = {
+    "number": "a number, NaN where missing",
+    "boolean": "0 or 1, NaN where missing",
+    "date": "days since 1970-01-01, NaN where missing",
+    "category": "a text, `missing` where it is",
+}
+_JOINED = (
+    "The site joined the finished run: it trained its own stages for {rounds} rounds against what the others share, "
+    "which did not change."
+)
+
+
+def data_facts(client: Client, federation: Federation) -> dict[str, Any]:
+    """Counts and ranges of a client's data, no row of it.
+
+    Returns:
+        ``train``, ``validation``, ``test`` samples; ``per_class`` training samples by class, or ``targets`` (smallest
+        and largest); ``per_domain``; ``inputs``: mean, standard deviation, smallest and largest over all of them, and
+        whether they are ``whole`` numbers.
+    """
+    train, x = client.train, client.train.x.double()
+    counts = {name: 0 if (split := client.split(name)) is None else len(split) for name in SPLITS}
+    found: dict[str, Any] = dict(counts)
+    if federation.num_classes is None:
+        found["targets"] = {"smallest": float(train.y.min()), "largest": float(train.y.max())}
+    else:
+        held = torch.bincount(train.y, minlength=federation.num_classes).tolist()
+        found["per_class"] = {str(name): n for name, n in zip(federation.classes or (), held, strict=True)}
+    if train.domain is not None:
+        held = torch.bincount(train.domain, minlength=federation.num_domains).tolist()
+        found["per_domain"] = {federation.domain_name(m): n for m, n in enumerate(held)}
+    found["inputs"] = {
+        "mean": float(x.mean()),
+        "std": float(x.std(correction=0)),
+        "smallest": float(x.min()),
+        "largest": float(x.max()),
+        "whole": bool((x == x.round()).all()),
+    }
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Of what made the model."""
+    return {"perfed": installed_version(), "torch": torch.__version__, "python": platform.python_version()}
+
+
+def today() -> str:
+    """The date, as 2031-01-31."""
+    return datetime.date.today().isoformat()
+
+
+def metrics_with_intervals(
+    split: Split | None, outputs: NDArray[np.float64], task: Task, num_classes: int | None
+) -> dict[str, Any]:
+    """A model's metrics on one client's samples, each with its bootstrap interval over them.
+
+    Args:
+        split: the samples; ``None`` for no metrics.
+        outputs: class probabilities ``(samples, C)``, values, or log hazards.
+        task: what the targets are for.
+        num_classes: C; ``None`` where targets are no labels.
+
+    Returns:
+        metric -> ``value``, and ``low`` and ``high``, the 2.5th and 97.5th percentile over 1000 resamples of the rows
+        (Efron and Tibshirani 1993, section 13.3); those in which a metric does not exist (an AUC of one class) are
+        left out, and where it never exists there are no limits.
+    """
+    if split is None:
+        return {}
+    y, logs = split.y.cpu().numpy(), outputs
+    if num_classes is not None:
+        logs = np.log(np.maximum(outputs, np.finfo(outputs.dtype).tiny))
+    generator, drawn = np.random.default_rng(0), []
+    for _ in range(_RESAMPLES):
+        rows = generator.integers(0, len(y), len(y))
+        drawn.append(_scores(y[rows], logs[rows], task, num_classes))
+    found: dict[str, Any] = {}
+    for name, value in _scores(y, logs, task, num_classes).items():
+        values = [row[name] for row in drawn if name in row]
+        low, high = np.percentile(values, _INTERVAL) if values else (None, None)
+        found[name] = {"value": value, "low": low, "high": high}
+    return {"samples": len(y), "of": found}
+
+
+def _scores(y: NDArray[Any], logs: NDArray[np.float64], task: Task, num_classes: int | None) -> dict[str, float]:
+    found = metrics_of(y, logs, task, num_classes)
+    if num_classes is not None:
+        found["loss"] = float(-logs[np.arange(len(y)), y].mean())
+    return found
+
+
+def card(facts: dict[str, Any]) -> str:
+    """The model card of a site, Markdown.
+
+    Args:
+        facts: of its :class:`~perfed.run.site.SiteModel`.
+    """
+    parts = [
+        f"# Model of site {facts['site']}",
+        f"Trained by **{facts['method']}** (perfed {facts['versions']['perfed']}) on data set "
+        f"'{facts['dataset']}', {facts['rounds']} rounds, seed {facts['seed']}; written on {facts['date']}.",
+        *([] if "joined" not in facts else [_JOINED.format(rounds=facts["joined"])]),
+        "## What it does",
+        _use(facts),
+        *([] if facts["columns"] is None else ["## Columns", _columns(facts["columns"])]),
+        "## Data of the site",
+        _data(facts),
+        "## How good it is",
+        _metrics(facts),
+        "## What it is not for",
+        _limits(facts),
+        "## Settings",
+        _table(("setting", "value"), [(key, f"`{value}`") for key, value in facts["settings"].items()]),
+        "## Versions",
+        _table(("program", "version"), list(facts["versions"].items())),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _use(facts: dict[str, Any]) -> str:
+    shape = "x".join(map(str, facts["input_shape"]))
+    inputs = f"numbers of shape {shape}"
+    if facts["columns"] is not None:
+        inputs = f"the columns {_few([column['name'] for column in facts['columns']])}"
+    domain = f", and the sample's domain ({', '.join(facts['domains'])})" if facts["domains"] is not None else ""
+    if facts["classes"] is None:
+        return f"It takes {inputs}{domain}, and predicts a value."
+    return f"It takes {inputs}{domain}, and predicts the probabilities of the classes {_few(facts['classes'])}."
+
+
+def _columns(columns: list[dict[str, str]]) -> str:
+    rows = [(column["name"], column["kind"], _WRITTEN.get(column["kind"], "")) for column in columns]
+    return _table(("column", "kind", "in an ONNX file"), rows)
+
+
+def _data(facts: dict[str, Any]) -> str:
+    data = facts["data"]
+    rows = [(f"{name} samples", data[name]) for name in SPLITS]
+    rows += [(f"training samples of class {name}", n) for name, n in data.get("per_class", {}).items()]
+    rows += [(f"training samples of domain {name}", n) for name, n in data.get("per_domain", {}).items()]
+    rows += [(f"{name} training target", f"{v:.4g}") for name, v in data.get("targets", {}).items()]
+    return _table(("of", "number"), rows)
+
+
+def _metrics(facts: dict[str, Any]) -> str:
+    found = facts["metrics"]
+    if not found:
+        return "The site has no test data: nothing is known of how good the model is there."
+    rows = []
+    for name, values in found["of"].items():
+        scale, unit = (100, " %") if name in _PERCENT else (1, "")
+        value, low, high = (None if v is None else f"{scale * v:.4g}{unit}" for v in values.values())
+        rows.append((name, value, "not known" if low is None else f"{low} to {high}"))
+    table = _table(("metric", "value", "interval (95 %)"), rows)
+    return (
+        f"On the site's {found['samples']} test samples; the intervals are of a bootstrap over these samples and say "
+        f"nothing about other seeds or other sites.\n\n{table}"
+    )
+
+
+def _limits(facts: dict[str, Any]) -> str:
+    absent = [name for name, n in facts["data"].get("per_class", {}).items() if n == 0]
+    lines = [
+        f"* For samples of other sites than {facts['site']}: the model is that site's own.",
+        "* For samples unlike those it was trained on (other devices, years, groups): nothing was measured there.",
+        "* As the only ground of a decision about a person: probabilities are not calibrated, nor is fairness tested.",
+    ]
+    if absent:
+        lines.append(f"* For the classes {_few(absent)}: the site has no training sample of them.")
+    if facts["method"].startswith("knnper"):
+        lines.append("* For giving away without thought: it holds features and labels of the site's training samples.")
+    return "\n".join(lines)
+
+
+def _few(names: list[Any]) -> str:
+    return ", ".join(map(str, names[:10])) + (f", ... ({len(names)})" if len(names) > 10 else "")
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    cells = [header, ("---",) * len(header), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in cells)

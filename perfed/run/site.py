@@ -1,0 +1,274 @@
+"""A site's own model, apart from its run: it predicts, is saved and loaded, and needs no method, data or source."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+
+from perfed.data.inputs import as_tensor, column_names
+from perfed.data.tables.problems import pandas
+from perfed.data.tables.site import SiteTable
+from perfed.errors import PerfedError
+from perfed.machine import write_atomic
+from perfed.run.client_module import ClientModule
+
+FACTS, PROGRAM, TABLE = "site.json", "network.pt2", "table.zip"
+DOMAIN = "domain"
+_FORMAT = 1
+_ROWS = 4096  # that are predicted at once
+
+
+@dataclass(frozen=True, repr=False)
+class SiteModel:
+    """One site's own model, used like an estimator of scikit-learn.
+
+    Attributes:
+        program: the traced network, from inputs of the site's shape (and domain ids, where the method needs them) to
+            class probabilities or values (:class:`~perfed.run.client_module.ClientModule`).
+        facts: what ``site.json`` holds: site, method, settings, classes, features, counts of its data, metrics.
+        table: the site's preprocessing, for sites that are tables; ``None`` where inputs are arrays.
+    """
+
+    program: ExportedProgram
+    facts: dict[str, Any]
+    table: SiteTable | None = None
+
+    def __repr__(self) -> str:
+        return f"<SiteModel '{self.site}': {self.facts['method']} on '{self.facts['dataset']}'>"
+
+    @property
+    def site(self) -> str:
+        """The client's id."""
+        return str(self.facts["site"])
+
+    @property
+    def classes_(self) -> NDArray[Any]:
+        """Labels as the data call them; column j of :meth:`predict_proba` is of ``classes_[j]``.
+
+        Raises:
+            AttributeError: of a regression, as in scikit-learn.
+        """
+        if self.facts["classes"] is None:
+            raise AttributeError(f"site '{self.site}' predicts values, which have no classes")
+        return np.array(self.facts["classes"])
+
+    @property
+    def feature_names_in_(self) -> NDArray[np.str_]:
+        """The columns that a data frame must have, in any order; of arrays x0, x1, ..., and the domain if needed."""
+        if self.table is None:
+            return np.array([*self.facts["features"], *([DOMAIN] if self.takes_domain else [])])
+        needed = self.takes_domain or self.table.domain_input
+        return np.array([*self.table.feature_names_in_, *([self.table.domain] if needed else [])])
+
+    @property
+    def n_features_in_(self) -> int:
+        """How many columns these are."""
+        return len(self.feature_names_in_)
+
+    @property
+    def takes_domain(self) -> bool:
+        """Whether the method needs every sample's domain."""
+        return self.facts["domains"] is not None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the network."""
+        found: torch.dtype = getattr(torch, self.facts["dtype"])
+        return found
+
+    def predict(self, x: Any, domain: Any = None) -> NDArray[Any]:
+        """The label of the likeliest class of every sample, or its value.
+
+        Args:
+            x: a data frame with the columns :attr:`feature_names_in_` in any order, or an array ``(samples, ...)``.
+            domain: ``(samples,)`` domain ids beside an array, where the method needs them.
+
+        Raises:
+            PerfedError: columns that are missing or unknown (named), another shape, values that are not finite, no
+                domains or unknown ones.
+        """
+        found = self.outputs(*self.arguments(x, domain))
+        return found if self.facts["classes"] is None else self.classes_[found.argmax(1)]
+
+    def predict_proba(self, x: Any, domain: Any = None) -> NDArray[Any]:
+        """Class probabilities ``(samples, C)`` in the order of :attr:`classes_`; arguments as in :meth:`predict`.
+
+        Raises:
+            PerfedError: as :meth:`predict`, and of a regression.
+        """
+        if self.facts["classes"] is None:
+            raise PerfedError(f"site '{self.site}' predicts values, not classes; use predict")
+        return self.outputs(*self.arguments(x, domain))
+
+    def outputs(self, *arguments: Tensor) -> NDArray[Any]:
+        """What the network says of what :meth:`arguments` gives."""
+        network = self.program.module()
+        with torch.no_grad():
+            parts = [network(*rows) for rows in zip(*(a.split(_ROWS) for a in arguments), strict=True)]
+        found: NDArray[Any] = torch.cat(parts).numpy()
+        return found
+
+    # Inputs ------------------------------------------------------------------------------------------------
+
+    def arguments(self, x: Any, domain: Any = None) -> tuple[Tensor, ...]:
+        """What the network gets of ``x``, checked: inputs, and domain ids where it needs them."""
+        if self.table is not None:
+            x, domain = self.table.transform(self._framed(x))
+        elif column_names(x) is not None:
+            x, domain = self._from_columns(x, domain)
+        return self.checked(x, domain)
+
+    def checked(self, x: Any, domain: Any = None) -> tuple[Tensor, ...]:
+        """:meth:`arguments` of inputs as the network gets them, which are behind any preprocessing."""
+        inputs, shape = as_tensor(x, "x", self.site), tuple(self.facts["input_shape"])
+        if inputs.ndim == 2 and inputs.shape[1] == int(np.prod(shape)):
+            inputs = inputs.reshape(-1, *shape)
+        if tuple(inputs.shape[1:]) != shape:
+            raise PerfedError(f"site '{self.site}' has inputs of shape {shape}, not {tuple(inputs.shape[1:])}")
+        inputs = inputs.to("cpu", self.dtype)
+        if len(inputs) == 0:
+            raise PerfedError(f"site '{self.site}': x has no rows")
+        if not torch.isfinite(inputs).all():
+            raise PerfedError(f"site '{self.site}': x holds values that are missing or infinite")
+        return (inputs, self._domain_ids(domain, len(inputs))) if self.takes_domain else (inputs,)
+
+    def _framed(self, x: Any) -> Any:
+        """A data frame as it is; an array with the site's columns in their order."""
+        names, shape = list(self.feature_names_in_), np.shape(x)
+        if column_names(x) is not None:
+            return x
+        if len(shape) != 2 or shape[1] != len(names):
+            raise PerfedError(f"site '{self.site}': x has shape {shape}, not (rows, {len(names)})")
+        return pandas().DataFrame(np.asarray(x, object), columns=names)
+
+    def _from_columns(self, x: Any, domain: Any) -> tuple[Any, Any]:
+        self._check_columns(x, without=(DOMAIN,) if domain is not None else ())
+        if self.takes_domain and domain is None:
+            domain = np.asarray(x[DOMAIN])
+        return x[list(self.facts["features"])], domain
+
+    def _check_columns(self, x: Any, without: Sequence[str] = ()) -> None:
+        found, wanted = column_names(x) or (), [name for name in self.feature_names_in_ if name not in without]
+        for what, names in (
+            ("lacks", [name for name in wanted if name not in found]),
+            ("has the unknown", [name for name in found if name not in wanted]),
+            ("has twice", [name for name in dict.fromkeys(found) if found.count(name) > 1]),
+        ):
+            if names:
+                shown = ", ".join(f"'{name}'" for name in names[:5]) + (", ..." if len(names) > 5 else "")
+                raise PerfedError(f"site '{self.site}': x {what} column{'s' if len(names) > 1 else ''} {shown}")
+
+    def _domain_ids(self, domain: Any, samples: int) -> Tensor:
+        names = self.facts["domains"]
+        if domain is None:
+            raise PerfedError(f"site '{self.site}': {self.facts['method']} needs the domain of every sample")
+        given = np.asarray(domain)
+        if given.shape != (samples,):
+            raise PerfedError(f"site '{self.site}': {samples} samples, but domains of shape {given.shape}")
+        known: list[Any] = names if given.dtype.kind in "OU" else list(range(len(names)))
+        for value in given.tolist():
+            if value not in known:
+                allowed = ", ".join(map(str, known))
+                raise PerfedError(f"site '{self.site}': unknown domain {value!r}; allowed: {allowed}")
+        return torch.tensor([known.index(value) for value in given.tolist()], dtype=torch.int64)
+
+    # Files -------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path | str) -> Path:
+        """Write ``network.pt2`` (graph and parameters), ``site.json`` and the preprocessing into ``folder``.
+
+        Raises:
+            PerfedError: ``folder`` already holds a site's model.
+        """
+        place = Path(folder)
+        if (place / FACTS).exists():
+            raise PerfedError(f"{place}: already holds a site's model")
+        place.mkdir(parents=True, exist_ok=True)
+        write_program(self.program, place / PROGRAM)
+        if self.table is not None:
+            self.table.save(place / TABLE)
+        write_atomic(place / FACTS, json.dumps({"format": _FORMAT, **self.facts}, indent=2) + "\n")
+        return place
+
+
+def load_site(path: Path | str) -> SiteModel:
+    """The model that :meth:`SiteModel.save` wrote into ``path``.
+
+    Raises:
+        PerfedError: there is none, or its files are damaged.
+    """
+    place = Path(path)
+    try:
+        facts = json.loads((place / FACTS).read_text(encoding="utf-8"))
+        if facts.pop("format") != _FORMAT:
+            raise PerfedError(f"{place / FACTS}: was written by another version of perfed")
+        program = torch.export.load(place / PROGRAM)
+    except FileNotFoundError as error:
+        raise PerfedError(
+            f"{place}: no site's model here ({Path(error.filename or PROGRAM).name} is missing)"
+        ) from None
+    except PerfedError:
+        raise
+    except Exception as error:
+        raise PerfedError(f"{place}: is damaged: {str(error).splitlines()[0] if str(error) else error!r}") from None
+    table = SiteTable.load(place / TABLE) if facts["columns"] is not None else None
+    return SiteModel(program, facts, table)
+
+
+def write_program(program: ExportedProgram, file: Path, texts: dict[str, str] | None = None) -> None:
+    """Write ``program`` in torch's own format, ``.pt2``, with ``texts`` by name as extra files."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.export.save(program, file, extra_files=texts)
+
+
+def traced(module: ClientModule, site: str, inputs: Tensor, domain: Tensor | None) -> ExportedProgram:
+    """``module`` as a graph for any number of samples, with the buffers that it uses.
+
+    Args:
+        module: of one client.
+        site: its id, for messages.
+        inputs, domain: of as many samples as one likes; their values do not matter.
+
+    Raises:
+        PerfedError: a stage of the model depends on the values of its inputs in a way that no graph can say.
+    """
+    arguments = (inputs,) if domain is None else (inputs, domain)
+    batch = Dim("batch")
+
+    def export() -> ExportedProgram:
+        return torch.export.export(module, arguments, dynamic_shapes=({0: batch},) * len(arguments), strict=False)
+
+    try:
+        with torch.no_grad():
+            program = export()
+            unused = _unused(program)
+            if unused:
+                module.forget(unused)
+                program = export()
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise PerfedError(f"site '{site}': its model cannot be made a graph by torch.export: {reason}") from error
+    return program
+
+
+def _unused(program: ExportedProgram) -> list[str]:
+    """Buffers that no output depends on."""
+    names, live = program.graph_signature.inputs_to_buffers, set()
+    waiting = [node for node in program.graph.nodes if node.op == "output"]
+    while waiting:
+        for node in waiting.pop().all_input_nodes:
+            if node not in live:
+                live.add(node)
+                waiting.append(node)
+    return [names[node.name] for node in program.graph.nodes if node.name in names and node not in live]

@@ -1,0 +1,144 @@
+"""A site's model on the command line: export, predict, join, and more rounds."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import contents, perfed, run_tiny
+
+import perfed as package
+from perfed.experiment.start import opened
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("run") / "out"
+    run_tiny(directory)
+    return directory
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def written(file: Path, names: list[str], x: np.ndarray, **more: list[object]) -> Path:
+    table = [[*row, *rest] for row, *rest in zip(x.tolist(), *more.values(), strict=True)]
+    with file.open("w", newline="") as lines:
+        csv.writer(lines).writerows([[*names, *more], *table])
+    return file
+
+
+def test_export_writes_a_model_and_a_card_and_nothing_else(run_dir, tmp_path):
+    import onnxruntime
+
+    before = contents(run_dir)
+    result = perfed("export", run_dir, "--site", "001", "--format", "onnx", "--out", tmp_path / "north.onnx")
+    assert result.code == 0, result.err
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["north.md", "north.onnx"]
+    assert contents(run_dir) == before
+    run = opened(run_dir)
+    x = run.federation.clients[1].test.x.float()
+    session = onnxruntime.InferenceSession(tmp_path / "north.onnx")
+    expected = run.predict("001", x).softmax(1).numpy()
+    np.testing.assert_allclose(session.run(None, {"x": x.numpy()})[0], expected, atol=1e-5)
+    again = perfed("export", run_dir, "--site", "001", "--out", tmp_path / "north.onnx")
+    assert again.code == 2 and again.err == f"perfed: {tmp_path}/north.onnx: exists already; choose another name\n"
+
+
+def test_predict_writes_what_the_site_says_of_each_row(run_dir, tmp_path):
+    run = opened(run_dir)
+    site = run.site("002")
+    x = run.federation.clients[2].test.x.numpy()
+    names = [f"x{j}" for j in range(x.shape[1])]
+    new = written(tmp_path / "new.csv", names[::-1], x[:, ::-1])
+    result = perfed("predict", run_dir, new, "--site", "002", "--out", tmp_path / "proba.csv")
+    assert result.code == 0, result.err
+    found = rows(tmp_path / "proba.csv")
+    said = np.array([[float(row[f"probability of {label}"]) for label in site.classes_] for row in found])
+    np.testing.assert_allclose(said, site.predict_proba(x), atol=1e-6)
+    assert [int(row["prediction"]) for row in found] == site.predict(x).tolist()
+
+
+def test_a_site_joins_and_every_other_file_stays_as_it_was(run_dir, tmp_path):
+    before = contents(run_dir)
+    client = opened(run_dir).federation.clients[0]
+    x, y = client.train.x.numpy(), client.train.y.numpy()
+    np.savez(tmp_path / "west.npz", x=x, y=y)
+    joined = perfed("join", run_dir, tmp_path / "west.npz", "--site", "west")
+    assert joined.code == 0, joined.err
+    assert "accuracy: " in joined.out
+    after = contents(run_dir)
+    new = {"card.md", "network.pt2", "site.json"}
+    assert set(after) - set(before) == {f"joined/west/{name}" for name in new}
+    assert all(after[name] == content for name, content in before.items())
+    facts = json.loads(after["joined/west/site.json"])
+    assert facts["joined"] == 3 and facts["data"]["train"] + facts["data"]["test"] == len(x)
+    # the same from a table, and it predicts as those that were there
+    names = [f"x{j}" for j in range(x.shape[1])]
+    table = written(tmp_path / "east.csv", names, x, y=y.tolist())
+    assert perfed("join", run_dir, table, "--site", "east").code == 0
+    new_rows = written(tmp_path / "new.csv", names, x)
+    for site in ("west", "east"):
+        out = tmp_path / f"{site}-proba.csv"
+        assert perfed("predict", run_dir, new_rows, "--site", site, "--out", out).code == 0
+        assert len(rows(out)) == len(x)
+    assert perfed("export", run_dir, "--site", "west", "--format", "pt2").code == 0
+    assert sorted(file.name for file in (run_dir / "models").iterdir()) == ["west.md", "west.pt2"]
+    again = perfed("join", run_dir, tmp_path / "west.npz", "--site", "west")
+    assert again.code == 2 and "site 'west' has joined already" in again.err
+    assert package.load_site(run_dir / "joined" / "west").site == "west"
+
+
+def test_a_finished_run_goes_on_to_more_rounds(tmp_path):
+    run_tiny(tmp_path / "long", "rounds=5")
+    run_tiny(tmp_path / "short", "rounds=3")
+    result = perfed("resume", tmp_path / "short", "rounds=5")
+    assert result.code == 0, result.err
+    lines = [(tmp_path / name / "rounds.jsonl").read_text().splitlines() for name in ("long", "short")]
+    participants = [[json.loads(line)["participants"] for line in part] for part in lines]
+    assert participants[0][:2] == participants[1][:2] and len(participants[1]) == 5
+    assert "rounds = 5" in (tmp_path / "short" / "config.toml").read_text()
+    assert "this run has finished" in perfed("resume", tmp_path / "short", "rounds=5").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("export", "RUN", "--site", "nobody"), "unknown client 'nobody'; ids are: 000, 001, 002, 003, ..."),
+        (("export", "RUN", "--site", "000", "--format", "pmml"), "--format pmml: unknown format; allowed: onnx, pt2"),
+        (("export", "ELSEWHERE", "--site", "000"), "no run here"),
+        (("predict", "RUN", "ELSEWHERE/new.csv", "--site", "000", "--out", "OUT"), "new.csv: no such file"),
+        (("join", "RUN", "ELSEWHERE/new.npz", "--site", "south"), "new.npz: no such file"),
+        (("join", "RUN", "ELSEWHERE/new.csv", "--site", "000"), "new.csv: no such file"),
+        (("resume", "RUN", "rounds=2"), "rounds = 2 is less than the 3"),
+        (("resume", "RUN", "lr=2"), "'lr=2': a run goes on with the settings that it has; allowed: rounds=NUMBER"),
+    ],
+)
+def test_errors_are_one_line(run_dir, tmp_path, arguments, says):
+    before = contents(run_dir)
+    places = {"RUN": run_dir, "ELSEWHERE": tmp_path, "OUT": tmp_path / "out.csv"}
+    given = [
+        str(places[part.split("/")[0]] / part.split("/")[1]) if "/" in part else places.get(part, part)
+        for part in arguments
+    ]
+    result = perfed(*given)
+    assert result.code == 2 and says in result.err and result.err.count("\n") == 1
+    assert contents(run_dir) == before and not (tmp_path / "out.csv").exists()
+
+
+def test_new_rows_that_do_not_fit_are_named(run_dir, tmp_path):
+    x = opened(run_dir).federation.clients[0].test.x.numpy()
+    names = [f"x{j}" for j in range(x.shape[1])]
+    for file, says in (
+        (written(tmp_path / "less.csv", names[1:], x[:, 1:]), "x lacks column 'x0'"),
+        (written(tmp_path / "more.csv", names, x, colour=[1] * len(x)), "x has the unknown column 'colour'"),
+        (written(tmp_path / "text.csv", names[:-1], x[:, :-1], **{names[-1]: ["a"] * len(x)}), "and something else in"),
+    ):
+        result = perfed("predict", run_dir, file, "--site", "000", "--out", tmp_path / "out.csv")
+        assert result.code == 2 and says in result.err and result.err.count("\n") == 1
+        assert not (tmp_path / "out.csv").exists()

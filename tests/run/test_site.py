@@ -1,0 +1,367 @@
+"""A site's model apart from its run: it says what was evaluated, also in files that are read without perfed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from engines import awkward_domains, blobs, make, network, network_for
+
+import perfed
+from perfed.data.client import Client
+from perfed.data.domain_input import with_domain_input
+from perfed.data.federation import Federation
+from perfed.errors import PerfedError
+from perfed.method.method import Method
+from perfed.method.registry import entry, method_names
+from perfed.model.chain import Model
+from perfed.model.lstm import lstm
+from perfed.model.presets import cnn, linear, mlp
+from perfed.run.export import FORMATS, export, onnx_inputs
+from perfed.run.run import Run
+from perfed.run.site import SiteModel
+from perfed.training.plan import Plan
+
+NAMES = [name for name in method_names() if entry(name).method.local_data is Method.local_data]
+WITHOUT_PERFED = """
+import json, sys
+sys.modules["perfed"] = None
+import numpy as np, onnxruntime, torch
+from safetensors import safe_open
+folder, found = sys.argv[1], {}
+with np.load(folder + "/expected.npz") as held:
+    expected = dict(held)
+for name in sys.argv[2:]:
+    x = [expected[f"{name}/{part}"] for part in ("x", "domain") if f"{name}/{part}" in expected]
+    session = onnxruntime.InferenceSession(f"{folder}/{name}.onnx")
+    feeds = {entry.name: value for entry, value in zip(session.get_inputs(), x)}
+    alone = {key: value[:1] for key, value in feeds.items()}
+    network = torch.export.load(f"{folder}/{name}.pt2").module()
+    with torch.no_grad():
+        said = network(*map(torch.from_numpy, x)).numpy()
+    with safe_open(f"{folder}/{name}.safetensors", "pt") as file:
+        parameters = sum(file.get_tensor(key).numel() for key in file.keys())
+    found[name] = {
+        "onnx": session.run(None, feeds)[0].tolist(),
+        "alone": session.run(None, alone)[0].tolist(),
+        "metadata": session.get_modelmeta().custom_metadata_map,
+        "pt2": said.tolist(),
+        "parameters": parameters,
+    }
+json.dump(found, sys.stdout)
+"""
+
+
+def done(name: str, federation: Federation, model: Model | None = None, **options: Any) -> Run:
+    method = make(name)
+    parts = {"rounds": 1, "plan": Plan("stacked", threads=1), **options}
+    run = Run(federation, method, model or network_for(method), name=name, **parts)
+    run.execute()
+    return run
+
+
+def the_data() -> Federation:
+    return blobs((12, 9, 7), test=30)
+
+
+@cache
+def finished(name: str) -> tuple[Run, SiteModel]:
+    run = done(name, the_data())
+    return run, run.site("c0")
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory) -> dict[str, Any]:
+    """What every method's files say in one process that has no perfed."""
+    folder, expected = tmp_path_factory.mktemp("exported"), {}
+    test = the_data().clients[0].test
+    for name in NAMES:
+        _, site = finished(name)
+        for format_ in FORMATS:
+            export(site, folder / f"{name}.{format_}", format_)
+        for part, value in zip(("x", "domain"), site.arguments(test.x, test.domain), strict=False):
+            expected[f"{name}/{part}"] = value.numpy()
+    np.savez(folder / "expected.npz", **expected)
+    command = [sys.executable, "-c", WITHOUT_PERFED, str(folder), *NAMES]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_site_says_what_the_run_says_and_so_do_its_files_without_perfed(name, elsewhere):
+    run, site = finished(name)
+    test = the_data().clients[0].test
+    expected = run.predict("c0", test.x, test.domain).softmax(1).numpy()
+    said = site.predict_proba(test.x, test.domain)
+    np.testing.assert_allclose(said, expected, atol=1e-6)
+    found = elsewhere[name]
+    np.testing.assert_array_equal(np.float32(found["pt2"]), said)
+    np.testing.assert_allclose(found["onnx"], said, atol=1e-5)
+    np.testing.assert_allclose(found["alone"], said[:1], atol=1e-5)
+    accuracy = run.server.evaluate("test", ["c0"], 1)["c0"]["accuracy"]
+    assert site.facts["metrics"]["of"]["accuracy"]["value"] == pytest.approx(accuracy)
+    assert (np.argmax(found["onnx"], 1) == test.y.numpy()).mean() == pytest.approx(accuracy)
+    assert float(found["metadata"]["largest_difference"]) < 1e-5
+    assert json.loads(found["metadata"]["classes"]) == [0, 1, 2]
+    assert found["parameters"] == sum(tensor.numel() for tensor in site.program.state_dict.values())
+
+
+@pytest.mark.parametrize("name", ["fedavg", "knnper", "feddar-sa"])
+def test_saved_and_loaded_it_is_the_same_to_the_bit(name, tmp_path):
+    _, site = finished(name)
+    test = the_data().clients[0].test
+    again = perfed.load_site(site.save(tmp_path / "north"))
+    np.testing.assert_array_equal(again.predict_proba(test.x, test.domain), site.predict_proba(test.x, test.domain))
+    assert again.facts == site.facts and list(again.feature_names_in_) == list(site.feature_names_in_)
+    with pytest.raises(PerfedError, match="already holds a site's model"):
+        site.save(tmp_path / "north")
+    (tmp_path / "north" / "network.pt2").write_bytes(b"half")
+    with pytest.raises(PerfedError, match="north: is damaged"):
+        perfed.load_site(tmp_path / "north")
+    with pytest.raises(PerfedError, match="no site's model here"):
+        perfed.load_site(tmp_path / "south")
+
+
+def test_only_what_predicts_is_kept():
+    """kNN-Per its memory, Fed-RoD its second head, Ditto not the global model, SCAFFOLD no control variates."""
+    held = {name: list(finished(name)[1].program.state_dict) for name in ("knnper", "fedrod", "ditto", "scaffold")}
+    assert [k for k in held["knnper"] if k.startswith("scratch")] == [
+        f"scratch.memory.{part}" for part in ("features", "labels", "held")
+    ]
+    assert [k for k in held["fedrod"] if k.startswith("state")] == [
+        f"state.personal_head.head.{part}" for part in ("weight", "bias")
+    ]
+    for name in ("ditto", "scaffold"):
+        assert all(key.startswith("model.") for key in held[name])
+
+
+def test_labels_and_columns_keep_their_names():
+    train = pd.DataFrame({"age": [1.0, 2.0, 3.0, 4.0], "weight": [4.0, 3.0, 2.0, 1.0]})
+    data = {"north": {"x_train": train, "y_train": ["ill", "well", "ill", "well"]}}
+    site = done("local", Federation.from_arrays(data), network(2), evaluation=perfed.Evaluation(split="train")).site(
+        "north"
+    )
+    assert list(site.classes_) == ["ill", "well"] and list(site.feature_names_in_) == ["age", "weight"]
+    said = site.predict_proba(train)
+    np.testing.assert_array_equal(site.predict_proba(train[["weight", "age"]]), said)
+    np.testing.assert_array_equal(site.predict_proba(train.to_numpy()), said)
+    assert list(site.predict(train)) == [["ill", "well"][j] for j in said.argmax(1)]
+    for frame, says in (
+        (train[["age"]], "x lacks column 'weight'"),
+        (train.assign(colour=1.0, smell=2.0), "x has the unknown columns 'colour', 'smell'"),
+        (pd.concat([train, train[["age"]]], axis=1), "x has twice column 'age'"),
+        (train.replace(4.0, np.nan), "missing or infinite"),
+        (train.to_numpy()[:, :1], r"inputs of shape \(2,\), not \(1,\)"),
+        (train[:0], "x has no rows"),
+    ):
+        with pytest.raises(PerfedError, match=f"site 'north'.*{says}"):
+            site.predict(frame)
+
+
+def test_a_domain_is_a_column_or_given_beside_an_array():
+    site = finished("feddar-sa")[1]
+    x = the_data().clients[0].test.x.numpy()
+    frame = pd.DataFrame(x, columns=["x0", "x1", "x2", "x3"]).assign(domain=[0, 1] * 15)
+    said = site.predict_proba(frame[["domain", "x3", "x2", "x1", "x0"]])
+    np.testing.assert_array_equal(site.predict_proba(x, frame["domain"]), said)
+    np.testing.assert_array_equal(site.predict_proba(frame.assign(domain=frame["domain"].astype(str))), said)
+    for domain, says in ((None, "needs the domain of every sample"), ([5] * 30, "unknown domain 5; allowed: 0, 1")):
+        with pytest.raises(PerfedError, match=says):
+            site.predict(x, domain)
+
+
+def test_a_domain_that_nobody_trained_on_gets_the_mean_of_the_others():
+    federation = awkward_domains()
+    run = done("feddar-wa", federation)
+    site, test = run.site("c1"), federation.clients[1].test
+    assert 3 in test.domain
+    expected = run.predict("c1", test.x, test.domain).softmax(1).numpy()
+    np.testing.assert_allclose(site.predict_proba(test.x, test.domain), expected, atol=1e-6)
+
+
+def test_a_regression_predicts_values(tmp_path):
+    federation = blobs((9, 8), regression=True)
+    run = done("fedem", federation, network(1))
+    site, x = run.site("c0"), federation.clients[0].test.x
+    np.testing.assert_allclose(site.predict(x), run.predict("c0", x).numpy(), atol=1e-6)
+    assert export(site, tmp_path / "a.onnx", "onnx")["largest_difference"] < 1e-5
+    assert not hasattr(site, "classes_") and set(site.facts["metrics"]["of"]) == {"mse"}
+    with pytest.raises(PerfedError, match="predicts values, not classes"):
+        site.predict_proba(x)
+
+
+def images() -> Federation:
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(8, 1, 12, 12, generator=generator), torch.arange(8) % 3
+    return Federation.from_arrays({"a": {"x_train": x, "y_train": y, "x_test": x, "y_test": y}}, num_classes=3)
+
+
+def tokens() -> Federation:
+    """Token ids, with padding at the end, in the middle and alone."""
+    x = torch.tensor([[3, 4, 0, 0], [2, 0, 5, 1], [0, 0, 0, 0], [5, 4, 3, 2], [1, 1, 0, 0], [0, 2, 0, 3]]).float()
+    y = torch.arange(6) % 2
+    return Federation.from_arrays({"a": {"x_train": x, "y_train": y, "x_test": x, "y_test": y}}, num_classes=2)
+
+
+@pytest.mark.parametrize(
+    ("federation", "model"),
+    [
+        (images, Model(body=cnn((2, 3), 3, 5, hidden=(4,)), head=linear(3))),
+        (tokens, Model(body=lstm(4, 3, width=2, layers=2), head=linear(2))),
+    ],
+    ids=["images", "tokens"],
+)
+def test_images_and_texts_are_exported_as_well(federation, model, tmp_path):
+    run = done("fedavg-ft", federation(), model)
+    site, x = run.site("a"), federation().clients[0].test.x
+    expected = run.predict("a", x).softmax(1).numpy()
+    np.testing.assert_allclose(site.predict_proba(x), expected, atol=1e-6)
+    np.testing.assert_allclose(site.predict_proba(x.flatten(1).numpy()), expected, atol=1e-6)
+    np.testing.assert_allclose(site.predict_proba(x[:1]), expected[:1], atol=1e-6)
+    assert export(site, tmp_path / "a.onnx", "onnx")["largest_difference"] < 1e-5
+
+
+# Tables ------------------------------------------------------------------------------------------------------
+
+
+def frames() -> dict[str, pd.DataFrame]:
+    """Two hospitals: numbers with gaps, booleans, categories, dates, a domain; the second has columns of its own."""
+    found = {}
+    for seed, site in enumerate(("north", "south")):
+        rng = np.random.default_rng(seed)
+        frame = pd.DataFrame(
+            {
+                "blood pressure": rng.normal(120, 15, 40),
+                "smokes": rng.choice(["yes", "no"], 40),
+                "pain": rng.choice(["mild", "severe", None], 40),
+                "visit": pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.integers(0, 90, 40), "D"),
+                "race": rng.choice(["a", "b"], 40),
+            }
+        )
+        frame["sick"] = np.where(frame["blood pressure"] > 120, "yes", "no")
+        frame.loc[3, "blood pressure"] = np.nan
+        found[site] = frame
+    south = found["south"].assign(sugar=np.arange(40.0) ** 2, ward=["b", "c"] * 20)
+    return {**found, "south": south}
+
+
+@cache
+def table_site(method: str, columns: str, domain_input: bool = False) -> SiteModel:
+    made = Federation.from_frames(frames(), target="sick", domain="race", columns=columns)
+    made = with_domain_input(made) if domain_input else made
+    return done(method, made, Model(embedding=mlp((), 3), head=linear(2)), rounds=3).site("north")
+
+
+@pytest.mark.parametrize(
+    ("method", "columns", "domain_input"),
+    [("local", "own", False), ("feddar-sa", "union", False), ("fedavg", "common", True)],
+)
+def test_a_table_goes_from_its_columns_to_probabilities_in_one_onnx_file(method, columns, domain_input, tmp_path):
+    import onnxruntime
+
+    site, frame = table_site(method, columns, domain_input), frames()["north"].drop(columns="sick")
+    names = ["blood pressure", "smokes", "pain", "visit", *(["race"] if method == "feddar-sa" or domain_input else [])]
+    assert list(site.feature_names_in_) == names and list(site.classes_) == ["no", "yes"]
+    frame.loc[0, "pain"] = "cruel"  # which training has not seen
+    said = site.predict_proba(frame)
+    np.testing.assert_array_equal(site.predict_proba(frame[names[::-1]]), said)
+    np.testing.assert_array_equal(site.predict_proba(frame[names].to_numpy()), said)
+    assert export(site, tmp_path / "north.onnx", "onnx")["largest_difference"] < 1e-5
+    session = onnxruntime.InferenceSession(tmp_path / "north.onnx")
+    given = onnx_inputs(site.table, frame)
+    inputs = [entry.name for entry in session.get_inputs()]
+    assert inputs == names
+    (found,) = session.run(["probabilities"], {name: given[name] for name in inputs})
+    np.testing.assert_allclose(found, said, atol=1e-5)
+    again = perfed.load_site(site.save(tmp_path / "north"))
+    np.testing.assert_array_equal(again.predict_proba(frame), said)
+    export(site, tmp_path / "north.pt2", "pt2")
+    text = (tmp_path / "north.md").read_text()
+    assert "the columns blood pressure, smokes, pain, visit" in text and "| visit | date | days since 1970" in text
+
+
+def test_columns_of_a_table_are_refused_by_name():
+    site, frame = table_site("local", "own"), frames()["north"]
+    for changed, says in (
+        (frame.drop(columns="smokes"), "no column 'smokes'"),
+        (frame.assign(colour=1), "unknown columns 'colour'"),
+        (frame.to_numpy()[:, :2], r"x has shape \(40, 2\), not \(rows, 4\)"),
+    ):
+        with pytest.raises(PerfedError, match=f"site 'north': {says}"):
+            site.predict(changed)
+
+
+def test_what_onnx_says_otherwise_is_not_written(tmp_path, monkeypatch):
+    site = table_site("local", "own")
+    monkeypatch.setattr(type(site), "outputs", lambda self, *arguments: np.full((64, 2), 0.5, np.float32))
+    with pytest.raises(PerfedError, match=r"its ONNX model differs from perfed's by 0\.\d+ on 64 drawn rows; nothing"):
+        export(site, tmp_path / "north.onnx", "onnx")
+    assert not list(tmp_path.iterdir())
+
+
+# Card --------------------------------------------------------------------------------------------------------
+
+
+def test_the_card_says_what_is_known_and_has_no_row(tmp_path):
+    site = finished("knnper")[1]
+    export(site, tmp_path / "c0.safetensors", "safetensors")
+    text = (tmp_path / "c0.md").read_text()
+    found = site.facts["metrics"]["of"]["accuracy"]
+    assert found["low"] <= found["value"] <= found["high"]
+    assert f"| accuracy | {100 * found['value']:.4g} % |" in text
+    for line in ("| train samples | 12 |", "| training samples of class 2 | 4 |", "| batch_size | `4` |"):
+        assert line in text
+    assert "features and labels of the site's training samples" in text
+    assert perfed.load_site  # the face has it
+
+
+def test_the_interval_is_that_of_the_bootstrap():
+    """Of an accuracy: the quantiles of a binomial, to its steps."""
+    from scipy.stats import binom
+
+    from perfed.run.card import metrics_with_intervals
+
+    client: Client = blobs((5,), test=100).clients[0]
+    right = np.zeros(100, bool)
+    right[:70] = True
+    y = client.test.y.numpy()
+    said = np.eye(3)[np.where(right, y, (y + 1) % 3)] * 0.8 + 0.1
+    found = metrics_with_intervals(client.test, said, 3)["of"]["accuracy"]
+    assert found["value"] == pytest.approx(0.7)
+    assert found["low"] == pytest.approx(binom.ppf(0.025, 100, 0.7) / 100, abs=0.011)
+    assert found["high"] == pytest.approx(binom.ppf(0.975, 100, 0.7) / 100, abs=0.011)
+
+
+def test_what_cannot_be_a_site_is_refused():
+    run = done("fedrep-tsne", blobs((12, 9, 7)))
+    with pytest.raises(PerfedError, match="it has no model for new ones"):
+        run.site("c0")
+    with pytest.raises(PerfedError, match="unknown client 'nobody'"):
+        finished("fedavg")[0].site("nobody")
+
+    class Fickle(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if float(x.sum()) > 0 else -super().forward(x)
+
+    model = Model(body=lambda shape: Fickle(shape[0], 4), head=linear(3))
+    with pytest.raises(PerfedError, match=r"site 'c0': its model cannot be made a graph by torch\.export") as error:
+        done("local", blobs(), model).site("c0")
+    assert "\n" not in str(error.value)
+
+
+def test_another_format_and_missing_packages_are_one_line(tmp_path, monkeypatch):
+    site = finished("fedavg")[1]
+    with pytest.raises(PerfedError, match="format 'pmml' is not known; allowed: onnx, pt2, safetensors"):
+        export(site, tmp_path / "a.pmml", "pmml")  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(PerfedError, match=r"writing ONNX files needs .*perfed\[onnx\]"):
+        export(site, tmp_path / "a.onnx", "onnx")
+    assert not list(tmp_path.iterdir())
