@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -88,6 +88,11 @@ class Client:
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Client:
         """The same client, its splits :meth:`Split.to` there."""
         return replace(self, **{n: s.to(dtype, device) for n in SPLITS if (s := getattr(self, n)) is not None})
+
+    def with_targets(self, change: Callable[[Tensor], Tensor]) -> Client:
+        """The same client with other targets in every split, made of those that it has."""
+        splits = {name: split for name in SPLITS if (split := getattr(self, name)) is not None}
+        return replace(self, **{name: replace(split, y=change(split.y)) for name, split in splits.items()})
 
     def split(self, name: str) -> Split | None:
         """The split called ``name`` ("train", "validation" or "test"); ``None`` if absent or empty."""

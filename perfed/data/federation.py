@@ -18,6 +18,7 @@ from perfed.data.inputs import arrays_of
 from perfed.data.labels import Classes, Task, coded
 from perfed.data.summary import described
 from perfed.data.tables.schema import Mode
+from perfed.data.target_scale import TargetScale
 from perfed.errors import PerfedError
 
 
@@ -38,6 +39,8 @@ class Federation:
             prediction, is ``classes[j]``. ``None`` for regression and survival.
         survival: targets are ``(samples, 2)``: a time above 0, and 1 for an event at that time, 0 where nothing is
             known beyond it (censored). The model's one output is the logarithm of the hazard.
+        target_scale: what the targets of a regression were standardised by (:meth:`standardised`). Metrics and
+            predictions are in the unit of the data.
 
     Raises:
         PerfedError: no clients, duplicate ids, a client without training data, labels outside the
@@ -61,6 +64,7 @@ class Federation:
     words: tuple[str, ...] | None = None
     classes: Classes | None = None
     survival: bool = False
+    target_scale: TargetScale | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(sorted(self.clients, key=lambda c: c.id)))
@@ -235,8 +239,23 @@ class Federation:
         tests = test if isinstance(test, Mapping) else None
         built = build(frames, options, tests=tests, sources=sources, test_sources=test_sources)
         made = cls.from_arrays(built.arrays, task=built.task, name=name, domain_names=built.domains)
+        made = made.standardised() if made.task == "regression" else made
         clients = tuple(replace(client, table=built.tables[client.id]) for client in made)
         return replace(made, clients=clients, notes={"told": built.told, "remarks": built.remarks})
+
+    def standardised(self) -> Federation:
+        """The same with targets of mean 0 and variance 1 over all clients' training samples (of a regression).
+
+        Clients tell their number of samples, and of each target the sum and the sum of squares.
+
+        Raises:
+            PerfedError: no regression, or a target that is the same for all samples.
+        """
+        if self.task != "regression":
+            raise PerfedError(f"targets of {self.task} are not standardised; only values are")
+        scale = TargetScale.of([client.train.y for client in self])
+
+        return replace(self, clients=tuple(client.with_targets(scale.down) for client in self), target_scale=scale)
 
     def describe(self) -> str:
         """Sites x (rows of each split, columns shared and own, missing values, rows per class and domain), as text.

@@ -62,7 +62,8 @@ def _targets(federation: Federation, name: str, split: str, y: Any) -> Tensor:
     if federation.num_classes is None:
         if not isinstance(y, Tensor):
             raise PerfedError(f"client '{name}': {split} targets are texts; numbers are needed for regression")
-        return y if torch.is_floating_point(y) else y.double()
+        values = y if torch.is_floating_point(y) else y.double()
+        return values if federation.target_scale is None else federation.target_scale.down(values)
     labels = y.long().numpy() if isinstance(y, Tensor) else y
     classes = federation.classes or ()
     if any(isinstance(label, str) for label in classes):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed.data.federation import Federation
-from perfed.engine.metrics import ALWAYS, metrics_of
+from perfed.engine.metrics import ALWAYS, Scoring, metrics_of
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.training.cohort import Cohort
@@ -23,20 +23,6 @@ Metrics = dict[str, dict[str, float]]
 
 ENOUGH = 10
 """Samples of a domain from which on it enters the mean and extremes over domains."""
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """What is measured of each client's own model.
-
-    Attributes:
-        metrics: names of metrics beside those that the task always has.
-        held: whether a client predicts among the classes that it has training samples of; metrics of predictions
-            among all classes are then called ``METRIC_all``.
-    """
-
-    metrics: tuple[str, ...] = ()
-    held: bool = False
 
 
 @torch.no_grad()
@@ -131,7 +117,7 @@ def score(cohort: Cohort, split: str, predicted: Tensor | None, scoring: Scoring
         losses = client_cox_losses(predicted, samples).cpu().double()
     else:
         losses = sample_losses(predicted[None], samples.y[None], cohort.task)[0].cpu().double()
-    y, outputs = samples.y.cpu().numpy(), predicted.cpu().double().numpy()
+    y, outputs = scoring.in_units(samples.y).cpu().numpy(), scoring.in_units(predicted).cpu().double().numpy()
     for client, start, count in zip(cohort.ids, samples.starts.tolist(), samples.counts.tolist(), strict=True):
         if count == 0:
             continue
@@ -177,7 +163,8 @@ def outputs_of(cohort: Cohort, split: str, predicted: Tensor | None, scoring: Sc
         predicted = among_held(cohort, split, predicted)
     rows = samples.y.new_zeros(0) if predicted is None else predicted
     owners = np.repeat(np.array(cohort.ids), samples.counts)
-    return Outputs(owners, samples.domain.cpu().numpy(), samples.y.cpu().numpy(), rows.double().cpu().numpy())
+    y, found = scoring.in_units(samples.y).cpu().numpy(), scoring.in_units(rows).double().cpu().numpy()
+    return Outputs(owners, samples.domain.cpu().numpy(), y, found)
 
 
 def by_domain(

@@ -14,8 +14,9 @@ from perfed import tree
 from perfed.data.client import SPLITS, Client
 from perfed.data.federation import Federation
 from perfed.engine.chores import CHORES
-from perfed.engine.evaluate import Outputs, Scoring, outputs_of, predictions, score
+from perfed.engine.evaluate import Outputs, outputs_of, predictions, score
 from perfed.engine.inbox import Inbox
+from perfed.engine.metrics import Scoring
 from perfed.engine.setup import Setup, group_key, stackable_reason
 from perfed.errors import PerfedError
 from perfed.method.exchange import Each, Fold, Replies, Reply, check_rows
@@ -74,7 +75,7 @@ class InProcessEngine:
         self.plan = plan
         self.info = setup.info(federation)
         self.clients = {client.id: client for client in federation}
-        self.scoring = Scoring()
+        self.scoring = Scoring(scale=federation.target_scale)
         self._trained = federation.domains_in("train")
         self.states: dict[str, Tree] = {}
         self.changed: set[str] = set()
@@ -229,8 +230,8 @@ class InProcessEngine:
             settings=self.setup.method,
             plan=self.plan,
             where=Where(self.setup.seed, exchange.round, exchange.index),
-            task=self.federation.task,
-            num_classes=self.federation.num_classes,
+            task=self.info.task,
+            num_classes=self.info.num_classes,
             num_domains=self.info.num_domains,
             augment=self.federation.augment,
         )

@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from perfed.data.labels import Task
+from perfed.data.target_scale import TargetScale
 from perfed.engine import scores
 from perfed.errors import PerfedError
 from perfed.plugins import check_free, check_own, own_mistakes, own_name
@@ -154,6 +156,26 @@ def computed(name: str, y: NDArray[Any], outputs: NDArray[np.float64]) -> float 
     with own_mistakes():
         value = float(score(y, outputs))
     return None if np.isnan(value) else value
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What is measured of each client's own model.
+
+    Attributes:
+        metrics: names of metrics beside those that the task always has.
+        held: whether a client predicts among the classes that it has training samples of; metrics of predictions
+            among all classes are then called ``METRIC_all``.
+        scale: what the targets were standardised by.
+    """
+
+    metrics: tuple[str, ...] = ()
+    held: bool = False
+    scale: TargetScale | None = None
+
+    def in_units(self, values: Tensor) -> Tensor:
+        """Targets or predictions ``(samples, ...)`` in the unit of the data."""
+        return values if self.scale is None else self.scale.up(values)
 
 
 def metrics_of(

@@ -11,8 +11,9 @@ import torch
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.engine.clients import RoundClients, RoundRecord, Snapshot
-from perfed.engine.evaluate import Outputs, Scoring
+from perfed.engine.evaluate import Outputs
 from perfed.engine.inprocess import InProcessEngine, Metrics
+from perfed.engine.metrics import Scoring
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import weighted_mean

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import sklearn
+import torch
 from numpy.typing import NDArray
 from sklearn.dummy import DummyClassifier
 from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
@@ -130,6 +131,8 @@ class Baseline:
             return
         model = self.fitted(client)
         y, predicted = split.y.numpy(), _outputs(model, _rows(split.x), self.federation.num_classes)
+        if (scale := self.federation.target_scale) is not None:
+            y, predicted = scale.up(split.y).numpy(), scale.up(torch.from_numpy(predicted)).numpy()
         metrics[client.id] = metrics_of(y, predicted, *self._kind)
         if split.domain is not None:
             outputs.append(Outputs(np.repeat(np.array([client.id]), len(y)), split.domain.numpy(), y, predicted))

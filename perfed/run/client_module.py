@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from perfed.data.federation import Federation
 from perfed.engine.evaluate import everywhere
 from perfed.method.method import Method
 from perfed.training.cohort import Cohort
@@ -24,14 +25,14 @@ class ClientModule(nn.Module):
     Args:
         method: that predicts.
         cohort: the client alone, with its own model.
-        trained: domains that some client has training samples of.
-        outputs: how many of the outputs count, the first; ``None`` for all (regression).
+        federation: that it is of.
     """
 
-    def __init__(self, method: Method, cohort: Cohort, trained: Sequence[int], outputs: int | None) -> None:
+    def __init__(self, method: Method, cohort: Cohort, federation: Federation) -> None:
         super().__init__()
         self.method, self.cohort = method, cohort
-        self.trained, self.outputs = tuple(trained), outputs
+        self.trained = tuple(federation.domains_in("train"))
+        self.outputs, self.scale = federation.num_classes, federation.target_scale
         for part in _PARTS:
             self._hold(getattr(cohort, part), part)
 
@@ -83,4 +84,6 @@ class ClientModule(nn.Module):
             cohort.domain = None
             for part in _PARTS:
                 setattr(cohort, part, before[part])
-        return found if self.outputs is None else found[:, : self.outputs].softmax(1)
+        if self.outputs is not None:
+            return found[:, : self.outputs].softmax(1)
+        return found if self.scale is None else self.scale.up(found)

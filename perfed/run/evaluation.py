@@ -11,7 +11,6 @@ from perfed.engine.clients import RoundRecord
 from perfed.engine.evaluate import (
     Metrics,
     Outputs,
-    Scoring,
     by_domain,
     few_samples,
     sample_counts,
@@ -19,7 +18,7 @@ from perfed.engine.evaluate import (
     untrained_domains,
     with_extremes,
 )
-from perfed.engine.metrics import chosen
+from perfed.engine.metrics import Scoring, chosen
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.method.method import Method
@@ -77,7 +76,7 @@ def scoring_of(settings: Evaluation, federation: Federation, seen: Federation) -
     if held and federation.num_classes is None:
         raise PerfedError(f"evaluation.classes = 'held' is for classification, but {_kind(federation)}")
     lacking = held and any(len(client.train.y.unique()) < (federation.num_classes or 0) for client in seen)
-    return Scoring(tuple(names), lacking)
+    return Scoring(tuple(names), lacking, federation.target_scale)
 
 
 def _kind(federation: Federation) -> str:

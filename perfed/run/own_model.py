@@ -67,7 +67,8 @@ class OwnModels:
             raise PerfedError(f"{self.name} needs the domain of every sample")
         cohort.domain = None if ids is None else ids[None].to(cohort.device)
         trained = federation.domains_in("train")
-        return evaluate.predict(method, cohort, inputs[None].to(cohort.device, cohort.dtype), trained)[0]
+        found = evaluate.predict(method, cohort, inputs[None].to(cohort.device, cohort.dtype), trained)[0]
+        return found if federation.target_scale is None else federation.target_scale.up(found)
 
     def site(self, client: str) -> SiteModel:
         """One client's own model, apart from the run: it predicts, is saved and exported (:mod:`perfed.run.site`).
@@ -115,7 +116,7 @@ class OwnModels:
         cohort, method, federation = self._of(server, client), server.method, server.federation
         own, takes_domain = server.clients[client], method.needs_domains or bool(cohort.per_domain)
         shape = own.input_shape
-        module = ClientModule(method, cohort, federation.domains_in("train"), federation.num_classes).cpu()
+        module = ClientModule(method, cohort, federation).cpu()
         example = torch.zeros(_EXAMPLES, *shape, dtype=cohort.dtype)
         program = traced(module, client, example, torch.zeros(_EXAMPLES, dtype=torch.int64) if takes_domain else None)
         domains = [federation.domain_name(m) for m in range(federation.num_domains)]
@@ -154,6 +155,8 @@ def _measured(model: SiteModel, client: Client, federation: Federation) -> dict[
     if test is None:
         return {}
     outputs = model.outputs(*model.checked(test.x, test.domain))
+    if federation.target_scale is not None:
+        test = replace(test, y=federation.target_scale.up(test.y))
     return metrics_with_intervals(test, outputs, federation.task, federation.num_classes)
 
 

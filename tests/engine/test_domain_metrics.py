@@ -14,7 +14,8 @@ from sklearn.metrics import roc_auc_score
 
 from perfed.cli.terminal import print_summary
 from perfed.data.federation import Federation
-from perfed.engine.evaluate import Outputs, Scoring, by_domain, outputs_of, summarise, with_extremes
+from perfed.engine.evaluate import Outputs, by_domain, outputs_of, summarise, with_extremes
+from perfed.engine.metrics import Scoring
 from perfed.errors import PerfedError
 from perfed.report import load_runs, write_report
 from perfed.report.tables import domain_tables

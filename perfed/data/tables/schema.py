@@ -89,7 +89,8 @@ def shared_columns(columns: Mapping[str, Sequence[Column]], mode: Mode) -> dict[
 
 def told(mode: Mode, columns: Mapping[str, Sequence[Column]], classes: bool, domain: bool) -> list[str]:
     """What sites must tell each other before they train, for the schema ``columns``; never a row."""
-    lines = ["the names of the classes"] if classes else []
+    values = "the number of their training rows, the sum of the target and of its squares"
+    lines = ["the names of the classes" if classes else values]
     lines += ["the names of the domains"] if domain else []
     if mode != "own":
         lines.append("names and kinds of their columns, and which are constant or have missing values")
