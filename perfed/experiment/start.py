@@ -128,7 +128,8 @@ def is_done(path: Path) -> bool:
         return False
     done, progress = directory.newest()
     try:  # what an earlier ending left is there until the rounds added since are done
-        return done >= progress.get("config", {}).get("rounds", done) and not _edits(directory)
+        ended = progress.get("taken", {}).get("stopped", False)
+        return (ended or done >= progress.get("config", {}).get("rounds", done)) and not _edits(directory)
     except PerfedError:
         return False
 

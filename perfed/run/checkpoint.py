@@ -12,10 +12,13 @@ from perfed.errors import PerfedError
 from perfed.run.checkpoint_files import Checkpoint
 from perfed.run.directory import RunDirectory
 from perfed.run.memory import Memory
+from perfed.run.taken import Taken
 from perfed.run.tally import Tally
 from perfed.training.device import arithmetic
 from perfed.training.plan import PlanSettings
 from perfed.tree import map_leaves
+
+_TAKEN = ":taken"  # beside the server's parameter sets, whose names are identifiers
 
 
 @dataclass
@@ -26,16 +29,18 @@ class Standing:
         tally: what it has added up.
         done: the last finished round; 0 is the preparation, -1 is before it.
         wall, training: seconds since the start, and those of training alone.
+        taken: the models that it takes, where it stops by validation.
     """
 
     tally: Tally
     done: int = -1
     wall: float = 0.0
     training: float = 0.0
+    taken: Taken | None = None
 
     def copy(self) -> Standing:
         """One that later rounds do not change."""
-        return replace(self, tally=self.tally.copy())
+        return replace(self, tally=self.tally.copy(), taken=None if self.taken is None else self.taken.copy())
 
 
 def save(
@@ -68,7 +73,11 @@ def save(
         "arithmetic": arithmetic(server.device),
         "config": config,
     }
-    directory.save(standing.done, now.server, now.clients, now.changed, progress)
+    server_sets = now.server
+    if standing.taken is not None:
+        progress["taken"] = standing.taken.plain()
+        server_sets = {**server_sets, _TAKEN: standing.taken.tensors()}
+    directory.save(standing.done, server_sets, now.clients, now.changed, progress)
     server.forget_changes()
 
 
@@ -93,6 +102,7 @@ def restore(found: Checkpoint, server: Server, federation: Federation) -> Standi
             f"'{federation.name}'; continue it with the same (in Python, resume(..., federation=...))"
         )
     sets = map_leaves(found.server, lambda _, t: t.to(server.device))
+    taken_tensors: Any = sets.pop(_TAKEN, {})
     clients = {i: map_leaves(state, lambda _, t: t.to(server.device)) for i, state in found.clients.items()}
     server.restore(
         replace(
@@ -106,7 +116,8 @@ def restore(found: Checkpoint, server: Server, federation: Federation) -> Standi
     server.plan.paths.update(PlanSettings.model_validate(progress["plan"]).paths)
     wall = progress["wall_seconds"]
     training = progress.get("training_seconds", wall)  # older ones have one time for both
-    return Standing(Tally.of_plain(progress.get("tally", {})), found.round, wall, training)
+    taken = None if "taken" not in progress else Taken.of(progress["taken"], taken_tensors)
+    return Standing(Tally.of_plain(progress.get("tally", {})), found.round, wall, training, taken)
 
 
 def continued(found: Checkpoint, server: Server, rounds: int) -> list[str]:

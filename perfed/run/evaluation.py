@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isnan
+from math import inf, isnan
 from typing import Any
 
 from perfed.data.federation import Federation
@@ -23,6 +23,7 @@ from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.run.settings import Evaluation
+from perfed.run.taken import Taken
 from perfed.run.tally import Tally
 
 
@@ -110,6 +111,8 @@ class Evaluator:
         self._server = server
         if all(client.split(split) is None for client in federation):
             raise PerfedError(f"evaluation.split = '{settings.split}': no client has such data")
+        if settings.stop == "validated" and all(client.split("validation") is None for client in federation):
+            raise PerfedError("evaluation.stop = 'validated': no client has validation data (data.validation_fraction)")
         if settings.targets and federation.num_classes is None:
             raise PerfedError(f"evaluation.targets: are accuracies, but {_kind(federation)}")
         self.domain_samples = federation.domain_samples(split)
@@ -180,6 +183,28 @@ class Evaluator:
                     "learning rate or look at this client's data"
                 )
         return metrics
+
+    def take(self, taken: Taken, number: int, tally: Tally) -> None:
+        """Keep the models after round ``number`` that have the least loss so far on their clients' validation data."""
+        ids = self.federation.ids
+        found = self._server.evaluate("validation", ids, number, never_used=tally.never_used(ids))
+        losses = {client: values.get("loss", values.get("mse", inf)) for client, values in found.items()}
+        taken.look(number, losses, self._server.snapshot())
+        taken.stopped = taken.waited(number) >= self.settings.patience * self.settings.every
+
+    def measure_taken(self, taken: Taken, number: int, tally: Tally) -> None:
+        """Measure the models that the run takes, in place of those of its last round, ``number``."""
+        outputs: list[Outputs] | None = [] if self.federation.num_domains else None
+        metrics: Metrics = {}
+        for best, ids in taken.groups(self.federation.ids).items():
+            with taken.at(self._server, ids[0]):
+                unused = tally.never_used(ids)
+                metrics |= self._server.evaluate(self.split, ids, best or number, outputs, never_used=unused)
+        domains: Metrics = {}
+        if outputs:
+            domains, tally.client_domains = by_domain(outputs, self.federation, self.scoring.metrics)
+        tally.other = {}
+        tally.evaluated({client: metrics[client] for client in sorted(metrics)}, domains, 1)
 
     def over_clients(self, metrics: Metrics) -> dict[str, Any]:
         """Mean, spread and percentiles of every metric over clients, weighted as the settings say."""

@@ -23,6 +23,7 @@ from perfed.run.card import data_facts, metrics_with_intervals, today, versions
 from perfed.run.client_module import ClientModule
 from perfed.run.directory import plain
 from perfed.run.site import SiteModel, traced
+from perfed.run.taken import Taken
 from perfed.training.cohort import Cohort
 
 _EXAMPLES = 3  # samples that a model is traced with
@@ -44,6 +45,11 @@ class OwnModels:
     @property
     def done(self) -> int:
         """The last finished round."""
+        raise NotImplementedError
+
+    @property
+    def taken(self) -> Taken:
+        """Which rounds' models are taken, where they are not the last ones."""
         raise NotImplementedError
 
     def predict(self, client: str, x: Any, domain: Tensor | NDArray[Any] | None = None) -> Tensor:
@@ -93,7 +99,7 @@ class OwnModels:
             PerfedError: an id that is there, a client that does not fit the others, or a method that cannot
                 (:func:`perfed.engine.joining.joined`).
         """
-        rounds = self.rounds if rounds is None else rounds
+        rounds = self.done if rounds is None else rounds
         site = self._site(joined(self.server, client, rounds), client.id)
         return replace(site, facts={**site.facts, "joined": rounds})
 
@@ -103,7 +109,7 @@ class OwnModels:
         Raises:
             PerfedError: an unknown client, or a method that predicts with more than these modules.
         """
-        cohort, method = _alone(self.server, client, self.done), self.server.method
+        cohort, method = self._alone(self.server, client), self.server.method
         if type(method).predict is not Method.predict or method.changes_data or cohort.per_domain:
             raise PerfedError(f"{self.name} predicts with more than one chain of modules; use predict() of the run")
         kept = cohort.chain
@@ -143,9 +149,17 @@ class OwnModels:
 
     def _of(self, server: Server, client: str) -> Cohort:
         """The client alone with its own model, of a method that has one for new samples."""
-        cohort = _alone(server, client, self.done)
+        cohort = self._alone(server, client)
         if server.method.changes_data:
             raise PerfedError(f"{self.name} projects a client's samples together; it has no model for new ones")
+        return cohort
+
+    def _alone(self, server: Server, client: str) -> Cohort:
+        """The client alone, with the model that evaluation uses."""
+        if client not in server.clients:
+            raise PerfedError(f"unknown client '{client}'; ids are: {', '.join([*server.clients][:5])}, ...")
+        with self.taken.at(server, client):
+            (cohort,) = server.own_models([client], self.taken.rounds.get(client, self.done))
         return cohort
 
 
@@ -158,11 +172,3 @@ def _measured(model: SiteModel, client: Client, federation: Federation) -> dict[
     if federation.target_scale is not None:
         test = replace(test, y=federation.target_scale.up(test.y))
     return metrics_with_intervals(test, outputs, federation.task, federation.num_classes)
-
-
-def _alone(server: Server, client: str, round_: int) -> Cohort:
-    """The client alone, with the model that evaluation uses."""
-    if client not in server.clients:
-        raise PerfedError(f"unknown client '{client}'; ids are: {', '.join([*server.clients][:5])}, ...")
-    (cohort,) = server.own_models([client], round_)
-    return cohort

@@ -34,6 +34,7 @@ from perfed.run.parts import check_kinds
 from perfed.run.settings import Evaluation, Snapshots
 from perfed.run.snapshots import embedded_samples
 from perfed.run.summary import nothing_shared, summary_of, table_of
+from perfed.run.taken import Taken
 from perfed.run.tally import Tally
 from perfed.run.targets import updated
 from perfed.training.device import usable_device
@@ -108,7 +109,8 @@ class Run(OwnModels):
         self.summary: dict[str, Any] = {}
         self.resumed: int | None = None
         self.config: dict[str, Any] = {}
-        self._standing, self._saved = Standing(Tally.empty(self.evaluation.targets)), -1
+        taken, self._saved = Taken() if self.evaluation.stop == "validated" else None, -1
+        self._standing = Standing(Tally.empty(self.evaluation.targets), taken=taken)
 
     # The loop ----------------------------------------------------------------------------------------------
 
@@ -129,13 +131,14 @@ class Run(OwnModels):
             started = time.perf_counter() - self._standing.wall
             saved = time.perf_counter()
             try:
-                for number in range(self._standing.done + 1, self.rounds + 1):
+                while not self._at_its_end:
+                    number = self._standing.done + 1
                     with self._transaction(number):
                         if number > 0:
                             self._round(number, started)
                         else:
                             self._prepare(started)
-                    if time.perf_counter() - saved >= self.checkpoint_seconds or number == self.rounds:
+                    if time.perf_counter() - saved >= self.checkpoint_seconds or self._at_its_end:
                         self._save()
                         saved = time.perf_counter()
                     if progress is not None and number > 0:
@@ -145,6 +148,11 @@ class Run(OwnModels):
                 raise
             self._finish()
         return self.summary
+
+    @property
+    def _at_its_end(self) -> bool:
+        taken = self._standing.taken
+        return self._standing.done >= self.rounds or (taken is not None and taken.stopped)
 
     @contextmanager
     def _transaction(self, number: int) -> Iterator[None]:
@@ -199,6 +207,8 @@ class Run(OwnModels):
             record.update(evaluator.measure(number, done, tally))
             tally.targets = updated(tally.targets, record)
             self._write_arrays(number, done)
+            if standing.taken is not None:
+                evaluator.take(standing.taken, number, tally)
         if any(done.counts.values()):
             record["counts"] = {name: ids for name, ids in done.counts.items() if ids}
         record.update(exchanges=done.exchanges, bytes_up=done.bytes_up, bytes_down=done.bytes_down)
@@ -228,6 +238,8 @@ class Run(OwnModels):
     def _finish(self) -> None:
         if not self._standing.tally.taken_part:
             self.notes.append("no client's reply was used in any round")
+        if self._standing.taken is not None:
+            self._evaluator.measure_taken(self._standing.taken, self.done, self._standing.tally)
         self.summary = summary_of(self.name, self.server, self._evaluator, self._standing, self.notes)
         self.directory.write_clients(*table_of(self.server, self._evaluator, self._standing.tally))
         self.directory.write_summary(self.summary)
@@ -243,6 +255,11 @@ class Run(OwnModels):
     def done(self) -> int:
         """The last finished round; 0 is the preparation, -1 is before it."""
         return self._standing.done
+
+    @property
+    def taken(self) -> Taken:
+        """Which rounds' models are taken; of clients that are not in it, those of the last."""
+        return self._standing.taken or Taken()
 
     # Checkpoints -------------------------------------------------------------------------------------------
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, field_validator, model_validator
 
 from perfed.engine.metrics import chosen
 from perfed.settings import STRICT, unless
@@ -29,6 +29,10 @@ class Evaluation(BaseModel):
             task always has: accuracy, loss and for two classes auc; mse; c-index and loss.
         classes: ``"all"``, or ``"held"``: a client predicts among the classes that it has training samples of. Where
             that makes a difference, metrics of predictions among all classes are there too, as ``METRIC_all``.
+        stop: ``"last"``: a client's model is that of the last round. ``"validated"``: that of the evaluated round with
+            the least loss on the client's validation data, and training ends when nobody has improved in ``patience``
+            evaluations.
+        patience: see ``stop``.
 
     Example:
         >>> evaluation = Evaluation(every=5, last=3, targets=[0.8, 0.9])  # for Run(..., evaluation=evaluation)
@@ -47,6 +51,8 @@ class Evaluation(BaseModel):
     targets: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], _LIST] = ()
     metrics: Annotated[tuple[str, ...], _LIST] = Field((), exclude_if=unless(()))
     classes: Literal["all", "held"] = Field("all", exclude_if=unless("all"))
+    stop: Literal["last", "validated"] = Field("last", exclude_if=unless("last"))
+    patience: int = Field(5, ge=1, exclude_if=unless(5))
 
     @field_validator("metrics")
     @classmethod
@@ -54,6 +60,13 @@ class Evaluation(BaseModel):
         for name in value:
             chosen(name)
         return value
+
+    @model_validator(mode="after")
+    def _one_model_each(self) -> Self:
+        if self.stop == "validated" and (self.who, self.when, self.last) != ("all", "before", 1):
+            allowed = "who = 'all', when = 'before', last = 1"
+            raise ValueError(f"stop = 'validated' takes one model of each client: {allowed}")
+        return self
 
     @field_validator("targets")
     @classmethod

@@ -50,7 +50,7 @@ def summary_of(name: str, server: Server, evaluator: Evaluator, standing: Standi
         "method": name,
         "dataset": federation.name,
         "seed": server.seed,
-        "rounds": evaluator.rounds,
+        "rounds": standing.done,
         "metrics": metrics,
         **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}),
         **(_by_domain(evaluator, tally) if tally.domains else {}),
@@ -61,10 +61,11 @@ def summary_of(name: str, server: Server, evaluator: Evaluator, standing: Standi
         "training_seconds": standing.training,
         "virtual_time": tally.virtual_time,
         **({"counts": tally.counts} if tally.counts else {}),
+        **({} if standing.taken is None else {"taken_rounds": standing.taken.rounds}),
         **({} if (peak := peak_memory_mb()) is None else {"peak_memory_mb": peak}),
         "settings": server.method.all_settings,
         "plan": plan.to_dict(),
-        "notes": [*plan.describe(), *notes, *counted],
+        "notes": [*plan.describe(), *notes, *_taken(standing, evaluator.rounds), *counted],
         "versions": {"perfed": installed_version(), "torch": torch.__version__, "python": platform.python_version()},
         **oracle,
         **({"own_metrics": own} if (own := own_metrics(evaluator.scoring.metrics)) else {}),
@@ -74,6 +75,16 @@ def summary_of(name: str, server: Server, evaluator: Evaluator, standing: Standi
 def _by_domain(evaluator: Evaluator, tally: Tally) -> dict[str, Any]:
     """Metrics by domain, and how many samples each domain has."""
     return {"domains": evaluator.with_extremes(tally.domains), "domain_samples": evaluator.domain_samples}
+
+
+def _taken(standing: Standing, rounds: int) -> list[str]:
+    """Which rounds the models are of, where the run stops by validation."""
+    if standing.taken is None or not standing.taken.rounds:
+        return []
+    first, last = min(standing.taken.rounds.values()), max(standing.taken.rounds.values())
+    which = f"round {first}" if first == last else f"rounds {first} to {last}"
+    ended = f"; training ended after round {standing.done} of at most {rounds}" if standing.taken.stopped else ""
+    return [f"each client's model is that with the least loss on its validation data: of {which}{ended}"]
 
 
 def table_of(server: Server, evaluator: Evaluator, tally: Tally) -> tuple[list[str], list[list[Any]]]:
