@@ -151,8 +151,7 @@ class Run(OwnModels):
 
     @property
     def _at_its_end(self) -> bool:
-        taken = self._standing.taken
-        return self._standing.done >= self.rounds or (taken is not None and taken.stopped)
+        return self.done >= self.rounds or self.taken.stopped
 
     @contextmanager
     def _transaction(self, number: int) -> Iterator[None]:
