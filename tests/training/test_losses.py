@@ -158,10 +158,10 @@ def test_balanced_weights_are_those_of_scikit_learn():
 def test_training_with_class_weights_ends_at_scikit_learn_s_weighted_fit(engine):
     federation = rare()
     decay = 0.02  # a ridge of decay / 2 on the weights is scikit-learn's C = 1 / (decay n)
-    options = {"optimizer": "sgd", "lr": 0.5, "weight_decay": decay, "batch_size": 100, "local_epochs": 3000}
+    options = {"optimizer": "sgd", "lr": 0.5, "momentum": 0.9, "weight_decay": decay, "batch_size": 100}
     ends = {}
     for weights in ("balanced", "none"):
-        method = make("local-full", class_weights=weights, **options)
+        method = make("local-full", class_weights=weights, local_epochs=400, **options)
         server = train(serve(method, federation, model=Model(head=linear(3)), engine=engine), 1)
         (group,) = [*server.own_models(["c0"], 1)]
         client = group.clients[0]
