@@ -69,7 +69,8 @@ def _common(version: VersionOption = False) -> None:
 @app.command("init")
 def init_command(
     files: Annotated[list[Path], typer.Argument(help="CSV, Parquet or Excel files, or folders of them; one site each")],
-    target: Annotated[str, typer.Option("--target", help="column to predict")],
+    target: Annotated[str, typer.Option("--target", help="column to predict; a time with --event")],
+    event: Annotated[str, typer.Option("--event", help="column of events, where the target is a time")] = "",
     site_column: Annotated[str, typer.Option("--site-column", help="column that names the site of every row")] = "",
     domain: Annotated[str, typer.Option("--domain", help="column of domains, e.g. race")] = "",
     group: Annotated[str, typer.Option("--group", help="column whose equal values are never split, e.g. patient")] = "",
@@ -85,7 +86,7 @@ def init_command(
     from perfed.cli import study
 
     columns = {"drop": drop or [], "dates": dates or [], "categories": categories or []}
-    roles = {"site_column": site_column, "target": target, "domain": domain, "group": group}
+    roles = {"site_column": site_column, "target": target, "event": event, "domain": domain, "group": group}
     study.init_command(files, test or [], {**roles, **columns}, out)
 
 
@@ -234,8 +235,7 @@ def list_command(
         raise PerfedError(f"unknown list '{what}'; allowed: {', '.join(LISTS)}")
     items = INDEX[what]
     if as_json:
-        typer.echo(json.dumps(items, indent=2))
-        return
+        return typer.echo(json.dumps(items, indent=2))
     table = Table("name", "summary", box=None, pad_edge=False)
     for item in items:
         table.add_row(item["name"], item["summary"])
@@ -272,7 +272,7 @@ def main() -> None:
     except MemoryError as error:
         _fail(f"not enough memory ({error})", 2)
     except KeyboardInterrupt:
-        _fail(INTERRUPTED[CTRL_C], CTRL_C)
+        code = CTRL_C
     except SystemExit as stop:
         if stop.code == TERMINATED:
             _fail(INTERRUPTED[TERMINATED], TERMINATED)

@@ -181,6 +181,7 @@ class Federation:
         frames: Mapping[str, Any],
         *,
         target: str,
+        event: str | None = None,
         domain: str | None = None,
         drop: Sequence[str] = (),
         dates: Sequence[str] = (),
@@ -203,7 +204,7 @@ class Federation:
 
         Args:
             frames: per site; columns may differ.
-            target, domain, drop, dates, categories, group, task, folds, columns, preprocess, seed: see
+            target, event, domain, drop, dates, categories, group, task, folds, columns, preprocess, seed: see
                 :class:`perfed.data.tables.options.TableOptions`.
             test: the share of each site's rows to test on, or a data frame of such rows per site.
             name: what reports call the data.
@@ -224,6 +225,7 @@ class Federation:
 
         options = TableOptions(
             target=target,
+            event=event,
             domain=domain,
             drop=tuple(drop),
             dates=tuple(dates),

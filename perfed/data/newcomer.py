@@ -54,7 +54,7 @@ def newcomer_from_frame(federation: Federation, name: str, frame: Any, source: s
         PerfedError: as :func:`newcomer` and :func:`perfed.data.tables.newcomer.newcomer_table`.
     """
     tables = [client.table for client in federation if client.table is not None]
-    arrays, table = newcomer_table(name, frame, source, tables, federation.num_classes is not None, seed)
+    arrays, table = newcomer_table(name, frame, source, tables, federation.task, seed)
     return replace(newcomer(federation, name, arrays, seed), table=table)
 
 

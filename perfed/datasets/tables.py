@@ -22,8 +22,8 @@ class TableSettings(BaseModel):
         files: files or folders, of one site each; with ``site_column`` of any sites. Relative to the experiment's file.
         test_files: rows to test on, in place of a split, likewise.
         site_column: names the site of every row.
-        target: the column to predict.
-        domain, drop, dates, categories, group, folds, columns, preprocess: see
+        target: the column to predict; with ``event``, a time.
+        event, domain, drop, dates, categories, group, folds, columns, preprocess: see
             :class:`perfed.data.tables.options.TableOptions`; "" for none.
         task: "auto": what the targets look like.
         test_fraction: of each site's rows; not with ``folds`` or ``test_files``.
@@ -35,6 +35,7 @@ class TableSettings(BaseModel):
     test_files: list[str] = []
     site_column: str = ""
     target: str = ""
+    event: str = ""
     domain: str = ""
     drop: list[str] = []
     dates: list[str] = []
@@ -71,6 +72,7 @@ def tables(seed: int, data_dir: Path | None, **given: Any) -> Federation:
     federation = Federation.from_frames(
         read.frames,
         target=settings.target,
+        event=settings.event or None,
         domain=settings.domain or None,
         drop=settings.drop,
         dates=settings.dates,

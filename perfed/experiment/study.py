@@ -15,6 +15,7 @@ _WHAT = {
     "test_files": "rows to test on",
     "site_column": "names the site of every row",
     "target": "column to predict",
+    "event": "1 or yes where the event was seen at that time; else nothing is known beyond it",
     "domain": "column of domains; its accuracy is reported for each",
     "group": "rows of one value are never on both sides of a split",
     "drop": "columns that do not enter: ids, free text",
@@ -54,10 +55,9 @@ def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -
     same = settings["columns"] == "common"
     data: dict[str, Any] = {"drop": [], "dates": [], "categories": [], **settings}
     lines = [f"{_toml(key, data[key])}  # {_WHAT[key]}" for key in _WHAT if key in data]
-    values = federation.num_classes is None
     method = "fedrep" if same else "hetfedrep"
-    others = ["fedavg"] if same else ["flic-class"]
-    compared = ",".join(["local", method, *others, "sklearn:ridge" if values else "sklearn:logistic"])
+    others = ["fedavg"] if same else ["flic-class"] if federation.task != "survival" else []
+    compared = ",".join(["local", method, *others, *_baselines(federation)])
     tables = [client.table for client in federation if client.table is not None]
     kinds = "\n".join(f"#   {line}" for line in kinds_of(tables))
     return f"""\
@@ -84,6 +84,11 @@ local_epochs = 2
 [evaluation]
 every = 5
 """
+
+
+def _baselines(federation: Federation) -> list[str]:
+    names = {"classification": ["sklearn:logistic"], "regression": ["sklearn:ridge"]}
+    return names.get(federation.task, [])
 
 
 def _toml(key: str, value: Any) -> str:

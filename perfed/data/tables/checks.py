@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.labels import Task
@@ -14,7 +15,7 @@ from perfed.data.tables.kinds import Column, cells, guess, read
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.problems import Frame, Problem, in_rows, listed, merged, refuse, unknown
 from perfed.data.tables.schema import agreed
-from perfed.data.tables.targets import targets_of
+from perfed.data.tables.targets import events_of, targets_of
 from perfed.errors import PerfedError
 
 
@@ -83,9 +84,7 @@ def checked(
     refuse(_lines(_roles(part, options) for part in parts))
     refuse(_dropped(parts, options))
     columns = {part.site: _columns(part, options) for part in main}
-    values, task, problems = targets_of(
-        [(p.source, p.frame[options.target]) for p in parts], options.target, options.task
-    )
+    values, task, problems = _targets(parts, options)
     domains = _domains(parts, options)
     problems += _lines(_unfit(part, columns[part.site], options) for part in main)
     if options.columns != "own":
@@ -96,6 +95,22 @@ def checked(
     refuse(problems)
     of_test = dict(zip((part.site for part in given), values[len(main) :], strict=True))
     return Checked(main, given, columns, dict(zip(columns, values, strict=False)), of_test, task, domains)
+
+
+def _targets(parts: Sequence[Part], options: TableOptions) -> tuple[list[NDArray[Any]], Task, list[str]]:
+    """Labels, values, or times and events ``(rows, 2)``; see :func:`perfed.data.tables.targets.targets_of`."""
+    survival = options.event is not None
+    columns = [(part.source, part.frame[options.target]) for part in parts]
+    values, task, problems = targets_of(columns, options.target, "regression" if survival else options.task)
+    if options.event is None:
+        return values, task, problems
+    events, found = events_of([(part.source, part.frame[options.event]) for part in parts], options.event)
+    problems += found
+    for part, times in zip(parts, values, strict=False):
+        if len(bad := part.frame.index[times <= 0]):
+            problems.append(f"{part.source}: column '{options.target}', the time, is not above 0 {in_rows(bad)}")
+    pairs = [] if problems else [np.column_stack(pair) for pair in zip(values, events, strict=True)]
+    return pairs, "survival", problems
 
 
 def by_name(frames: Mapping[str, Frame]) -> list[tuple[str, Frame]]:
@@ -116,7 +131,7 @@ def _part(site: str, frame: Frame, sources: Mapping[str, str] | None, what: str 
 
 def _columns(part: Part, options: TableOptions) -> list[Column]:
     """Kinds of the columns that may enter, from all rows of the site."""
-    roles = {options.target, options.domain, options.group, *options.drop}
+    roles = {options.target, options.event, options.domain, options.group, *options.drop}
     return [
         guess(part.frame[name], name, as_date=name in options.dates, as_category=name in options.categories)
         for name in part.frame.columns
@@ -143,14 +158,14 @@ def _roles(part: Part, options: TableOptions) -> list[Problem]:
     """Target, domain and group must be there, in every row."""
     found = []
     names = list(part.frame.columns)
-    roles = {"target": options.target, "domain": options.domain, "group": options.group}
+    roles = {"target": options.target, "event": options.event, "domain": options.domain, "group": options.group}
     for role, name in roles.items():
         if name is None:
             continue
         if name not in names:
             found.append(f"{role}: {unknown(name, names)}")
         elif len(empty := part.frame.index[cells(part.frame[name]).isna()]):
-            way = "leave these rows out" if role == "target" else "fill them in, or leave these rows out"
+            way = "leave these rows out" if role in ("target", "event") else "fill them in, or leave these rows out"
             found.append(f"column '{name}', the {role}, is missing {in_rows(empty)}; {way}")
     return part.said(found)
 

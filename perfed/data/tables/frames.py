@@ -73,7 +73,7 @@ def build(
     entering = known if as_it_is else shared_columns(known, options.columns)
     tables = {p.site: _table(p, entering[p.site], rows[p.site]["train"], data.domains, options) for p in data.main}
     arrays = {site: _arrays(table, rows[site], data.domains) for site, table in tables.items()}
-    lines = told(options.columns, entering, data.task == "classification", data.domains is not None)
+    lines = told(options.columns, entering, data.task, data.domains is not None)
     return Built(
         arrays, tables, data.task, data.domains, tuple(lines), tuple(merged(_remarks(rows, tables, known, data.task)))
     )
@@ -90,7 +90,7 @@ def _split(part: Part, data: Checked, tested: Mapping[str, tuple[Frame, NDArray[
 
 def _test_rows(part: Part, y: NDArray[Any], task: Task, options: TableOptions) -> NDArray[np.bool_]:
     """Which of the site's rows it is tested on."""
-    strata = y if task == "classification" else np.zeros(len(y))
+    strata = {"classification": y, "survival": y.reshape(len(y), -1)[:, -1]}.get(task, np.zeros(len(y)))
     groups = None if options.group is None else part.frame[options.group].astype(str).to_numpy()
     if not options.folds:
         return held_out(strata, groups, options.test_fraction, options.seed, f"test rows of {part.site}")
@@ -118,10 +118,18 @@ def _table(
         from sklearn.base import clone
 
         transformer = clone(options.preprocess)
-    names = {column.name for column in entering if not column.absent} | {options.target, options.domain}
+    names = {column.name for column in entering if not column.absent} | {options.target, options.event, options.domain}
     ignored = tuple(name for name in part.frame.columns if name not in names)
     table = SiteTable(
-        part.site, tuple(entering), transformer, options.target, options.domain, domains or (), ignored, own
+        part.site,
+        tuple(entering),
+        transformer,
+        options.target,
+        domain=options.domain,
+        domains=domains or (),
+        ignored=ignored,
+        own=own,
+        event=options.event,
     )
     frame, y = train
     transformer.fit(table.read(frame), y)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from perfed.data.labels import Task
 from perfed.data.tables.checks import checked
 from perfed.data.tables.frames import build
 from perfed.data.tables.kinds import Column
@@ -22,7 +23,7 @@ _TESTED = 0.25
 
 
 def newcomer_table(
-    site: str, frame: Frame, source: str, tables: Sequence[SiteTable], classification: bool, seed: int
+    site: str, frame: Frame, source: str, tables: Sequence[SiteTable], task: Task, seed: int
 ) -> tuple[dict[str, Any], SiteTable]:
     """Arrays of one client, and its preprocessing, fitted on its own training rows.
 
@@ -33,7 +34,7 @@ def newcomer_table(
     Args:
         site, frame, source: the newcomer, its rows and where they are from, for messages.
         tables: of the sites that are there.
-        classification: whether the targets are classes.
+        task: what the targets are for.
         seed: of the split.
 
     Raises:
@@ -44,20 +45,22 @@ def newcomer_table(
     known = {column.name: column.kind for table in tables for column in table.columns}
     dropped = {name for table in tables for name in table.ignored} - set(known)
     if schema is not None:
-        entering = {column.name for column in schema} | {first.target, first.domain}
+        entering = {column.name for column in schema} | {first.target, first.event, first.domain}
         dropped |= {name for name in frame.columns if name not in entering}
     options = TableOptions(
         target=first.target,
+        event=first.event,
         domain=first.domain,
         drop=tuple(name for name in frame.columns if name in dropped),
         dates=tuple(name for name in frame.columns if known.get(name) == "date"),
         categories=tuple(name for name in frame.columns if known.get(name) == "category"),
-        task="classification" if classification else "regression",
+        task=None if first.event is not None else task,
         test_fraction=0.0,
         preprocess=first.transformer if first.own else None,
     )
     checked({site: frame}, options, sources={site: source})
-    strata = pandas().factorize(frame[first.target])[0] if classification else np.zeros(len(frame))
+    column = {"classification": first.target, "survival": first.event}.get(task)
+    strata = np.zeros(len(frame)) if column is None else pandas().factorize(frame[column])[0]
     held = held_out(strata, None, _TESTED, seed, f"test rows of {site}")
     rows = {"train": frame[~held], "test": frame[held]}
     built = build({site: rows["train"]}, options, tests={site: rows["test"]}, sources={site: source})

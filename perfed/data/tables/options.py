@@ -16,7 +16,9 @@ class TableOptions:
     """How sites' tables become a federation.
 
     Attributes:
-        target: the column to predict.
+        target: the column to predict; of survival the time, above 0.
+        event: of survival the column that says whether the event was seen at that time (1, yes, true), or nothing is
+            known beyond it (0, no, false); without it, the task is another.
         domain: column that says the domain of a row; it is no input (``domain_input`` of a data set makes it one).
         drop: columns that do not enter: ids, free text.
         dates, categories: columns that are so, whatever they look like.
@@ -31,6 +33,7 @@ class TableOptions:
     """
 
     target: str
+    event: str | None = None
     domain: str | None = None
     drop: tuple[str, ...] = ()
     dates: tuple[str, ...] = ()
@@ -53,7 +56,10 @@ class TableOptions:
         for name, (values, good) in allowed.items():
             if not good:
                 raise PerfedError(f"{name} = {getattr(self, name)!r} is not allowed; allowed: {values}")
-        roles = [name for name in (self.target, self.domain, self.group, *self.drop) if name is not None]
+        if self.event is not None and self.task is not None:
+            raise PerfedError(f"event = '{self.event}' makes it survival, but task = '{self.task}'; leave one out")
+        given = (self.target, self.event, self.domain, self.group, *self.drop)
+        roles = [name for name in given if name is not None]
         twice = [name for name in dict.fromkeys(roles) if roles.count(name) > 1]
         if twice:
-            raise PerfedError(f"column {listed(twice)} has two roles among target, domain, group and drop")
+            raise PerfedError(f"column {listed(twice)} has two roles among target, event, domain, group and drop")

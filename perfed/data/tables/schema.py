@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from perfed.data.labels import Task
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind, read
 from perfed.data.tables.problems import Frame
 
@@ -87,10 +88,14 @@ def shared_columns(columns: Mapping[str, Sequence[Column]], mode: Mode) -> dict[
     return entering
 
 
-def told(mode: Mode, columns: Mapping[str, Sequence[Column]], classes: bool, domain: bool) -> list[str]:
+def told(mode: Mode, columns: Mapping[str, Sequence[Column]], task: Task, domain: bool) -> list[str]:
     """What sites must tell each other before they train, for the schema ``columns``; never a row."""
-    values = "the number of their training rows, the sum of the target and of its squares"
-    lines = ["the names of the classes" if classes else values]
+    of_task: dict[Task, list[str]] = {
+        "classification": ["the names of the classes"],
+        "regression": ["the number of their training rows, the sum of the target and of its squares"],
+        "survival": [],
+    }
+    lines = of_task[task]
     lines += ["the names of the domains"] if domain else []
     if mode != "own":
         lines.append("names and kinds of their columns, and which are constant or have missing values")

@@ -32,12 +32,13 @@ class SiteTable:
         inputs: the columns that enter, in the order in which ``transformer`` takes them; those that are ``absent`` are
             not in the site's table.
         transformer: fitted on the site's training rows; any object with scikit-learn's ``transform``.
-        target: the column that is predicted.
+        target: the column that is predicted; of survival the time.
         domain: the column of domains, if there is one.
         domains: names of the domains 0, 1, ...
         ignored: columns that may be there and do not enter: dropped ones, constant ones, the group.
         own: whether ``transformer`` is the user's: it gets categories with NaN where missing, and dates as dates.
         domain_input: whether the domain is also an input, one-hot behind the others.
+        event: of survival the column of events.
     """
 
     site: str
@@ -49,6 +50,7 @@ class SiteTable:
     ignored: tuple[str, ...] = ()
     own: bool = False
     domain_input: bool = False
+    event: str | None = None
 
     def __repr__(self) -> str:
         return f"<SiteTable '{self.site}': {len(self.columns)} columns, target '{self.target}'>"
@@ -132,7 +134,7 @@ class SiteTable:
         if lacking:
             more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
             raise PerfedError(f"{where}: {unknown(lacking[0], given)}{more}")
-        odd = [name for name in given if name not in {*needed, *self.ignored, self.target, self.domain}]
+        odd = [name for name in given if name not in {*needed, *self.ignored, self.target, self.event, self.domain}]
         if odd:
             raise PerfedError(f"{where}: unknown columns {listed(odd)}; its columns: {', '.join(needed)}")
         twice = sorted({name for name in given if given.count(name) > 1})

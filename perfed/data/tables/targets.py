@@ -12,6 +12,7 @@ from perfed.data.labels import Task
 from perfed.data.tables.kinds import Column, read
 from perfed.data.tables.problems import Series, in_rows, pandas
 
+_EVENTS = {"1": 1.0, "1.0": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "0.0": 0.0, "false": 0.0, "no": 0.0}
 _CLASSES = 20  # different whole numbers that are taken for classes
 
 
@@ -62,3 +63,20 @@ def targets_of(
     if len({value for values in made for value in values.tolist()}) < 2:
         problems.append(f"{where} is the same in all rows of all sites; there is nothing to predict")
     return made, task, problems
+
+
+def events_of(columns: Sequence[tuple[str, Series]], name: str) -> tuple[list[NDArray[np.float64]], list[str]]:
+    """Whether the event was seen, of all sites' rows as 1 and 0, and what is wrong: other values than these.
+
+    Args:
+        columns: where each is from, for messages, and the column: 1 and 0, yes and no, or true and false.
+        name: of the column.
+    """
+    made, problems = [], []
+    for source, column in columns:
+        found = read(column, Column(name, "category"))[0].astype(str).str.strip().str.lower().map(_EVENTS)
+        if len(bad := found.index[found.isna()]):
+            allowed = "allowed: 1 and 0, yes and no, true and false"
+            problems.append(f"{source}: column '{name}', the event, is neither {in_rows(bad)}; {allowed}")
+        made.append(found.to_numpy(np.float64))
+    return made, problems
