@@ -16,8 +16,9 @@ import tomli_w
 import torch
 
 from perfed.errors import PerfedError
-from perfed.experiment.baselines import Baseline, baseline_names, check_baseline, is_baseline, start_baseline
+from perfed.experiment.baselines import Baseline, start_baseline
 from perfed.experiment.config import validate
+from perfed.experiment.estimators import baseline_names, check_baseline, is_baseline
 from perfed.experiment.start import is_done, resume, start
 from perfed.machine import write_atomic
 from perfed.method.registry import entry, known_names
