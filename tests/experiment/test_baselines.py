@@ -251,7 +251,7 @@ def test_rows_of_a_comparison(tmp_path):
     done = perfed("compare", EXPERIMENT, *TINY, "--methods", ",".join(names), "--seeds", "0..1", "--out", out)
     assert done.code == 0, done.err
     assert all(f"{name} seed 1: " in done.out for name in names)
-    rows = json.loads((out / "comparison.json").read_text())
+    rows = json.loads((out / "comparison.json").read_text())["runs"]
     assert [(row["method"], row["seed"]) for row in rows] == [(name, seed) for name in names for seed in (0, 1)]
     options = {"clients": 4, "samples_per_client": 12}
     for row in rows[2:4]:
@@ -273,11 +273,11 @@ def test_a_comparison_with_rows_missing_is_resumed(tmp_path):
     out = tmp_path / "made"
     names = "local,sklearn:svc,sklearn:logistic"
     assert perfed("compare", EXPERIMENT, *TINY, "--methods", names, "--out", out).code == 0
-    before = json.loads((out / "comparison.json").read_text())
+    before = json.loads((out / "comparison.json").read_text())["runs"]
     for name in ("sklearn:svc", "sklearn:logistic"):
         (Comparison.read(out).directory(name, 0) / "summary.json").unlink()
     assert perfed("resume", out).code == 0
-    after = json.loads((out / "comparison.json").read_text())
+    after = json.loads((out / "comparison.json").read_text())["runs"]
     assert [(row["method"], row["accuracy"]) for row in after] == [(row["method"], row["accuracy"]) for row in before]
 
 
