@@ -137,7 +137,7 @@ def test_a_comparison_prints_and_keeps_the_times(tmp_path):
     for row in rows:
         summary = json.loads((tmp_path / "out" / row["method"] / f"seed-{row['seed']}" / "summary.json").read_text())
         assert row["targets"] == summary["targets"] and row["virtual_time"] == summary["virtual_time"]
-    printed = result.out[result.out.index("virtual time to accuracy") :]
+    printed = result.out[result.out.index("virtual time to accuracy") : result.out.index("what to use at each site")]
     assert "Virtual time to 5 %" in printed and "Speed-up" not in printed
     for method in ("local", "hetfedrep"):
         first = [row["targets"][0]["virtual_time"] for row in rows if row["method"] == method]
