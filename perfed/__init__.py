@@ -26,6 +26,7 @@ _HOMES = {
     "Term": "perfed.terms",
     "build_method": "perfed.methods.build",
     "cnn": "perfed.model.presets",
+    "compare": "perfed.experiment.result",
     "digits_cnn": "perfed.model.presets",
     "hidden_layer": "perfed.model.presets",
     "linear": "perfed.model.presets",

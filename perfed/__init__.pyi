@@ -6,6 +6,7 @@ from perfed.datasets import load
 from perfed.engine.metrics import metric
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
+from perfed.experiment.result import compare
 from perfed.experiment.start import resume, start
 from perfed.method import Method, Reply
 from perfed.methods.build import build_method
@@ -38,6 +39,7 @@ __all__ = [
     "aggregate",
     "build_method",
     "cnn",
+    "compare",
     "datasets",
     "digits_cnn",
     "hidden_layer",

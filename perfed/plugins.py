@@ -13,6 +13,8 @@ from perfed.errors import PerfedError
 
 SKLEARN = "sklearn:"
 """Names that begin so are of scikit-learn models (:mod:`perfed.experiment.baselines`), of no module of the user's."""
+POOLED = "pooled:"
+"""Names that begin so are of one scikit-learn model on the samples of all clients together."""
 
 
 def bare_name(name: str) -> str:

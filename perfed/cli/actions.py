@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped, console
-from perfed.cli.terminal import print_choice, print_summary, progress, rich_table
+from perfed.cli.terminal import print_choice, print_conclusion, print_summary, progress, rich_table
 from perfed.errors import PerfedError
 from perfed.experiment.baselines import Baseline
 from perfed.experiment.compare import Comparison, federated, is_comparison, parse_names, parse_seeds
@@ -185,24 +185,15 @@ def compare_command(
 
 def _compare(planned: Comparison, data_dir: Path | None, device: torch.device | None) -> None:
     failed = []
-    for method, seed, make in planned.runs(data_dir, device):
-        try:
-            summary = _execute(make(), f"{method} seed {seed}")
-        except PerfedError as error:
-            failed.append(f"{method}, seed {seed}: {error}")
-            console.print(f"failed: {failed[-1]}", style="red", markup=False, highlight=False)
+    for method, seed, outcome in planned.outcomes(data_dir, device, _execute):
+        if isinstance(outcome, PerfedError):
+            failed.append(outcome)
+            console.print(f"failed: {outcome}", style="red", markup=False, highlight=False)
             continue
-        found = [f"{name} {values['mean']:.4g}" for name, values in summary["metrics"].items()]
-        text = f"{100 * summary['accuracy']['mean']:.1f} %" if "accuracy" in summary else ", ".join(found)
-        console.print(f"{method} seed {seed}: {text} in {summary['wall_seconds']:.1f} s", highlight=False)
-    if planned.abandoned():
-        raise PerfedError(failed[0])
-    tables, oracle, report = planned.conclude()
-    for table in tables:
-        console.print(rich_table(table))
-    if oracle is not None:
-        console.print(f"Bayes oracle (known centres), mean over seeds: {100 * oracle:.1f} %", highlight=False)
-    console.print(f"report: {report}", soft_wrap=True, highlight=False)
+        found = [f"{name} {values['mean']:.4g}" for name, values in outcome["metrics"].items()]
+        text = f"{100 * outcome['accuracy']['mean']:.1f} %" if "accuracy" in outcome else ", ".join(found)
+        console.print(f"{method} seed {seed}: {text} in {outcome['wall_seconds']:.1f} s", highlight=False)
+    print_conclusion(planned.conclude())
     if failed:
         raise PerfedError(f"{len(failed)} of {len(planned.methods) * len(planned.seeds)} runs failed; {failed[0]}")
 
@@ -263,7 +254,7 @@ def report_command(directory: Path, communication: float | None) -> None:
         _report_with(directory, communication)
         return
     if is_comparison(directory):
-        report = Comparison.read(directory).conclude()[2]
+        report = Comparison.read(directory).conclude().report
         console.print(f"report: {report}", soft_wrap=True, highlight=False)
     else:
         _report(directory, directory.name)

@@ -45,7 +45,7 @@ ComparedOption = Annotated[
     str,
     typer.Option(
         "--methods",
-        help=f"names separated by commas; for a scikit-learn model per client: {', '.join(INDEX['baselines'])}",
+        help=f"names separated by commas; models of scikit-learn: {', '.join(INDEX['baselines'])}",
     ),
 ]
 

@@ -14,8 +14,8 @@ from pydantic.fields import FieldInfo
 
 import perfed.methods.presets  # noqa: F401 - registers methods and presets
 from perfed.datasets import dataset_names, describe
-from perfed.experiment.baselines import baseline_names
 from perfed.experiment.config import experiment_names, find_experiment
+from perfed.experiment.estimators import baseline_names
 from perfed.method.registry import entry, known_names
 from perfed.method.term import term_class, term_names
 from perfed.training.plan import ENGINES
@@ -71,7 +71,7 @@ def _experiments() -> list[dict[str, Any]]:
 def index() -> str:
     """The text of ``index.json``."""
     lists = {"methods": _methods(), "datasets": _datasets(), "experiments": _experiments(), "terms": _terms()}
-    content = {**lists, "engines": ENGINES, "baselines": baseline_names()}
+    content = {**lists, "engines": ENGINES, "baselines": [*baseline_names(), "sklearn:module.Class", "pooled:NAME"]}
     return json.dumps(content, indent=1, default=str) + "\n"
 
 

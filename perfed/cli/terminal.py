@@ -13,9 +13,13 @@ from rich.text import Text
 from perfed.cli.console import console
 from perfed.engine.metrics import metric_of
 from perfed.engine.metrics import shown as with_unit
+from perfed.experiment.compare import Conclusion
 from perfed.experiment.search import Choice
 from perfed.report import TextTable, reported_by
 from perfed.run.targets import described
+
+SITES = 12
+"""Sites that are printed one by one at most; comparison.json has them all."""
 
 
 @contextmanager
@@ -90,6 +94,20 @@ def print_choice(chosen: Mapping[str, Choice], runs: int) -> None:
     for method, choice in chosen.items():
         for note in choice.notes:
             console.print(f"{method}: {note}", soft_wrap=True, markup=False, highlight=False)
+
+
+def print_conclusion(found: Conclusion) -> None:
+    """A comparison's tables, verdict and report; the sites one by one where they are few."""
+    for table in found.tables:
+        console.print(rich_table(table))
+    if found.verdict is not None:
+        if len(found.verdict.sites) <= SITES:
+            console.print(rich_table(found.verdict.site_table))
+        for sentence in found.verdict.sentences:
+            console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+    if found.oracle is not None:
+        console.print(f"Bayes oracle (known centres), mean over seeds: {100 * found.oracle:.1f} %", highlight=False)
+    console.print(f"report: {found.report}", soft_wrap=True, highlight=False)
 
 
 def rich_table(table: TextTable) -> Table:

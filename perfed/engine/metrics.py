@@ -52,6 +52,11 @@ class Metric:
         return 100.0 if self.percent else 1.0
 
     @property
+    def direction(self) -> int:
+        """1 where higher is better, else -1."""
+        return 1 if self.higher_is_better else -1
+
+    @property
     def worst(self) -> str:
         """Where :func:`perfed.engine.evaluate.spread` has the worst client."""
         return "min" if self.higher_is_better else "max"

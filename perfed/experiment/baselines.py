@@ -1,12 +1,15 @@
-"""Baselines without a federation: one scikit-learn model per client, trained on the client's own samples alone."""
+"""Baselines without a federation: scikit-learn models, per client or on the samples of all clients together."""
 
 from __future__ import annotations
 
 import platform
 import time
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,7 @@ import sklearn
 import torch
 from numpy.typing import NDArray
 from sklearn.dummy import DummyClassifier
-from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.svm import SVC
 from torch import Tensor
 
 from perfed.data.client import Client
@@ -34,59 +34,38 @@ from perfed.engine.evaluate import (
     summarise,
     with_extremes,
 )
-from perfed.engine.metrics import METRICS, chosen, metrics_of
+from perfed.engine.metrics import ALWAYS, METRICS, chosen, metrics_of
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
+from perfed.experiment.estimators import check_baseline, is_pooled, new_model, tries
 from perfed.machine import installed_version
-from perfed.plugins import SKLEARN
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Progress
 
-# From a seed to the model for classes, and for values; None where scikit-learn has none of that kind.
-_Maker = Callable[[int], Any] | None
-_MODELS: dict[str, tuple[_Maker, _Maker]] = {
-    "logistic": (lambda seed: LogisticRegression(max_iter=1000), None),
-    "ridge": (None, lambda seed: Ridge()),
-    "svc": (lambda seed: SVC(), None),
-    "random-forest": (
-        lambda seed: RandomForestClassifier(random_state=seed),
-        lambda seed: RandomForestRegressor(random_state=seed),
-    ),
-}
-
-
-def is_baseline(name: str) -> bool:
-    """Whether ``name`` stands for scikit-learn models and not for a method."""
-    return name.startswith(SKLEARN)
-
-
-def baseline_names() -> list[str]:
-    """Names of all baselines."""
-    return [SKLEARN + name for name in _MODELS]
-
-
-def check_baseline(name: str) -> None:
-    """Raise a :class:`PerfedError` that says what is allowed, unless there is a baseline called ``name``."""
-    if name not in baseline_names():
-        raise PerfedError(f"unknown scikit-learn model '{name}'; allowed: {', '.join(baseline_names())}")
+TOGETHER = "one model on the samples of all clients together: what could be had if data could be brought together"
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """One scikit-learn model per client: no federation, no rounds, no bytes.
+    """scikit-learn's models on a federation's data: no federation, no rounds, no bytes.
 
-    The models have scikit-learn's own defaults (logistic regression may take 1000 iterations) and the run's seed. They
-    are trained on the arrays that the methods get, images flattened; nothing is scaled that the data set has not
-    scaled. A client with samples of a single class always says that class.
+    ``sklearn:NAME`` is one model per client, on the client's own samples alone; ``pooled:NAME`` is one model on the
+    samples of all clients together. NAME is of :func:`~perfed.experiment.estimators.baseline_names`, or a class,
+    ``module.Class``. The models have scikit-learn's own defaults (logistic regression may take 1000 iterations) and the
+    run's seed. Where a client has validation samples, and these are not what is evaluated, a model with a name has one
+    of :data:`~perfed.experiment.estimators.TRIES` values of its strength, the one that is best on them; it is trained
+    on the training samples alone. They get the arrays that the methods get, images flattened; nothing is scaled that
+    the data set has not scaled. A client with samples of a single class always says that class.
 
     Attributes:
-        name: one of :func:`baseline_names`.
-        experiment: of which the seed, the data and the evaluation's split and weights count.
+        name: of the baseline.
+        experiment: of which the seed, the data and the evaluation count.
         federation: the clients.
         path: where the results go; ``None`` writes nothing.
 
     Raises:
-        PerfedError: no such baseline, none for such targets, inputs that are token ids, or nobody to be evaluated.
+        PerfedError: no such baseline, none for such targets, inputs that are token ids, clients whose inputs have
+            different columns where samples are put together, or nobody to be evaluated.
     """
 
     name: str
@@ -103,6 +82,17 @@ class Baseline:
             raise PerfedError(f"{self.name}: the inputs of data set '{data}' are token ids, which are no features")
         if not sample_counts(self.federation, split):
             raise PerfedError(f"evaluation.split = '{split}': no client has such data")
+        if is_pooled(self.name):
+            self._check_columns()
+
+    def _check_columns(self) -> None:
+        first, *others = self.federation
+        for client in others:
+            if (client.input_shape, client.feature_names) != (first.input_shape, first.feature_names):
+                raise PerfedError(
+                    f"{self.name}: the inputs of clients '{first.id}' and '{client.id}' have different columns, so "
+                    "that their samples are not for one model"
+                )
 
     def execute(self, progress: Progress | None = None) -> dict[str, Any]:
         """Train and evaluate every client's model; write ``config.toml``, ``clients.csv`` and ``summary.json``.
@@ -110,27 +100,34 @@ class Baseline:
         ``progress`` is called after each client with its number and how many there are.
 
         Returns:
-            The summary: 0 rounds, and the metrics of a run but ``loss``, since not every model has probabilities.
+            The summary: 0 rounds, and the metrics of a run but ``loss``; those of ``evaluation.metrics`` that need
+            probabilities where the model has them.
+
+        Raises:
+            PerfedError: scikit-learn refuses the data of a client; names it.
         """
         started = time.perf_counter()
         metrics: Metrics = {}
         outputs: list[Outputs] = []
+        models = []
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for number, client in enumerate(self.federation, 1):
-                self._evaluate(client, metrics, outputs)
+                split = client.split(self.experiment.evaluation.split)
+                if split is not None:
+                    models.append(self.fitted(client))
+                    self._evaluate(models[-1], client, metrics, outputs)
                 if progress is not None:
                     progress(number, len(self.federation), None)
         stopped = sum(issubclass(warning.category, ConvergenceWarning) for warning in caught)
-        notes = [f"{stopped} of the models did not converge"] if stopped else []
-        return self._finish(metrics, outputs, time.perf_counter() - started, notes)
+        notes = [TOGETHER] if is_pooled(self.name) else []
+        notes += [f"{stopped} of the models did not converge"] if stopped else []
+        return self._finish(metrics, outputs, time.perf_counter() - started, notes + self._choices(models))
 
-    def _evaluate(self, client: Client, metrics: Metrics, outputs: list[Outputs]) -> None:
+    def _evaluate(self, model: Any, client: Client, metrics: Metrics, outputs: list[Outputs]) -> None:
         split = client.split(self.experiment.evaluation.split)
-        if split is None:
-            return
-        model = self.fitted(client)
-        y, predicted = split.y.numpy(), _outputs(model, _rows(split.x), self.federation.num_classes)
+        assert split is not None
+        y, predicted = split.y.numpy(), self._outputs(model, client, split.x)
         if (scale := self.federation.target_scale) is not None:
             y, predicted = scale.up(split.y).numpy(), scale.up(torch.from_numpy(predicted)).numpy()
         metrics[client.id] = metrics_of(y, predicted, *self._kind)
@@ -139,27 +136,90 @@ class Baseline:
 
     @property
     def _kind(self) -> tuple[Task, int | None, list[str]]:
-        """The task, and the metrics asked for that need no probabilities, which not every model has."""
+        """The task, and the metrics asked for that the model can have: not every one has probabilities."""
         names = (chosen(given)[0] for given in self.experiment.evaluation.metrics)
-        return self.federation.task, self.federation.num_classes, [n for n in names if not METRICS[n].probabilities]
+        probable = hasattr(self._new_model(), "predict_proba")
+        own = [name for name in names if probable or not METRICS[name].probabilities]
+        return self.federation.task, self.federation.num_classes, own
 
     def fitted(self, client: Client) -> Any:
-        """The scikit-learn model of one client, trained."""
-        y = client.train.y.numpy()
+        """The scikit-learn model that one client predicts with, trained."""
+        return self._of_all if is_pooled(self.name) else self._best([client])
+
+    @cached_property
+    def _of_all(self) -> Any:
+        return self._best(self.federation.clients)
+
+    def _best(self, clients: Sequence[Client]) -> Any:
+        """The model on the clients' training samples whose strength is best on their validation samples."""
+        setting, values = tries(self.name) or ("", ())
+        if not values or not any(self._validation(client) for client in clients):
+            return self._trained(clients, {})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scores = [self._score(self._trained(clients, {setting: value}), clients) for value in values]
+        return self._trained(clients, {setting: values[int(np.argmax(scores))]})
+
+    def _validation(self, client: Client) -> bool:
+        """Whether the client has validation samples that may be used up: they are not what is evaluated."""
+        return self.experiment.evaluation.split != "validation" and client.split("validation") is not None
+
+    def _score(self, model: Any, clients: Sequence[Client]) -> float:
+        """The task's first metric on the clients' validation samples together; the higher, the better."""
+        held = [(client, split) for client in clients if (split := client.split("validation")) is not None]
+        y = np.concatenate([split.y.numpy() for _, split in held])
+        predicted = np.concatenate([self._outputs(model, client, split.x) for client, split in held])
+        metric = ALWAYS[self.federation.task][0]
+        value = metrics_of(y, predicted, self.federation.task, self.federation.num_classes)[metric]
+        return value if METRICS[metric].higher_is_better else -value
+
+    def _trained(self, clients: Sequence[Client], settings: dict[str, float]) -> Any:
+        x = np.concatenate([_rows(client.train.x) for client in clients])
+        y = np.concatenate([client.train.y.numpy() for client in clients])
         single = self.federation.num_classes is not None and len(np.unique(y)) == 1
-        model = DummyClassifier() if single else self._new_model()
-        return model.fit(_rows(client.train.x), y.ravel() if y.shape[1:] == (1,) else y)
+        model = DummyClassifier() if single else self._new_model().set_params(**settings)
+        with self._refused(clients):
+            return model.fit(x, y.ravel() if y.shape[1:] == (1,) else y)
+
+    def _outputs(self, model: Any, client: Client, x: Tensor) -> NDArray[np.float64]:
+        """What ``model`` says of a client's samples; of a model of all clients where a client predicts among the
+        classes that it holds, without the others.
+        """
+        with self._refused([client]):
+            found = _outputs(model, _rows(x), self.federation.num_classes)
+        if is_pooled(self.name) and self.experiment.evaluation.classes == "held":
+            found[:, np.setdiff1d(np.arange(found.shape[1]), client.train.y.numpy())] = -np.inf
+        return found
+
+    @contextmanager
+    def _refused(self, clients: Sequence[Client]) -> Iterator[None]:
+        """One line of what scikit-learn says of the data."""
+        try:
+            yield
+        except (ValueError, TypeError) as error:
+            whose = f"client '{clients[0].id}'" if len(clients) == 1 else "all clients"
+            raise PerfedError(f"{self.name}, {whose}: {str(error).splitlines()[0]}") from None
+
+    def _choices(self, models: Sequence[Any]) -> list[str]:
+        """A note of what was chosen on validation samples, where there are any."""
+        having = sum(self._validation(client) for client in self.federation)
+        if not having:
+            return []
+        tried = tries(self.name)
+        if tried is None:
+            return ["nothing is tuned: no settings to try are known of this class"]
+        setting, values = tried
+        one = models[:1] if is_pooled(self.name) else models
+        found = Counter(model.get_params().get(setting) for model in one if not isinstance(model, DummyClassifier))
+        each = ", ".join(f"{value:g} ({count} of {len(one)})" for value, count in sorted(found.items()))
+        lacking = len(self.federation) - having
+        without = f"; {lacking} clients without them have the default" if lacking and not is_pooled(self.name) else ""
+        return [f"{setting} chosen on validation samples, {len(values)} tries: {each}{without}"]
 
     def _new_model(self) -> Any:
         if self.federation.survival:
             raise PerfedError(f"{self.name} is not for survival, which these data are; no baseline is")
-        regression = self.federation.num_classes is None
-        make = _MODELS[self.name.removeprefix(SKLEARN)][regression]
-        if make is None:
-            allowed = [SKLEARN + name for name, makers in _MODELS.items() if makers[regression] is not None]
-            kind = "a regression" if regression else "a classification"
-            raise PerfedError(f"{self.name} is not for {kind}, which these data are; allowed: {', '.join(allowed)}")
-        return make(self.experiment.seed)
+        return new_model(self.name, self.federation.num_classes is None, self.experiment.seed)
 
     def _finish(self, metrics: Metrics, outputs: list[Outputs], seconds: float, notes: list[str]) -> dict[str, Any]:
         evaluation, federation = self.experiment.evaluation, self.federation
@@ -208,14 +268,18 @@ def _rows(x: Tensor) -> NDArray[Any]:
 
 
 def _outputs(model: Any, x: NDArray[Any], num_classes: int | None) -> NDArray[np.float64]:
-    """``(samples, C)`` whose largest is what the model predicts, for two classes by how much; or values."""
-    predicted = model.predict(x)
+    """``(samples, C)`` logarithms of probabilities where the model has them (``-inf``: a class that it does not know),
+    else numbers whose largest is what it predicts, for two classes by how much; or values.
+    """
     if num_classes is None:
-        return np.asarray(predicted, dtype=np.float64)
+        return np.asarray(model.predict(x), dtype=np.float64)
+    if hasattr(model, "predict_proba"):
+        found = np.full((len(x), num_classes), -np.inf)
+        found[:, model.classes_] = np.log(np.maximum(model.predict_proba(x), np.finfo(np.float64).tiny))
+        return found
     found = np.zeros((len(x), num_classes))
-    if num_classes == 2 and len(model.classes_) == 2:
-        decides = hasattr(model, "decision_function")
-        found[:, 1] = model.decision_function(x) if decides else model.predict_proba(x)[:, 1] - 0.5
+    if num_classes == 2 and len(model.classes_) == 2 and hasattr(model, "decision_function"):
+        found[:, 1] = model.decision_function(x)
     else:
-        found[np.arange(len(x)), predicted] = 1.0
+        found[np.arange(len(x)), model.predict(x)] = 1.0
     return found

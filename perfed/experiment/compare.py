@@ -16,23 +16,34 @@ import tomli_w
 import torch
 
 from perfed.errors import PerfedError
-from perfed.experiment.baselines import Baseline, baseline_names, check_baseline, is_baseline, start_baseline
+from perfed.experiment.baselines import Baseline, start_baseline
 from perfed.experiment.config import validate
+from perfed.experiment.estimators import baseline_names, check_baseline, is_baseline
 from perfed.experiment.start import is_done, resume, start
 from perfed.machine import write_atomic
 from perfed.method.registry import entry, known_names
 from perfed.methods.presets import method_and_policy
-from perfed.report import TextTable, all_tables, comparison_rows, load_runs, write_report
-from perfed.run.directory import RunDirectory
+from perfed.report import TextTable, Verdict, all_tables, comparison_rows, load_runs, verdict, write_report
+from perfed.run.directory import RunDirectory, plain
 from perfed.run.run import Run
 
 
 def parse_names(text: str, *, baselines: bool = False) -> list[str]:
-    """Names of methods separated by commas, none twice; with ``baselines`` also those of scikit-learn models."""
+    """Names of methods separated by commas, as :func:`check_names` allows them."""
     names = [name.strip() for name in text.split(",") if name.strip()]
+    check_names(names, "--methods", baselines=baselines)
+    return names
+
+
+def check_names(names: list[str], where: str, *, baselines: bool = False) -> None:
+    """Refuse no names, unknown ones and one that is there twice; ``baselines``: those of scikit-learn models are known.
+
+    Raises:
+        PerfedError: starts with ``where``.
+    """
     if not names:
         allowed = [*known_names(), *(baseline_names() if baselines else ())]
-        raise PerfedError(f"--methods: at least one is needed; allowed: {', '.join(allowed)}")
+        raise PerfedError(f"{where}: at least one is needed; allowed: {', '.join(allowed)}")
     for name in names:
         try:
             if baselines and is_baseline(name):
@@ -40,10 +51,9 @@ def parse_names(text: str, *, baselines: bool = False) -> list[str]:
             else:
                 entry(name)
         except PerfedError as error:
-            raise PerfedError(f"--methods: {error}") from None
+            raise PerfedError(f"{where}: {error}") from None
     if len(set(names)) < len(names):
-        raise PerfedError(f"--methods {text}: a method is named twice")
-    return names
+        raise PerfedError(f"{where} {','.join(names)}: a method is named twice")
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -112,6 +122,26 @@ def readable(file: Path) -> Iterator[Path]:
         yield file
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PerfedError(f"{file}: cannot be read: {error}") from None
+
+
+Execute = Callable[[Run | Baseline, str], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What the finished runs of a comparison say.
+
+    Attributes:
+        tables: as in the report.
+        verdict: of two methods or more.
+        oracle: mean accuracy of the Bayes oracle where the data have one.
+        report: its path.
+    """
+
+    tables: list[TextTable]
+    verdict: Verdict | None
+    oracle: float | None
+    report: Path
 
 
 @dataclass(frozen=True)
@@ -206,6 +236,29 @@ class Comparison:
                     experiment = validate(method_table(self.table, method, seed))
                     yield method, seed, partial(start, experiment, data_dir=data_dir, out=where, device=device)
 
+    def outcomes(
+        self, data_dir: Path | None, device: torch.device | None, execute: Execute = lambda run, label: run.execute()
+    ) -> Iterator[tuple[str, int, dict[str, Any] | PerfedError]]:
+        """Do the runs that are not finished: method, seed, and its summary, or why it failed; the others go on.
+
+        Args:
+            data_dir: first folder in which data files are looked for.
+            device: in place of the experiment's.
+            execute: executes a run, whose label it gets too.
+
+        Raises:
+            PerfedError: no run could begin, of which nothing is left; says why the first could not.
+        """
+        failed = []
+        for method, seed, make in self.runs(data_dir, device):
+            try:
+                yield method, seed, execute(make(), f"{method} seed {seed}")
+            except PerfedError as error:
+                failed.append(PerfedError(f"{method}, seed {seed}: {error}"))
+                yield method, seed, failed[-1]
+        if self.abandoned():
+            raise failed[0]
+
     def started(self) -> list[Path]:
         """Directories of the runs that have started.
 
@@ -218,19 +271,16 @@ class Comparison:
             raise PerfedError(f"{self.path}: no run has started yet")
         return started
 
-    def conclude(self) -> tuple[list[TextTable], float | None, Path]:
-        """Write ``comparison.json`` and ``report.html`` of the runs that have started.
-
-        Returns:
-            The tables, the mean accuracy of the Bayes oracle where the data has one, and the report's path.
-        """
+    def conclude(self) -> Conclusion:
+        """Write ``comparison.json`` and ``report.html`` of the runs that have started."""
         started = self.started()
         runs = load_runs(started)
-        write_atomic(self.path / "comparison.json", json.dumps(comparison_rows(runs), indent=2) + "\n")
+        found = verdict(runs)
+        content = {"runs": comparison_rows(runs), "verdict": None if found is None else found.to_dict()}
+        write_atomic(self.path / "comparison.json", json.dumps(plain(content), indent=2) + "\n")
         report = write_report(runs, self.path / "report.html", title=str(self.table.get("name", "comparison")))
-        oracles = [_oracle(place) for place in started]
-        known = [value for value in oracles if value is not None]
-        return all_tables(runs), float(np.mean(known)) if known else None, report
+        known = [value for place in started if (value := _oracle(place)) is not None]
+        return Conclusion(all_tables(runs), found, float(np.mean(known)) if known else None, report)
 
 
 def _oracle(place: Path) -> float | None:

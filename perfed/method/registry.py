@@ -11,7 +11,7 @@ from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.method.term import Term
 from perfed.participation.settings import POLICIES
-from perfed.plugins import SKLEARN, check_free, check_own, own_name
+from perfed.plugins import POOLED, SKLEARN, check_free, check_own, own_name
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def entry(name: str) -> Entry:
         >>> [term.__name__ for term in entry("fedpac").terms]
         ['Prototypes']
     """
-    if name.startswith(SKLEARN):
+    if name.startswith((SKLEARN, POOLED)):
         raise PerfedError(
             f"'{name}' is no method: scikit-learn's models stand beside methods in 'perfed compare' alone"
         )

@@ -6,16 +6,19 @@ from perfed.report.html import write_report
 from perfed.report.runs import load_runs, reported_by
 from perfed.report.tables import all_tables
 from perfed.report.text import TextTable
+from perfed.report.verdict import Verdict, verdict
 
 __all__ = [
     "ComparisonRow",
     "Difference",
     "TextTable",
+    "Verdict",
     "all_tables",
     "compare_table",
     "comparison_rows",
     "load_runs",
     "reported_by",
+    "verdict",
     "with_communication",
     "write_report",
 ]

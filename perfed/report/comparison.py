@@ -13,7 +13,7 @@ from scipy import stats  # type: ignore[import-untyped]
 
 from perfed.engine.metrics import metric_of
 from perfed.report.runs import Run
-from perfed.report.text import UNKNOWN, TextTable, axis_title, metric_text
+from perfed.report.text import UNKNOWN, TextTable, axis_title, method_text, metric_text
 
 CONFIDENCE = 0.95
 
@@ -168,7 +168,14 @@ def _cells(row: ComparisonRow) -> list[str]:
     mean, *numbers = (UNKNOWN if value is None else metric_text(row.metric, value) for value in spread)
     if row.mean_std is not None:
         mean += f" ± {metric_text(row.metric, row.mean_std)}"
-    return [row.method, str(len(row.seeds)), mean, *numbers, _difference_text(row), f"{row.wall_seconds:.1f}"]
+    return [
+        method_text(row.method),
+        str(len(row.seeds)),
+        mean,
+        *numbers,
+        _difference_text(row),
+        f"{row.wall_seconds:.1f}",
+    ]
 
 
 def _difference_text(row: ComparisonRow) -> str:

@@ -29,6 +29,7 @@ from perfed.report.runs import Run, main_metric, methods_of, reported
 from perfed.report.tables import domain_tables, speed_table
 from perfed.report.targets import target_table
 from perfed.report.text import TextTable
+from perfed.report.verdict import sentences
 
 MAX_HEAT_MAPS = 12
 
@@ -88,8 +89,7 @@ def write_report(runs: Sequence[Run], out: Path, *, title: str) -> Path:
         *_combination(runs),
         _settings(runs),
     ]
-    facts, body = _facts(runs), "\n".join(sections)
-    page = PAGE.format(title=escape(title), facts=facts, plotlyjs=get_plotlyjs(), sections=body)
+    page = PAGE.format(title=escape(title), facts=_facts(runs), plotlyjs=get_plotlyjs(), sections="\n".join(sections))
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, page)
@@ -154,8 +154,8 @@ def _titled(tables: Sequence[TextTable]) -> list[str]:
 
 def _comparison(runs: Sequence[Run]) -> str:
     tables = metric_tables(compare_table(comparison_rows(runs)), reported(runs))
-    parts = _titled(tables)
-    if parts:
+    parts = [*(f"<p>{escape(text)}</p>" for text in sentences(runs)), *_titled(tables)]
+    if tables:
         parts.append(_note("Spread over the clients is averaged over the seeds. Differences are paired by seed."))
     unfinished = [f"{run.method} with seed {run.seed}" for run in runs if not run.summary]
     if unfinished:

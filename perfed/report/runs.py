@@ -100,6 +100,7 @@ class ClientValues:
         before, after: the metric before and after local training.
         rounds: how often the client took part.
         seconds: mean virtual seconds of its replies.
+        weights: of the clients in means over them; None where all count alike.
     """
 
     metric: str
@@ -109,6 +110,7 @@ class ClientValues:
     rounds: NDArray[np.float64]
     seconds: NDArray[np.float64]
     when: str = "before"
+    weights: NDArray[np.float64] | None = None
 
     @property
     def reported(self) -> NDArray[np.float64]:
@@ -267,7 +269,9 @@ def _load_clients(file: Path, settings: Mapping[str, Any]) -> ClientValues | Non
     metric = main_of({name.removesuffix("_after"): None for name in columns if name.endswith("_after")})
     if metric is None:
         return None
-    optional = [name for name in ("rounds", "seconds") if name in columns]
+    evaluation = settings.get("evaluation", {})
+    weighted = ["n_test"] if evaluation.get("weights") == "samples" else []
+    optional = [name for name in ("rounds", "seconds", *weighted) if name in columns]
     ids: list[str] = []
     values: list[list[float]] = []
     for row in reader:
@@ -282,8 +286,8 @@ def _load_clients(file: Path, settings: Mapping[str, Any]) -> ClientValues | Non
     unknown = np.full(len(ids), np.nan)
     others = {name: table[:, 2 + column] for column, name in enumerate(optional)}
     rounds, seconds = (others.get(name, unknown) for name in ("rounds", "seconds"))
-    when = "after" if settings.get("evaluation", {}).get("when") == "after" else "before"
-    return ClientValues(metric, tuple(ids), table[:, 0], table[:, 1], rounds, seconds, when)
+    when = "after" if evaluation.get("when") == "after" else "before"
+    return ClientValues(metric, tuple(ids), table[:, 0], table[:, 1], rounds, seconds, when, others.get("n_test"))
 
 
 def _number(cell: str) -> float:

@@ -13,7 +13,7 @@ from perfed.engine.evaluate import ENOUGH
 from perfed.report.comparison import compare_table, comparison_rows, metric_tables
 from perfed.report.runs import ClientValues, Run, main_metric, methods_of, reported
 from perfed.report.targets import target_table
-from perfed.report.text import TextTable, axis_title, mean_std, metric_text
+from perfed.report.text import TextTable, axis_title, mean_std, method_text, metric_text
 
 OVER_DOMAINS = ("mean", "min", "max")
 _UNTRAINED = "* Nobody trains on this domain: means of the outputs with the parameters of the others."
@@ -53,7 +53,9 @@ def _domain_table(runs: Sequence[Run], metric: str) -> TextTable:
         cells = [mean_std(of, lambda v: metric_text(metric, v), len(members)) for of in values]
         untrained = {name for run in own if run.summary for name in run.summary.untrained_domains}
         marked |= bool(untrained.intersection(columns))
-        rows.append([method, *(f"{c} *" if n in untrained else c for n, c in zip(columns, cells, strict=True))])
+        rows.append(
+            [method_text(method), *(f"{c} *" if n in untrained else c for n, c in zip(columns, cells, strict=True))]
+        )
     titles = [f"{name}{_size(*sizes[name])}{' †' * (name in few)}" if name in sizes else name for name in columns]
     note = " ".join([_UNTRAINED] * marked + [_FEW] * bool(few))
     return TextTable(f"{axis_title(metric)} by domain", ["Method", *titles], rows, note)

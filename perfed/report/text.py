@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from perfed.engine.metrics import metric_of
+from perfed.plugins import POOLED
 
 UNKNOWN = "–"
 
@@ -26,6 +27,16 @@ class TextTable:
     header: list[str]
     rows: list[list[str]]
     note: str = ""
+
+
+def method_text(method: str) -> str:
+    """A method's name in tables, marked where no federation can have what it is.
+
+    Example:
+        >>> method_text("fedpac"), method_text("pooled:logistic")
+        ('fedpac', 'pooled:logistic (data brought together)')
+    """
+    return f"{method} (data brought together)" if method.startswith(POOLED) else method
 
 
 def axis_title(metric: str) -> str:

@@ -161,7 +161,7 @@ def test_seeds_are_inclusive_and_every_run_has_its_directory(compared):
 
 def test_the_comparison_is_a_list_with_the_keys_of_the_summaries(compared):
     directory, _ = compared
-    rows = json.loads((directory / "comparison.json").read_text())
+    rows = json.loads((directory / "comparison.json").read_text())["runs"]
     assert [(row["method"], row["seed"]) for row in rows] == [(m, s) for m in ("local", "flic-class") for s in range(3)]
     for row in rows:
         assert set(row) == {"method", "seed", "metrics", "accuracy", "wall_seconds", "virtual_time"}

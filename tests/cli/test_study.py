@@ -67,7 +67,9 @@ def test_from_a_folder_to_a_comparison(hospitals, monkeypatch):
     assert result.code == 0, result.err
     tested = [csv["n_test"].sum() for csv in map(pd.read_csv, sorted(out.glob("local/seed-*/clients.csv")))]
     assert len(tested) == 5 and sum(tested) == 920
-    assert {entry["method"] for entry in json.loads((out / "comparison.json").read_text())} == set(names.split(","))
+    assert {entry["method"] for entry in json.loads((out / "comparison.json").read_text())["runs"]} == set(
+        names.split(",")
+    )
 
 
 def write(folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame] = lambda frame: frame) -> None:

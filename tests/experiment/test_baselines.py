@@ -6,23 +6,32 @@ import json
 import numpy as np
 import pytest
 from command_line import EXPERIMENT, TINY, perfed
-from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.ensemble import (
+    GradientBoostingClassifier,
+    GradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
 from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
+from sklearn.neighbors import KNeighborsClassifier
 from sklearn.svm import SVC
 
 from perfed.data.federation import Federation
 from perfed.datasets import load
 from perfed.errors import PerfedError
-from perfed.experiment import baselines
-from perfed.experiment.baselines import Baseline, baseline_names
+from perfed.experiment import estimators
+from perfed.experiment.baselines import Baseline
 from perfed.experiment.compare import Comparison
 from perfed.experiment.config import validate
+from perfed.experiment.estimators import baseline_names
 
 CLASSIFIERS = {
     "sklearn:logistic": lambda: LogisticRegression(max_iter=1000),
     "sklearn:svc": SVC,
     "sklearn:random-forest": lambda: RandomForestClassifier(random_state=1),
+    "sklearn:gradient-boosting": lambda: GradientBoostingClassifier(random_state=1),
+    "sklearn:sklearn.neighbors.KNeighborsClassifier": KNeighborsClassifier,
 }
 
 
@@ -72,7 +81,8 @@ def test_two_classes_have_the_area_under_the_curve(name):
     for client in federation:
         model = CLASSIFIERS[name]().fit(*arrays(client, "train"))
         x, y = arrays(client)
-        margin = model.predict_proba(x)[:, 1] if "forest" in name else model.decision_function(x)
+        decides = hasattr(model, "decision_function")
+        margin = model.decision_function(x) if decides else model.predict_proba(x)[:, 1]
         expected.append((np.mean(model.predict(x) == y), roc_auc_score(y, margin)))
     summary = Baseline(name, experiment(), federation).execute()
     found = [summary["metrics"][metric]["mean"] for metric in ("accuracy", "auc")]
@@ -85,7 +95,10 @@ def test_regressions(columns):
         return x[:, 0] if columns is None else x[:, :columns] + 0.1 * rng.normal(size=(70, columns))
 
     federation = Federation.from_arrays(sites(targets))
-    for name, make in (("ridge", Ridge), ("random-forest", lambda: RandomForestRegressor(random_state=1))):
+    makers = {"ridge": Ridge, "random-forest": lambda: RandomForestRegressor(random_state=1)}
+    if columns != 2:  # scikit-learn's has one value per sample
+        makers["gradient-boosting"] = lambda: GradientBoostingRegressor(random_state=1)
+    for name, make in makers.items():
         errors = []
         for client in federation:
             x, y = arrays(client, "train")
@@ -111,12 +124,103 @@ def test_awkward_clients():
             "no-test": {"x_train": x, "y_train": y},
         }
     )
-    for name in CLASSIFIERS:
+    for name in [name for name in CLASSIFIERS if "KNeighbors" not in name]:
         summary = Baseline(name, experiment(weights="samples"), federation).execute()
         assert summary["accuracy"]["min"] == 0.3  # six of twenty samples are of class 2
         assert summary["accuracy"]["max"] >= 0.5
+    refused = "KNeighborsClassifier, client 'one-class-less': Expected n_neighbors <= n_samples_fit"
+    few = {"x_train": x[:3], "y_train": y[:3], "x_test": x, "y_test": y}
+    with pytest.raises(PerfedError, match=refused):  # five neighbours of three samples
+        Baseline(
+            "sklearn:sklearn.neighbors.KNeighborsClassifier",
+            experiment(),
+            Federation.from_arrays({"one-class-less": few}),
+        ).execute()
     with pytest.raises(PerfedError, match=r"evaluation.split = 'validation': no client has such data"):
         Baseline("sklearn:svc", experiment(split="validation"), federation)
+
+
+def two_classes(**more):
+    return Federation.from_arrays(sites(lambda rng, x: (x[:, 0] + rng.normal(size=70) > 0).astype(int), **more))
+
+
+def test_probabilities_where_the_model_has_them():
+    federation, metrics = two_classes(), ("log-loss", "brier", "f1")
+    summary = Baseline("sklearn:logistic", experiment(metrics=metrics), federation).execute()
+    expected = []
+    for client in federation:
+        x, y = arrays(client)
+        p = LogisticRegression(max_iter=1000).fit(*arrays(client, "train")).predict_proba(x)[:, 1]
+        expected.append((log_loss(y, p), brier_score_loss(y, p)))
+    found = [summary["metrics"][name]["mean"] for name in ("log-loss", "brier")]
+    assert found == pytest.approx(np.mean(expected, axis=0), rel=1e-12)
+    without = Baseline("sklearn:svc", experiment(metrics=metrics), federation).execute()["metrics"]
+    assert set(without) == {"accuracy", "auc", "f1"}
+
+
+def test_a_client_without_a_class_has_no_log_loss_for_it():
+    data = sites(lambda rng, x: np.arange(70) % 3)
+    data["a"]["y_train"] = np.arange(30) % 2
+    metrics = Baseline("sklearn:logistic", experiment(metrics=["log-loss"]), Federation.from_arrays(data)).execute()
+    assert metrics["metrics"]["log-loss"]["n"] == 2
+
+
+@pytest.mark.parametrize("of", ["sklearn", "pooled"])
+def test_strengths_are_tried_on_validation_samples(of):
+    rng = np.random.default_rng(1)
+    held = {"x_validation": rng.normal(size=(40, 5)), "y_validation": np.arange(40) % 2}
+    held["x_validation"][:, 0] += 2 * held["y_validation"] - 0.7
+    federation = two_classes(**held)
+    parts = [[client] for client in federation] if of == "sklearn" else [list(federation)]
+    right, taken = [], []
+    for clients in parts:
+        x, y = (np.concatenate(each) for each in zip(*(arrays(c, "train") for c in clients), strict=True))
+        held_x, held_y = (np.concatenate(e) for e in zip(*(arrays(c, "validation") for c in clients), strict=True))
+        scores = {
+            c: LogisticRegression(max_iter=1000, C=c).fit(x, y).score(held_x, held_y) for c in (1, 0.01, 0.1, 10, 100)
+        }
+        best = max(scores, key=scores.get)  # the first of equal ones
+        taken.append(best)
+        model = LogisticRegression(max_iter=1000, C=best).fit(x, y)
+        right += [model.score(*arrays(client)) for client in clients]
+    assert any(best != 1 for best in taken)  # else nothing is seen here
+    summary = Baseline(f"{of}:logistic", experiment(), federation).execute()
+    assert summary["accuracy"]["mean"] == pytest.approx(np.mean(right), abs=1e-15)
+    note = "C chosen on validation samples, 5 tries: "
+    note += ", ".join(f"{value:g} ({taken.count(value)} of {len(parts)})" for value in sorted(set(taken)))
+    assert summary["notes"][-1] == note
+    scored = Baseline(f"{of}:logistic", experiment(split="validation"), federation).execute()
+    assert not any("chosen" in note for note in scored["notes"])  # what is scored on chooses nothing
+
+
+def test_one_model_on_all_samples_together():
+    federation = two_classes()
+    x, y = (np.concatenate(each) for each in zip(*(arrays(c, "train") for c in federation), strict=True))
+    model = LogisticRegression(max_iter=1000).fit(x, y)
+    summary = Baseline("pooled:logistic", experiment(), federation).execute()
+    assert summary["accuracy"]["mean"] == pytest.approx(np.mean([model.score(*arrays(c)) for c in federation]))
+    assert "brought together" in summary["notes"][0]
+    data = sites(lambda rng, x: (x[:, 0] > 0).astype(int))
+    data["b"] |= {"x_train": data["b"]["x_train"][:, :4], "x_test": data["b"]["x_test"][:, :4]}
+    with pytest.raises(PerfedError, match=r"pooled:logistic: .* clients 'a' and 'b' have different columns"):
+        Baseline("pooled:logistic", experiment(), Federation.from_arrays(data))
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("sklearn:sklearn.neighbors.KNeighbors", "no class 'KNeighbors' of a module 'sklearn.neighbors'"),
+        ("sklearn:nowhere.Model", "no class 'Model' of a module 'nowhere'"),
+        ("sklearn:sklearn.metrics.log_loss", "no estimator of scikit-learn's kind"),
+        ("sklearn:sklearn.ensemble.VotingClassifier", "cannot be made without settings"),
+        ("sklearn:sklearn.linear_model.Lasso", "is not for a classification"),
+        ("pooled:ridge", r"is not for a classification.*allowed: pooled:logistic"),
+        ("pooled:boosting", r"unknown scikit-learn model 'pooled:boosting'; allowed: pooled:logistic"),
+    ],
+)
+def test_names_that_are_no_model(name, problem):
+    with pytest.raises(PerfedError, match=problem):
+        Baseline(name, experiment(), two_classes())
 
 
 def test_metrics_by_domain():
@@ -136,7 +240,7 @@ def test_metrics_by_domain():
 def test_models_that_do_not_converge_are_counted(monkeypatch):
     federation = Federation.from_arrays(sites(lambda rng, x: (x[:, 0] > 0).astype(int)))
     assert Baseline("sklearn:logistic", experiment(), federation).execute()["notes"] == []
-    monkeypatch.setattr(baselines, "LogisticRegression", lambda max_iter: LogisticRegression(max_iter=1))
+    monkeypatch.setattr(estimators, "LogisticRegression", lambda max_iter: LogisticRegression(max_iter=1))
     notes = Baseline("sklearn:logistic", experiment(), federation).execute()["notes"]
     assert notes == ["3 of the models did not converge"]
 
@@ -147,7 +251,7 @@ def test_rows_of_a_comparison(tmp_path):
     done = perfed("compare", EXPERIMENT, *TINY, "--methods", ",".join(names), "--seeds", "0..1", "--out", out)
     assert done.code == 0, done.err
     assert all(f"{name} seed 1: " in done.out for name in names)
-    rows = json.loads((out / "comparison.json").read_text())
+    rows = json.loads((out / "comparison.json").read_text())["runs"]
     assert [(row["method"], row["seed"]) for row in rows] == [(name, seed) for name in names for seed in (0, 1)]
     options = {"clients": 4, "samples_per_client": 12}
     for row in rows[2:4]:
@@ -169,18 +273,20 @@ def test_a_comparison_with_rows_missing_is_resumed(tmp_path):
     out = tmp_path / "made"
     names = "local,sklearn:svc,sklearn:logistic"
     assert perfed("compare", EXPERIMENT, *TINY, "--methods", names, "--out", out).code == 0
-    before = json.loads((out / "comparison.json").read_text())
+    before = json.loads((out / "comparison.json").read_text())["runs"]
     for name in ("sklearn:svc", "sklearn:logistic"):
         (Comparison.read(out).directory(name, 0) / "summary.json").unlink()
     assert perfed("resume", out).code == 0
-    after = json.loads((out / "comparison.json").read_text())
+    after = json.loads((out / "comparison.json").read_text())["runs"]
     assert [(row["method"], row["accuracy"]) for row in after] == [(row["method"], row["accuracy"]) for row in before]
 
 
 def test_baselines_alone(tmp_path):
-    done = perfed("compare", "digits-label-skew", "--methods", "sklearn:svc", "--out", tmp_path / "made")
+    names = "sklearn:svc,pooled:svc"
+    done = perfed("compare", "digits-label-skew", "--methods", names, "--out", tmp_path / "made")
     assert done.code == 0, done.err
-    assert "sklearn:svc seed 0: 88." in done.out
+    assert "sklearn:svc seed 0: 88." in done.out and "pooled:svc (data brought together)" in done.out
+    assert "<td>pooled:svc (data brought together)</td>" in (tmp_path / "made" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_a_comparison_with_its_base_says_the_speed_up(tmp_path):
     result = perfed(*given)
     assert result.code == 0, result.err
     assert "over fedrep" in result.out and "Speed-up at 1 %" in result.out
-    rows = {row["method"]: row for row in json.loads((tmp_path / "out" / "comparison.json").read_text())}
+    rows = {row["method"]: row for row in json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"]}
     assert rows["fedrep-srpfl"]["virtual_time"] < rows["fedrep"]["virtual_time"]
     used = [
         [len(json.loads(line)["participants"]) for line in (tmp_path / "out" / name / "seed-0" / "rounds.jsonl").open()]

@@ -86,7 +86,9 @@ def test_a_run_that_diverges_does_not_stop_a_comparison(here):
     result = perfed(*command)
     assert result.code == 2
     assert result.err.startswith("perfed: 1 of 2 runs failed; local, seed 0: round ") and result.err.count("\n") == 1
-    assert [row["method"] for row in json.loads((here / "out" / "comparison.json").read_text())] == ["hetfedrep"]
+    assert [row["method"] for row in json.loads((here / "out" / "comparison.json").read_text())["runs"]] == [
+        "hetfedrep"
+    ]
     again = perfed("resume", "out")
     assert again.code == 2 and "1 of 2 runs failed; local, seed 0" in again.err
 

@@ -133,11 +133,11 @@ def test_a_comparison_prints_and_keeps_the_times(tmp_path):
     )
     result = perfed("compare", EXPERIMENT, *TINY, *settings, "--out", tmp_path / "out")
     assert result.code == 0, result.err
-    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    rows = json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"]
     for row in rows:
         summary = json.loads((tmp_path / "out" / row["method"] / f"seed-{row['seed']}" / "summary.json").read_text())
         assert row["targets"] == summary["targets"] and row["virtual_time"] == summary["virtual_time"]
-    printed = result.out[result.out.index("virtual time to accuracy") :]
+    printed = result.out[result.out.index("virtual time to accuracy") : result.out.index("what to use at each site")]
     assert "Virtual time to 5 %" in printed and "Speed-up" not in printed
     for method in ("local", "hetfedrep"):
         first = [row["targets"][0]["virtual_time"] for row in rows if row["method"] == method]

@@ -1,0 +1,141 @@
+"""scikit-learn's models by name, and the strengths of each that are tried where there are validation data."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sklearn.base import BaseEstimator, is_classifier, is_regressor
+from sklearn.ensemble import (
+    GradientBoostingClassifier,
+    GradientBoostingRegressor,
+    RandomForestClassifier,
+    RandomForestRegressor,
+)
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.svm import SVC
+
+from perfed.errors import PerfedError
+from perfed.plugins import POOLED, SKLEARN
+
+TRIES = 5
+"""Settings of a named model that are tried on validation data."""
+
+_Maker = Callable[[int], Any] | None
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A model with a name of its own.
+
+    Attributes:
+        classes, values: from a seed to the model; ``None`` where scikit-learn has none of that kind.
+        setting: how strongly it is held back from fitting the training samples.
+        tried: its values, scikit-learn's default first, which so is taken unless another is better.
+    """
+
+    classes: _Maker
+    values: _Maker
+    setting: str
+    tried: tuple[float, ...]
+
+
+# GradientBoosting and not HistGradientBoosting: that one puts no fewer than 20 samples into a leaf and so says the same
+# for every sample of a client that has under 40; the exact splits of this one cost nothing with a few hundred samples.
+_KNOWN = {
+    "logistic": _Known(lambda seed: LogisticRegression(max_iter=1000), None, "C", (1.0, 0.01, 0.1, 10.0, 100.0)),
+    "ridge": _Known(None, lambda seed: Ridge(), "alpha", (1.0, 0.01, 0.1, 10.0, 100.0)),
+    "svc": _Known(lambda seed: SVC(), None, "C", (1.0, 0.01, 0.1, 10.0, 100.0)),
+    "random-forest": _Known(
+        lambda seed: RandomForestClassifier(random_state=seed),
+        lambda seed: RandomForestRegressor(random_state=seed),
+        "min_samples_leaf",
+        (1, 2, 3, 5, 10),
+    ),
+    "gradient-boosting": _Known(
+        lambda seed: GradientBoostingClassifier(random_state=seed),
+        lambda seed: GradientBoostingRegressor(random_state=seed),
+        "learning_rate",
+        (0.1, 0.01, 0.03, 0.3, 1.0),
+    ),
+}
+
+
+def is_baseline(name: str) -> bool:
+    """Whether ``name`` stands for scikit-learn models and not for a method."""
+    return name.startswith((SKLEARN, POOLED))
+
+
+def is_pooled(name: str) -> bool:
+    """Whether ``name`` stands for one model on the samples of all clients together."""
+    return name.startswith(POOLED)
+
+
+def baseline_names() -> list[str]:
+    """The models per client that have a name of their own."""
+    return [SKLEARN + name for name in _KNOWN]
+
+
+def check_baseline(name: str) -> None:
+    """Raise a :class:`PerfedError` that says what is allowed, unless there is a baseline called ``name``."""
+    if _bare(name) not in _KNOWN:
+        _class_of(name)
+
+
+def tries(name: str) -> tuple[str, tuple[float, ...]] | None:
+    """The setting of the baseline ``name`` that is tried, and its values; ``None`` for a class of any other name."""
+    known = _KNOWN.get(_bare(name))
+    return None if known is None else (known.setting, known.tried)
+
+
+def new_model(name: str, regression: bool, seed: int) -> Any:
+    """The untrained model of the baseline ``name``: scikit-learn's defaults, and the seed where it draws anything.
+
+    Raises:
+        PerfedError: none of that name, or none for such targets; says what is allowed.
+    """
+    kind = "a regression" if regression else "a classification"
+    known = _KNOWN.get(_bare(name))
+    if known is None:
+        model = _instance(name, seed)
+        if not (is_regressor if regression else is_classifier)(model):
+            raise PerfedError(f"{name} is not for {kind}, which these data are")
+        return model
+    make = known.values if regression else known.classes
+    if make is None:
+        prefix = POOLED if is_pooled(name) else SKLEARN
+        allowed = [prefix + own for own, item in _KNOWN.items() if (item.values if regression else item.classes)]
+        raise PerfedError(f"{name} is not for {kind}, which these data are; allowed: {', '.join(allowed)}")
+    return make(seed)
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix(SKLEARN).removeprefix(POOLED)
+
+
+def _instance(name: str, seed: int) -> Any:
+    try:
+        model = _class_of(name)()
+    except TypeError as error:
+        raise PerfedError(f"{name}: cannot be made without settings: {error}") from None
+    return model.set_params(random_state=seed) if "random_state" in model.get_params() else model
+
+
+def _class_of(name: str) -> type[BaseEstimator]:
+    module, _, attribute = _bare(name).rpartition(".")
+    if not module:
+        raise PerfedError(f"unknown scikit-learn model '{name}'; allowed: {', '.join(_allowed(name))}")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # whatever a user's module does
+        raise PerfedError(f"{name}: no class '{attribute}' of a module '{module}': {error}") from None
+    if not (isinstance(found, type) and issubclass(found, BaseEstimator)):
+        raise PerfedError(f"{name}: '{attribute}' of '{module}' is no estimator of scikit-learn's kind")
+    return found
+
+
+def _allowed(name: str) -> Sequence[str]:
+    prefix = POOLED if is_pooled(name) else SKLEARN
+    return [*(prefix + own for own in _KNOWN), f"{prefix}module.Class"]

@@ -1,0 +1,194 @@
+"""Comparisons in Python: several methods and seeds on a federation, and what came of them."""
+
+from __future__ import annotations
+
+import tempfile
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from perfed.data.federation import Federation
+from perfed.data.tables.problems import pandas
+from perfed.datasets.in_memory import in_memory
+from perfed.errors import PerfedError
+from perfed.experiment.compare import Comparison, check_names, federated
+from perfed.experiment.estimators import is_baseline
+from perfed.experiment.search import Search
+from perfed.experiment.start import opened
+from perfed.report import Verdict, compare_table, comparison_rows, load_runs, verdict, write_report
+from perfed.report.runs import Run as FinishedRun
+from perfed.run.directory import RunDirectory
+from perfed.run.run import Run
+
+Source = Federation | Callable[[int], Federation]
+
+
+@dataclass(frozen=True, repr=False)
+class ComparisonResult:
+    """What :func:`compare` found; its runs are in ``path``, which is gone with this object unless ``out`` was given.
+
+    Attributes:
+        path: the comparison's directory, as of ``perfed compare``.
+        methods, seeds: that were run.
+        failed: why runs failed, if any did.
+    """
+
+    path: Path
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    failed: tuple[str, ...]
+    _source: Source
+    _kept: Any = field(default=None)  # the temporary folder
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {', '.join(self.methods)} over seeds {', '.join(map(str, self.seeds))}>"
+
+    @cached_property
+    def _runs(self) -> list[FinishedRun]:
+        return load_runs(Comparison.read(self.path).started())
+
+    @cached_property
+    def _verdict(self) -> Verdict | None:
+        return verdict(self._runs)
+
+    @property
+    def table(self) -> Any:
+        """A pandas ``DataFrame`` with a row per metric and method: mean, spread, and difference to the first method.
+
+        Values are in the metric's own unit, accuracy as a fraction of 1; see
+        :class:`perfed.report.comparison.ComparisonRow`.
+
+        Raises:
+            PerfedError: pandas is not installed; names the extra.
+        """
+        rows = [asdict(row) for row in compare_table(comparison_rows(self._runs))]
+        for row in rows:
+            difference = row.pop("difference") or {}
+            row["seeds"] = len(row["seeds"])
+            row |= {"difference": difference.get("mean"), "low": difference.get("low"), "high": difference.get("high")}
+        return pandas().DataFrame(rows)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence per method, and what to mind (:func:`perfed.report.verdict.verdict`); empty for one method."""
+        return "" if self._verdict is None else str(self._verdict)
+
+    def best(self, site: str) -> str:
+        """The method to use at ``site``: that with the best mean over the seeds there.
+
+        Raises:
+            PerfedError: nothing was measured there, or there is a single method.
+        """
+        if self._verdict is None:
+            raise PerfedError(f"{', '.join(self.methods)}: there is nothing to choose from")
+        return self._verdict.best(site)
+
+    def report(self, path: Path | str) -> Path:
+        """Write the report, one self-contained HTML file, and return its path."""
+        return write_report(self._runs, Path(path), title=str(Comparison.read(self.path).table["name"]))
+
+    def run(self, method: str, seed: int) -> Run:
+        """A finished run, with each site's model (``run(...).site("north")``).
+
+        Raises:
+            PerfedError: it is not there, or scikit-learn's, whose models are not kept.
+        """
+        if method not in self.methods or seed not in self.seeds:
+            raise PerfedError(f"there is no run of '{method}' with seed {seed} in {self!r}")
+        if is_baseline(method):
+            raise PerfedError(f"{method}: models of scikit-learn are not kept")
+        where = Comparison.read(self.path).directory(method, seed)
+        with in_memory(self._source):
+            return opened(where)
+
+
+def compare(
+    federation: Source,
+    methods: Sequence[str] | Mapping[str, Mapping[str, Any]],
+    *,
+    model: Mapping[str, Any],
+    rounds: int,
+    seeds: Sequence[int] = (0, 1, 2),
+    tune: Sequence[str] | None = None,
+    out: Path | str | None = None,
+    **tables: Any,
+) -> ComparisonResult:
+    """Train several methods over several seeds on ``federation``, as ``perfed compare`` does.
+
+    Args:
+        federation: the clients, for every seed the same, or a function that makes those of a seed (another fold).
+        methods: names of methods, and of models of scikit-learn (``sklearn:logistic``, ``pooled:logistic``); or names
+            and each method's own settings, ``{"local": {}, "ditto": {"lr": 1e-3}}``.
+        model: the stages, as in an experiment's ``[model]`` table.
+        rounds: of training.
+        seeds: of the runs.
+        tune: axes of a grid, ``["lr=1e-3,1e-2"]``: the methods' settings are first chosen as ``perfed tune`` does. All
+            then train without the validation samples that this takes, a quarter of each client's training samples if
+            it brings none, and models of scikit-learn are tuned on the same.
+        out: directory for the runs; if not given, they are gone with the result.
+        tables: whatever else an experiment has: ``training={"lr": 1e-2}``, ``evaluation={"metrics": ["log-loss"]}``,
+            ``dtype="float64"``, ...
+
+    Returns:
+        The :class:`ComparisonResult`: ``table``, ``verdict``, ``report(path)``, ``best(site)``, ``run(method, seed)``.
+
+    Raises:
+        PerfedError: bad settings or data, ``out`` is taken, or no run could begin.
+
+    Example:
+        >>> from perfed import load
+        >>> clients = load("digits", {"clients": 4, "samples": 20}, seed=0)
+        >>> made = compare(clients, ["local", "fedavg"], model={"head": "linear"}, rounds=2, seeds=[0])
+        >>> print(made.verdict)  # doctest: +ELLIPSIS
+        fedavg ... local...
+        >>> site = made.run(made.best("000"), 0).site("000")
+        >>> site.predict(clients.clients[0].test.x[:5]).shape
+        (5,)
+    """
+    names, numbers = list(methods), list(seeds)
+    check_names(names, "methods", baselines=True)
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise PerfedError(f"seeds = {numbers}: at least one is needed, each once")
+    table = {**tables, "rounds": rounds, "model": _table_of_stages(model), "methods": _settings(methods)}
+    if taken := {"method", "seed", "data"} & tables.keys():
+        raise PerfedError(f"{min(taken)}: methods, seeds and the federation are given by their own arguments")
+    kept = tempfile.TemporaryDirectory(prefix="perfed-") if out is None else None
+    path = Path(out or "") if kept is None else Path(kept.name)
+    with in_memory(federation) as data:
+        table = {"name": data, **table, "data": {"name": data}}
+        if tune and federated(names):
+            RunDirectory.create(path)
+            table = _tuned(path / "tune", table, names, numbers, tune)
+        comparison = Comparison.create(path, table, names, numbers, None, None)
+        found = [outcome for _, _, outcome in comparison.outcomes(None, None)]
+        comparison.conclude()
+    failed = tuple(str(outcome) for outcome in found if isinstance(outcome, PerfedError))
+    return ComparisonResult(path, tuple(names), tuple(numbers), failed, federation, kept)
+
+
+def _table_of_stages(model: Any) -> dict[str, Any]:
+    if not isinstance(model, Mapping):
+        raise PerfedError(f"model: a table of stages is needed, as {{'head': 'linear'}}, not {type(model).__name__}")
+    return dict(model)
+
+
+def _settings(methods: Sequence[str] | Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Each method's own settings, of those that have any."""
+    given = methods if isinstance(methods, Mapping) else {}
+    for name in given:
+        if is_baseline(name) and given[name]:
+            raise PerfedError(f"methods: {name} has no settings of its own")
+    return {name: dict(own) for name, own in given.items() if own}
+
+
+def _tuned(
+    path: Path, table: dict[str, Any], methods: list[str], seeds: list[int], grid: Sequence[str]
+) -> dict[str, Any]:
+    """The experiment with each method's chosen settings, on the training samples that they were chosen with."""
+    search = Search.create(path, table, federated(methods), seeds, grid, None, None)
+    search.execute()
+    chosen = tomllib.loads((path / "chosen.toml").read_text(encoding="utf-8"))
+    return {**chosen, "data": search.held_out["data"]}

@@ -1,0 +1,95 @@
+"""Paired differences between methods over clients and seeds, and their bootstrap intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfed.engine.metrics import Metric
+from perfed.report.runs import Run, main_metric, methods_of
+
+RESAMPLES = 2000
+
+_INTERVAL = (2.5, 97.5)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How much better than another, in the metric's own unit, with a 95 % interval; None where nothing can vary."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+    @property
+    def sign(self) -> int:
+        """1: better, -1: worse, 0: the interval has both, or is not known."""
+        if self.low is None or self.high is None:
+            return 0
+        return int(self.low > 0) - int(self.high < 0)
+
+
+@dataclass(frozen=True)
+class ClientTable:
+    """The main metric of each client: arrays ``(seeds, clients)`` by method, NaN where it is not known."""
+
+    sites: list[str]
+    weights: NDArray[np.float64]
+    of_method: dict[str, NDArray[np.float64]]
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> ClientTable:
+        """That of the finished runs that measured clients by the main metric."""
+        metric = main_metric(runs)
+        there = [(run, run.clients) for run in runs if run.summary and run.clients and run.clients.metric == metric]
+        seeds = sorted({run.seed for run, _ in there})
+        sites = sorted({site for _, clients in there for site in clients.ids})
+        column = {site: number for number, site in enumerate(sites)}
+        weights, found = np.ones(len(sites)), {}
+        for method in methods_of([run for run, _ in there]):
+            found[method] = np.full((len(seeds), len(sites)), np.nan)
+        for run, clients in there:
+            columns = [column[site] for site in clients.ids]
+            found[run.method][seeds.index(run.seed), columns] = clients.reported
+            weights[columns] = 1.0 if clients.weights is None else clients.weights
+        return cls(sites, weights, {method: own for method, own in found.items() if np.isfinite(own).any()})
+
+    def mean(self, method: str) -> float:
+        """Over clients and seeds."""
+        values = self.of_method[method]
+        there = np.isfinite(values)
+        return float(np.average(values[there], weights=(there * self.weights)[there]))
+
+    def gains(self, method: str, base: str, known: Metric) -> NDArray[np.float64]:
+        """By how much ``method`` is better than ``base``, ``(seeds, clients)``."""
+        return known.direction * (self.of_method[method] - self.of_method[base])
+
+
+def interval(differences: NDArray[np.float64], weights: NDArray[np.float64]) -> Gain:
+    """Mean of paired differences with its 95 % bootstrap interval over seeds and clients.
+
+    Both are drawn with replacement, each for itself, and the mean is over the cells of drawn seeds and drawn clients.
+
+    Args:
+        differences: ``(seeds, clients)``; NaN where there is none.
+        weights: ``(clients,)``, of the mean over clients.
+    """
+    there = np.isfinite(differences)
+    weighed = np.where(there, weights, 0.0)
+    summed = weighed * np.where(there, differences, 0.0)
+    mean = float(summed.sum() / weighed.sum())
+    if there.sum() < 2:
+        return Gain(mean, None, None)
+    rng = np.random.default_rng(0)
+    counts = [_drawn(rng, size) for size in differences.shape]
+    top, bottom = (np.einsum("bs,sc,bc->b", counts[0], table, counts[1], optimize=True) for table in (summed, weighed))
+    low, high = np.percentile(top[bottom > 0] / bottom[bottom > 0], _INTERVAL)
+    return Gain(mean, float(low), float(high))
+
+
+def _drawn(rng: np.random.Generator, size: int) -> NDArray[np.float64]:
+    """How often each of ``size`` is drawn, ``(RESAMPLES, size)``."""
+    return rng.multinomial(size, np.full(size, 1 / size), RESAMPLES).astype(np.float64)

@@ -1,0 +1,249 @@
+"""The verdict of a comparison: what each method gains over what needs no federation, and what to use at each site."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from perfed.engine.metrics import Metric, metric_of
+from perfed.errors import PerfedError
+from perfed.plugins import POOLED, SKLEARN
+from perfed.report.gains import ClientTable, Gain, interval
+from perfed.report.runs import Run, main_metric, methods_of
+from perfed.report.text import UNKNOWN, TextTable, metric_text
+
+ENOUGH_SEEDS = 5
+"""Seeds from which on an interval is not called weak evidence."""
+
+_STILL = 0.005  # half a point; of errors the same part of their value
+
+
+@dataclass(frozen=True)
+class MethodVerdict:
+    """One method against the reference; better, equal and worse count client-runs (a client with a seed)."""
+
+    method: str
+    gain: Gain
+    seeds: int
+    better: int
+    equal: int
+    worse: int
+
+
+@dataclass(frozen=True)
+class SiteVerdict:
+    """What to use at a site: the method with the best mean over the seeds there, of those that a site can have.
+
+    Attributes:
+        local: the best at this site of the models that need no federation; None where none was compared.
+        gain: of ``method``, or of the best federated method where ``method`` is ``local``, over ``local``; its interval
+            is over the seeds alone.
+    """
+
+    site: str
+    method: str
+    local: str | None
+    gain: Gain | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a comparison says, in sentences and per site; ``metric`` is the one that runs are compared by."""
+
+    metric: str
+    reference: str
+    methods: tuple[MethodVerdict, ...]
+    warnings: tuple[str, ...]
+    sites: tuple[SiteVerdict, ...]
+
+    @property
+    def sentences(self) -> list[str]:
+        """One per method, one per warning, and one on the sites."""
+        own = [_sentence(found, self.reference, self.metric) for found in self.methods]
+        return [*own, *self.warnings, *_over_sites(self.sites)]
+
+    def __str__(self) -> str:
+        return "\n".join(self.sentences)
+
+    def best(self, site: str) -> str:
+        """The method to use at ``site``.
+
+        Raises:
+            PerfedError: nothing was measured there.
+        """
+        for found in self.sites:
+            if found.site == site:
+                return found.method
+        known = ", ".join(found.site for found in self.sites[:5])
+        raise PerfedError(f"nothing was measured at site '{site}'; sites are: {known}, ...")
+
+    @property
+    def site_table(self) -> TextTable:
+        """One row per site."""
+        header = ["Site", "Use", "Best local model", "Gain over it [95 % interval over the seeds]"]
+        rows = [
+            [s.site, s.method, s.local or UNKNOWN, UNKNOWN if s.gain is None else _gain_cell(s.gain, self.metric)]
+            for s in self.sites
+        ]
+        return TextTable("what to use at each site", header, rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``comparison.json`` has it."""
+        return {**asdict(self), "sentences": self.sentences}
+
+
+def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None:
+    """What the finished ``runs`` say; None where fewer than two methods have measured clients in common.
+
+    Intervals are of a bootstrap (Efron and Tibshirani 1993, section 13.3; 2000 resamples, 2.5th and 97.5th percentile)
+    of the paired differences, in which clients and seeds are drawn (:func:`perfed.report.gains.interval`).
+
+    Args:
+        runs: of several methods and seeds.
+        reference: that the others are compared with; if not given, the one with the best mean of those that need no
+            federation (``local`` and ``sklearn:``), else the first.
+    """
+    metric, values = main_metric(runs), ClientTable.of(runs)
+    if metric is None or len(values.of_method) < 2:
+        return None
+    known = metric_of(metric)
+    alone = [method for method in values.of_method if needs_no_federation(method)]
+    first = next(iter(values.of_method))
+    base = reference or max(alone, key=lambda method: known.direction * values.mean(method), default=first)
+    others = [method for method in values.of_method if method != base]
+    found = tuple(_against(method, base, values, known) for method in others)
+    warnings = [*_unfinished(runs, metric), *_below(found, base, metric)]
+    sites = tuple(_at_site(column, site, values, alone, known) for column, site in enumerate(values.sites))
+    return Verdict(metric, base, found, tuple(warnings), tuple(site for site in sites if site is not None))
+
+
+def sentences(runs: Sequence[Run]) -> list[str]:
+    """Those of :func:`verdict`; none where there is nothing to compare."""
+    found = verdict(runs)
+    return [] if found is None else found.sentences
+
+
+def needs_no_federation(method: str) -> bool:
+    """Whether a site can have the method by itself."""
+    return method == "local" or method.startswith(SKLEARN)
+
+
+def _against(method: str, base: str, values: ClientTable, known: Metric) -> MethodVerdict:
+    gains = values.gains(method, base, known)
+    seeds = int(np.isfinite(gains).any(1).sum())
+    counts = [int(np.nansum(found)) for found in (gains > 0, gains == 0, gains < 0)]
+    gain = interval(gains, values.weights) if seeds else Gain(float("nan"), None, None)
+    return MethodVerdict(method, gain, seeds, *counts)
+
+
+def _at_site(column: int, site: str, values: ClientTable, alone: Sequence[str], known: Metric) -> SiteVerdict | None:
+    means = {
+        method: known.direction * float(np.nanmean(own[:, column]))
+        for method, own in values.of_method.items()
+        if np.isfinite(own[:, column]).any() and not method.startswith(POOLED)
+    }
+    if not means:
+        return None
+    order = [*(m for m in means if m in alone), *(m for m in means if m not in alone)]
+    best = max(order, key=lambda method: means[method])  # of equal ones that which needs no federation
+    local = max((m for m in order if m in alone), key=lambda method: means[method], default=None)
+    federated = max((m for m in order if m not in alone), key=lambda method: means[method], default=None)
+    if local is None or federated is None:
+        return SiteVerdict(site, best, local, None)
+    gains = values.gains(federated, local, known)[:, [column]]
+    found = interval(gains, np.ones(1)) if np.isfinite(gains).any() else None
+    return SiteVerdict(site, best, local, found)
+
+
+def _unfinished(runs: Sequence[Run], metric: str) -> list[str]:
+    """The methods that got better with every seed in the last quarter of the rounds, by more than half a point."""
+    known, found = metric_of(metric), []
+    for method in methods_of(runs):
+        curves = [_last_quarter(run, metric) for run in runs if run.method == method]
+        rises = [pair for pair in curves if pair is not None]
+        if not rises or min(rise for rise, _ in rises) <= 0:
+            continue
+        rise, value = (float(np.mean(column)) for column in zip(*rises, strict=True))
+        if rise > _STILL * (1.0 if known.higher_is_better else abs(value)):
+            found.append(
+                f"{method} has not converged: in the last quarter of the rounds it still gained "
+                f"{_amount(metric, rise)}; more rounds may change the verdict."
+            )
+    return found
+
+
+def _last_quarter(run: Run, metric: str) -> tuple[float, float] | None:
+    """By how much the mean got better, and what it was before."""
+    curve = {line.round: line.spreads[metric].mean for line in run.rounds if metric in line.spreads}
+    before = [number for number in curve if number <= 0.75 * max(curve)]
+    if not before:
+        return None
+    start, end = curve[max(before)], curve[max(curve)]
+    return metric_of(metric).direction * (end - start), start
+
+
+def _below(found: Sequence[MethodVerdict], base: str, metric: str) -> list[str]:
+    """One line for the methods that end below a model that needs no federation."""
+    lost = [
+        v for v in found if v.gain.mean < 0 and not needs_no_federation(v.method) and not v.method.startswith(POOLED)
+    ]
+    if not lost or not needs_no_federation(base):
+        return []
+    each = ", ".join(f"{v.method} (by {_amount(metric, -v.gain.mean)})" for v in lost)
+    return [f"Below {base}, which needs no federation: {each}."]
+
+
+def _sentence(found: MethodVerdict, reference: str, metric: str) -> str:
+    gain, runs = found.gain, found.better + found.equal + found.worse
+    if not runs:
+        return f"{found.method} and {reference} have no client and seed in common."
+    side = -1 if gain.sign < 0 else 1
+    evidence = f"{found.seeds} seed{'s' if found.seeds > 1 else ''}"
+    if gain.low is None or gain.high is None:
+        evidence += ", no interval"
+    else:
+        low, high = (_number(metric, end) for end in sorted((side * gain.low, side * gain.high)))
+        weak = ": weak evidence" if found.seeds < ENOUGH_SEEDS else ""
+        evidence = f"95 % interval {low} to {high}, {evidence}{weak}"
+    told = f"is {'ahead of' if side > 0 else 'behind'} {reference} by {_amount(metric, abs(gain.mean))} ({evidence})"
+    if gain.sign == 0:
+        told = f"cannot be told from {reference}: {_number(metric, gain.mean, '+')} ({evidence})"
+    counts = f"better for {found.better}, equal for {found.equal}, worse for {found.worse} of {runs} client-runs"
+    return f"{found.method} {told}; {counts}."
+
+
+def _over_sites(sites: Sequence[SiteVerdict]) -> list[str]:
+    if not sites:
+        return []
+    used = ", ".join(f"{method} at {count}" for method, count in Counter(s.method for s in sites).most_common())
+    signs = Counter(s.gain.sign for s in sites if s.gain is not None)
+    text = f"Best at each of the {len(sites)} sites: {used}."
+    if signs:
+        text += (
+            " The best federated method at a site gains over the best local model there at "
+            f"{signs[1]}, loses at {signs[-1]}, cannot be told from it at {signs[0]} (intervals over the seeds alone)."
+        )
+    return [text]
+
+
+def _number(metric: str, value: float, sign: str = "") -> str:
+    known = metric_of(metric)
+    if known.percent:
+        return f"{round(known.scale * value, 1) + 0.0:{sign}.1f}"  # no -0.0
+    return f"{value:{sign}.3g}"
+
+
+def _amount(metric: str, value: float) -> str:
+    known = metric_of(metric)
+    return f"{_number(metric, value)} {'points' if known.percent else f'({metric})'}"
+
+
+def _gain_cell(gain: Gain, metric: str) -> str:
+    mean = metric_text(metric, gain.mean, "+")
+    if gain.low is None or gain.high is None:
+        return mean
+    return f"{mean} [{metric_text(metric, gain.low, '+')}, {metric_text(metric, gain.high, '+')}]"

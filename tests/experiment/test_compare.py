@@ -1,0 +1,118 @@
+"""``perfed.compare``: the same numbers as runs made one by one, and what can be asked of its result."""
+
+import gc
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+import perfed
+from perfed.datasets import dataset_names, load
+from perfed.errors import PerfedError
+from perfed.experiment.config import validate
+from perfed.experiment.start import start
+
+MODEL = {"head": "linear"}
+PLAN = {"engine": "stacked", "threads": 1}  # the same bits
+
+
+@pytest.fixture
+def digits():
+    return load("digits", {"clients": 4, "samples": 20}, seed=0)
+
+
+def test_numbers_are_those_of_runs_made_one_by_one(digits, tmp_path):
+    names = dataset_names()
+    made = perfed.compare(
+        digits,
+        ["local", "fedavg", "sklearn:logistic"],
+        model=MODEL,
+        rounds=3,
+        seeds=[0, 1],
+        training={"lr": 0.01},
+        plan=PLAN,
+        evaluation={"metrics": ["log-loss"]},
+    )
+    assert made.failed == () and dataset_names() == names  # nothing stays behind
+    table = made.table.set_index(["metric", "method"])
+    for method in ("local", "fedavg"):
+        means = []
+        for seed in (0, 1):
+            settings = {"method": method, "seed": seed, "rounds": 3, "data": {"name": "digits"}, "model": MODEL}
+            settings["plan"] = PLAN
+            run = start(validate({**settings, "training": {"lr": 0.01}}), federation=digits)
+            means.append(run.execute()["accuracy"]["mean"])
+            x = digits.clients[1].test.x[:7]
+            kept = made.run(method, seed)
+            assert kept.predict("001", x).equal(run.predict("001", x))
+        assert table.loc[("accuracy", method), "mean"] == pytest.approx(np.mean(means), abs=1e-15)
+    arrays = [(c.train.x.numpy(), c.train.y.numpy(), c.test.x.numpy(), c.test.y.numpy()) for c in digits]
+    right = [LogisticRegression(max_iter=1000).fit(x, y).score(tx, ty) for x, y, tx, ty in arrays]
+    assert table.loc[("accuracy", "sklearn:logistic"), "mean"] == pytest.approx(np.mean(right), abs=1e-15)
+    assert table.loc[("accuracy", "fedavg"), "seeds"] == 2 and np.isnan(table.loc[("accuracy", "local"), "low"])
+    assert ("log-loss", "sklearn:logistic") in table.index
+    assert "sklearn:logistic" in made.verdict and made.best("000") in made.methods
+    with pytest.raises(PerfedError, match="sklearn:logistic: models of scikit-learn are not kept"):
+        made.run("sklearn:logistic", 0)
+    with pytest.raises(PerfedError, match="there is no run of 'fedrep' with seed 0"):
+        made.run("fedrep", 0)
+    page = made.report(tmp_path / "report.html").read_text()
+    assert made.verdict.splitlines()[0] in page
+    path = made.path
+    assert path.is_dir()
+    del made
+    gc.collect()
+    assert not path.exists()
+
+
+def test_a_federation_for_each_seed(tmp_path):
+    folds = {seed: load("digits", {"clients": 4, "samples": 20}, seed=seed) for seed in (0, 1)}
+    methods = ["local", "sklearn:logistic"]
+    made = perfed.compare(lambda seed: folds[seed], methods, model=MODEL, rounds=1, seeds=folds, out=tmp_path / "out")
+    assert (tmp_path / "out" / "local" / "seed-1" / "summary.json").is_file()
+    run = made.run("local", 1)
+    assert run.federation.clients[0].test.x.equal(folds[1].clients[0].test.x)
+    assert run.site("000").predict(folds[1].clients[0].test.x[:5]).shape == (5,)
+    with pytest.raises(PerfedError, match="already holds results"):
+        perfed.compare(folds[0], methods, model=MODEL, rounds=1, out=tmp_path / "out")
+
+
+def test_tuned_on_the_validation_samples_that_all_are_trained_without(digits, tmp_path):
+    methods = ["local", "fedavg", "sklearn:logistic"]
+    settings = {"model": MODEL, "rounds": 2, "seeds": [0], "training": {"local_epochs": 30}}
+    made = perfed.compare(digits, methods, tune=["lr=1e-6,1e-2"], out=tmp_path / "out", **settings)
+    for method in ("local", "fedavg"):
+        assert made.run(method, 0).server.method.lr == 0.01
+    sizes = [len(client.train) for client in made.run("local", 0).federation]
+    assert all(size < 20 for size in sizes)
+    notes = (tmp_path / "out" / "sklearn.logistic" / "seed-0" / "summary.json").read_text()
+    assert "C chosen on validation samples, 5 tries" in notes
+
+
+@pytest.mark.parametrize(
+    ("changed", "problem"),
+    [
+        ({"methods": ["local", "fedavgg"]}, "methods: unknown method 'fedavgg'"),
+        ({"methods": []}, "methods: at least one is needed"),
+        ({"seeds": [1, 1]}, "seeds = "),
+        ({"model": perfed.linear(10)}, "model: a table of stages is needed"),
+        ({"rouns": 3}, "unknown key 'rouns'"),
+        ({"method": "fedavg"}, "method: methods, seeds and the federation are given by their own arguments"),
+        ({"methods": {"sklearn:svc": {"C": 2}}}, "sklearn:svc has no settings of its own"),
+        ({"training": {"lr": -1.0}}, "lr"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_written(digits, changed, problem, tmp_path):
+    given = {"methods": ["local"], "model": MODEL, "rounds": 1, **changed}
+    with pytest.raises(PerfedError, match=problem):
+        perfed.compare(digits, given.pop("methods"), out=tmp_path / "out", **given)
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_that_fail_do_not_stop_the_others(digits):
+    methods = {"fedavg": {"lr": 1e30, "weight_decay": 1e30, "optimizer": "sgd"}, "local": {}}
+    made = perfed.compare(digits, methods, model=MODEL, rounds=3, seeds=[0])
+    assert len(made.failed) == 1 and made.failed[0].startswith("fedavg, seed 0: ")
+    assert set(made.table["method"]) == {"local"} and made.verdict == ""
+    with pytest.raises(PerfedError, match="there is nothing to choose from"):
+        made.best("000")

@@ -1,0 +1,172 @@
+"""The verdict of made-up comparisons: intervals by enumeration and by a plain loop, and what the sentences say."""
+
+import csv
+import itertools
+import json
+
+import numpy as np
+import pytest
+from command_line import EXPERIMENT, TINY, perfed
+
+from perfed.engine.evaluate import spread
+from perfed.errors import PerfedError
+from perfed.report import load_runs, verdict, write_report
+from perfed.report.gains import interval
+
+
+def write(folder, method, seed, values, *, metric="accuracy", curve=(), weights=None):
+    """A finished run whose clients end with ``values``."""
+    where = folder / f"{method.replace(':', '.')}-{seed}"
+    where.mkdir()
+    more = "" if weights is None else '[evaluation]\nweights = "samples"\n'
+    (where / "config.toml").write_text(f'method = "{method}"\nseed = {seed}\n{more}')
+    with (where / "clients.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["id", "n_train", "n_test", f"{metric}_before", f"{metric}_after", "rounds"])
+        for number, value in enumerate(values):
+            rows.writerow([f"site-{number}", 5, 10 if weights is None else weights[number], value, "", 1])
+    measured = {metric: spread(values)}
+    lines = [{"round": number, "metrics": {metric: spread([mean])}} for number, mean in enumerate(curve, 1)]
+    (where / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = {"method": method, "dataset": "made up", "seed": seed, "rounds": len(lines), "wall_seconds": 1.0}
+    (where / "summary.json").write_text(json.dumps({**summary, "metrics": measured}))
+    return where
+
+
+def made(folder, tables, **more):
+    """The verdict on ``method -> seeds -> values of the clients``."""
+    runs = [write(folder, m, s, v, **more.get(m, {})) for m, table in tables.items() for s, v in enumerate(table)]
+    return verdict(load_runs(runs))
+
+
+def test_an_interval_of_two_seeds_and_two_clients_is_that_of_all_their_draws():
+    gains = np.array([[0.0, 0.1], [0.2, 0.6]])
+    draws = [gains[np.ix_(s, c)].mean() for s in itertools.product((0, 1), repeat=2) for c in [(0, 0), (0, 1), (1, 1)]]
+    found = interval(gains, np.ones(2))
+    # Each corner has a sixteenth of the draws, which is more than the 2.5 % beyond an end.
+    assert (found.mean, found.low, found.high) == (pytest.approx(0.225), min(draws), max(draws))
+
+
+def test_an_interval_is_that_of_a_plain_loop_over_what_is_there():
+    rng = np.random.default_rng(7)
+    gains, weights = rng.normal(0.1, 1.0, (4, 9)), rng.integers(1, 20, 9).astype(float)
+    gains[1, 3] = gains[2, :4] = np.nan
+    means = []
+    for _ in range(20000):
+        top = bottom = 0.0
+        clients = rng.integers(0, 9, 9)
+        for seed in rng.integers(0, 4, 4):
+            for client in clients:
+                if not np.isnan(gains[seed, client]):
+                    top += weights[client] * gains[seed, client]
+                    bottom += weights[client]
+        means.append(top / bottom)
+    found, width = interval(gains, weights), np.ptp(np.percentile(means, (2.5, 97.5)))
+    assert found.mean == pytest.approx(np.nansum(gains * weights) / np.sum(weights * ~np.isnan(gains)))
+    assert (found.low, found.high) == pytest.approx(np.percentile(means, (2.5, 97.5)), abs=0.06 * width)
+
+
+def test_one_client_of_one_seed_has_no_interval():
+    assert interval(np.array([[0.25]]), np.ones(1)).low is None
+
+
+def test_ahead_behind_and_neither(tmp_path):
+    base = [[0.5, 0.6, 0.7], [0.52, 0.62, 0.72]]
+    found = made(
+        tmp_path,
+        {
+            "fedavg": [[v - 0.1 for v in row] for row in base],
+            "flic-hl": [[v + 0.02 for v in row] for row in base],
+            "sklearn:svc": [[v - 0.3 for v in row] for row in base],
+            "fedrep": [[0.4, 0.6, 0.8], [0.42, 0.62, 0.82]],
+            "local": base,
+            "pooled:svc": [[v - 0.2 for v in row] for row in base],
+        },
+    )
+    assert found.metric == "accuracy" and found.reference == "local"  # better than sklearn:svc
+    sentences = found.sentences
+    seeds = "2 seeds: weak evidence"
+    assert sentences[0] == (
+        f"fedavg is behind local by 10.0 points (95 % interval 10.0 to 10.0, {seeds}); "
+        "better for 0, equal for 0, worse for 6 of 6 client-runs."
+    )
+    assert sentences[1].startswith(
+        f"flic-hl is ahead of local by 2.0 points (95 % interval 2.0 to 2.0, {seeds}); better"
+    )
+    assert sentences[3] == (
+        f"fedrep cannot be told from local: +0.0 (95 % interval -10.0 to 10.0, {seeds}); "
+        "better for 2, equal for 2, worse for 2 of 6 client-runs."
+    )
+    assert sentences[5] == "Below local, which needs no federation: fedavg (by 10.0 points)."
+    assert [site.method for site in found.sites] == ["flic-hl", "flic-hl", "fedrep"]
+    assert found.best("site-2") == "fedrep" and found.sites[2].local == "local"
+    gain = found.sites[2].gain
+    assert (gain.mean, gain.low, gain.high) == pytest.approx((0.1, 0.1, 0.1))
+    assert sentences[6].startswith("Best at each of the 3 sites: flic-hl at 2, fedrep at 1. The best federated method")
+    assert "gains over the best local model there at 3, loses at 0, cannot be told from it at 0" in sentences[6]
+    with pytest.raises(PerfedError, match="nothing was measured at site 'west'; sites are: site-0"):
+        found.best("west")
+
+
+def test_the_reference_is_the_best_by_the_direction_and_weights_of_the_metric(tmp_path):
+    errors = {"metric": "mse"}
+    tables = {"fedavg": [[2.0, 1.0]], "local": [[1.5, 1.5]], "sklearn:ridge": [[1.0, 1.5]]}
+    found = made(tmp_path, tables, **dict.fromkeys(tables, errors))
+    assert found.reference == "sklearn:ridge"
+    fedavg, local = found.methods
+    assert fedavg.gain.mean == pytest.approx(-0.25) and (fedavg.better, fedavg.worse) == (1, 1)
+    assert local.gain.mean == pytest.approx(-0.25) and (local.equal, local.worse) == (1, 1)
+    assert found.best("site-0") == "sklearn:ridge" and found.best("site-1") == "fedavg"
+    assert "+0.5" in found.site_table.rows[1][3] and "cannot be told from sklearn:ridge: -0.25 (" in found.sentences[0]
+    (tmp_path / "weighted").mkdir()
+    weighed = {name: {"metric": "mse", "weights": [10, 30]} for name in tables}
+    again = made(tmp_path / "weighted", tables, **weighed)
+    assert again.methods[0].gain.mean == pytest.approx((10 * -1.0 + 30 * 0.5) / 40)
+
+
+def test_without_a_local_model_the_first_method_is_the_reference(tmp_path):
+    found = made(tmp_path, {"fedrep": [[0.5, 0.6]], "fedavg": [[0.4, 0.5]]})
+    assert found.reference == "fedrep" and found.sites[0].gain is None and found.best("site-0") == "fedrep"
+    assert not any("Below" in sentence for sentence in found.sentences)
+    assert verdict(load_runs([tmp_path / "fedrep-0"])) is None
+
+
+@pytest.mark.parametrize(
+    ("curve", "said"),
+    [
+        (
+            (0.2, 0.4, 0.50, 0.52),
+            "fedavg has not converged: in the last quarter of the rounds it still gained 2.0 points",
+        ),
+        ((0.2, 0.4, 0.50, 0.504), None),
+        ((0.2, 0.4, 0.50, 0.40), None),
+        ((0.2,), None),
+    ],
+)
+def test_a_run_that_still_rises_is_said(tmp_path, curve, said):
+    found = made(tmp_path, {"local": [[0.5, 0.5]], "fedavg": [[0.6, 0.6]]}, fedavg={"curve": curve})
+    assert [s for s in found.sentences if "converged" in s] == (
+        [] if said is None else [f"{said}; more rounds may change the verdict."]
+    )
+
+
+def test_the_report_says_it_first(tmp_path):
+    runs = [write(tmp_path, name, 0, [0.5, value]) for name, value in (("local", 0.5), ("fedavg", 0.7))]
+    page = write_report(load_runs(runs), tmp_path / "report.html", title="made up").read_text()
+    assert page.index("<p>fedavg cannot be told from local: +10.0 (95 % interval 0.0 to 20.0") < page.index("<table>")
+
+
+def test_compare_prints_it_and_keeps_it(tmp_path):
+    out = tmp_path / "made"
+    done = perfed("compare", EXPERIMENT, *TINY, "--methods", "local,flic-hl", "--seeds", "0..1", "--out", out)
+    assert done.code == 0, done.err
+    kept = json.loads((out / "comparison.json").read_text())["verdict"]
+    assert kept["reference"] == "local" and [site["site"] for site in kept["sites"]] == ["000", "001", "002", "003"]
+    assert all(sentence in done.out for sentence in kept["sentences"]) and "what to use at each site" in done.out
+    values = {}
+    for method in ("local", "flic-hl"):
+        for seed in (0, 1):
+            rows = csv.DictReader((out / method / f"seed-{seed}" / "clients.csv").open())
+            values[method, seed] = [float(row["accuracy_before"]) for row in rows]
+    gains = np.array([np.subtract(values["flic-hl", seed], values["local", seed]) for seed in (0, 1)])
+    assert kept["methods"][0]["gain"]["mean"] == pytest.approx(gains.mean())
