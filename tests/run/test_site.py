@@ -334,7 +334,7 @@ def test_the_interval_is_that_of_the_bootstrap():
     right[:70] = True
     y = client.test.y.numpy()
     said = np.eye(3)[np.where(right, y, (y + 1) % 3)] * 0.8 + 0.1
-    found = metrics_with_intervals(client.test, said, 3)["of"]["accuracy"]
+    found = metrics_with_intervals(client.test, said, "classification", 3)["of"]["accuracy"]
     assert found["value"] == pytest.approx(0.7)
     assert found["low"] == pytest.approx(binom.ppf(0.025, 100, 0.7) / 100, abs=0.011)
     assert found["high"] == pytest.approx(binom.ppf(0.975, 100, 0.7) / 100, abs=0.011)
