@@ -20,7 +20,7 @@ from perfed.data.tables.problems import refuse
 from perfed.errors import PerfedError
 from perfed.experiment.start import opened
 from perfed.machine import write_atomic
-from perfed.run.card import card
+from perfed.run.card import card, shown_metrics
 from perfed.run.export import FORMATS, export
 from perfed.run.site import DOMAIN, FACTS, SiteModel, load_site
 
@@ -63,7 +63,7 @@ def predict_command(directory: Path, file: Path, site: str, out: Path, data_dir:
     csv.writer(text).writerows([header, *zip(*(column.tolist() for column in columns), strict=True)])
     write_atomic(out, text.getvalue())
     for note in notes:
-        console.print(note, style="yellow", markup=False, highlight=False)
+        console.print(f"{file}: {note}", style="yellow", markup=False, highlight=False)
     _say(f"{len(frame)} rows", out)
 
 
@@ -76,9 +76,8 @@ def join_command(directory: Path, file: Path, site: str, data_dir: Path | None) 
     model = run.join(_newcomer(run.federation, site, file, run.seed))
     model.save(folder)
     write_atomic(folder / "card.md", card(model.facts))
-    for name, found in model.facts["metrics"].get("of", {}).items():
-        interval = "" if found["low"] is None else f" (95 %: {found['low']:.4g} to {found['high']:.4g})"
-        console.print(f"{name}: {found['value']:.4g}{interval}", markup=False, highlight=False)
+    for name, value, interval in shown_metrics(model.facts["metrics"]):
+        console.print(f"{name}: {value} (95 %: {interval})", markup=False, highlight=False)
     _say(f"site '{site}'", folder)
 
 

@@ -167,16 +167,21 @@ def _metrics(facts: dict[str, Any]) -> str:
     found = facts["metrics"]
     if not found:
         return "The site has no test data: nothing is known of how good the model is there."
-    rows = []
-    for name, values in found["of"].items():
-        scale, unit = (100, " %") if name in _PERCENT else (1, "")
-        value, low, high = (None if v is None else f"{scale * v:.4g}{unit}" for v in values.values())
-        rows.append((name, value, "not known" if low is None else f"{low} to {high}"))
-    table = _table(("metric", "value", "interval (95 %)"), rows)
+    table = _table(("metric", "value", "interval (95 %)"), shown_metrics(found))
     return (
         f"On the site's {found['samples']} test samples; the intervals are of a bootstrap over these samples and say "
         f"nothing about other seeds or other sites.\n\n{table}"
     )
+
+
+def shown_metrics(found: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Name, value and interval of each metric that :func:`metrics_with_intervals` gave, for people; accuracies in %."""
+    rows = []
+    for name, values in found.get("of", {}).items():
+        scale, unit = (100, " %") if name in _PERCENT else (1, "")
+        value, low, high = (None if v is None else f"{scale * v:.4g}{unit}" for v in values.values())
+        rows.append((name, str(value), "not known" if low is None else f"{low} to {high}"))
+    return rows
 
 
 def _limits(facts: dict[str, Any]) -> str:

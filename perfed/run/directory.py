@@ -86,6 +86,8 @@ class RunDirectory(CheckpointFiles):
         try:
             return (self.path / "config.toml").read_text(encoding="utf-8")
         except OSError:
+            if (self.path / "comparison.toml").exists():
+                raise PerfedError(f"{self.path}: a comparison, not a run; its runs are METHOD/seed-N in it") from None
             raise PerfedError(f"{self.path}: no run here (config.toml is missing)") from None
         except UnicodeDecodeError as error:
             raise PerfedError(f"{self.path / 'config.toml'}: is not text: {error}") from None

@@ -105,11 +105,13 @@ def _quiet() -> Iterator[None]:
 
 
 def _network(model: SiteModel) -> Any:
-    """The network, from ``x`` (and ``domain``) to ``probabilities`` or ``values``."""
+    """The network, from ``x`` (and ``domain``) to ``probabilities`` or ``values``; parameters keep their names."""
     inputs = ["x"] if model.table is None else ["network/x"]
     inputs += [DOMAIN if model.table is None else "network/domain"] if model.takes_domain else []
     output = "values" if model.facts["classes"] is None else "probabilities"
-    made = torch.onnx.export(model.program, dynamo=True, verbose=False, input_names=inputs, output_names=[output])
+    made = torch.onnx.export(
+        model.program, dynamo=True, optimize=False, verbose=False, input_names=inputs, output_names=[output]
+    )
     assert made is not None
     found = made.model_proto
     for value in (*found.graph.input, *found.graph.output):

@@ -48,7 +48,7 @@ class SiteModel:
 
     @property
     def site(self) -> str:
-        """The client's id."""
+        """The id that the client has in its federation."""
         return str(self.facts["site"])
 
     @property
@@ -82,7 +82,7 @@ class SiteModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the network."""
+        """Of the network's parameters and inputs."""
         found: torch.dtype = getattr(torch, self.facts["dtype"])
         return found
 
@@ -206,6 +206,19 @@ def load_site(path: Path | str) -> SiteModel:
 
     Raises:
         PerfedError: there is none, or its files are damaged.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from perfed import start, validate
+        >>> table = {"method": "fedavg", "rounds": 1, "data": {"name": "digits"}, "model": {"head": "linear"}}
+        >>> run = start(validate(table))
+        >>> _ = run.execute()
+        >>> site = run.site(run.federation.clients[0].id)
+        >>> with TemporaryDirectory() as folder:
+        ...     again = load_site(site.save(f"{folder}/site"))
+        >>> x = run.federation.clients[0].test.x
+        >>> bool((again.predict_proba(x) == site.predict_proba(x)).all())
+        True
     """
     place = Path(path)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ def test_a_site_joins_and_every_other_file_stays_as_it_was(run_dir, tmp_path):
     np.savez(tmp_path / "west.npz", x=x, y=y)
     joined = perfed("join", run_dir, tmp_path / "west.npz", "--site", "west")
     assert joined.code == 0, joined.err
-    assert "accuracy: " in joined.out
+    assert re.search(r"accuracy: [\d.]+ % \(95 %: [\d.]+ % to [\d.]+ %\)", joined.out)
     after = contents(run_dir)
     new = {"card.md", "network.pt2", "site.json"}
     assert set(after) - set(before) == {f"joined/west/{name}" for name in new}
@@ -129,6 +130,12 @@ def test_errors_are_one_line(run_dir, tmp_path, arguments, says):
     result = perfed(*given)
     assert result.code == 2 and says in result.err and result.err.count("\n") == 1
     assert contents(run_dir) == before and not (tmp_path / "out.csv").exists()
+
+
+def test_a_comparison_is_no_run(tmp_path):
+    (tmp_path / "comparison.toml").touch()
+    result = perfed("export", tmp_path, "--site", "000")
+    assert result.code == 2 and f"{tmp_path}: a comparison, not a run; its runs are METHOD/seed-N in it" in result.err
 
 
 def test_new_rows_that_do_not_fit_are_named(run_dir, tmp_path):

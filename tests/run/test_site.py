@@ -24,7 +24,7 @@ from perfed.method.registry import entry, method_names
 from perfed.model.chain import Model
 from perfed.model.lstm import lstm
 from perfed.model.presets import cnn, linear, mlp
-from perfed.run.export import FORMATS, export, onnx_inputs
+from perfed.run.export import export, onnx_file, onnx_inputs
 from perfed.run.run import Run
 from perfed.run.site import SiteModel
 from perfed.training.plan import Plan
@@ -77,15 +77,53 @@ def finished(name: str) -> tuple[Run, SiteModel]:
     return run, run.site("c0")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def operators_are_read_once():
+    """torch's exporter reads the source of 500 operators for every file, which takes longer than the file."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+        yield
+
+
+def graph_of(site: SiteModel) -> str:
+    """All that an ONNX file is made of but the values of the parameters: operations, names, shapes, types."""
+    program = site.program
+    tensors = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in program.state_dict.items()}
+    return f"{program.graph} {program.graph_signature} {program.range_constraints} {tensors} {program.constants}"
+
+
+def with_parameters(content: bytes, site: SiteModel) -> bytes:
+    """The ONNX file of another site of the same graph, with this one's parameters."""
+    import onnx
+
+    model, left = onnx.load_from_string(content), dict(site.program.state_dict)
+    for held in model.graph.initializer:
+        if held.name in left:
+            held.CopyFrom(onnx.numpy_helper.from_array(left.pop(held.name).numpy(), held.name))
+    assert not left, "the exporter has folded these into others"
+    return model.SerializeToString()
+
+
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory) -> dict[str, Any]:
-    """What every method's files say in one process that has no perfed."""
-    folder, expected = tmp_path_factory.mktemp("exported"), {}
+    """What every method's files say in one process that has no perfed.
+
+    Methods whose graphs are the same share one pass of torch's exporter.
+    """
+    folder, expected, contents = tmp_path_factory.mktemp("exported"), {}, {}
     test = the_data().clients[0].test
     for name in NAMES:
         _, site = finished(name)
-        for format_ in FORMATS:
+        for format_ in ("pt2", "safetensors"):
             export(site, folder / f"{name}.{format_}", format_)
+        file, graph = folder / f"{name}.onnx", graph_of(site)
+        if graph in contents:
+            file.write_bytes(with_parameters(contents[graph], site))
+        else:
+            export(site, file, "onnx")
+            contents[graph] = file.read_bytes()
         for part, value in zip(("x", "domain"), site.arguments(test.x, test.domain), strict=False):
             expected[f"{name}/{part}"] = value.numpy()
     np.savez(folder / "expected.npz", **expected)
@@ -128,6 +166,18 @@ def test_saved_and_loaded_it_is_the_same_to_the_bit(name, tmp_path):
         perfed.load_site(tmp_path / "north")
     with pytest.raises(PerfedError, match="no site's model here"):
         perfed.load_site(tmp_path / "south")
+
+
+@pytest.mark.parametrize(("one", "other"), [("fedavg", "ditto"), ("fedper", "fedpac")])
+def test_of_one_graph_there_is_one_onnx_file_but_for_the_parameters(one, other):
+    import onnx
+
+    sites = [finished(name)[1] for name in (one, other)]
+    assert graph_of(sites[0]) == graph_of(sites[1])
+    files = [onnx_file(site)[0] for site in sites]
+    shared, own = (onnx.load_from_string(content).graph for content in (with_parameters(files[0], sites[1]), files[1]))
+    assert shared.SerializeToString(deterministic=True) == own.SerializeToString(deterministic=True)
+    assert graph_of(finished("fedem")[1]) != graph_of(sites[0])
 
 
 def test_only_what_predicts_is_kept():
@@ -334,7 +384,7 @@ def test_the_interval_is_that_of_the_bootstrap():
     right[:70] = True
     y = client.test.y.numpy()
     said = np.eye(3)[np.where(right, y, (y + 1) % 3)] * 0.8 + 0.1
-    found = metrics_with_intervals(client.test, said, 3)["of"]["accuracy"]
+    found = metrics_with_intervals(client.test, said, "classification", 3)["of"]["accuracy"]
     assert found["value"] == pytest.approx(0.7)
     assert found["low"] == pytest.approx(binom.ppf(0.025, 100, 0.7) / 100, abs=0.011)
     assert found["high"] == pytest.approx(binom.ppf(0.975, 100, 0.7) / 100, abs=0.011)

@@ -187,7 +187,7 @@ def _unfit(part: Part, columns: Sequence[Column], options: TableOptions) -> list
     if options.preprocess is not None:
         return []
     ways = {
-        "id": "looks like an id; name it in drop, or in categories if it is one",
+        "id": "looks like an id; name it in drop, in group if rows of one value belong together, or in categories",
         "text": "looks like free text; name it in drop, or in categories if it is one",
     }
     return part.said(f"column '{column.name}' {ways[column.kind]}" for column in columns if column.kind in ways)

@@ -34,7 +34,8 @@ class Built:
         task: of the targets.
         domains: names of the domains 0, 1, ...; ``None`` without a domain column.
         told: what sites must tell each other before they train.
-        remarks: what is worth knowing and no fault: columns that do not enter, sites with one class.
+        remarks: what is worth knowing and no fault: columns that do not enter, names written in two ways, sites
+            with one class.
     """
 
     arrays: dict[str, dict[str, Any]]
@@ -154,6 +155,13 @@ def _remarks(
     known: Mapping[str, Sequence[Column]],
     task: Task,
 ) -> Iterator[Problem]:
+    spelt: dict[str, str] = {}
+    for site, columns in known.items():
+        names = [column.name for column in columns]
+        for name in names:
+            first = spelt.setdefault("".join(name.casefold().split()), name)
+            if first not in names:
+                yield f"site '{site}'", f"column '{name}' is another than '{first}' of other sites; is it meant to be?"
     for site, table in tables.items():
         out = [c.name for c in known[site] if c.constant and c.name not in table.feature_names_in_]
         if out:

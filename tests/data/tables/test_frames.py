@@ -51,6 +51,14 @@ def fitted_by_hand(train: pd.DataFrame, rows: pd.DataFrame) -> dict[str, np.ndar
     return {name: values.to_numpy() for name, values in found.items()}
 
 
+def test_a_column_written_in_two_ways_is_said():
+    other = made(seed=1).rename(columns={"age": "Age"})
+    said = "site 'y': column 'Age' is another than 'age' of other sites; is it meant to be?"
+    assert said in Federation.from_frames({"x": made(), "y": other}, target="sick").describe()
+    both = made(seed=1).assign(Age=1.5)
+    assert "another than" not in Federation.from_frames({"x": made(), "y": both}, target="sick").describe()
+
+
 def test_each_site_s_preprocessing_is_what_pandas_computes_from_its_training_rows():
     frames, tests = {s: made(seed=n) for n, s in enumerate("xy")}, {"x": made(9, 7), "y": made(5, 8)}
     federation = Federation.from_frames(frames, target="sick", domain="race", test=tests)
