@@ -105,7 +105,7 @@ def test_a_run_asks_the_server_and_reaches_through_nothing_of_it():
 
 
 def private(path: Path) -> Iterator[str]:
-    """Names with an underscore in front that ``path`` takes from elsewhere: as attributes, imports or texts."""
+    """Names with an underscore in front that ``path`` takes from perfed: as attributes, imports or texts."""
     tree = ast.parse(path.read_text())
     of_self = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "self"]
     own = {n.attr for n in of_self if isinstance(n.ctx, ast.Store)} | {"_replace"}  # a named tuple's is public
@@ -113,7 +113,7 @@ def private(path: Path) -> Iterator[str]:
         names: list[str] = []
         if isinstance(node, ast.Attribute):
             names = [node.attr]
-        elif isinstance(node, ast.ImportFrom):
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "perfed":
             names = [part for name in (node.module or "", *(a.name for a in node.names)) for part in name.split(".")]
         elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1].endswith("attr"):
             given = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
