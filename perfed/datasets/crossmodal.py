@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -28,6 +28,7 @@ def wiki_crossmodal(
     clients: Annotated[int, Field(ge=2)] = 20,
     classes_per_client: Annotated[int, Field(ge=1, le=_CLASSES)] = 4,
     samples_per_client: NonNegative = 0,
+    columns: Literal["own", "union"] = "own",
 ) -> Federation:
     """Topics of Wikipedia articles from their image alone, or from their text alone (2,173 and 693 articles).
 
@@ -36,6 +37,7 @@ def wiki_crossmodal(
     without overlap, so that nobody has the image of an article whose text somebody has. Features have mean 0 and
     deviation 1 over the client's own training samples (those that ``validation_fraction`` takes away included).
     ``samples_per_client``: at most that many training samples, drawn at random; 0 keeps all.
+    ``columns``: "own", or with "union" all 228 features, those that a client does not have being 0.
     ``notes["kind"]`` maps client id to "image" or "text".
 
     Source: Rasiwasia et al. 2010 (Wikipedia articles); the task is FLIC's section 5 (TextCaps) in kind.
@@ -57,13 +59,12 @@ def wiki_crossmodal(
         if 0 < samples_per_client < len(train):
             rng = generator(seed, f"articles of {client}")
             train = np.sort(rng.choice(train, size=samples_per_client, replace=False))
-        x = data[kinds[i]].astype(np.float64)
-        scaler = StandardScaler().fit(x[train])
-        arrays[client] = {
-            "x_train": scaler.transform(x[train]).astype(np.float32),
-            "y_train": y[train],
-            "x_test": scaler.transform(x[test]).astype(np.float32),
-            "y_test": y[test],
-        }
+        scaler = StandardScaler().fit(data[kinds[i]][train].astype(np.float64))
+        arrays[client] = {}
+        for split, rows in (("train", train), ("test", test)):
+            own = {kinds[i]: scaler.transform(data[kinds[i]][rows].astype(np.float64)).astype(np.float32)}
+            if columns == "union":
+                own = {kind: own.get(kind, np.zeros((len(rows), data[kind].shape[1]), np.float32)) for kind in KINDS}
+            arrays[client] |= {f"x_{split}": np.concatenate(list(own.values()), axis=1), f"y_{split}": y[rows]}
     notes = {"kind": dict(zip(arrays, kinds, strict=True))}
     return replace(Federation.from_arrays(arrays, num_classes=_CLASSES), notes=notes)

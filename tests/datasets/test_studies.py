@@ -73,6 +73,16 @@ def test_half_of_the_clients_have_images_and_half_have_texts():
     assert held == list(range(10)) and total == {"train": 2173, "test": 693}  # nobody has what another has
 
 
+def test_all_features_with_zeros_for_those_that_a_client_has_not():
+    require_file("wiki_crossmodal.npz")
+    own, union = (load("wiki-crossmodal", {"clients": 4, "columns": columns}, seed=1) for columns in ("own", "union"))
+    for ours, wide in zip(own, union, strict=True):
+        zeros = torch.zeros(len(ours.test), 228 - ours.input_shape[0])
+        parts = [ours.test.x, zeros] if own.notes["kind"][ours.id] == "image" else [zeros, ours.test.x]
+        torch.testing.assert_close(wide.test.x, torch.cat(parts, 1), atol=0, rtol=0)
+        assert torch.equal(ours.test.y, wide.test.y)
+
+
 def test_few_articles_per_client():
     require_file("wiki_crossmodal.npz")
     federation = load("wiki-crossmodal", {"clients": 5, "samples_per_client": 30}, seed=0)
