@@ -28,7 +28,7 @@ _WHAT = {
 
 _OWN = """\
 # Each site has an embedding of its own columns (hetfedrep keeps it to itself); body and head come behind it.
-# Linear, and much weight decay, does best on small tables; for large ones try { kind = "mlp", hidden = [32], out = 16 }.
+# Linear with much weight decay does best on small tables; on large ones try { kind = "mlp", hidden = [32], out = 16 }.
 [model]
 embedding = { kind = "linear", out = 8 }
 body = { kind = "hidden-layer", out = 8 }
