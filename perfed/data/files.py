@@ -34,6 +34,9 @@ HOW_TO_GET = {
         "Convert bci_users40_5c_common.npz of the FLIC authors' repository (arakotom/flic) to the layout in "
         "docs/data.md."
     ),
+    "heart_disease.npz": "Convert UCI's Heart Disease (four processed.*.data) to the layout in docs/data.md.",
+    "wiki_crossmodal.npz": "Convert the features of the Wikipedia articles (wiki.mat) to the layout in docs/data.md.",
+    "parkinsons.npz": "Convert UCI's Parkinsons Telemonitoring to the layout in docs/data.md.",
 }
 
 

@@ -28,9 +28,10 @@ _WHAT = {
 
 _OWN = """\
 # Each site has an embedding of its own columns (hetfedrep keeps it to itself); body and head come behind it.
+# Linear with much weight decay does best on small tables; on large ones try { kind = "mlp", hidden = [32], out = 16 }.
 [model]
-embedding = { kind = "mlp", hidden = [32], out = 16 }
-body = { kind = "hidden-layer", out = 16 }
+embedding = { kind = "linear", out = 8 }
+body = { kind = "hidden-layer", out = 8 }
 head = "linear"
 
 [methods.local.model]
@@ -76,8 +77,8 @@ name = "tables"
 {_SHARED if same else _OWN}
 [training]
 optimizer = "adam"
-lr = 1e-3
-weight_decay = 1e-2
+lr = {"1e-3" if same else "3e-3"}
+weight_decay = {"1e-2" if same else "1e-1"}
 batch_size = 32
 local_epochs = 2
 

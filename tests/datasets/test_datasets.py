@@ -55,7 +55,7 @@ def test_all_data_sets_are_described():
     } <= set(names)
     for name in names:
         found = describe(name)
-        task = "regression" if name == "linear-domains" else "classification"
+        task = "regression" if name in ("linear-domains", "parkinsons") else "classification"
         assert found.name == name and found.task == task and found.summary.endswith(".")
         assert [option.name for option in found.options[-2:]] == ["validation_fraction", "domain_input"]
     found = describe("mnist-usps")

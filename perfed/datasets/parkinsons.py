@@ -1,0 +1,70 @@
+"""Parkinson's telemonitoring: a patient's symptoms from recordings of the voice, one client per patient."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.preprocessing import StandardScaler
+
+from perfed.data.federation import Federation
+from perfed.data.files import load_npz, require
+from perfed.data.partition.shards import generator
+from perfed.datasets.catalogue import TestFraction, ValidationFraction, dataset
+
+FILE = "parkinsons.npz"
+
+
+@dataset("parkinsons", task="regression", files=(FILE,))
+def parkinsons(
+    seed: int,
+    data_dir: Path | None,
+    *,
+    target: Literal["total", "motor"] = "total",
+    split: Literal["later", "random"] = "later",
+    test_fraction: TestFraction = 0.2,
+    later_validation: ValidationFraction = 0.0,
+) -> Federation:
+    """How severe the symptoms of each of 42 people are (UPDRS, in points) over half a year, from voice recordings.
+
+    Inputs are age, sex, days since the start and 16 measures of a recording, with mean 0 and deviation 1 over the
+    training samples of all clients (sums that clients can add up without showing a sample); age and sex are constant
+    at a client. Targets are UPDRS points, ``target`` says which; between visits to the clinic they are interpolated in
+    time.
+    ``split``: "later" tests on each person's last recordings (with ``later_validation`` that part of the others, the
+    last of them, is the validation data), "random" on any, which a curve through the points in time answers.
+
+    Source: Tsanas, Little, McSharry and Ramig 2010; UCI Machine Learning Repository.
+    """
+    data = load_npz(FILE, data_dir, ["x", f"{target}_updrs", "patient", "feature_names"])
+    x, y, patient, names = data["x"], data[f"{target}_updrs"], data["patient"], data["feature_names"].tolist()
+    require(FILE, x.shape == (len(y), len(names)) and patient.shape == y.shape, "'x', the scores and 'patient' differ")
+    require(FILE, "test_time" in names, "'feature_names' must have 'test_time'")
+    time = x[:, names.index("test_time")]
+    rows: dict[str, dict[str, NDArray[np.int64]]] = {}
+    for number in np.unique(patient).tolist():
+        client = f"{number:03d}"
+        own = np.flatnonzero(patient == number)
+        order = np.argsort(time[own], kind="stable")
+        if split == "random":
+            order = generator(seed, f"recordings of {client}").permutation(len(own))
+        train, test = _first(own[order], test_fraction)
+        train, validation = _first(train, later_validation)
+        rows[client] = {"train": train, "validation": validation, "test": test}
+    scaler = StandardScaler().fit(x[np.concatenate([of["train"] for of in rows.values()])].astype(np.float64))
+    inputs = scaler.transform(x.astype(np.float64)).astype(np.float32)
+    arrays: dict[str, dict[str, Any]] = {}
+    for client, of in rows.items():
+        arrays[client] = {"feature_names": names}
+        for part, index in of.items():
+            if len(index):
+                arrays[client] |= {f"x_{part}": inputs[index], f"y_{part}": y[index].astype(np.float32)}
+    return Federation.from_arrays(arrays, task="regression")
+
+
+def _first(rows: NDArray[np.int64], share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """All but the last ``share`` of the rows, and these."""
+    cut = len(rows) - round(share * len(rows))
+    return rows[:cut], rows[cut:]

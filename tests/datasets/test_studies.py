@@ -1,0 +1,161 @@
+"""The data of the three studies: hospitals, images and texts, patients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from data_files import require_file
+
+from perfed.datasets import describe, load
+from perfed.datasets.heart import hospitals
+from perfed.errors import PerfedError
+
+# ---- heart-disease: four hospitals
+
+
+def test_hospitals_have_the_columns_that_they_measured():
+    with np.load(require_file("heart_disease.npz")) as data:
+        x, names, hospital = data["x"], data["feature_names"].tolist(), data["hospital"]
+        sites = data["hospital_names"].tolist()
+    chol = names.index("chol")
+    x[x[:, chol] == 0, chol] = np.nan
+    frames = hospitals(None)
+    for number, site in enumerate(sites):
+        missing = np.isnan(x[hospital == number]).mean(0)
+        expected = {name for name, share in zip(names, missing, strict=True) if share < 0.9}
+        assert set(frames[site].columns) == expected | {"disease"}
+    assert "ca" in frames["cleveland"] and all("ca" not in frames[site] for site in sites[1:])
+    assert "thal" not in frames["hungarian"] and "chol" not in frames["switzerland"]
+
+
+def test_every_patient_is_tested_once_in_five_folds():
+    require_file("heart_disease.npz")
+    federations = [load("heart-disease", {}, seed=seed) for seed in range(5)]
+    frames = hospitals(None)
+    for site, frame in frames.items():
+        clients = [client for federation in federations for client in federation if client.id == site]
+        assert sum(len(client.test) for client in clients) == len(frame)
+        ill = sum(int(client.test.y.sum()) for client in clients)
+        assert ill == (frame["disease"] == "yes").sum()
+    assert federations[0].classes == ("no", "yes")
+    assert len({client.input_shape for client in federations[0]}) == 4
+    union = load("heart-disease", {"columns": "union"}, seed=0)
+    assert len({client.input_shape for client in union}) == 1
+
+
+def test_a_hospitals_model_takes_its_own_table():
+    require_file("heart_disease.npz")
+    frames = hospitals(None)
+    for client in load("heart-disease", {}, seed=0):
+        x, _ = client.table.transform(frames[client.id].drop(columns="disease"))
+        assert x.shape == (len(frames[client.id]), *client.input_shape)
+
+
+# ---- wiki-crossmodal: images or texts
+
+
+def test_half_of_the_clients_have_images_and_half_have_texts():
+    require_file("wiki_crossmodal.npz")
+    federation = load("wiki-crossmodal", {}, seed=3)
+    kind = federation.notes["kind"]
+    assert sorted(kind.values()) == ["image"] * 10 + ["text"] * 10
+    total = {"train": 0, "test": 0}
+    for client in federation:
+        wide = {"image": 128, "text": 100}[kind[client.id]]
+        assert client.input_shape == (wide,) and len(client.train.y.unique()) == 4
+        assert set(client.test.y.tolist()) <= set(client.train.y.tolist())
+        torch.testing.assert_close(client.train.x.mean(0), torch.zeros(wide), atol=1e-4, rtol=0)
+        torch.testing.assert_close(client.train.x.std(0, correction=0), torch.ones(wide), atol=1e-3, rtol=0)
+        for split in total:
+            total[split] += len(client.split(split))
+    held = sorted({label for client in federation for label in client.train.y.tolist()})
+    assert held == list(range(10)) and total == {"train": 2173, "test": 693}  # nobody has what another has
+
+
+def test_all_features_with_zeros_for_those_that_a_client_has_not():
+    require_file("wiki_crossmodal.npz")
+    own, union = (load("wiki-crossmodal", {"clients": 4, "columns": columns}, seed=1) for columns in ("own", "union"))
+    for ours, wide in zip(own, union, strict=True):
+        zeros = torch.zeros(len(ours.test), 228 - ours.input_shape[0])
+        parts = [ours.test.x, zeros] if own.notes["kind"][ours.id] == "image" else [zeros, ours.test.x]
+        torch.testing.assert_close(wide.test.x, torch.cat(parts, 1), atol=0, rtol=0)
+        assert torch.equal(ours.test.y, wide.test.y)
+
+
+def test_few_articles_per_client():
+    require_file("wiki_crossmodal.npz")
+    federation = load("wiki-crossmodal", {"clients": 5, "samples_per_client": 30}, seed=0)
+    assert [len(client.train) for client in federation] == [30] * 5
+    assert sorted(federation.notes["kind"].values()) == ["image"] * 2 + ["text"] * 3
+
+
+# ---- parkinsons: one client a patient
+
+
+def test_patients_are_tested_on_their_later_recordings():
+    with np.load(require_file("parkinsons.npz")) as data:
+        y, patient, names = data["motor_updrs"], data["patient"], data["feature_names"].tolist()
+    federation = load("parkinsons", {"target": "motor", "later_validation": 0.25}, seed=0)
+    assert len(federation) == 42 and federation.task == "regression"
+    time, age = names.index("test_time"), names.index("age")
+    for client in federation:
+        parts = [client.train, client.validation, client.test]
+        assert parts[0].x[:, time].max() <= parts[1].x[:, time].min()
+        assert parts[1].x[:, time].max() <= parts[2].x[:, time].min()
+        assert client.train.x[:, age].unique().numel() == 1
+        found = np.sort(np.concatenate([part.y.flatten().numpy() for part in parts]))
+        np.testing.assert_array_equal(found, np.sort(y[patient == int(client.id)]))
+    x = torch.cat([client.train.x for client in federation]).double()
+    torch.testing.assert_close(x.mean(0), torch.zeros(19).double(), atol=1e-5, rtol=0)
+    assert describe("parkinsons").task == "regression"
+
+
+def test_recordings_at_random():
+    require_file("parkinsons.npz")
+    later, mixed = (load("parkinsons", {"split": split}, seed=0) for split in ("later", "random"))
+    assert [len(client.test) for client in later] == [len(client.test) for client in mixed]
+    assert all(client.train.x[:, 2].max() > client.test.x[:, 2].min() for client in mixed)
+
+
+# ---- files that are not what they should be
+
+
+@pytest.mark.parametrize(
+    ("name", "arrays", "problem"),
+    [
+        ("heart-disease", {"y": np.array([0, 1, 2])}, "'y' must hold 0 or 1 for every row of 'x'"),
+        ("heart-disease", {"hospital": np.array([0, 0, 1])}, "'hospital' must hold positions in 'hospital_names'"),
+        ("wiki-crossmodal", {"text": np.zeros((2, 4))}, "'text' must have a row per label"),
+        ("wiki-crossmodal", {"y": np.array([0, 1, 10])}, r"'y' must hold labels in 0\.\.9"),
+        ("parkinsons", {"patient": np.array([1, 2])}, "'x', the scores and 'patient' differ"),
+        ("parkinsons", {"feature_names": np.array(["age", "sex"])}, "'feature_names' must have 'test_time'"),
+    ],
+)
+def test_broken_files_say_what_is_wrong(tmp_path, name, arrays, problem):
+    whole = {
+        "heart-disease": {
+            "x": np.zeros((3, 2), np.float32),
+            "y": np.array([0, 1, 1]),
+            "hospital": np.zeros(3, int),
+            "hospital_names": np.array(["one"]),
+            "feature_names": np.array(["age", "chol"]),
+        },
+        "wiki-crossmodal": {
+            "image": np.zeros((3, 5)),
+            "text": np.zeros((3, 4)),
+            "y": np.array([0, 1, 1]),
+            "train_index": np.arange(2),
+            "test_index": np.array([2]),
+        },
+        "parkinsons": {
+            "x": np.zeros((3, 2)),
+            "total_updrs": np.zeros(3),
+            "patient": np.array([1, 1, 2]),
+            "feature_names": np.array(["age", "test_time"]),
+        },
+    }[name]
+    (file,) = describe(name).files
+    np.savez(tmp_path / file, **(whole | arrays))
+    with pytest.raises(PerfedError, match=f"file '{file}': {problem}"):
+        load(name, {}, seed=0, data_dir=tmp_path)
