@@ -19,7 +19,7 @@ test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n auto --dist loadgroup
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ROUNDING) -n auto
 
 docs: $(VENV)/installed

@@ -257,11 +257,6 @@ class Baseline:
         return summary
 
 
-def start_baseline(name: str, experiment: Experiment, *, data_dir: Path | None = None, path: Path) -> Baseline:
-    """The baseline ``name`` on the experiment's data."""
-    return Baseline(name, experiment, experiment.data.load(experiment.seed, data_dir), path)
-
-
 def _rows(x: Tensor) -> NDArray[Any]:
     """One row of features per sample, ``(samples, features)``, as scikit-learn wants them."""
     return x.flatten(1).numpy()

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ import numpy as np
 import tomli_w
 import torch
 
+from perfed.data.federation import Federation
 from perfed.errors import PerfedError
-from perfed.experiment.baselines import Baseline, start_baseline
+from perfed.experiment.baselines import Baseline
 from perfed.experiment.config import validate
 from perfed.experiment.estimators import baseline_names, check_baseline, is_baseline
 from perfed.experiment.start import is_done, resume, start
@@ -221,20 +222,29 @@ class Comparison:
     def runs(
         self, data_dir: Path | None, device: torch.device | None
     ) -> Iterator[tuple[str, int, Callable[[], Run | Baseline]]]:
-        """Method, seed, and what makes the run ready to execute, of the runs that are not finished."""
+        """Method, seed, and what makes the run ready, of the runs that are not finished; a seed's data are read once."""
         for seed in self.seeds:
+            data = cache(partial(self._data, seed, data_dir))
             for method in self.methods:
                 where = self.directory(method, seed)
                 if is_done(where):
                     continue
-                if is_baseline(method):
-                    experiment = validate({**self.table, "seed": seed})
-                    yield method, seed, partial(start_baseline, method, experiment, data_dir=data_dir, path=where)
-                elif (where / "config.toml").exists():
+                if not is_baseline(method) and (where / "config.toml").exists():
                     yield method, seed, partial(resume, where, data_dir=data_dir, device=device)
                 else:
-                    experiment = validate(method_table(self.table, method, seed))
-                    yield method, seed, partial(start, experiment, data_dir=data_dir, out=where, device=device)
+                    yield method, seed, partial(self._begin, method, seed, data, device)
+
+    def _data(self, seed: int, data_dir: Path | None) -> Federation:
+        return validate({**self.table, "seed": seed}).data.load(seed, data_dir)
+
+    def _begin(
+        self, method: str, seed: int, data: Callable[[], Federation], device: torch.device | None
+    ) -> Run | Baseline:
+        where = self.directory(method, seed)
+        if is_baseline(method):
+            return Baseline(method, validate({**self.table, "seed": seed}), data(), where)
+        experiment = validate(method_table(self.table, method, seed))
+        return start(experiment, federation=data(), out=where, device=device)
 
     def outcomes(
         self, data_dir: Path | None, device: torch.device | None, execute: Execute = lambda run, label: run.execute()

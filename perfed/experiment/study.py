@@ -36,6 +36,10 @@ head = "linear"
 
 [methods.local.model]
 body = "none"
+
+# How long clients align their embeddings before round 1; "validated" lets each find out, which takes longer.
+[methods.flic-class]
+pretrain_epochs = 10
 """
 _SHARED = """\
 # All sites have the same columns: a body that they share and a head that each may have of its own.

@@ -188,9 +188,9 @@ def _last_quarter(run: Run, metric: str) -> tuple[float, float] | None:
 
 def _below(found: Sequence[MethodVerdict], base: str, metric: str) -> list[str]:
     """One line for the methods that end below a model that needs no federation."""
-    lost = [
-        v for v in found if v.gain.mean < 0 and not needs_no_federation(v.method) and not v.method.startswith(POOLED)
-    ]
+    federated = [v for v in found if not needs_no_federation(v.method) and not v.method.startswith(POOLED)]
+    none = _amount(metric, 0.0)  # as it is printed
+    lost = [v for v in federated if v.gain.mean < 0 and _amount(metric, -v.gain.mean) != none]
     if not lost or not needs_no_federation(base):
         return []
     each = ", ".join(f"{v.method} (by {_amount(metric, -v.gain.mean)})" for v in lost)

@@ -133,6 +133,7 @@ def elsewhere(tmp_path_factory) -> dict[str, Any]:
     return json.loads(process.stdout)
 
 
+@pytest.mark.xdist_group("files of every method")  # they are made once
 @pytest.mark.parametrize("name", NAMES)
 def test_a_site_says_what_the_run_says_and_so_do_its_files_without_perfed(name, elsewhere):
     run, site = finished(name)
