@@ -222,7 +222,7 @@ class Comparison:
     def runs(
         self, data_dir: Path | None, device: torch.device | None
     ) -> Iterator[tuple[str, int, Callable[[], Run | Baseline]]]:
-        """Method, seed, and what makes the run ready, of the runs that are not finished; a seed's data are read once."""
+        """Method, seed, and what makes the run ready, of those that are not finished; a seed's data are read once."""
         for seed in self.seeds:
             data = cache(partial(self._data, seed, data_dir))
             for method in self.methods:
