@@ -55,10 +55,12 @@ def predict_command(directory: Path, file: Path, site: str, out: Path, data_dir:
             f"column '{name}': {n} rows hold a category that training never saw"
             for name, n in model.table.unseen(frame).items()
         ]
-    header, columns = ["prediction"], [model.predict(frame).reshape(len(frame), -1)[:, 0]]
-    if model.facts["classes"] is not None:
-        header += [f"probability of {label}" for label in model.classes_]
-        columns += list(model.predict_proba(frame).T)
+    if model.facts["classes"] is None:
+        header, columns = ["prediction"], [model.predict(frame).reshape(len(frame), -1)[:, 0]]
+    else:
+        probabilities = model.predict_proba(frame)
+        header = ["prediction", *(f"probability of {label}" for label in model.classes_)]
+        columns = [model.classes_[probabilities.argmax(1)], *probabilities.T]
     text = io.StringIO(newline="")
     csv.writer(text).writerows([header, *zip(*(column.tolist() for column in columns), strict=True)])
     write_atomic(out, text.getvalue())

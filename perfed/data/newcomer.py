@@ -14,10 +14,8 @@ from perfed.data.federation import Federation
 from perfed.data.held_out import with_validation
 from perfed.data.inputs import arrays_of
 from perfed.data.labels import positions
-from perfed.data.tables.newcomer import newcomer_table
+from perfed.data.tables.newcomer import TESTED, newcomer_table
 from perfed.errors import PerfedError
-
-_TESTED = 0.25
 
 
 def newcomer(federation: Federation, name: str, given: Mapping[str, Any], seed: int = 0) -> Client:
@@ -42,7 +40,7 @@ def newcomer(federation: Federation, name: str, given: Mapping[str, Any], seed: 
     client = Client(name, splits["train"], splits.get("test"), splits.get("validation"), features)
     if client.split("test") is None:
         kept = client.validation
-        cut = with_validation(replace(client, validation=None), _TESTED, federation.num_classes is not None, seed)
+        cut = with_validation(replace(client, validation=None), TESTED, federation.num_classes is not None, seed)
         client = replace(cut, test=cut.validation, validation=kept)
     return client
 

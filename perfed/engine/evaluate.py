@@ -41,8 +41,10 @@ def predict(method: Method, cohort: Cohort, x: Tensor, trained: Sequence[int]) -
     Returns:
         Logits ``(n, batch, C)``, or values.
     """
-    known = cohort.domain is None or _among(cohort.domain, trained).all()
-    return method.predict(cohort, x) if known else everywhere(method, cohort, x, trained)
+    domain = cohort.domain
+    if domain is None or not cohort.per_domain or len(trained) == cohort.num_domains or _among(domain, trained).all():
+        return method.predict(cohort, x)
+    return everywhere(method, cohort, x, trained)
 
 
 def everywhere(method: Method, cohort: Cohort, x: Tensor, trained: Sequence[int]) -> Tensor:

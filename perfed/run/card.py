@@ -36,14 +36,17 @@ def data_facts(client: Client, federation: Federation) -> dict[str, Any]:
 
     Returns:
         ``train``, ``validation``, ``test`` samples; ``per_class`` training samples by class, or ``targets`` (smallest
-        and largest); ``per_domain``; ``inputs``: mean, standard deviation, smallest and largest over all of them, and
-        whether they are ``whole`` numbers.
+        and largest, in the unit of the data; of survival the times); ``per_domain``; ``inputs``: mean, standard
+        deviation, smallest and largest over all of them, and whether they are ``whole`` numbers.
     """
     train, x = client.train, client.train.x.double()
     counts = {name: 0 if (split := client.split(name)) is None else len(split) for name in SPLITS}
     found: dict[str, Any] = dict(counts)
     if federation.num_classes is None:
-        found["targets"] = {"smallest": float(train.y.min()), "largest": float(train.y.max())}
+        values = train.y[:, 0] if federation.survival else train.y  # times
+        if federation.target_scale is not None:
+            values = federation.target_scale.up(values)
+        found["targets"] = {"smallest": float(values.min()), "largest": float(values.max())}
     else:
         held = torch.bincount(train.y, minlength=federation.num_classes).tolist()
         found["per_class"] = {str(name): n for name, n in zip(federation.classes or (), held, strict=True)}
@@ -71,12 +74,12 @@ def today() -> str:
 
 
 def metrics_with_intervals(
-    split: Split | None, outputs: NDArray[np.float64], task: Task, num_classes: int | None
+    split: Split, outputs: NDArray[np.float64], task: Task, num_classes: int | None
 ) -> dict[str, Any]:
     """A model's metrics on one client's samples, each with its bootstrap interval over them.
 
     Args:
-        split: the samples; ``None`` for no metrics.
+        split: the samples.
         outputs: class probabilities ``(samples, C)``, values, or log hazards.
         task: what the targets are for.
         num_classes: C; ``None`` where targets are no labels.
@@ -86,8 +89,6 @@ def metrics_with_intervals(
         (Efron and Tibshirani 1993, section 13.3); those in which a metric does not exist (an AUC of one class) are
         left out, and where it never exists there are no limits.
     """
-    if split is None:
-        return {}
     y, logs = split.y.cpu().numpy(), outputs
     if num_classes is not None:
         logs = np.log(np.maximum(outputs, np.finfo(outputs.dtype).tiny))

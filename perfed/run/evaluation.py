@@ -185,12 +185,16 @@ class Evaluator:
         return metrics
 
     def take(self, taken: Taken, number: int, tally: Tally) -> None:
-        """Keep the models after round ``number`` that have the least loss so far on their clients' validation data."""
-        ids = self.federation.ids
-        found = self._server.evaluate("validation", ids, number, never_used=tally.never_used(ids))
+        """Keep the models after round ``number`` that have the least loss so far on their clients' validation data.
+
+        A client that no round has used yet has no model of its own: training goes on until all have been used.
+        """
+        waiting = tally.never_used(self.federation.ids)
+        used = [client for client in self.federation.ids if client not in waiting]
+        found = self._server.evaluate("validation", used, number)
         losses = {client: values.get("loss", values.get("mse", inf)) for client, values in found.items()}
         taken.look(number, losses, self._server.snapshot())
-        taken.stopped = taken.waited(number) >= self.settings.patience * self.settings.every
+        taken.stopped = not waiting and taken.waited(number) >= self.settings.patience * self.settings.every
 
     def measure_taken(self, taken: Taken, number: int, tally: Tally) -> None:
         """Measure the models that the run takes, in place of those of its last round, ``number``."""
@@ -198,8 +202,7 @@ class Evaluator:
         metrics: Metrics = {}
         for best, ids in taken.groups(self.federation.ids).items():
             with taken.at(self._server, ids[0]):
-                unused = tally.never_used(ids)
-                metrics |= self._server.evaluate(self.split, ids, best or number, outputs, never_used=unused)
+                metrics |= self._server.evaluate(self.split, ids, best or number, outputs)
         domains: Metrics = {}
         if outputs:
             domains, tally.client_domains = by_domain(outputs, self.federation, self.scoring.metrics)

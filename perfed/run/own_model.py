@@ -34,12 +34,10 @@ class OwnModels:
 
     Attributes:
         name: of the method.
-        rounds: of the whole run.
         server: with the clients.
     """
 
     name: str
-    rounds: int
     server: Server
 
     @property

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
 from perfed.experiment.start import is_done, resume, start
+from perfed.participation.settings import Participation
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
 from perfed.run.settings import Evaluation
@@ -136,3 +137,21 @@ def test_what_takes_no_one_model_is_refused():
             Evaluation(stop="validated", **options)
     with pytest.raises(PerfedError, match="no client has validation data"):
         run(data=blobs())
+
+
+@pytest.mark.parametrize("rounds", [2, 8])
+def test_with_one_client_a_round_what_is_reported_is_what_the_models_say(rounds):
+    """After two rounds somebody was never used: it takes what it settles to; nobody takes a round before its first."""
+    alone = Participation(rate=0.3, last_round="sampled")
+    impatient = EVERY.model_copy(update={"patience": 1})
+    made = run(rounds=rounds, evaluation=impatient, participation=alone)
+    made.execute()
+    first: dict[str, int] = {}
+    for record in made.history:
+        assert len(record["participants"]) == 1
+        first.setdefault(record["participants"][0], record["round"])
+    assert set(made.taken.rounds) == set(first) and (len(first) == 3 or made.done == rounds)
+    for client in made.federation:
+        assert made.taken.rounds.get(client.id, made.done) >= first.get(client.id, 0)
+        right = made.predict(client.id, client.test.x).argmax(-1) == client.test.y
+        assert made.client_metrics[client.id]["accuracy"] == pytest.approx(float(right.float().mean()))

@@ -19,7 +19,8 @@ from perfed.data.tables.schema import learnt
 from perfed.data.tables.site import SiteTable, domain_ids
 from perfed.data.tables.splits import held_out
 
-_TESTED = 0.25
+TESTED = 0.25
+"""Share of a newcomer's rows that it is tested on."""
 
 
 def newcomer_table(
@@ -61,7 +62,7 @@ def newcomer_table(
     checked({site: frame}, options, sources={site: source})
     column = {"classification": first.target, "survival": first.event}.get(task)
     strata = np.zeros(len(frame)) if column is None else pandas().factorize(frame[column])[0]
-    held = held_out(strata, None, _TESTED, seed, f"test rows of {site}")
+    held = held_out(strata, None, TESTED, seed, f"test rows of {site}")
     rows = {"train": frame[~held], "test": frame[held]}
     built = build({site: rows["train"]}, options, tests={site: rows["test"]}, sources={site: source})
     table = replace(built.tables[site], domains=first.domains, domain_input=first.domain_input)
