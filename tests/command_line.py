@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
+import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 from perfed.cli.commands import main
@@ -58,21 +61,50 @@ def run_tiny(out: Path, *arguments: object) -> Outcome:
     return result
 
 
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["perfed.cli.actions", "perfed.methods"])
+
+
+def another_process(*arguments: object, while_it_runs: Callable[[BaseProcess], None] | None = None) -> Outcome:
+    """``perfed ARGUMENTS`` in a process of its own.
+
+    It is forked from one that has imported perfed and nothing else: that takes longer than what is tested.
+    """
+    with TemporaryDirectory() as folder:
+        said = [Path(folder, name) for name in ("out", "err")]
+        process = _FORKS.Process(target=_program, args=([*map(str, arguments)], said, Path.cwd(), dict(os.environ)))
+        process.start()
+        if while_it_runs is not None:
+            while_it_runs(process)
+        process.join()
+        assert process.exitcode is not None
+        return Outcome(process.exitcode, *(file.read_text() if file.exists() else "" for file in said))
+
+
+def _program(arguments: list[str], said: list[Path], folder: Path, environment: dict[str, str]) -> None:
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
+    for number, file in enumerate(said, start=1):
+        with file.open("wb") as handle:
+            os.dup2(handle.fileno(), number)
+    sys.argv = ["perfed", *arguments]
+    main()
+
+
 def stop_when(condition: Callable[[], bool], number: signal.Signals, *arguments: object) -> Outcome:
     """Start ``perfed ARGUMENTS`` as a process of its own and send it the signal as soon as ``condition`` holds."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "perfed.cli.commands", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs in the background ignore it
-    )
-    while process.poll() is None and not condition():
-        time.sleep(0.001)
-    process.send_signal(number)
-    out, errors = process.communicate()
-    assert process.returncode != 0, f"it ended before it could be stopped: {errors}"
-    return Outcome(process.returncode, out, errors)
+
+    def stop(process: BaseProcess) -> None:
+        while process.is_alive() and not condition():
+            time.sleep(0.001)
+        with suppress(ProcessLookupError):
+            os.kill(process.pid or 0, number)
+
+    found = another_process(*arguments, while_it_runs=stop)
+    assert found.code != 0, f"it ended before it could be stopped: {found.err}"
+    return found
 
 
 def kill_when(condition: Callable[[], bool], *arguments: object) -> None:

@@ -37,11 +37,28 @@ def locking(handle, mode, size):
 sys_modules = __import__("sys").modules
 sys_modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
 """
-PROGRAM = "\nfrom perfed.cli.commands import main\nmain()\n"
+PROGRAM = """
+from pathlib import Path
+from perfed.cli.commands import main
+def perfed(*arguments):
+    sys.argv[1:] = arguments
+    try:
+        main()
+    except SystemExit as done:
+        assert done.code == 0, arguments
+
+out, *options = sys.argv[1:]
+place = Path(out, "local", "seed-0")
+perfed("compare", *options, "--out", out)
+place.joinpath("summary.json").rename(place / "first.json")
+place.joinpath("checkpoint", "state-000003.json").unlink()
+perfed("resume", str(place))
+perfed("report", out)
+"""
 
 
 def without(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """``perfed ARGUMENTS`` where modules are hidden; it fails where a file's encoding is left to the system."""
+    """A program where modules are hidden; it fails where a file's encoding is left to the system."""
     strict = 'import warnings\nwarnings.filterwarnings("error", category=EncodingWarning, module="perfed")\n'
     command = [sys.executable, "-X", "warn_default_encoding", "-c", strict + program, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True)
@@ -50,19 +67,13 @@ def without(program: str, *arguments: object) -> subprocess.CompletedProcess[str
 @pytest.mark.parametrize("before", [HIDDEN, MSVCRT + HIDDEN], ids=["no locks", "locks of Windows"])
 def test_everything_works_without_modules_that_windows_does_not_have(tmp_path, before):
     out = tmp_path / "out"
-    options = (*TINY, "--methods", "local,flic-class", "--out", out)
-    done = without(before + PROGRAM, "compare", EXPERIMENT, *options)
+    done = without(before + PROGRAM, out, EXPERIMENT, *TINY, "--methods", "local,flic-class")
     assert done.returncode == 0, done.stderr
-    place = out / "local" / "seed-0"
-    summary = json.loads((place / "summary.json").read_text())
-    assert "peak_memory_mb" not in summary and summary["rounds"] == 3
+    names = ("first.json", "summary.json")
+    first, summary = (json.loads((out / "local" / "seed-0" / name).read_text()) for name in names)
+    assert "peak_memory_mb" not in first and first["rounds"] == 3
     assert not list(out.rglob(".lock"))
-    for name in ("summary.json", "checkpoint/state-000003.json"):
-        (place / name).unlink()
-    resumed = without(before + PROGRAM, "resume", place)
-    assert resumed.returncode == 0, resumed.stderr
-    assert json.loads((place / "summary.json").read_text())["metrics"] == summary["metrics"]
-    assert without(before + PROGRAM, "report", out).returncode == 0
+    assert summary["metrics"] == first["metrics"]
 
 
 def test_locks_of_windows_keep_other_processes_out(tmp_path):

@@ -87,3 +87,11 @@ def test_the_global_generator_comes_back_even_after_an_error():
         torch.rand(3)
         raise KeyError
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="its generators are given the seed as well")
+def test_a_seed_writes_down_no_stack_for_devices_that_are_not_there(monkeypatch):
+    """As torch.manual_seed does, which takes longer than building a small layer."""
+    monkeypatch.setattr("traceback.format_stack", lambda: pytest.fail("the stack was written down"))
+    with rng.torch_seed(rng.key(0, "a")):
+        torch.rand(1)

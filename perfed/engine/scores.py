@@ -33,10 +33,12 @@ def balanced_accuracy(y: Targets, outputs: Outputs) -> float:
 
 
 def auc(y: Targets, outputs: Outputs) -> float:
-    """Area under the ROC curve; of more than two classes, each against the others."""
-    from sklearn.metrics import roc_auc_score
+    """Area under the ROC curve; of more than two classes, each against the others.
 
-    return _ranked(roc_auc_score, y, outputs)
+    It is the fraction of pairs of a positive and a negative sample in which the positive one has the larger score, a
+    tie being half a pair (Mann and Whitney 1947).
+    """
+    return _ranked(_pairs_in_order, y, outputs)
 
 
 def average_precision(y: Targets, outputs: Outputs) -> float:
@@ -125,6 +127,13 @@ def probabilities(outputs: Outputs) -> Outputs:
     return found
 
 
+def _pairs_in_order(positive: NDArray[np.bool_], score: NDArray[np.float64]) -> float:
+    lower = np.sort(score[~positive])
+    higher = score[positive]
+    pairs = np.searchsorted(lower, higher, "left").sum() + np.searchsorted(lower, higher, "right").sum()
+    return float(pairs / (2 * len(lower) * len(higher)))
+
+
 def _ranked(score: Callable[..., float], y: Targets, outputs: Outputs) -> float:
     """``score`` by the margin of class 1; of more classes, the mean over those that occur, by their probabilities."""
     held = np.unique(y)
@@ -132,6 +141,6 @@ def _ranked(score: Callable[..., float], y: Targets, outputs: Outputs) -> float:
         return np.nan
     if outputs.shape[1] == 2:
         margin = np.nan_to_num(outputs[:, 1] - outputs[:, 0])
-        return float(score(y, margin))
+        return float(score(y == 1, margin))
     p = probabilities(outputs)
     return float(np.mean([score(y == label, p[:, label]) for label in held]))

@@ -84,6 +84,17 @@ def test_metrics_of_more_classes_some_of_which_are_absent():
     assert computed("balanced-accuracy", y[few], outputs[few]) == pytest.approx(np.mean(recalls))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_the_auc_is_exactly_the_fraction_of_ordered_pairs_with_ties_as_halves(seed):
+    g = np.random.default_rng(seed)
+    y, score = g.permutation([0, 1] * 7 + [1] * 16), g.integers(0, 5, 30).astype(float)
+    positive, negative = score[y == 1], score[y == 0]
+    halves = sum(2 * (a > b) + (a == b) for a in positive for b in negative)
+    found = computed("auc", y, np.stack([np.zeros(30), score], 1))
+    assert found == halves / (2 * len(positive) * len(negative))
+    assert found == pytest.approx(sk.roc_auc_score(y, score), abs=1e-14)
+
+
 def test_metrics_of_values():
     y, outputs = RNG.normal(size=(30, 2)), RNG.normal(size=(30, 2))
     expected = {

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import EXPERIMENT, TINY, contents, perfed, run_tiny
+from command_line import EXPERIMENT, TINY, another_process, contents, perfed, run_tiny
 
 from perfed import resume, start
 from perfed.data.federation import Federation
@@ -351,8 +351,8 @@ def test_a_run_with_a_term_in_a_file_of_ones_own_is_run_again_and_continued_by_a
     for name in ("summary.json", "checkpoint/state-000003.json"):
         (here / "out" / name).unlink()
     for command in (["resume", "out"], ["run", "out/config.toml", "--out", "again"]):
-        done = subprocess.run([sys.executable, "-m", "perfed.cli.commands", *command], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        done = another_process(*command)
+        assert done.code == 0, done.err
         found = json.loads((here / command[-1] / "summary.json").read_text())
         assert found["metrics"] == first["metrics"] and found["settings"] == first["settings"]
 
