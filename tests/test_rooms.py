@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -31,6 +32,7 @@ ROOMS = (  # from the bottom to the top; a room may use those before it
 FACES = {"aggregate", "placement", "registry", "terms"}  # short names for users; nothing inside imports them
 
 
+@cache
 def modules() -> dict[str, Path]:
     """Every module of perfed by its full name."""
     found = {}
@@ -51,6 +53,7 @@ def imported(path: Path, known: dict[str, Path]) -> Iterator[str]:
             yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "perfed")
 
 
+@cache
 def arrows() -> dict[str, set[str]]:
     """Module -> the modules that it imports; a package's own ``__init__`` is a door, not an importer."""
     known = modules()
