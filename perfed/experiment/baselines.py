@@ -39,6 +39,7 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
 from perfed.experiment.estimators import check_baseline, is_pooled, new_model, tries
 from perfed.machine import installed_version
+from perfed.run import predictions
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Progress
 
@@ -95,7 +96,8 @@ class Baseline:
                 )
 
     def execute(self, progress: Progress | None = None) -> dict[str, Any]:
-        """Train and evaluate every client's model; write ``config.toml``, ``clients.csv`` and ``summary.json``.
+        """Train and evaluate every client's model; write ``config.toml``, ``clients.csv``, what the models say of every
+        sample, and ``summary.json``.
 
         ``progress`` is called after each client with its number and how many there are.
 
@@ -122,6 +124,7 @@ class Baseline:
         stopped = sum(issubclass(warning.category, ConvergenceWarning) for warning in caught)
         notes = [TOGETHER] if is_pooled(self.name) else []
         notes += [f"{stopped} of the models did not converge"] if stopped else []
+        notes += [predictions.NOT_KEPT] if self._too_many else []
         return self._finish(metrics, outputs, time.perf_counter() - started, notes + self._choices(models))
 
     def _evaluate(self, model: Any, client: Client, metrics: Metrics, outputs: list[Outputs]) -> None:
@@ -131,8 +134,13 @@ class Baseline:
         if (scale := self.federation.target_scale) is not None:
             y, predicted = scale.up(split.y).numpy(), scale.up(torch.from_numpy(predicted)).numpy()
         metrics[client.id] = metrics_of(y, predicted, *self._kind)
-        if split.domain is not None:
-            outputs.append(Outputs(np.repeat(np.array([client.id]), len(y)), split.domain.numpy(), y, predicted))
+        domain = None if split.domain is None else split.domain.numpy()
+        if domain is not None or not self._too_many:
+            outputs.append(Outputs(np.repeat(np.array([client.id]), len(y)), domain, y, predicted))
+
+    @cached_property
+    def _too_many(self) -> bool:
+        return predictions.too_many(self.federation, self.experiment.evaluation.split)
 
     @property
     def _kind(self) -> tuple[Task, int | None, list[str]]:
@@ -225,7 +233,7 @@ class Baseline:
         evaluation, federation = self.experiment.evaluation, self.federation
         weights = None if evaluation.weights == "uniform" else sample_counts(federation, evaluation.split)
         found = summarise(metrics, weights)
-        domains, of_clients = by_domain(outputs, federation, self._kind[2]) if outputs else ({}, {})
+        domains, of_clients = by_domain(outputs, federation, self._kind[2]) if federation.num_domains else ({}, {})
         sizes = federation.domain_samples(evaluation.split)
         by_name = {"domains": with_extremes(domains, few_samples(sizes)), "domain_samples": sizes}
         summary = {
@@ -253,6 +261,9 @@ class Baseline:
             # There is one number, in the column of the moment that the methods beside it report.
             moments = (metrics, {}) if evaluation.when == "before" else ({}, metrics)
             directory.write_clients(*client_table(federation, evaluation.split, *moments, {}, {}, of_clients))
+            if not self._too_many:
+                rows = predictions.arrays_of(outputs, federation, evaluation.split)
+                directory.write_arrays(predictions.FOLDER, 0, rows)
             directory.write_summary(summary)
         return summary
 
