@@ -37,6 +37,7 @@ from perfed.engine.evaluate import (
 from perfed.engine.metrics import ALWAYS, METRICS, chosen, metrics_of
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
+from perfed.experiment.cox import Cox
 from perfed.experiment.estimators import check_baseline, is_pooled, new_model, tries
 from perfed.machine import installed_version
 from perfed.run import predictions
@@ -56,7 +57,8 @@ class Baseline:
     run's seed. Where a client has validation samples, and these are not what is evaluated, a model with a name has one
     of :data:`~perfed.experiment.estimators.TRIES` values of its strength, the one that is best on them; it is trained
     on the training samples alone. They get the arrays that the methods get, images flattened; nothing is scaled that
-    the data set has not scaled. A client with samples of a single class always says that class.
+    the data set has not scaled. A client with samples of a single class always says that class. Cox models are
+    lifelines' (:class:`~perfed.experiment.cox.Cox`).
 
     Attributes:
         name: of the baseline.
@@ -124,6 +126,10 @@ class Baseline:
         stopped = sum(issubclass(warning.category, ConvergenceWarning) for warning in caught)
         notes = [TOGETHER] if is_pooled(self.name) else []
         notes += [f"{stopped} of the models did not converge"] if stopped else []
+        still = sum(isinstance(model, Cox) and not model.events_ for model in models)
+        notes += [f"{still} of the models were trained without an event and give every sample the same hazard"] * (
+            still > 0
+        )
         notes += [predictions.NOT_KEPT] if self._too_many else []
         return self._finish(metrics, outputs, time.perf_counter() - started, notes + self._choices(models))
 
@@ -173,13 +179,15 @@ class Baseline:
         return self.experiment.evaluation.split != "validation" and client.split("validation") is not None
 
     def _score(self, model: Any, clients: Sequence[Client]) -> float:
-        """The task's first metric on the clients' validation samples together; the higher, the better."""
+        """The task's first metric on the clients' validation samples together, so that the higher, the better; where it
+        is not defined on them, the same for every model.
+        """
         held = [(client, split) for client in clients if (split := client.split("validation")) is not None]
         y = np.concatenate([split.y.numpy() for _, split in held])
         predicted = np.concatenate([self._outputs(model, client, split.x) for client, split in held])
         metric = ALWAYS[self.federation.task][0]
-        value = metrics_of(y, predicted, self.federation.task, self.federation.num_classes)[metric]
-        return value if METRICS[metric].higher_is_better else -value
+        value = metrics_of(y, predicted, self.federation.task, self.federation.num_classes).get(metric)
+        return -np.inf if value is None else METRICS[metric].direction * value
 
     def _trained(self, clients: Sequence[Client], settings: dict[str, float]) -> Any:
         x = np.concatenate([_rows(client.train.x) for client in clients])
@@ -225,9 +233,7 @@ class Baseline:
         return [f"{setting} chosen on validation samples, {len(values)} tries: {each}{without}"]
 
     def _new_model(self) -> Any:
-        if self.federation.survival:
-            raise PerfedError(f"{self.name} is not for survival, which these data are; no baseline is")
-        return new_model(self.name, self.federation.num_classes is None, self.experiment.seed)
+        return new_model(self.name, self.federation.task, self.experiment.seed)
 
     def _finish(self, metrics: Metrics, outputs: list[Outputs], seconds: float, notes: list[str]) -> dict[str, Any]:
         evaluation, federation = self.experiment.evaluation, self.federation

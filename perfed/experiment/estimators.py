@@ -17,13 +17,13 @@ from sklearn.ensemble import (
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import SVC
 
+from perfed.data.labels import Task
 from perfed.errors import PerfedError
+from perfed.experiment.cox import Cox
 from perfed.plugins import POOLED, SKLEARN
 
 TRIES = 5
 """Settings of a named model that are tried on validation data."""
-
-_Maker = Callable[[int], Any] | None
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,12 @@ class _Known:
     """A model with a name of its own.
 
     Attributes:
-        classes, values: from a seed to the model; ``None`` where scikit-learn has none of that kind.
+        makers: by task, from a seed to the model.
         setting: how strongly it is held back from fitting the training samples.
-        tried: its values, scikit-learn's default first, which so is taken unless another is better.
+        tried: its values, the default first, which so is taken unless another is better.
     """
 
-    classes: _Maker
-    values: _Maker
+    makers: dict[Task, Callable[[int], Any]]
     setting: str
     tried: tuple[float, ...]
 
@@ -45,22 +44,32 @@ class _Known:
 # GradientBoosting and not HistGradientBoosting: that one puts no fewer than 20 samples into a leaf and so says the same
 # for every sample of a client that has under 40; the exact splits of this one cost nothing with a few hundred samples.
 _KNOWN = {
-    "logistic": _Known(lambda seed: LogisticRegression(max_iter=1000), None, "C", (1.0, 0.01, 0.1, 10.0, 100.0)),
-    "ridge": _Known(None, lambda seed: Ridge(), "alpha", (1.0, 0.01, 0.1, 10.0, 100.0)),
-    "svc": _Known(lambda seed: SVC(), None, "C", (1.0, 0.01, 0.1, 10.0, 100.0)),
+    "logistic": _Known(
+        {"classification": lambda seed: LogisticRegression(max_iter=1000)}, "C", (1.0, 0.01, 0.1, 10.0, 100.0)
+    ),
+    "ridge": _Known({"regression": lambda seed: Ridge()}, "alpha", (1.0, 0.01, 0.1, 10.0, 100.0)),
+    "cox": _Known({"survival": lambda seed: Cox()}, "penalizer", (0.1, 0.001, 0.01, 1.0, 10.0)),
+    "svc": _Known({"classification": lambda seed: SVC()}, "C", (1.0, 0.01, 0.1, 10.0, 100.0)),
     "random-forest": _Known(
-        lambda seed: RandomForestClassifier(random_state=seed),
-        lambda seed: RandomForestRegressor(random_state=seed),
+        {
+            "classification": lambda seed: RandomForestClassifier(random_state=seed),
+            "regression": lambda seed: RandomForestRegressor(random_state=seed),
+        },
         "min_samples_leaf",
         (1, 2, 3, 5, 10),
     ),
     "gradient-boosting": _Known(
-        lambda seed: GradientBoostingClassifier(random_state=seed),
-        lambda seed: GradientBoostingRegressor(random_state=seed),
+        {
+            "classification": lambda seed: GradientBoostingClassifier(random_state=seed),
+            "regression": lambda seed: GradientBoostingRegressor(random_state=seed),
+        },
         "learning_rate",
         (0.1, 0.01, 0.03, 0.3, 1.0),
     ),
 }
+
+
+_IS_FOR = {"classification": is_classifier, "regression": is_regressor}
 
 
 def is_baseline(name: str) -> bool:
@@ -90,25 +99,21 @@ def tries(name: str) -> tuple[str, tuple[float, ...]] | None:
     return None if known is None else (known.setting, known.tried)
 
 
-def new_model(name: str, regression: bool, seed: int) -> Any:
+def new_model(name: str, task: Task, seed: int) -> Any:
     """The untrained model of the baseline ``name``: scikit-learn's defaults, and the seed where it draws anything.
 
     Raises:
         PerfedError: none of that name, or none for such targets; says what is allowed.
     """
-    kind = "a regression" if regression else "a classification"
     known = _KNOWN.get(_bare(name))
-    if known is None:
-        model = _instance(name, seed)
-        if not (is_regressor if regression else is_classifier)(model):
-            raise PerfedError(f"{name} is not for {kind}, which these data are")
+    if known is not None and task in known.makers:
+        return known.makers[task](seed)
+    if known is None and task in _IS_FOR and _IS_FOR[task](model := _instance(name, seed)):
         return model
-    make = known.values if regression else known.classes
-    if make is None:
-        prefix = POOLED if is_pooled(name) else SKLEARN
-        allowed = [prefix + own for own, item in _KNOWN.items() if (item.values if regression else item.classes)]
-        raise PerfedError(f"{name} is not for {kind}, which these data are; allowed: {', '.join(allowed)}")
-    return make(seed)
+    prefix = POOLED if is_pooled(name) else SKLEARN
+    own = ", ".join(prefix + other for other, item in _KNOWN.items() if task in item.makers)
+    kind = task if task == "survival" else f"a {task}"
+    raise PerfedError(f"{name} is not for {kind}, which these data are; allowed: {own}")
 
 
 def _bare(name: str) -> str:
