@@ -23,6 +23,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.svm import SVC
 
 from perfed.data.federation import Federation
+from perfed.data.held_out import with_validation
 from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.experiment import estimators
@@ -30,7 +31,7 @@ from perfed.experiment.baselines import Baseline
 from perfed.experiment.compare import Comparison
 from perfed.experiment.config import validate
 from perfed.experiment.cox import Cox
-from perfed.experiment.estimators import baseline_names
+from perfed.experiment.estimators import baseline_names, new_model, tries
 from perfed.experiment.result import compare
 
 CLASSIFIERS = {
@@ -198,6 +199,55 @@ def test_strengths_are_tried_on_validation_samples(of):
     assert summary["notes"][-1] == note
     scored = Baseline(f"{of}:logistic", experiment(split="validation"), federation).execute()
     assert not any("chosen" in note for note in scored["notes"])  # what is scored on chooses nothing
+
+
+@pytest.mark.parametrize("name", ["logistic", "ridge", "svc", "cox", "random-forest", "gradient-boosting"])
+def test_as_many_values_of_a_strength_are_tried_as_are_asked_for(name):
+    setting, five = tries(f"sklearn:{name}", 5)
+    task = {"ridge": "regression", "cox": "survival"}.get(name, "classification")
+    default = new_model(f"sklearn:{name}", task, 0).get_params()[setting]
+    for number in range(1, 41):
+        values = tries(f"sklearn:{name}", number)[1]
+        assert len(set(values)) == len(values) == number and values[0] == default
+        assert list(values[1:]) == sorted(values[1:]) and min(values) > 0
+        if name == "random-forest":
+            assert all(isinstance(value, int) for value in values)
+        elif number > 2:
+            assert (min(values), max(values)) == (min(five), max(five))  # the same ends
+            for side in (sorted(v for v in values if v <= default), sorted(v for v in values if v >= default)):
+                even = np.geomspace(side[0], side[-1], len(side))
+                digit = 10 ** np.floor(np.log10(even))
+                assert np.all(np.abs(side - even) <= 0.5001 * digit)  # rounded to one digit or more
+    assert {
+        "logistic": (1.0, 0.01, 0.1, 10.0, 100.0),
+        "ridge": (1.0, 0.01, 0.1, 10.0, 100.0),
+        "svc": (1.0, 0.01, 0.1, 10.0, 100.0),
+        "cox": (0.1, 0.001, 0.01, 1.0, 10.0),
+        "random-forest": (1, 2, 3, 5, 10),
+        "gradient-boosting": (0.1, 0.01, 0.03, 0.3, 1.0),
+    }[name] == five
+
+
+@pytest.mark.parametrize("of", ["sklearn", "pooled"])
+def test_where_tries_are_asked_for_and_nothing_is_held_out_a_quarter_is_while_choosing(of):
+    federation, right, taken = two_classes(), [], []
+    held = [with_validation(client, 0.25, True, 1) for client in federation]
+    assert all(0 < len(client.split("validation")) <= 8 for client in held)
+    for members in [[0], [1], [2]] if of == "sklearn" else [[0, 1, 2]]:
+        (x, y), (own_x, own_y), (whole_x, whole_y) = (
+            [np.concatenate(e) for e in zip(*(arrays(clients[i], split) for i in members), strict=True)]
+            for clients, split in ((held, "train"), (held, "validation"), (federation.clients, "train"))
+        )
+        scores = {c: LogisticRegression(max_iter=1000, C=c).fit(x, y).score(own_x, own_y) for c in (1.0, 0.01, 100.0)}
+        taken.append(max(scores, key=scores.get))
+        model = LogisticRegression(max_iter=1000, C=taken[-1]).fit(whole_x, whole_y)
+        right += [model.score(*arrays(federation.clients[i])) for i in members]
+    asked = experiment().model_copy(update={"baseline_tries": 3})
+    summary = Baseline(f"{of}:logistic", asked, federation).execute()
+    assert summary["accuracy"]["mean"] == pytest.approx(np.mean(right), abs=1e-15)
+    assert "C chosen on a quarter of the training samples, 3 tries: " in summary["notes"][-1]
+    unasked = Baseline(f"{of}:logistic", experiment(), federation).execute()
+    assert not any("chosen" in note for note in unasked["notes"])
 
 
 def test_one_model_on_all_samples_together():
