@@ -2,7 +2,8 @@
 
 ``python benchmarks/studies.py``: heart-disease, wiki-crossmodal and parkinsons, one model per site, six values of one
 setting each. What is chosen has the best mean over the seeds on rows held out of the training rows, as with
-``perfed tune``; it is then trained on all of these and tested. Ridge and logistic regression take a minute,
+``perfed tune``: one value for all sites (``perfed compare ... baseline_tries=6`` lets each site choose its own). It
+is then trained on all of these and tested. Ridge and logistic regression take a minute,
 forests of twenty or forty sites half an hour on one core.
 """
 

@@ -12,6 +12,9 @@ from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
 from perfed.data.partition.shards import generator
 
+TUNING_FRACTION = 0.25
+"""Part of the training samples that settings are chosen on where the data have no validation samples."""
+
 
 def with_validation(client: Client, fraction: float, stratify: bool, seed: int) -> Client:
     """``client`` with the part ``fraction`` of its training samples as validation data, by class where ``stratify``,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from perfed import rng
+from perfed.engine.evaluate import Outputs
 from perfed.engine.inprocess import Exchange, InProcessEngine, Metrics
 from perfed.errors import PerfedError
 from perfed.method.exchange import Each, FederationInfo, Fold, Replies, Reply, ServerState
@@ -29,6 +30,7 @@ class RoundRecord:
         train_loss: mean over participants of their mean training loss; NaN where nothing was trained.
         bytes_up, bytes_down: of all replies and payloads.
         after: metrics right after local training, by client id; empty if they were not asked for.
+        outputs: what the models said of every sample then, if that was asked for.
         arrays: what the method showed of this round, by name; see :meth:`perfed.method.exchange.Clients.show`.
         counts: the clients that the method counted in this round, by name of what happened to them.
         exchanges: with the clients; of those with everybody after the round one counts, as in ``seconds``.
@@ -41,6 +43,7 @@ class RoundRecord:
     bytes_up: int = 0
     bytes_down: int = 0
     after: Metrics = field(default_factory=dict)
+    outputs: list[Outputs] = field(default_factory=list)
     arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
     counts: dict[str, list[str]] = field(default_factory=dict)
     exchanges: int = 0
@@ -78,10 +81,12 @@ class RoundClients:
         kind: str,
         measure: str | None,
         invited: int | None = None,
+        keeps: bool = False,
     ) -> None:
         self._engine = engine
         self._kind = kind
         self._measure = measure
+        self._keeps = keeps
         self._invited = len(ids) if invited is None else invited
         self.ids = sorted(ids)
         self.round = round_
@@ -146,7 +151,9 @@ class RoundClients:
         index = record.exchanges + _FIRST_EXCHANGE[self._kind]
         exchange = Exchange(program, self.round, index, self._measure, terms)
         folds = {name: self._counted(name, fold) for name, fold in reduce.items()}
-        replies, record.after = self._engine.run(exchange, payload, self.ids, folds)
+        record.outputs = []
+        kept = record.outputs if self._keeps else None
+        replies, record.after = self._engine.run(exchange, payload, self.ids, folds, kept)
         record.exchanges += 1
         self.losses.append(replies.train_loss)
         record.bytes_up += sum(_size(value) for name, value in replies.content.items() if name not in folds)

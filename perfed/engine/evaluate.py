@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -138,13 +138,13 @@ class Outputs:
 
     Attributes:
         client: client ids.
-        domain: domain ids.
+        domain: domain ids; ``None`` where they are unknown.
         y: targets.
         outputs: logits ``(samples, C)``, or values.
     """
 
     client: NDArray[np.str_]
-    domain: NDArray[np.int64]
+    domain: NDArray[np.int64] | None
     y: NDArray[Any]
     outputs: NDArray[np.float64]
 
@@ -153,20 +153,24 @@ def outputs_of(cohort: Cohort, split: str, predicted: Tensor | None, scoring: Sc
     """``predicted`` (:func:`predictions`) with the clients, domains and targets of the samples of ``split``.
 
     Where a client predicts among the classes that it holds, logits of the others are ``-inf``.
-
-    Raises:
-        PerfedError: the data do not say the domains.
     """
     samples = cohort.samples(split)
-    if samples.domain is None:
-        where = f"client '{cohort.ids[0]}': {split} samples without domain ids"
-        raise PerfedError(f"metrics per domain need domains; {where}")
     if scoring.held:
         predicted = among_held(cohort, split, predicted)
     rows = samples.y.new_zeros(0) if predicted is None else predicted
     owners = np.repeat(np.array(cohort.ids), samples.counts)
+    domain = None if samples.domain is None else samples.domain.cpu().numpy()
     y, found = scoring.in_units(samples.y).cpu().numpy(), scoring.in_units(rows).double().cpu().numpy()
-    return Outputs(owners, samples.domain.cpu().numpy(), y, found)
+    return Outputs(owners, domain, y, found)
+
+
+def joined(parts: Sequence[Outputs]) -> Outputs:
+    """The samples of all ``parts`` as one; without domains unless all have them."""
+    client, y, outputs = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("client", "y", "outputs")
+    )
+    domains = [part.domain for part in parts if part.domain is not None]
+    return Outputs(client, np.concatenate(domains) if len(domains) == len(parts) else None, y, outputs)
 
 
 def by_domain(
@@ -183,9 +187,17 @@ def by_domain(
 
     Returns:
         metric -> domain's name -> value; and client id -> ``METRIC_DOMAIN`` -> value.
+
+    Raises:
+        PerfedError: the data do not say the domains.
     """
+    if unknown := [part for part in parts if part.domain is None]:
+        raise PerfedError(
+            f"metrics per domain need domains; client '{unknown[0].client[0]}': samples without domain ids"
+        )
     kind = (federation.task, federation.num_classes, more)
-    outputs = Outputs(*(np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Outputs)))
+    outputs = joined(parts)
+    assert outputs.domain is not None
     domains: dict[str, dict[str, float]] = {}
     clients: dict[str, dict[str, float]] = {}
     for m in np.unique(outputs.domain).tolist():

@@ -108,10 +108,12 @@ class InProcessEngine:
         payload: Mapping[str, Any],
         ids: Sequence[str],
         reduce: Mapping[str, Fold] | None = None,
+        outputs: list[Outputs] | None = None,
     ) -> tuple[Replies, Metrics]:
         """Run a program at ``ids``; their new states stay pending until :meth:`commit`.
 
         Entries named in ``reduce`` are folded in the sorted order of ids and dropped; their totals are in the replies.
+        What the measured models say of every sample is appended to ``outputs``, if given.
 
         Returns:
             Replies in sorted id order, and each client's metrics if ``exchange.measure`` asks for them.
@@ -125,6 +127,8 @@ class InProcessEngine:
             if exchange.measure is not None:
                 predicted = predictions(self.setup.method, cohort, exchange.measure, self._trained)
                 metrics.update(score(cohort, exchange.measure, predicted, self.scoring))
+                if outputs is not None and predicted is not None:
+                    outputs.append(outputs_of(cohort, exchange.measure, predicted, self.scoring))
             shapes = [self._layouts[client.input_shape].shapes for client in chunk]
             for row, client in enumerate(chunk):
                 inbox.add(client.id, partial(self._arriving, reply, row, shapes[row]))

@@ -21,6 +21,10 @@ Score = Callable[[NDArray[Any], NDArray[np.float64]], float]
 """From targets ``(samples, ...)`` and outputs ``(samples, ...)`` to a number; NaN where it is not defined."""
 
 
+Rows = Callable[[NDArray[Any], NDArray[np.float64]], NDArray[np.float64]]
+"""From targets and outputs to a number for each sample."""
+
+
 @dataclass(frozen=True)
 class Metric:
     """What is known of a metric besides its name.
@@ -30,6 +34,7 @@ class Metric:
         unit: that is shown; empty for plain numbers, ``%`` for a fraction of 1 that is shown in percent.
         task: that it is for; ``None``: any.
         score: how it is computed; ``None`` where it comes from elsewhere.
+        rows: each sample's own part ``(samples,)``, of which the metric is the mean; ``None`` where it is no mean.
         probabilities: whether it takes outputs for logits, and not only the largest of them.
         module: that registered it.
     """
@@ -40,6 +45,7 @@ class Metric:
     score: Score | None = None
     probabilities: bool = False
     module: str = "perfed.engine.metrics"
+    rows: Rows | None = None
 
     @property
     def percent(self) -> bool:
@@ -73,17 +79,17 @@ class Metric:
 
 
 METRICS: dict[str, Metric] = {
-    "accuracy": Metric(True, "%", "classification", scores.accuracy),
+    "accuracy": Metric(True, "%", "classification", scores.accuracy, rows=scores.right),
     "balanced-accuracy": Metric(True, "%", "classification", scores.balanced_accuracy),
     "auc": Metric(True, "", "classification", scores.auc, probabilities=True),
     "average-precision": Metric(True, "", "classification", scores.average_precision, probabilities=True),
     "f1": Metric(True, "", "classification", scores.f1),
     "loss": Metric(False),
-    "log-loss": Metric(False, "", "classification", scores.log_loss, probabilities=True),
-    "brier": Metric(False, "", "classification", scores.brier, probabilities=True),
+    "log-loss": Metric(False, "", "classification", scores.log_loss, probabilities=True, rows=scores.log_losses),
+    "brier": Metric(False, "", "classification", scores.brier, probabilities=True, rows=scores.brier_losses),
     "calibration-error": Metric(False, "%", "classification", scores.calibration_error, probabilities=True),
-    "mse": Metric(False, "", "regression", scores.mse),
-    "mae": Metric(False, "", "regression", scores.mae),
+    "mse": Metric(False, "", "regression", scores.mse, rows=scores.squared_errors),
+    "mae": Metric(False, "", "regression", scores.mae, rows=scores.absolute_errors),
     "r2": Metric(True, "", "regression", scores.r2),
     "c-index": Metric(True, "", "survival", scores.c_index),
 }

@@ -18,11 +18,17 @@ Targets = NDArray[Any]
 Outputs = NDArray[np.float64]
 
 _BINS = 15
+_PAIRS = 1_000_000  # at once
 
 
 def accuracy(y: Targets, outputs: Outputs) -> float:
     """Fraction of samples whose class has the largest logit."""
     return float((outputs.argmax(1) == y).mean())
+
+
+def right(y: Targets, outputs: Outputs) -> Outputs:
+    """Of each sample 1.0 where its class has the largest logit, else 0.0: the mean is :func:`accuracy`."""
+    return np.asarray(outputs.argmax(1) == y, dtype=np.float64)
 
 
 def balanced_accuracy(y: Targets, outputs: Outputs) -> float:
@@ -65,12 +71,24 @@ def log_loss(y: Targets, outputs: Outputs) -> float:
     return float(metrics.log_loss(y, probabilities(outputs), labels=np.arange(outputs.shape[1])))
 
 
+def log_losses(y: Targets, outputs: Outputs) -> Outputs:
+    """Of each sample ``-log p`` of its class, p at least as large as scikit-learn takes it: see :func:`log_loss`."""
+    p = probabilities(outputs)[np.arange(len(y)), y]
+    return np.asarray(-np.log(np.maximum(p, np.finfo(np.float64).eps)))
+
+
 def brier(y: Targets, outputs: Outputs) -> float:
     """Mean squared error of the probability of class 1; of more classes, the sum over all of them."""
     from sklearn.metrics import mean_squared_error
 
     p, classes = probabilities(outputs), outputs.shape[1]
     return float(mean_squared_error(np.eye(classes)[y], p)) * (1 if classes == 2 else classes)
+
+
+def brier_losses(y: Targets, outputs: Outputs) -> Outputs:
+    """Of each sample the squared error of the probabilities: see :func:`brier`."""
+    squares = np.square(np.eye(outputs.shape[1])[y] - probabilities(outputs)).sum(1)
+    return np.asarray(squares / 2 if outputs.shape[1] == 2 else squares)
 
 
 def calibration_error(y: Targets, outputs: Outputs) -> float:
@@ -85,6 +103,16 @@ def calibration_error(y: Targets, outputs: Outputs) -> float:
 def mse(y: Targets, outputs: Outputs) -> float:
     """Mean squared error, over samples and values."""
     return float(np.square(outputs.reshape(len(y), -1) - y.reshape(len(y), -1)).mean())
+
+
+def squared_errors(y: Targets, outputs: Outputs) -> Outputs:
+    """Of each sample the squared error, over its values: see :func:`mse`."""
+    return np.asarray(np.square(outputs.reshape(len(y), -1) - y.reshape(len(y), -1)).mean(1))
+
+
+def absolute_errors(y: Targets, outputs: Outputs) -> Outputs:
+    """Of each sample the absolute error, over its values: see :func:`mae`."""
+    return np.asarray(np.abs(outputs.reshape(len(y), -1) - y.reshape(len(y), -1)).mean(1))
 
 
 def mae(y: Targets, outputs: Outputs) -> float:
@@ -114,10 +142,12 @@ def c_index(y: Targets, outputs: Outputs) -> float:
     """
     hazard, time, event = outputs.reshape(len(y)), y[:, 0], y[:, 1] > 0
     pairs = agreeing = 0.0
-    for i in np.flatnonzero(event):
-        later = (time > time[i]) | ((time == time[i]) & ~event)
+    events = np.flatnonzero(event)
+    for some in np.array_split(events, max(1, len(events) * len(y) // _PAIRS)):
+        t, h = time[some, None], hazard[some, None]
+        later = (time > t) | ((time == t) & ~event)
         pairs += later.sum()
-        agreeing += (hazard[later] < hazard[i]).sum() + (hazard[later] == hazard[i]).sum() / 2
+        agreeing += (later & (hazard < h)).sum() + (later & (hazard == h)).sum() / 2
     return float(agreeing / pairs) if pairs else np.nan
 
 

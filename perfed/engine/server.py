@@ -157,18 +157,19 @@ class Server:
         clients = RoundClients(self.engine, [*self.engine.clients], 0, "prepare", None)
         return self._transaction(clients, self._prepare)
 
-    def round(self, number: int, *, measure: str | None = None) -> RoundRecord:
+    def round(self, number: int, *, measure: str | None = None, keeps: bool = False) -> RoundRecord:
         """Round ``number`` (from 1), then the method's work with all clients after it.
 
         Args:
             number: of the round.
             measure: split on which participants score their models right after local training.
+            keeps: whether what these models say of every sample is kept in the record.
         """
         policy = copy.deepcopy(self.selection.policy.state)
         choice = self.selection.choose(number)
         if not choice.ids:  # no reply in time
             return RoundRecord([], float("nan"), seconds=choice.seconds, replied=choice.replied)
-        clients = RoundClients(self.engine, choice.ids, number, "round", measure, invited=len(choice.replied))
+        clients = RoundClients(self.engine, choice.ids, number, "round", measure, len(choice.replied), keeps)
         try:
             record = self._transaction(clients, self._round)
         except BaseException:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from perfed.data.client import Client
 from perfed.data.federation import Federation
+from perfed.data.held_out import TUNING_FRACTION, with_validation
 from perfed.data.labels import Task
 from perfed.engine.evaluate import (
     Metrics,
@@ -37,8 +38,10 @@ from perfed.engine.evaluate import (
 from perfed.engine.metrics import ALWAYS, METRICS, chosen, metrics_of
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
-from perfed.experiment.estimators import check_baseline, is_pooled, new_model, tries
+from perfed.experiment.cox import Cox
+from perfed.experiment.estimators import TRIES, check_baseline, is_pooled, new_model, outputs_of, rows_of, tries
 from perfed.machine import installed_version
+from perfed.run import predictions
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Progress
 
@@ -52,10 +55,12 @@ class Baseline:
     ``sklearn:NAME`` is one model per client, on the client's own samples alone; ``pooled:NAME`` is one model on the
     samples of all clients together. NAME is of :func:`~perfed.experiment.estimators.baseline_names`, or a class,
     ``module.Class``. The models have scikit-learn's own defaults (logistic regression may take 1000 iterations) and the
-    run's seed. Where a client has validation samples, and these are not what is evaluated, a model with a name has one
-    of :data:`~perfed.experiment.estimators.TRIES` values of its strength, the one that is best on them; it is trained
-    on the training samples alone. They get the arrays that the methods get, images flattened; nothing is scaled that
-    the data set has not scaled. A client with samples of a single class always says that class.
+    run's seed. Where clients have validation samples, and these are not what is evaluated, a model with a name has one
+    of ``baseline_tries`` values of its strength (:data:`~perfed.experiment.estimators.TRIES` where the experiment does
+    not say), the one that is best on them; it is trained on the training samples alone. Where the experiment says how
+    many, and no client has any, a quarter of the training samples is held out to choose by, as in a search. They get
+    the arrays that the methods get, images flattened; nothing is scaled that the data set has not scaled. A client with
+    samples of a single class always says that class. Cox models are lifelines' (:class:`~perfed.experiment.cox.Cox`).
 
     Attributes:
         name: of the baseline.
@@ -95,7 +100,8 @@ class Baseline:
                 )
 
     def execute(self, progress: Progress | None = None) -> dict[str, Any]:
-        """Train and evaluate every client's model; write ``config.toml``, ``clients.csv`` and ``summary.json``.
+        """Train and evaluate every client's model; write ``config.toml``, ``clients.csv``, what the models say of every
+        sample, and ``summary.json``.
 
         ``progress`` is called after each client with its number and how many there are.
 
@@ -122,6 +128,11 @@ class Baseline:
         stopped = sum(issubclass(warning.category, ConvergenceWarning) for warning in caught)
         notes = [TOGETHER] if is_pooled(self.name) else []
         notes += [f"{stopped} of the models did not converge"] if stopped else []
+        still = sum(isinstance(model, Cox) and not model.events_ for model in models)
+        notes += [f"{still} of the models were trained without an event and give every sample the same hazard"] * (
+            still > 0
+        )
+        notes += [predictions.NOT_KEPT] if self._too_many else []
         return self._finish(metrics, outputs, time.perf_counter() - started, notes + self._choices(models))
 
     def _evaluate(self, model: Any, client: Client, metrics: Metrics, outputs: list[Outputs]) -> None:
@@ -131,8 +142,13 @@ class Baseline:
         if (scale := self.federation.target_scale) is not None:
             y, predicted = scale.up(split.y).numpy(), scale.up(torch.from_numpy(predicted)).numpy()
         metrics[client.id] = metrics_of(y, predicted, *self._kind)
-        if split.domain is not None:
-            outputs.append(Outputs(np.repeat(np.array([client.id]), len(y)), split.domain.numpy(), y, predicted))
+        domain = None if split.domain is None else split.domain.numpy()
+        if domain is not None or not self._too_many:
+            outputs.append(Outputs(np.repeat(np.array([client.id]), len(y)), domain, y, predicted))
+
+    @cached_property
+    def _too_many(self) -> bool:
+        return predictions.too_many(self.federation, self.experiment.evaluation.split)
 
     @property
     def _kind(self) -> tuple[Task, int | None, list[str]]:
@@ -152,29 +168,51 @@ class Baseline:
 
     def _best(self, clients: Sequence[Client]) -> Any:
         """The model on the clients' training samples whose strength is best on their validation samples."""
-        setting, values = tries(self.name) or ("", ())
+        setting, values = self._tries or ("", ())
+        held = [self._held[client.id] for client in clients]
         if not values or not any(self._validation(client) for client in clients):
             return self._trained(clients, {})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            scores = [self._score(self._trained(clients, {setting: value}), clients) for value in values]
+            scores = [self._score(self._trained(held, {setting: value}), held) for value in values]
         return self._trained(clients, {setting: values[int(np.argmax(scores))]})
 
+    @property
+    def _tries(self) -> tuple[str, tuple[float, ...]] | None:
+        return tries(self.name, self.experiment.baseline_tries or TRIES)
+
+    @cached_property
+    def _held(self) -> dict[str, Client]:
+        """The clients with the validation samples that strengths are chosen on."""
+        clients, stratify, seed = self.federation.clients, self.federation.task != "regression", self.experiment.seed
+        if self._holds_out:
+            clients = tuple(with_validation(client, TUNING_FRACTION, stratify, seed) for client in clients)
+        return {client.id: client for client in clients}
+
+    @property
+    def _holds_out(self) -> bool:
+        none = all(client.split("validation") is None for client in self.federation)
+        return none and self.experiment.baseline_tries is not None
+
     def _validation(self, client: Client) -> bool:
-        """Whether the client has validation samples that may be used up: they are not what is evaluated."""
-        return self.experiment.evaluation.split != "validation" and client.split("validation") is not None
+        """Whether there are validation samples of the client that may be used up: they are not what is evaluated."""
+        return (
+            self.experiment.evaluation.split != "validation" and self._held[client.id].split("validation") is not None
+        )
 
     def _score(self, model: Any, clients: Sequence[Client]) -> float:
-        """The task's first metric on the clients' validation samples together; the higher, the better."""
+        """The task's first metric on the clients' validation samples together, so that the higher, the better; where it
+        is not defined on them, the same for every model.
+        """
         held = [(client, split) for client in clients if (split := client.split("validation")) is not None]
         y = np.concatenate([split.y.numpy() for _, split in held])
         predicted = np.concatenate([self._outputs(model, client, split.x) for client, split in held])
         metric = ALWAYS[self.federation.task][0]
-        value = metrics_of(y, predicted, self.federation.task, self.federation.num_classes)[metric]
-        return value if METRICS[metric].higher_is_better else -value
+        value = metrics_of(y, predicted, self.federation.task, self.federation.num_classes).get(metric)
+        return -np.inf if value is None else METRICS[metric].direction * value
 
     def _trained(self, clients: Sequence[Client], settings: dict[str, float]) -> Any:
-        x = np.concatenate([_rows(client.train.x) for client in clients])
+        x = np.concatenate([rows_of(client.train.x) for client in clients])
         y = np.concatenate([client.train.y.numpy() for client in clients])
         single = self.federation.num_classes is not None and len(np.unique(y)) == 1
         model = DummyClassifier() if single else self._new_model().set_params(**settings)
@@ -186,7 +224,7 @@ class Baseline:
         classes that it holds, without the others.
         """
         with self._refused([client]):
-            found = _outputs(model, _rows(x), self.federation.num_classes)
+            found = outputs_of(model, rows_of(x), self.federation.num_classes)
         if is_pooled(self.name) and self.experiment.evaluation.classes == "held":
             found[:, np.setdiff1d(np.arange(found.shape[1]), client.train.y.numpy())] = -np.inf
         return found
@@ -205,7 +243,7 @@ class Baseline:
         having = sum(self._validation(client) for client in self.federation)
         if not having:
             return []
-        tried = tries(self.name)
+        tried = self._tries
         if tried is None:
             return ["nothing is tuned: no settings to try are known of this class"]
         setting, values = tried
@@ -214,18 +252,17 @@ class Baseline:
         each = ", ".join(f"{value:g} ({count} of {len(one)})" for value, count in sorted(found.items()))
         lacking = len(self.federation) - having
         without = f"; {lacking} clients without them have the default" if lacking and not is_pooled(self.name) else ""
-        return [f"{setting} chosen on validation samples, {len(values)} tries: {each}{without}"]
+        which = "a quarter of the training samples" if self._holds_out else "validation samples"
+        return [f"{setting} chosen on {which}, {len(values)} tries: {each}{without}"]
 
     def _new_model(self) -> Any:
-        if self.federation.survival:
-            raise PerfedError(f"{self.name} is not for survival, which these data are; no baseline is")
-        return new_model(self.name, self.federation.num_classes is None, self.experiment.seed)
+        return new_model(self.name, self.federation.task, self.experiment.seed)
 
     def _finish(self, metrics: Metrics, outputs: list[Outputs], seconds: float, notes: list[str]) -> dict[str, Any]:
         evaluation, federation = self.experiment.evaluation, self.federation
         weights = None if evaluation.weights == "uniform" else sample_counts(federation, evaluation.split)
         found = summarise(metrics, weights)
-        domains, of_clients = by_domain(outputs, federation, self._kind[2]) if outputs else ({}, {})
+        domains, of_clients = by_domain(outputs, federation, self._kind[2]) if federation.num_domains else ({}, {})
         sizes = federation.domain_samples(evaluation.split)
         by_name = {"domains": with_extremes(domains, few_samples(sizes)), "domain_samples": sizes}
         summary = {
@@ -253,28 +290,8 @@ class Baseline:
             # There is one number, in the column of the moment that the methods beside it report.
             moments = (metrics, {}) if evaluation.when == "before" else ({}, metrics)
             directory.write_clients(*client_table(federation, evaluation.split, *moments, {}, {}, of_clients))
+            if not self._too_many:
+                rows = predictions.arrays_of(outputs, federation, evaluation.split)
+                directory.write_arrays(predictions.FOLDER, 0, rows)
             directory.write_summary(summary)
         return summary
-
-
-def _rows(x: Tensor) -> NDArray[Any]:
-    """One row of features per sample, ``(samples, features)``, as scikit-learn wants them."""
-    return x.flatten(1).numpy()
-
-
-def _outputs(model: Any, x: NDArray[Any], num_classes: int | None) -> NDArray[np.float64]:
-    """``(samples, C)`` logarithms of probabilities where the model has them (``-inf``: a class that it does not know),
-    else numbers whose largest is what it predicts, for two classes by how much; or values.
-    """
-    if num_classes is None:
-        return np.asarray(model.predict(x), dtype=np.float64)
-    if hasattr(model, "predict_proba"):
-        found = np.full((len(x), num_classes), -np.inf)
-        found[:, model.classes_] = np.log(np.maximum(model.predict_proba(x), np.finfo(np.float64).tiny))
-        return found
-    found = np.zeros((len(x), num_classes))
-    if num_classes == 2 and len(model.classes_) == 2 and hasattr(model, "decision_function"):
-        found[:, 1] = model.decision_function(x)
-    else:
-        found[np.arange(len(x)), model.predict(x)] = 1.0
-    return found

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import tomli_w
 import torch
-from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, Field, PositiveInt, PrivateAttr, ValidationError, model_validator
 
 from perfed.datasets import Data, located
 from perfed.errors import PerfedError, first_problem
@@ -50,6 +50,7 @@ class Experiment(BaseModel):
     dtype: Literal["float32", "float64"] = "float32"
     device: str = Field("cpu", description="'cpu', 'cuda', 'cuda:1', ...")
     checkpoint_seconds: float = Field(30.0, ge=0, description="least time between two checkpoints")
+    baseline_tries: PositiveInt | None = Field(None, description="values of their strength that baselines try")
     data: Data
     model: Stages
     training: dict[str, Any] = Field(default_factory=dict)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, is_classifier, is_regressor
 from sklearn.ensemble import (
     GradientBoostingClassifier,
@@ -16,14 +18,15 @@ from sklearn.ensemble import (
 )
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import SVC
+from torch import Tensor
 
+from perfed.data.labels import Task
 from perfed.errors import PerfedError
+from perfed.experiment.cox import Cox
 from perfed.plugins import POOLED, SKLEARN
 
 TRIES = 5
-"""Settings of a named model that are tried on validation data."""
-
-_Maker = Callable[[int], Any] | None
+"""Values of the strength of a named model that are tried on validation data, unless the experiment says how many."""
 
 
 @dataclass(frozen=True)
@@ -31,36 +34,75 @@ class _Known:
     """A model with a name of its own.
 
     Attributes:
-        classes, values: from a seed to the model; ``None`` where scikit-learn has none of that kind.
+        makers: by task, from a seed to the model.
         setting: how strongly it is held back from fitting the training samples.
-        tried: its values, scikit-learn's default first, which so is taken unless another is better.
+        strongest, default, weakest: ends of what is tried of it, and what it is otherwise. Whole numbers stay such.
     """
 
-    classes: _Maker
-    values: _Maker
+    makers: dict[Task, Callable[[int], Any]]
     setting: str
-    tried: tuple[float, ...]
+    strongest: float
+    default: float
+    weakest: float
+
+    def values(self, number: int) -> tuple[float, ...]:
+        """So many different ones, the default first; those on either side of it are equally far apart as factors."""
+        away = number - 1 if self.weakest == self.default else number // 2
+        found = [
+            *np.geomspace(self.strongest, self.default, away + 1)[:-1],
+            *np.geomspace(self.default, self.weakest, number - away)[1:],
+        ]
+        return (self.default, *(_whole if isinstance(self.default, int) else _short)(sorted(found), self.default))
+
+
+def _whole(values: Sequence[float], least: float) -> list[int]:
+    """Different whole numbers above ``least``."""
+    found = [int(least)]
+    for value in values:
+        found.append(max(int(value), found[-1] + 1))
+    return found[1:]
+
+
+def _short(values: Sequence[float], other: float) -> list[float]:
+    """``values`` with as few digits as leave them different from each other and from ``other``."""
+    for digits in range(1, 17):
+        found = [float(f"{value:.{digits}g}") for value in values]
+        if len({*found, other}) > len(values):
+            return found
+    return list(values)
 
 
 # GradientBoosting and not HistGradientBoosting: that one puts no fewer than 20 samples into a leaf and so says the same
 # for every sample of a client that has under 40; the exact splits of this one cost nothing with a few hundred samples.
 _KNOWN = {
-    "logistic": _Known(lambda seed: LogisticRegression(max_iter=1000), None, "C", (1.0, 0.01, 0.1, 10.0, 100.0)),
-    "ridge": _Known(None, lambda seed: Ridge(), "alpha", (1.0, 0.01, 0.1, 10.0, 100.0)),
-    "svc": _Known(lambda seed: SVC(), None, "C", (1.0, 0.01, 0.1, 10.0, 100.0)),
+    "logistic": _Known({"classification": lambda seed: LogisticRegression(max_iter=1000)}, "C", 0.01, 1.0, 100.0),
+    "ridge": _Known({"regression": lambda seed: Ridge()}, "alpha", 100.0, 1.0, 0.01),
+    "cox": _Known({"survival": lambda seed: Cox()}, "penalizer", 10.0, 0.1, 0.001),
+    "svc": _Known({"classification": lambda seed: SVC()}, "C", 0.01, 1.0, 100.0),
     "random-forest": _Known(
-        lambda seed: RandomForestClassifier(random_state=seed),
-        lambda seed: RandomForestRegressor(random_state=seed),
+        {
+            "classification": lambda seed: RandomForestClassifier(random_state=seed),
+            "regression": lambda seed: RandomForestRegressor(random_state=seed),
+        },
         "min_samples_leaf",
-        (1, 2, 3, 5, 10),
+        10,
+        1,
+        1,
     ),
     "gradient-boosting": _Known(
-        lambda seed: GradientBoostingClassifier(random_state=seed),
-        lambda seed: GradientBoostingRegressor(random_state=seed),
+        {
+            "classification": lambda seed: GradientBoostingClassifier(random_state=seed),
+            "regression": lambda seed: GradientBoostingRegressor(random_state=seed),
+        },
         "learning_rate",
-        (0.1, 0.01, 0.03, 0.3, 1.0),
+        0.01,
+        0.1,
+        1.0,
     ),
 }
+
+
+_IS_FOR = {"classification": is_classifier, "regression": is_regressor}
 
 
 def is_baseline(name: str) -> bool:
@@ -84,31 +126,52 @@ def check_baseline(name: str) -> None:
         _class_of(name)
 
 
-def tries(name: str) -> tuple[str, tuple[float, ...]] | None:
-    """The setting of the baseline ``name`` that is tried, and its values; ``None`` for a class of any other name."""
+def tries(name: str, number: int) -> tuple[str, tuple[float, ...]] | None:
+    """The setting of the baseline ``name`` that is tried, and ``number`` values of it, the default first, which so is
+    taken unless another is better; ``None`` for a class of any other name.
+    """
     known = _KNOWN.get(_bare(name))
-    return None if known is None else (known.setting, known.tried)
+    return None if known is None else (known.setting, known.values(number))
 
 
-def new_model(name: str, regression: bool, seed: int) -> Any:
+def new_model(name: str, task: Task, seed: int) -> Any:
     """The untrained model of the baseline ``name``: scikit-learn's defaults, and the seed where it draws anything.
 
     Raises:
         PerfedError: none of that name, or none for such targets; says what is allowed.
     """
-    kind = "a regression" if regression else "a classification"
     known = _KNOWN.get(_bare(name))
-    if known is None:
-        model = _instance(name, seed)
-        if not (is_regressor if regression else is_classifier)(model):
-            raise PerfedError(f"{name} is not for {kind}, which these data are")
+    if known is not None and task in known.makers:
+        return known.makers[task](seed)
+    if known is None and task in _IS_FOR and _IS_FOR[task](model := _instance(name, seed)):
         return model
-    make = known.values if regression else known.classes
-    if make is None:
-        prefix = POOLED if is_pooled(name) else SKLEARN
-        allowed = [prefix + own for own, item in _KNOWN.items() if (item.values if regression else item.classes)]
-        raise PerfedError(f"{name} is not for {kind}, which these data are; allowed: {', '.join(allowed)}")
-    return make(seed)
+    prefix = POOLED if is_pooled(name) else SKLEARN
+    own = ", ".join(prefix + other for other, item in _KNOWN.items() if task in item.makers)
+    kind = task if task == "survival" else f"a {task}"
+    raise PerfedError(f"{name} is not for {kind}, which these data are; allowed: {own}")
+
+
+def rows_of(x: Tensor) -> NDArray[Any]:
+    """One row of features per sample, ``(samples, features)``, as scikit-learn wants them."""
+    return x.flatten(1).numpy()
+
+
+def outputs_of(model: Any, x: NDArray[Any], num_classes: int | None) -> NDArray[np.float64]:
+    """``(samples, C)`` logarithms of probabilities where the model has them (``-inf``: a class that it does not know),
+    else numbers whose largest is what it predicts, for two classes by how much; or values.
+    """
+    if num_classes is None:
+        return np.asarray(model.predict(x), dtype=np.float64)
+    if hasattr(model, "predict_proba"):
+        found = np.full((len(x), num_classes), -np.inf)
+        found[:, model.classes_] = np.log(np.maximum(model.predict_proba(x), np.finfo(np.float64).tiny))
+        return found
+    found = np.zeros((len(x), num_classes))
+    if num_classes == 2 and len(model.classes_) == 2 and hasattr(model, "decision_function"):
+        found[:, 1] = model.decision_function(x)
+    else:
+        found[np.arange(len(x)), model.predict(x)] = 1.0
+    return found
 
 
 def _bare(name: str) -> str:

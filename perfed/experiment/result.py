@@ -127,7 +127,7 @@ def compare(
         seeds: of the runs.
         tune: axes of a grid, ``["lr=1e-3,1e-2"]``: the methods' settings are first chosen as ``perfed tune`` does. All
             then train without the validation samples that this takes, a quarter of each client's training samples if
-            it brings none, and models of scikit-learn are tuned on the same.
+            it brings none, and models of scikit-learn are tuned on the same, with as many tries.
         out: directory for the runs; if not given, they are gone with the result.
         tables: whatever else an experiment has: ``training={"lr": 1e-2}``, ``evaluation={"metrics": ["log-loss"]}``,
             ``dtype="float64"``, ...

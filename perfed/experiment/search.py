@@ -15,6 +15,7 @@ import numpy as np
 import tomli_w
 import torch
 
+from perfed.data.held_out import TUNING_FRACTION
 from perfed.engine.metrics import main_metric, metric_of, shown
 from perfed.errors import PerfedError
 from perfed.experiment.compare import check_starts, method_table, readable
@@ -25,8 +26,7 @@ from perfed.machine import write_atomic
 from perfed.method.registry import entry
 from perfed.run.directory import RunDirectory
 
-_VALIDATION_FRACTION = 0.25  # where the experiment holds none out
-_OWN_FRACTION = _VALIDATION_FRACTION / 2  # the half of it that a method has that uses validation data
+_OWN_FRACTION = TUNING_FRACTION / 2  # the half of it that a method has that uses validation data
 _HELD_OUT_NOTE = (
     f"uses validation data, so chosen.toml has data.validation_fraction = {_OWN_FRACTION:g} for every method"
 )
@@ -119,7 +119,7 @@ class Search:
     @property
     def held_out(self) -> dict[str, Any]:
         """The experiment, evaluated on validation data."""
-        fraction = self.table["data"].get("validation_fraction") or _VALIDATION_FRACTION
+        fraction = self.table["data"].get("validation_fraction") or TUNING_FRACTION
         data = {**self.table["data"], "validation_fraction": fraction}
         evaluation = {**self.table.get("evaluation", {}), "split": "validation"}
         return {**self.table, "data": data, "evaluation": evaluation}
@@ -250,9 +250,11 @@ class Search:
         return entry(method).method.uses_validation and not chosen.get("validation_fraction")
 
     def _write_chosen(self, chosen: dict[str, list[str]]) -> None:
-        """The experiment with each method's chosen settings in the method's own table."""
+        """The experiment with each method's chosen settings in the method's own table, and as many tries for models of
+        scikit-learn as each method had.
+        """
         given = self.table
-        result = {**given, "methods": dict(given.get("methods", {}))}
+        result = {**given, "baseline_tries": len(self.points), "methods": dict(given.get("methods", {}))}
         if given.get("method") not in self.methods:
             result["method"] = self.methods[0]
         for method, assignments in chosen.items():

@@ -92,8 +92,11 @@ every = 5
 
 
 def _baselines(federation: Federation) -> list[str]:
-    names = {"classification": ["sklearn:logistic"], "regression": ["sklearn:ridge"]}
-    return names.get(federation.task, [])
+    return [
+        {"classification": "sklearn:logistic", "regression": "sklearn:ridge", "survival": "sklearn:cox"}[
+            federation.task
+        ]
+    ]
 
 
 def _toml(key: str, value: Any) -> str:

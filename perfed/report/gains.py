@@ -13,7 +13,8 @@ from perfed.report.runs import Run, main_metric, methods_of
 
 RESAMPLES = 2000
 
-_INTERVAL = (2.5, 97.5)
+INTERVAL = (2.5, 97.5)
+"""Percentiles at the ends of an interval."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class ClientTable:
     """The main metric of each client: arrays ``(seeds, clients)`` by method, NaN where it is not known."""
 
     sites: list[str]
+    seeds: list[int]
     weights: NDArray[np.float64]
     of_method: dict[str, NDArray[np.float64]]
 
@@ -55,7 +57,7 @@ class ClientTable:
             columns = [column[site] for site in clients.ids]
             found[run.method][seeds.index(run.seed), columns] = clients.reported
             weights[columns] = 1.0 if clients.weights is None else clients.weights
-        return cls(sites, weights, {method: own for method, own in found.items() if np.isfinite(own).any()})
+        return cls(sites, seeds, weights, {method: own for method, own in found.items() if np.isfinite(own).any()})
 
     def mean(self, method: str) -> float:
         """Over clients and seeds."""
@@ -86,7 +88,7 @@ def interval(differences: NDArray[np.float64], weights: NDArray[np.float64]) -> 
     rng = np.random.default_rng(0)
     counts = [_drawn(rng, size) for size in differences.shape]
     top, bottom = (np.einsum("bs,sc,bc->b", counts[0], table, counts[1], optimize=True) for table in (summed, weighed))
-    low, high = np.percentile(top[bottom > 0] / bottom[bottom > 0], _INTERVAL)
+    low, high = np.percentile(top[bottom > 0] / bottom[bottom > 0], INTERVAL)
     return Gain(mean, float(low), float(high))
 
 

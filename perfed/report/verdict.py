@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from perfed.engine.metrics import Metric, metric_of
 from perfed.errors import PerfedError
 from perfed.plugins import POOLED, SKLEARN
 from perfed.report.gains import ClientTable, Gain, interval
+from perfed.report.rows import row_intervals
 from perfed.report.runs import Run, main_metric, methods_of
 from perfed.report.text import UNKNOWN, TextTable, metric_text
 
@@ -40,14 +41,18 @@ class SiteVerdict:
 
     Attributes:
         local: the best at this site of the models that need no federation; None where none was compared.
-        gain: of ``method``, or of the best federated method where ``method`` is ``local``, over ``local``; its interval
-            is over the seeds alone.
+        federated: the best there of the others; None where there are none.
+        gain: of ``federated`` over ``local``; None where they have no seed in common.
+        over_rows: whether its interval is over the site's test rows and the seeds
+            (:func:`perfed.report.rows.row_intervals`); else over the seeds alone.
     """
 
     site: str
     method: str
     local: str | None
-    gain: Gain | None
+    federated: str | None
+    gain: Gain | None = None
+    over_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,8 @@ class Verdict:
     @property
     def site_table(self) -> TextTable:
         """One row per site."""
-        header = ["Site", "Use", "Best local model", "Gain over it [95 % interval over the seeds]"]
+        over = _interval_over(self.sites)
+        header = ["Site", "Use", "Best local model", f"Gain over it [95 % interval{over and ' ' + over}]"]
         rows = [
             [s.site, s.method, s.local or UNKNOWN, UNKNOWN if s.gain is None else _gain_cell(s.gain, self.metric)]
             for s in self.sites
@@ -100,7 +106,9 @@ def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None
     """What the finished ``runs`` say; None where fewer than two methods have measured clients in common.
 
     Intervals are of a bootstrap (Efron and Tibshirani 1993, section 13.3; 2000 resamples, 2.5th and 97.5th percentile)
-    of the paired differences, in which clients and seeds are drawn (:func:`perfed.report.gains.interval`).
+    of the paired differences, in which clients and seeds are drawn (:func:`perfed.report.gains.interval`); those of a
+    single site draw its rows and the seeds, where the runs kept what their models say of each
+    (:func:`perfed.report.rows.row_intervals`), else the seeds alone.
 
     Args:
         runs: of several methods and seeds.
@@ -117,8 +125,7 @@ def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None
     others = [method for method in values.of_method if method != base]
     found = tuple(_against(method, base, values, known) for method in others)
     warnings = [*_unfinished(runs, metric), *_below(found, base, metric)]
-    sites = tuple(_at_site(column, site, values, alone, known) for column, site in enumerate(values.sites))
-    return Verdict(metric, base, found, tuple(warnings), tuple(site for site in sites if site is not None))
+    return Verdict(metric, base, found, tuple(warnings), _of_sites(runs, values, alone, metric))
 
 
 def sentences(runs: Sequence[Run]) -> list[str]:
@@ -140,7 +147,23 @@ def _against(method: str, base: str, values: ClientTable, known: Metric) -> Meth
     return MethodVerdict(method, gain, seeds, *counts)
 
 
-def _at_site(column: int, site: str, values: ClientTable, alone: Sequence[str], known: Metric) -> SiteVerdict | None:
+def _of_sites(runs: Sequence[Run], values: ClientTable, alone: Sequence[str], metric: str) -> tuple[SiteVerdict, ...]:
+    known = metric_of(metric)
+    found = [own for column in range(len(values.sites)) if (own := _at_site(column, values, alone, known)) is not None]
+    pairs = {own.site: (own.federated, own.local) for own in found if own.federated and own.local}
+    over_rows = row_intervals(runs, values, metric, pairs)
+    column = {site: number for number, site in enumerate(values.sites)}
+    for number, own in enumerate(found):
+        if own.site in over_rows:
+            found[number] = replace(own, gain=over_rows[own.site], over_rows=True)
+        elif own.site in pairs:
+            gains = values.gains(*pairs[own.site], known)[:, [column[own.site]]]
+            found[number] = replace(own, gain=interval(gains, np.ones(1)) if np.isfinite(gains).any() else None)
+    return tuple(found)
+
+
+def _at_site(column: int, values: ClientTable, alone: Sequence[str], known: Metric) -> SiteVerdict | None:
+    """What is best at a site by the means over the seeds, without the gain."""
     means = {
         method: known.direction * float(np.nanmean(own[:, column]))
         for method, own in values.of_method.items()
@@ -152,11 +175,7 @@ def _at_site(column: int, site: str, values: ClientTable, alone: Sequence[str], 
     best = max(order, key=lambda method: means[method])  # of equal ones that which needs no federation
     local = max((m for m in order if m in alone), key=lambda method: means[method], default=None)
     federated = max((m for m in order if m not in alone), key=lambda method: means[method], default=None)
-    if local is None or federated is None:
-        return SiteVerdict(site, best, local, None)
-    gains = values.gains(federated, local, known)[:, [column]]
-    found = interval(gains, np.ones(1)) if np.isfinite(gains).any() else None
-    return SiteVerdict(site, best, local, found)
+    return SiteVerdict(values.sites[column], best, local, federated)
 
 
 def _unfinished(runs: Sequence[Run], metric: str) -> list[str]:
@@ -225,9 +244,18 @@ def _over_sites(sites: Sequence[SiteVerdict]) -> list[str]:
     if signs:
         text += (
             " The best federated method at a site gains over the best local model there at "
-            f"{signs[1]}, loses at {signs[-1]}, cannot be told from it at {signs[0]} (intervals over the seeds alone)."
+            f"{signs[1]}, loses at {signs[-1]}, cannot be told from it at {signs[0]}"
         )
+        over = _interval_over(sites)
+        text += f" (intervals {over})." if over else "."
     return [text]
+
+
+def _interval_over(sites: Sequence[SiteVerdict]) -> str:
+    """What the intervals of single sites are over; empty where there are none."""
+    kinds = {s.over_rows for s in sites if s.gain is not None and s.gain.low is not None}
+    words = {True: "over its test rows and the seeds", False: "over the seeds alone"}
+    return ", at some sites ".join(words[kind] for kind in sorted(kinds, reverse=True))
 
 
 def _number(metric: str, value: float, sign: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import inf, isnan
 from typing import Any
 
@@ -22,6 +23,7 @@ from perfed.engine.metrics import Scoring, chosen
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.method.method import Method
+from perfed.run import predictions
 from perfed.run.settings import Evaluation
 from perfed.run.taken import Taken
 from perfed.run.tally import Tally
@@ -117,11 +119,12 @@ class Evaluator:
             raise PerfedError(f"evaluation.targets: are accuracies, but {_kind(federation)}")
         self.domain_samples = federation.domain_samples(split)
         self.scoring = scoring_of(settings, federation, server.federation)
+        self._too_many = predictions.too_many(federation, split, settings.last)
         server.measure(self.scoring)
 
     def notes(self) -> list[str]:
         """What the run's notes say of the metrics."""
-        notes = []
+        notes = [predictions.NOT_KEPT] if self._too_many else []
         if self.federation.num_domains and self.settings.when == "after":
             notes.append("no metrics per domain: they are measured before local training (evaluation.when)")
         if self.untrained:
@@ -146,6 +149,13 @@ class Evaluator:
         """Whether round ``number`` is one that is evaluated."""
         return number % self.settings.every == 0 or number > self.rounds - self.settings.last
 
+    def keeps(self, number: int, when: str) -> bool:
+        """Whether the metrics ``when`` ("before" or "after" local training) of round ``number`` are what is reported,
+        so that what the models say of every sample then is kept.
+        """
+        own = (self.settings.when, self.settings.stop) == (when, "last")
+        return own and number > self.rounds - self.settings.last and not self._too_many
+
     def has_models(self, done: RoundRecord) -> bool:
         """Whether the round left models to be scored; those of participants are not there where nobody replied."""
         return bool(done.participants) or (self.settings.who, self.settings.when) == ("all", "before")
@@ -153,23 +163,31 @@ class Evaluator:
     def measure(self, number: int, done: RoundRecord, tally: Tally) -> dict[str, Any]:
         """The metrics after round ``number``, as in ``rounds.jsonl``; each client's go into ``tally``.
 
+        What the models say of every sample becomes arrays of ``done``, where it is kept.
+
         Raises:
             PerfedError: what a client's model says is no number.
         """
-        settings = self.settings
+        settings, by_domains = self.settings, self.federation.num_domains and self.settings.when == "before"
         # Outputs are those of ``personalise``, before local training.
-        outputs: list[Outputs] | None = [] if self.federation.num_domains and settings.when == "before" else None
+        outputs: list[Outputs] | None = [] if by_domains or self.keeps(number, "before") else None
         before = self._before(number, done, tally, outputs)
         chosen, tally.other = (before, done.after) if settings.when == "before" else (done.after, before)
         metrics, domains = self.over_clients(chosen), {}
+        if self.keeps(number, settings.when):
+            done.arrays |= self._rows(done.outputs if outputs is None else outputs)
         found: Metrics = {}
-        if outputs:
+        if outputs and by_domains:
             found, tally.client_domains = by_domain(outputs, self.federation, self.scoring.metrics)
             domains = {"domains": self.with_extremes(found)}
         tally.evaluated(chosen, found, settings.last)
         if settings.when == "before" and done.after:
             metrics.update({f"{name}_after": value for name, value in self.over_clients(done.after).items()})
         return {"metrics": metrics, **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}), **domains}
+
+    def _rows(self, outputs: list[Outputs]) -> dict[str, dict[str, Any]]:
+        """What the models say of every sample, as arrays to be kept."""
+        return {predictions.FOLDER: predictions.arrays_of(outputs, self.federation, self.split)} if outputs else {}
 
     def _before(self, number: int, done: RoundRecord, tally: Tally, outputs: list[Outputs] | None) -> Metrics:
         """Metrics of the models that clients would start their next round with."""
@@ -196,18 +214,24 @@ class Evaluator:
         taken.look(number, losses, self._server.snapshot())
         taken.stopped = not waiting and taken.waited(number) >= self.settings.patience * self.settings.every
 
-    def measure_taken(self, taken: Taken, number: int, tally: Tally) -> None:
-        """Measure the models that the run takes, in place of those of its last round, ``number``."""
-        outputs: list[Outputs] | None = [] if self.federation.num_domains else None
+    def measure_taken(self, taken: Taken, number: int, tally: Tally) -> Mapping[str, Mapping[str, Any]]:
+        """Measure the models that the run takes, in place of those of its last round, ``number``.
+
+        Returns:
+            What they say of every sample, as arrays to be kept.
+        """
+        by_domains = self.federation.num_domains
+        outputs: list[Outputs] | None = [] if by_domains or not self._too_many else None
         metrics: Metrics = {}
         for best, ids in taken.groups(self.federation.ids).items():
             with taken.at(self._server, ids[0]):
                 metrics |= self._server.evaluate(self.split, ids, best or number, outputs)
         domains: Metrics = {}
-        if outputs:
+        if outputs and by_domains:
             domains, tally.client_domains = by_domain(outputs, self.federation, self.scoring.metrics)
         tally.other = {}
         tally.evaluated({client: metrics[client] for client in sorted(metrics)}, domains, 1)
+        return self._rows(outputs) if outputs and not self._too_many else {}
 
     def over_clients(self, metrics: Metrics) -> dict[str, Any]:
         """Mean, spread and percentiles of every metric over clients, weighted as the settings say."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import nan
 from typing import Any
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from perfed.data.federation import Federation
-from perfed.engine.clients import RoundRecord
 from perfed.engine.evaluate import Metrics
 from perfed.engine.server import Server
 from perfed.engine.setup import Setup
@@ -190,7 +189,8 @@ class Run(OwnModels):
         standing, tally, evaluator = self._standing, self._standing.tally, self._evaluator
         due = evaluator.is_due(number)
         with self._timed():
-            done = self.server.round(number, measure=evaluator.split if due else None)
+            measure = evaluator.split if due else None
+            done = self.server.round(number, measure=measure, keeps=evaluator.keeps(number, "after"))
             tally.add(done)
             if number == self.rounds:
                 done.bytes_down += self.server.settle(tally.never_used(self.federation.ids), number)
@@ -205,7 +205,7 @@ class Run(OwnModels):
         if due and evaluator.has_models(done):
             record.update(evaluator.measure(number, done, tally))
             tally.targets = updated(tally.targets, record)
-            self._write_arrays(number, done)
+            self._write_arrays(number, done.arrays)
             if standing.taken is not None:
                 evaluator.take(standing.taken, number, tally)
         if any(done.counts.values()):
@@ -224,8 +224,8 @@ class Run(OwnModels):
         yield
         self._standing.training += time.perf_counter() - started
 
-    def _write_arrays(self, number: int, done: RoundRecord) -> None:
-        for name, arrays in done.arrays.items():
+    def _write_arrays(self, number: int, found: Mapping[str, Mapping[str, Any]]) -> None:
+        for name, arrays in found.items():
             self.directory.write_arrays(name, number, {key: np.asarray(value) for key, value in arrays.items()})
 
     def _snapshot(self, number: int) -> None:
@@ -238,7 +238,7 @@ class Run(OwnModels):
         if not self._standing.tally.taken_part:
             self.notes.append("no client's reply was used in any round")
         if self._standing.taken is not None:
-            self._evaluator.measure_taken(self._standing.taken, self.done, self._standing.tally)
+            self._write_arrays(self.done, self._evaluator.measure_taken(self.taken, self.done, self._standing.tally))
         self.summary = summary_of(self.name, self.server, self._evaluator, self._standing, self.notes)
         self.directory.write_clients(*table_of(self.server, self._evaluator, self._standing.tally))
         self.directory.write_summary(self.summary)

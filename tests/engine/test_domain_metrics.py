@@ -84,8 +84,9 @@ def test_without_domains_there_are_none():
 def test_metrics_per_domain_need_domains():
     plain = tuple(replace(c, train=replace(c.train, domain=None), test=replace(c.test, domain=None)) for c in blobs())
     group = cohort(make("fedavg"), Federation(plain, 3))
-    with pytest.raises(PerfedError, match=r"metrics per domain need domains; client 'c0': test samples without"):
-        outputs_of(group, "test", None, Scoring())
+    found = outputs_of(group, "test", None, Scoring())
+    with pytest.raises(PerfedError, match=r"metrics per domain need domains; client 'c0': samples without"):
+        by_domain([found], Federation(plain, 3))
 
 
 def test_auc_of_each_client_that_holds_both_classes():

@@ -2,10 +2,15 @@
 
 import csv
 import json
+import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 from command_line import EXPERIMENT, TINY, perfed
+from lifelines import CoxPHFitter
+from lifelines.utils import concordance_index
+from scipy.optimize import minimize
 from sklearn.ensemble import (
     GradientBoostingClassifier,
     GradientBoostingRegressor,
@@ -18,13 +23,16 @@ from sklearn.neighbors import KNeighborsClassifier
 from sklearn.svm import SVC
 
 from perfed.data.federation import Federation
+from perfed.data.held_out import with_validation
 from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.experiment import estimators
 from perfed.experiment.baselines import Baseline
 from perfed.experiment.compare import Comparison
 from perfed.experiment.config import validate
-from perfed.experiment.estimators import baseline_names
+from perfed.experiment.cox import Cox
+from perfed.experiment.estimators import baseline_names, new_model, tries
+from perfed.experiment.result import compare
 
 CLASSIFIERS = {
     "sklearn:logistic": lambda: LogisticRegression(max_iter=1000),
@@ -193,6 +201,55 @@ def test_strengths_are_tried_on_validation_samples(of):
     assert not any("chosen" in note for note in scored["notes"])  # what is scored on chooses nothing
 
 
+@pytest.mark.parametrize("name", ["logistic", "ridge", "svc", "cox", "random-forest", "gradient-boosting"])
+def test_as_many_values_of_a_strength_are_tried_as_are_asked_for(name):
+    setting, five = tries(f"sklearn:{name}", 5)
+    task = {"ridge": "regression", "cox": "survival"}.get(name, "classification")
+    default = new_model(f"sklearn:{name}", task, 0).get_params()[setting]
+    for number in range(1, 41):
+        values = tries(f"sklearn:{name}", number)[1]
+        assert len(set(values)) == len(values) == number and values[0] == default
+        assert list(values[1:]) == sorted(values[1:]) and min(values) > 0
+        if name == "random-forest":
+            assert all(isinstance(value, int) for value in values)
+        elif number > 2:
+            assert (min(values), max(values)) == (min(five), max(five))  # the same ends
+            for side in (sorted(v for v in values if v <= default), sorted(v for v in values if v >= default)):
+                even = np.geomspace(side[0], side[-1], len(side))
+                digit = 10 ** np.floor(np.log10(even))
+                assert np.all(np.abs(side - even) <= 0.5001 * digit)  # rounded to one digit or more
+    assert {
+        "logistic": (1.0, 0.01, 0.1, 10.0, 100.0),
+        "ridge": (1.0, 0.01, 0.1, 10.0, 100.0),
+        "svc": (1.0, 0.01, 0.1, 10.0, 100.0),
+        "cox": (0.1, 0.001, 0.01, 1.0, 10.0),
+        "random-forest": (1, 2, 3, 5, 10),
+        "gradient-boosting": (0.1, 0.01, 0.03, 0.3, 1.0),
+    }[name] == five
+
+
+@pytest.mark.parametrize("of", ["sklearn", "pooled"])
+def test_where_tries_are_asked_for_and_nothing_is_held_out_a_quarter_is_while_choosing(of):
+    federation, right, taken = two_classes(), [], []
+    held = [with_validation(client, 0.25, True, 1) for client in federation]
+    assert all(0 < len(client.split("validation")) <= 8 for client in held)
+    for members in [[0], [1], [2]] if of == "sklearn" else [[0, 1, 2]]:
+        (x, y), (own_x, own_y), (whole_x, whole_y) = (
+            [np.concatenate(e) for e in zip(*(arrays(clients[i], split) for i in members), strict=True)]
+            for clients, split in ((held, "train"), (held, "validation"), (federation.clients, "train"))
+        )
+        scores = {c: LogisticRegression(max_iter=1000, C=c).fit(x, y).score(own_x, own_y) for c in (1.0, 0.01, 100.0)}
+        taken.append(max(scores, key=scores.get))
+        model = LogisticRegression(max_iter=1000, C=taken[-1]).fit(whole_x, whole_y)
+        right += [model.score(*arrays(federation.clients[i])) for i in members]
+    asked = experiment().model_copy(update={"baseline_tries": 3})
+    summary = Baseline(f"{of}:logistic", asked, federation).execute()
+    assert summary["accuracy"]["mean"] == pytest.approx(np.mean(right), abs=1e-15)
+    assert "C chosen on a quarter of the training samples, 3 tries: " in summary["notes"][-1]
+    unasked = Baseline(f"{of}:logistic", experiment(), federation).execute()
+    assert not any("chosen" in note for note in unasked["notes"])
+
+
 def test_one_model_on_all_samples_together():
     federation = two_classes()
     x, y = (np.concatenate(each) for each in zip(*(arrays(c, "train") for c in federation), strict=True))
@@ -204,6 +261,118 @@ def test_one_model_on_all_samples_together():
     data["b"] |= {"x_train": data["b"]["x_train"][:, :4], "x_test": data["b"]["x_test"][:, :4]}
     with pytest.raises(PerfedError, match=r"pooled:logistic: .* clients 'a' and 'b' have different columns"):
         Baseline("pooled:logistic", experiment(), Federation.from_arrays(data))
+
+
+def timed(rng, x, censored=0.3):
+    """Times in whole days, so that there are ties, and events; hazards grow with the first column."""
+    time = np.ceil(20 * rng.exponential(np.exp(-x[:, 0])))
+    return np.stack([time, rng.random(len(x)) > censored], 1)
+
+
+def of_survival(data):
+    return Federation.from_arrays(data, task="survival")
+
+
+def efron(beta, x, y):
+    """Cox partial log-likelihood, by a plain loop over the times of events."""
+    hazard, total = np.exp(x @ beta), 0.0
+    for time in np.unique(y[y[:, 1] > 0, 0]):
+        tied, risk = (y[:, 0] == time) & (y[:, 1] > 0), hazard[y[:, 0] >= time].sum()
+        total += np.log(hazard[tied]).sum()
+        total -= sum(np.log(risk - l / tied.sum() * hazard[tied].sum()) for l in range(tied.sum()))
+    return total
+
+
+@pytest.mark.parametrize("penalizer", [0.0, 0.5])
+def test_a_cox_model_is_at_the_optimum_of_the_penalised_partial_likelihood(penalizer):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)) * (1, 3, 0.2)
+    y = timed(rng, x)
+    scale = x.std(0, ddof=1)
+
+    def loss(beta):
+        return -efron(beta, x, y) + penalizer * len(x) / 2 * np.sum((scale * beta) ** 2)
+
+    best = minimize(loss, np.zeros(3), options={"gtol": 1e-8}).x
+    model = Cox(penalizer).fit(x.astype(np.float32), y)
+    assert model.predict(np.eye(3))[:, 0] == pytest.approx(best, rel=1e-3, abs=1e-4) and abs(best[0]) > 0.2
+
+
+@pytest.mark.parametrize("of", ["sklearn", "pooled"])
+def test_cox_models_have_the_penalty_that_is_best_on_validation_samples(of):
+    rng = np.random.default_rng(3)
+    data = sites(timed)
+    for own in data.values():
+        x = rng.normal(size=(30, 5))
+        own |= {"x_validation": x, "y_validation": timed(rng, x)}
+    federation, expected = of_survival(data), []
+    groups = [[client] for client in federation] if of == "sklearn" else [list(federation)]
+    for clients in groups:
+        scores = {}
+        x, y = (np.concatenate(each) for each in zip(*(arrays(c, "train") for c in clients), strict=True))
+        held_x, held_y = (np.concatenate(e) for e in zip(*(arrays(c, "validation") for c in clients), strict=True))
+        columns = [f"c{number}" for number in range(5)]
+        table = pd.DataFrame(x.astype(float), columns=columns).assign(time=y[:, 0], event=y[:, 1])
+        for penalizer in (0.1, 0.001, 0.01, 1, 10):
+            model = CoxPHFitter(penalizer=penalizer).fit(table, "time", "event")
+            hazard = model.predict_log_partial_hazard(pd.DataFrame(held_x, columns=columns))
+            scores[penalizer] = (concordance_index(held_y[:, 0], -hazard, held_y[:, 1]), model)
+        _, model = max(scores.values(), key=lambda pair: pair[0])
+        for client in clients:
+            x, y = arrays(client)
+            hazard = model.predict_log_partial_hazard(pd.DataFrame(x, columns=columns))
+            expected.append(concordance_index(y[:, 0], -hazard, y[:, 1]))
+    summary = Baseline(f"{of}:cox", experiment(), federation).execute()
+    assert summary["metrics"]["c-index"]["mean"] == pytest.approx(np.mean(expected), abs=1e-12)
+    assert summary["notes"][-1].startswith("penalizer chosen on validation samples, 5 tries: ")
+
+
+def test_awkward_sites_of_survival():
+    rng = np.random.default_rng(0)
+    data = sites(timed)
+    data["a"]["x_train"][:, 1] = 2.0  # constant here alone
+    data["b"]["y_train"][:, 1] = 0.0  # nobody has the event
+    data["c"] |= {
+        "x_train": data["c"]["x_train"][:4],
+        "y_train": data["c"]["y_train"][:4],
+    }  # fewer samples than columns
+    x = np.arange(8.0)[:, None] + np.zeros(5)  # all columns say the same, and it orders the events: no finite optimum
+    data["d"] = {**data["a"], "x_train": x, "y_train": np.stack([9.0 - x[:, 0], np.ones(8)], 1)}
+    data["one"] = {**data["a"], "x_train": x[:1], "y_train": np.ones((1, 2))}
+    held = rng.normal(size=(4, 5))
+    for own in data.values():  # validation samples without an event choose nothing
+        own |= {"x_validation": held, "y_validation": np.stack([np.ones(4), np.zeros(4)], 1)}
+    summary = Baseline("sklearn:cox", experiment(), of_survival(data)).execute()
+    note = "1 of the models were trained without an event and give every sample the same hazard"
+    assert (
+        note in summary["notes"] and "penalizer chosen on validation samples, 5 tries: 0.1 (5 of 5)" in summary["notes"]
+    )
+    alone = Baseline("sklearn:cox", experiment(), of_survival({"b": data["b"]})).execute()
+    assert alone["metrics"]["c-index"]["mean"] == 0.5
+
+
+def test_without_lifelines_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lifelines", None)
+    with pytest.raises(PerfedError, match=r"a Cox model needs the package 'lifelines', .*perfed\[tables\]"):
+        Baseline("sklearn:cox", experiment(), of_survival(sites(timed)))
+
+
+def test_a_comparison_of_survival(tmp_path):
+    made = compare(
+        of_survival(sites(timed)),
+        ["fedavg", "sklearn:cox", "pooled:cox"],
+        model={"head": "linear"},
+        rounds=3,
+        seeds=[0, 1],
+        out=tmp_path / "made",
+    )
+    found = json.loads((tmp_path / "made" / "comparison.json").read_text())["verdict"]
+    assert found["metric"] == "c-index" and found["reference"] == "sklearn:cox" and "fedavg" in made.verdict
+    assert all(site["over_rows"] and site["local"] == "sklearn:cox" for site in found["sites"])
+    with pytest.raises(
+        PerfedError, match="sklearn:ridge is not for survival, which these data are; allowed: sklearn:cox"
+    ):
+        Baseline("sklearn:ridge", experiment(), of_survival(sites(timed)))
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_tuned_on_the_validation_samples_that_all_are_trained_without(digits, tm
     sizes = [len(client.train) for client in made.run("local", 0).federation]
     assert all(size < 20 for size in sizes)
     notes = (tmp_path / "out" / "sklearn.logistic" / "seed-0" / "summary.json").read_text()
-    assert "C chosen on validation samples, 5 tries" in notes
+    assert "C chosen on validation samples, 2 tries" in notes
 
 
 @pytest.mark.parametrize(

@@ -281,6 +281,20 @@ def test_what_was_chosen_is_for_the_methods_that_were_tried(tmp_path):
     assert report.code == 2 and "so a search (perfed tune)" in report.err
 
 
+def test_baselines_have_as_many_tries_as_the_grid_has_points(tmp_path):
+    assert perfed("tune", EXPERIMENT, *TINY, "rounds=1", *GRID, "--out", tmp_path / "out").code == 0
+    chosen = tmp_path / "out" / "chosen.toml"
+    assert read(chosen.read_text(), "chosen.toml").baseline_tries == 4
+    names = "local,sklearn:logistic,sklearn:random-forest"
+    done = perfed("compare", chosen, "--methods", names, "rounds=1", "--out", tmp_path / "made")
+    assert done.code == 0, done.err
+    for name, setting in (("logistic", "C"), ("random-forest", "min_samples_leaf")):
+        notes = json.loads((tmp_path / "made" / f"sklearn.{name}" / "seed-0" / "summary.json").read_text())["notes"]
+        assert any(f"{setting} chosen on a quarter of the training samples, 4 tries: " in note for note in notes)
+    refused = perfed("compare", EXPERIMENT, *TINY, "baseline_tries=0", "--methods", names, "--out", tmp_path / "no")
+    assert refused.code == 2 and "baseline_tries" in refused.err
+
+
 def test_a_grid_over_the_model_goes_to_the_methods_own_model(tmp_path):
     grid = ("--methods", "local", "--grid", "model.embedding.out=3,5", "--grid", "rounds=1,2")
     result = perfed("tune", EXPERIMENT, *TINY, *grid, "--out", tmp_path / "out")

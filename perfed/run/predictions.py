@@ -1,0 +1,106 @@
+"""What the reported models said of every sample that they are judged on: kept for intervals over a site's rows."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfed.data.client import Split
+from perfed.data.federation import Federation
+from perfed.engine.evaluate import Outputs, joined
+from perfed.errors import PerfedError
+
+FOLDER = "predictions"
+
+MOST = 20_000_000
+"""Numbers that a run keeps at most."""
+
+NOT_KEPT = (
+    f"predictions are not kept, as they are more than {MOST:,} numbers: intervals of single sites are over the seeds "
+    "alone"
+)
+
+
+def too_many(federation: Federation, split: str, evaluations: int = 1) -> bool:
+    """Whether the outputs of ``evaluations`` evaluations on ``split`` are more than :data:`MOST` numbers."""
+    splits = [found for client in federation if (found := client.split(split)) is not None]
+    width = federation.num_classes or (1 if federation.survival else max(s.y[0].numel() for s in splits))
+    return evaluations * width * sum(map(len, splits)) > MOST
+
+
+def arrays_of(parts: Sequence[Outputs], federation: Federation, split: str) -> dict[str, NDArray[Any]]:
+    """The content of a file of predictions; samples are by client, in the order in which the client has them.
+
+    Args:
+        parts: of one evaluation, each client's samples one after the other.
+        federation: the clients with the data that they were evaluated on.
+        split: of these.
+
+    Returns:
+        ``ids``, ``counts`` and ``marks`` ``(clients,)``: of each client the number of samples, and a number that
+        changes with their inputs; ``targets`` ``(samples, ...)`` and ``outputs`` ``(samples, C)`` (logits, logarithms
+        of probabilities, values or log hazards) in the unit of the data, in float32 where that changes no number.
+    """
+    whole = joined(parts)
+    starts = np.flatnonzero(np.append(True, whole.client[1:] != whole.client[:-1]))
+    ids, counts = whole.client[starts], np.diff(np.append(starts, len(whole.client)))
+    order = np.argsort(ids)
+    rows = np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in order])
+    splits = {client.id: client.split(split) for client in federation}
+    marks = np.array([_mark(found) for i in order if (found := splits[str(ids[i])]) is not None], dtype=np.uint32)
+    short = whole.outputs.astype(np.float32)
+    outputs = short if np.array_equal(short, whole.outputs, equal_nan=True) else whole.outputs
+    return {
+        "ids": ids[order],
+        "counts": counts[order],
+        "marks": marks,
+        "targets": whole.y[rows],
+        "outputs": outputs[rows],
+    }
+
+
+def _mark(split: Split) -> int:
+    return zlib.crc32(np.ascontiguousarray(split.x.cpu().numpy()).data)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """One file: the arrays of :func:`arrays_of`."""
+
+    ids: list[str]
+    counts: NDArray[np.int64]
+    marks: NDArray[np.uint32]
+    targets: NDArray[Any]
+    outputs: NDArray[np.float64]
+
+    def sites(self) -> Iterator[tuple[str, int, slice]]:
+        """Of each client its id, the mark of its samples, and where they are."""
+        ends = np.cumsum(self.counts)
+        for site, mark, start, end in zip(self.ids, self.marks.tolist(), ends - self.counts, ends, strict=True):
+            yield site, mark, slice(int(start), int(end))
+
+
+def read(run: Path, evaluations: int = 1) -> list[Predictions]:
+    """Those of the run's last ``evaluations`` evaluations, which its metrics are the mean of; none were kept: empty.
+
+    Raises:
+        PerfedError: a file that cannot be read; names it.
+    """
+    found = {int(file.stem.removeprefix("round-")): file for file in (run / FOLDER).glob("round-*.npz")}
+    return [_read(found[number]) for number in sorted(found)[-evaluations:]]
+
+
+def _read(file: Path) -> Predictions:
+    try:
+        with np.load(file, allow_pickle=False) as held:
+            ids, counts, marks, targets, outputs = (held[n] for n in ("ids", "counts", "marks", "targets", "outputs"))
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise PerfedError(f"{file}: cannot be read: {error}") from None
+    return Predictions(ids.tolist(), counts, marks, targets, outputs.astype(np.float64))
