@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from perfed.cli.commands import main
+from perfed.cli import main
 
 EXPERIMENT = "flic-digits-views"
 TINY = (
@@ -61,7 +61,7 @@ def run_tiny(out: Path, *arguments: object) -> Outcome:
 def stop_when(condition: Callable[[], bool], number: signal.Signals, *arguments: object) -> Outcome:
     """Start ``perfed ARGUMENTS`` as a process of its own and send it the signal as soon as ``condition`` holds."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "perfed.cli.commands", *map(str, arguments)],
+        [sys.executable, "-m", "perfed.cli", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

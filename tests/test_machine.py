@@ -37,7 +37,7 @@ def locking(handle, mode, size):
 sys_modules = __import__("sys").modules
 sys_modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
 """
-PROGRAM = "\nfrom perfed.cli.commands import main\nmain()\n"
+PROGRAM = "\nfrom perfed.cli import main\nmain()\n"
 
 
 def without(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:

@@ -351,7 +351,7 @@ def test_a_run_with_a_term_in_a_file_of_ones_own_is_run_again_and_continued_by_a
     for name in ("summary.json", "checkpoint/state-000003.json"):
         (here / "out" / name).unlink()
     for command in (["resume", "out"], ["run", "out/config.toml", "--out", "again"]):
-        done = subprocess.run([sys.executable, "-m", "perfed.cli.commands", *command], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-m", "perfed.cli", *command], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         found = json.loads((here / command[-1] / "summary.json").read_text())
         assert found["metrics"] == first["metrics"] and found["settings"] == first["settings"]
