@@ -39,6 +39,11 @@ class Outcome:
     out: str
     err: str
 
+    @property
+    def said(self) -> str:
+        """What was printed, wherever lines were broken."""
+        return " ".join(self.out.split())
+
 
 def perfed(*arguments: object) -> Outcome:
     """``perfed ARGUMENTS`` in this process."""

@@ -43,9 +43,10 @@ def main() -> None:
         # Typer's own errors (an unknown option, a missing argument) come from click, which newer versions carry inside.
         if type(error).__name__ == "Abort":
             _fail(INTERRUPTED[CTRL_C], CTRL_C)
-        if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
-            raise SystemExit(2) from None
         if hasattr(error, "format_message"):
+            if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+                print(error.format_message())
+                raise SystemExit(2) from None
             _fail(error.format_message(), 2)
         raise
     if code == CTRL_C:  # Typer turns Ctrl-C into this code

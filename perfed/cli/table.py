@@ -38,16 +38,15 @@ def fitted(table: TextTable, width: int) -> Iterator[Text]:
     first = max(map(len, [*names, _longest_word(table.header[0])]))
     if first + sum(widths) + GAP * len(widths) > width:
         first = min(first, max(_NAMES, width // 3))
-    parts: list[list[int]] = []
-    room: list[int] = []
+    parts: list[list[int]] = [[]]
+    room = width - first
     for column, needed in zip(columns, widths, strict=True):
-        place = next((at for at, left in enumerate(room) if needed + GAP <= left), len(parts))
-        if place == len(parts):
+        if needed + GAP > room and parts[-1]:
             parts.append([])
-            room.append(width - first)
-        parts[place].append(column)
-        room[place] -= needed + GAP
-    for number, part in enumerate(parts or [[]]):
+            room = width - first
+        parts[-1].append(column)
+        room -= needed + GAP
+    for number, part in enumerate(parts):
         if number:
             yield Text()
         yield from _part(table, part, first, [widths[column - 1] for column in part])

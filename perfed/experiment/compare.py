@@ -126,8 +126,7 @@ def readable(file: Path) -> Iterator[Path]:
         raise PerfedError(f"{file}: cannot be read: {error}") from None
 
 
-Execute = Callable[[Callable[[], Run | Baseline], str], dict[str, Any]]
-"""Makes a run ready and executes it, knowing its label."""
+Execute = Callable[[Callable[[], Run | Baseline], str], dict[str, Any]]  # makes a run ready and executes it
 
 
 @dataclass(frozen=True)

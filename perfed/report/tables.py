@@ -21,7 +21,7 @@ _UNTRAINED = "* Nobody trains on this domain: means of the outputs with the para
 _FEW = "† Fewer than ten samples: not in mean, min and max, unless there are no other domains."
 
 
-def all_tables(runs: Sequence[Run], found: Verdict | None) -> list[TextTable]:
+def all_tables(runs: Sequence[Run], found: Verdict | None = None) -> list[TextTable]:
     """Those that the runs have data for: comparison, time to accuracy, domains, slower and faster clients."""
     maybe = [target_table(runs), *domain_tables(runs), speed_table(runs, main_metric(runs))]
     return [*metric_tables(judged_table(runs, found), reported(runs)), *(table for table in maybe if table)]
