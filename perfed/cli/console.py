@@ -18,12 +18,13 @@ from perfed.machine import TERMINATED
 PIPE_WIDTH = 80
 """Columns where there is no terminal to ask, and the environment does not say (``COLUMNS``)."""
 
-console = Console(
-    width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH,
-    emoji=False,
-    markup=False,
-    highlight=False,
-)
+
+def fixed_width() -> int | None:
+    """The width of a pipe; a terminal, or the environment, is asked anew for each line."""
+    return None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+
+
+console = Console(width=fixed_width(), emoji=False, markup=False, highlight=False)
 
 CTRL_C = 130
 INTERRUPTED = {CTRL_C: "interrupted", TERMINATED: "terminated"}

@@ -126,14 +126,15 @@ class Work:
     def _now(self) -> str:
         """The stage, and how far it is."""
         reached = f" {self.run.done:.0f} of {self.run.total}" if self.stage in (ROUNDS, MODELS) else ""
-        return f"{self.stage}{reached}" + ("" if self.accuracy is None else f", accuracy {100 * self.accuracy:.1f} %")
+        return f"{self.stage}{reached}" + ("" if self.accuracy is None else f", {100 * self.accuracy:.1f} %")
 
     def line(self) -> str:
-        """Everything in one line."""
+        """Everything in one line, with as much of the run's label as fits."""
         now, which = self.clock(), min(self.finished + 1, self.total)
         overall = f"run {which} of {self.total}, " if self.total > 1 else ""
         passed = f"{duration(now - self.all.began)} elapsed, {duration(self.all.left(now))} left"
-        return f"{passed}: {overall}{self.label}, {self._now}"
+        room = console.width - len(f"{passed}: {overall}, {self._now}")
+        return f"{passed}: {overall}{shortened(self.label, max(room, _BAR))}, {self._now}"
 
     def tick(self) -> None:
         """Print the line where the last one is half a minute old."""
@@ -148,7 +149,7 @@ class Work:
         rows = [("overall", self.all, f"{self.finished} of {self.total} runs")] if self.total > 1 else []
         for name, span, text in [*rows, (self.label, self.run, f"{duration(now - self.run.began)} elapsed")]:
             bar: list[RenderableType] = [] if narrow else [ProgressBar(max(span.total, 1), span.done, width=_BAR)]
-            times = f"{duration(now - span.began)} elapsed, " if span is self.all else ""
+            times = f"{duration(now - span.began)} elapsed, " if span is self.all and not narrow else ""
             note = f"{text}, {times}{duration(span.left(now))} left"
             shown.add_row(shortened(name, console.width // 4), *bar, Text(note, overflow="ellipsis", no_wrap=True))
         return Group(shown, Text(f"  {self._now}", style="dim", overflow="ellipsis", no_wrap=True))

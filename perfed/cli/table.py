@@ -12,7 +12,7 @@ from perfed.cli.console import console, say
 from perfed.report.text import TextTable
 
 GAP = 2
-_NAMES = 12  # columns that names are left at least
+_NAMES, _LEAST = 12, 5  # columns that names are left, and where a number needs the others
 
 
 def print_table(table: TextTable) -> None:
@@ -34,10 +34,12 @@ def fitted(table: TextTable, width: int) -> Iterator[Text]:
     """
     names = [row[0] for row in table.rows]
     columns = range(1, len(table.header))
-    widths = [_width(table, column) for column in columns]
+    widths = [_width(table, column, width) for column in columns]
     first = max(map(len, [*names, _longest_word(table.header[0])]))
     if first + sum(widths) + GAP * len(widths) > width:
-        first = min(first, max(_NAMES, width // 3))
+        cells = max(len(cell) for row in table.rows for cell in row[1:])
+        first = min(first, max(_NAMES, width // 3), max(_LEAST, width - GAP - cells))
+        widths = [_width(table, column, width - first - GAP) for column in columns]
     parts: list[list[int]] = [[]]
     room = width - first
     for column, needed in zip(columns, widths, strict=True):
@@ -74,16 +76,19 @@ def _part(table: TextTable, columns: Sequence[int], first: int, widths: Sequence
         yield line(cells, "bold" if number in table.best else "")
 
 
-def _width(table: TextTable, column: int) -> int:
-    """Of the longest cell, or more where the header then has two lines."""
+def _width(table: TextTable, column: int, most: int) -> int:
+    """Of the longest cell, or more where the header then has two lines; up to ``most``, if the cells allow it."""
     head = table.header[column]
-    least = max([_longest_word(head), *(row[column] for row in table.rows)], key=len)
-    enough = (w for w in range(len(least), len(head)) if len(_wrapped(head, w)) <= 2)
-    return next(enough, len(least))
+    cells = max((len(row[column]) for row in table.rows), default=0)
+    least = max(cells, min(most, len(_longest_word(head))))
+    enough = (width for width in range(least, min(most, len(head)) + 1) if len(_wrapped(head, width)) <= 2)
+    return next(enough, least)
 
 
 def _wrapped(text: str, width: int) -> list[str]:
-    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+    """A header over several lines; a word that is too long has an ellipsis."""
+    words = " ".join(shortened(word, width) for word in text.split())
+    return textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _longest_word(text: str) -> str:
