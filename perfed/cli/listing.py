@@ -48,9 +48,9 @@ _TRY = {
     "speeds": "digits-label-skew clock.speeds=fixed evaluation.targets=[0.8]",
     "nothing": "digits-label-skew",
 }
-_WITH = {
-    "fedbn": "body='{{kind=\"mlp\",hidden=[64],out=32,batch_norm=true}}'",
-    "scaffold": "methods.scaffold.optimizer=sgd methods.scaffold.lr=0.03",
+_TRY_WITH = {
+    "fedbn": "digits-label-skew model.body.batch_norm=true",
+    "scaffold": "digits-label-skew methods.scaffold.optimizer=sgd methods.scaffold.lr=0.03",
 }
 # Settings whose types alone do not say it.
 _ALLOWED = {
@@ -111,9 +111,7 @@ def _needs(item: Entry) -> list[str]:
 def _command(item: Entry, differs: str) -> str:
     first = item.base or "local"
     methods = item.name if item.name == first else f"{first},{item.name}"
-    experiment, *settings = _TRY[differs].split()
-    with_ = f" {_WITH[item.name].format()}" if item.name in _WITH else ""
-    return " ".join(["perfed compare", experiment, *settings, "--methods", methods]) + with_
+    return f"perfed compare {_TRY_WITH.get(item.name, _TRY[differs])} --methods {methods}"
 
 
 def _settings(fields: Mapping[str, FieldInfo], defaults: Mapping[str, Any]) -> dict[str, Any]:

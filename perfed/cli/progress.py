@@ -25,7 +25,7 @@ EVERY = 30.0
 DATA, PLANNING, PREPARING, ROUNDS, MODELS = "data", "planning", "pre-training", "rounds", "models"
 """Stages of a run; scikit-learn's have models in place of rounds."""
 
-_BAR = 20
+_BAR, _LABEL = 20, 8
 _NARROW = 70  # terminals below this have no bars
 
 
@@ -134,7 +134,7 @@ class Work:
         overall = f"run {which} of {self.total}, " if self.total > 1 else ""
         passed = f"{duration(now - self.all.began)} elapsed, {duration(self.all.left(now))} left"
         room = console.width - len(f"{passed}: {overall}, {self._now}")
-        return f"{passed}: {overall}{shortened(self.label, max(room, _BAR))}, {self._now}"
+        return f"{passed}: {overall}{shortened(self.label, max(room, _LABEL))}, {self._now}"
 
     def tick(self) -> None:
         """Print the line where the last one is half a minute old."""

@@ -34,8 +34,10 @@ def fitted(table: TextTable, width: int) -> Iterator[Text]:
     """
     names = [row[0] for row in table.rows]
     columns = range(1, len(table.header))
-    widths = [_width(table, column, width) for column in columns]
     first = max(map(len, [*names, _longest_word(table.header[0])]))
+    widths = [_width(table, column, width, lines=2) for column in columns]
+    if first + sum(widths) + GAP * len(widths) > width:
+        widths = [_width(table, column, width) for column in columns]
     if first + sum(widths) + GAP * len(widths) > width:
         cells = max(len(cell) for row in table.rows for cell in row[1:])
         first = min(first, max(_NAMES, width // 3), max(_LEAST, width - GAP - cells))
@@ -76,13 +78,16 @@ def _part(table: TextTable, columns: Sequence[int], first: int, widths: Sequence
         yield line(cells, "bold" if number in table.best else "")
 
 
-def _width(table: TextTable, column: int, most: int) -> int:
-    """Of the longest cell, or more where the header then has two lines; up to ``most``, if the cells allow it."""
+def _width(table: TextTable, column: int, most: int, lines: int | None = None) -> int:
+    """Of the longest cell and the header's longest word, or more where the header is to have so many ``lines``.
+
+    Not above ``most`` for the header's sake.
+    """
     head = table.header[column]
     cells = max((len(row[column]) for row in table.rows), default=0)
     least = max(cells, min(most, len(_longest_word(head))))
-    enough = (width for width in range(least, min(most, len(head)) + 1) if len(_wrapped(head, width)) <= 2)
-    return next(enough, least)
+    enough = (width for width in range(least, len(head) + 1) if lines and len(_wrapped(head, width)) <= lines)
+    return min(next(enough, least), max(most, cells))
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -13,9 +13,9 @@ from perfed.errors import PerfedError
 from perfed.experiment.compare import Comparison, check_starts, federated, is_comparison
 from perfed.experiment.config import validate
 from perfed.experiment.overrides import override
-from perfed.experiment.start import is_done, opened
 from perfed.machine import write_atomic
 from perfed.plugins import bare_name
+from perfed.run.directory import RunDirectory
 from perfed.settings import leaves
 
 
@@ -82,14 +82,15 @@ def _shown(value: Any) -> str:
 
 
 def _check_data(before: Comparison, data_dir: Path | None) -> None:
-    """Refuse clients that are not those of a finished run."""
+    """Refuse clients that are not those of the runs that have finished."""
     for seed in before.seeds:
-        for method in federated(before.methods):
-            where = before.directory(method, seed)
-            if is_done(where):
-                data = validate({**before.table, "seed": seed}).data.load(seed, data_dir)
-                try:
-                    opened(where, federation=data)
-                except PerfedError as error:
-                    raise PerfedError(f"--extend {before.path}: {error}") from None
-                return
+        places = [RunDirectory(before.directory(method, seed)) for method in federated(before.methods)]
+        known = {place.newest()[1].get("data") for place in places if place.finished} - {None}
+        if known:
+            data = validate({**before.table, "seed": seed}).data.load(seed, data_dir)
+            if data.fingerprint not in known:
+                raise PerfedError(
+                    f"--extend {before.path}: the data have other clients, samples or targets than when its runs with "
+                    f"seed {seed} were made; begin another comparison"
+                )
+            return
