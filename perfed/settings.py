@@ -19,6 +19,20 @@ def unless(value: Any) -> Callable[[Any], bool]:
     return lambda given: bool(given == value)
 
 
+def leaves(table: Mapping[str, Any], where: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+    """The values of nested tables by their paths.
+
+    Example:
+        >>> leaves({"rounds": 3, "data": {"name": "digits"}})
+        {('rounds',): 3, ('data', 'name'): 'digits'}
+    """
+    found: dict[tuple[str, ...], Any] = {}
+    for name, value in table.items():
+        path = (*where, name)
+        found |= leaves(value, path) if isinstance(value, Mapping) else {path: value}
+    return found
+
+
 class Table(BaseModel):
     """Settings that are written as they were given: the same keys in the same order, and no others."""
 

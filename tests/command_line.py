@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
-from perfed.cli.commands import main
+from perfed.cli import main
 
 EXPERIMENT = "flic-digits-views"
 TINY = (
@@ -41,6 +41,11 @@ class Outcome:
     code: int
     out: str
     err: str
+
+    @property
+    def said(self) -> str:
+        """What was printed, wherever lines were broken."""
+        return " ".join(self.out.split())
 
 
 def perfed(*arguments: object) -> Outcome:

@@ -24,7 +24,6 @@ MANY_PARAMETERS = {
     "model/lstm.py": {"lstm"},
     "run/run.py": {"__init__"},
     "training/cohort.py": {"__init__"},  # called in one place, by the engine
-    "cli/actions.py": {"tune_command"},
 }
 LONG_FILES = {"data/federation.py"}  # one class, whose two constructors say all that they take
 WRITTEN_BY_USERS = ("app.", "dataset(", "pooled(")  # a command or a data set: parameters are options

@@ -39,7 +39,7 @@ sys_modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
 """
 PROGRAM = """
 from pathlib import Path
-from perfed.cli.commands import main
+from perfed.cli import main
 def perfed(*arguments):
     sys.argv[1:] = arguments
     try:

@@ -2,10 +2,10 @@
 
 
 def main() -> None:
-    """``perfed``: :func:`perfed.cli.commands.main`, imported here: it reads what :mod:`perfed.cli.listing` writes."""
-    from perfed.cli import commands
+    """``perfed``: :func:`perfed.cli.entry.main`, imported here: it reads what :mod:`perfed.cli.listing` writes."""
+    from perfed.cli import entry
 
-    commands.main()
+    entry.main()
 
 
 __all__ = ["main"]

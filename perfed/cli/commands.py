@@ -1,58 +1,48 @@
-"""The command line: ``perfed init | check | run | compare | resume | tune | partition | export | predict ...``.
+"""The command line: ``perfed init | check | run | compare | resume | tune | report | list | show ...``.
 
-Here is what a user can write. What the commands do is in :mod:`perfed.cli.actions`, which they import when they run:
-help, version and lists come without torch.
+Here is what a user can write. What the commands do is in :mod:`perfed.cli.actions` and beside it, which they import
+when they run: help, version, lists and completion come without torch.
 """
 
 from __future__ import annotations
 
-import io
-import json
-import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
-from rich.table import Table
 
-from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped, console
+from perfed.cli import complete
+from perfed.cli.console import console, print_json
 from perfed.cli.index import INDEX, LISTS
+from perfed.cli.options import (
+    AllMetricsOption,
+    ComparedOption,
+    DataOption,
+    DeviceOption,
+    EngineOption,
+    ExperimentName,
+    JsonOption,
+    MethodsOption,
+    OutOption,
+    Settings,
+    Shown,
+    Training,
+    VerboseOption,
+)
 from perfed.errors import PerfedError
-from perfed.machine import TERMINATED, installed_version, sigterm_as_exit
-from perfed.plugins import own_mistakes
+from perfed.machine import installed_version
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="Personalised federated learning: run, compare and tune methods on clients that differ.",
 )
-
-ExperimentName = Annotated[str, typer.Argument(help="a shipped experiment ('perfed list experiments') or a .toml file")]
-Settings = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings to change, e.g. rounds=5")
-]
-EngineOption = Annotated[
-    str | None, typer.Option("--engine", help=f"one of: {', '.join(INDEX['engines'])} ; else the experiment's")
-]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="'cpu', 'cuda', ... in place of the experiment's")]
-DataOption = Annotated[Path | None, typer.Option("--data-dir", help="folder of data files, before PERFED_DATA")]
-OutOption = Annotated[Path | None, typer.Option("--out", help="directory for results; runs/NAME-TIME if not given")]
-RunArgument = Annotated[Path, typer.Argument(help="a run's directory")]
-SiteOption = Annotated[str, typer.Option("--site", help="the client's id")]
-MethodsOption = Annotated[str, typer.Option("--methods", help="names separated by commas")]
-ComparedOption = Annotated[
-    str,
-    typer.Option(
-        "--methods",
-        help=f"names separated by commas; models of scikit-learn: {', '.join(INDEX['baselines'])}",
-    ),
-]
 
 
 def _print_version(asked: bool) -> None:
     if asked:
-        console.print(f"perfed {installed_version()}", highlight=False)
+        console.print(f"perfed {installed_version()}")
         raise typer.Exit
 
 
@@ -66,7 +56,7 @@ def _common(version: VersionOption = False) -> None:
     pass
 
 
-@app.command("init")
+@app.command("init", epilog="Example: perfed init hospitals/ --target disease --drop patient")
 def init_command(
     files: Annotated[list[Path], typer.Argument(help="CSV, Parquet or Excel files, or folders of them; one site each")],
     target: Annotated[str, typer.Option("--target", help="column to predict; a time with --event")],
@@ -81,77 +71,107 @@ def init_command(
     ] = None,
     test: Annotated[list[Path] | None, typer.Option("--test", help="file or folder of rows to test on")] = None,
     out: Annotated[Path, typer.Option("--out", help="experiment file to write")] = Path("study.toml"),
+    as_json: JsonOption = False,
 ) -> None:
     """Write a commented experiment for tables of your own, after checking them."""
     from perfed.cli import study
 
     columns = {"drop": drop or [], "dates": dates or [], "categories": categories or []}
     roles = {"site_column": site_column, "target": target, "event": event, "domain": domain, "group": group}
-    study.init_command(files, test or [], {**roles, **columns}, out)
+    study.init_command(files, test or [], {**roles, **columns}, out, as_json)
 
 
-@app.command("check")
+@app.command("check", epilog="Example: perfed check study.toml")
 def check_command(
-    experiment: ExperimentName,
-    settings: Settings = None,
-    data_dir: DataOption = None,
+    experiment: ExperimentName, settings: Settings = None, data_dir: DataOption = None, as_json: JsonOption = False
 ) -> None:
     """Say what the sites hold, what they must tell each other, and everything that is wrong; train nothing."""
     from perfed.cli import study
 
-    study.check_command(experiment, settings, data_dir)
+    study.check_command(experiment, settings, data_dir, as_json)
 
 
-@app.command("run")
+@app.command("run", epilog="Example: perfed run digits-label-skew --method fedpac rounds=20 --out runs/one")
 def run_command(
     experiment: ExperimentName,
     settings: Settings = None,
-    method: Annotated[str | None, typer.Option("--method", help="in place of the experiment's method")] = None,
+    method: Annotated[
+        str | None,
+        typer.Option("--method", help="in place of the experiment's method", autocompletion=complete.methods),
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="of data, initial values and mini-batches")] = None,
     engine: EngineOption = None,
     device: DeviceOption = None,
     data_dir: DataOption = None,
     out: OutOption = None,
+    as_json: JsonOption = False,
+    verbose: VerboseOption = False,
 ) -> None:
     """Train one method and write a run directory with a report."""
     from perfed.cli import actions
 
-    actions.run_command(experiment, settings, method, seed, engine, device, data_dir, out)
+    how = Training(engine, device, data_dir, out)
+    actions.run_command(experiment, settings, method, seed, how, Shown(as_json, verbose=verbose))
 
 
-@app.command("resume")
+@app.command("resume", epilog="Examples: perfed resume runs/one ; perfed resume runs/one rounds=60")
 def resume_command(
-    directory: Annotated[Path, typer.Argument(help="a run's, a comparison's or a search's directory")],
+    directory: Annotated[
+        Path,
+        typer.Argument(help="a run's, a comparison's or a search's directory", autocompletion=complete.run_directories),
+    ],
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[rounds=N]", help="more rounds than a run was begun with")
     ] = None,
     device: DeviceOption = None,
     data_dir: DataOption = None,
+    as_json: JsonOption = False,
+    all_metrics: AllMetricsOption = False,
+    verbose: VerboseOption = False,
 ) -> None:
     """Continue an interrupted run, comparison or search to the same bits, or a finished run to more rounds."""
     from perfed.cli import actions
 
-    actions.resume_command(directory, settings or [], device, data_dir)
+    how = Training(device=device, data_dir=data_dir)
+    actions.resume_command(directory, settings or [], how, Shown(as_json, all_metrics, verbose))
 
 
-@app.command("compare")
+@app.command("compare", epilog="Example: perfed compare digits-label-skew --methods local,fedpac --seeds 0..2")
 def compare_command(
-    experiment: ExperimentName,
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            help="a shipped experiment ('perfed list experiments') or a .toml file; not needed with --extend",
+            autocompletion=complete.experiments,
+        ),
+    ] = None,
     settings: Settings = None,
     methods: ComparedOption = "",
-    seeds: Annotated[str, typer.Option("--seeds", help="'0..2' (inclusive), '0,3,5' or '7'")] = "0",
+    seeds: Annotated[str | None, typer.Option("--seeds", help="'0..2' (inclusive), '0,3,5' or '7'; else 0")] = None,
+    extend: Annotated[
+        Path | None,
+        typer.Option(
+            "--extend",
+            help="a comparison's directory, to which --methods and --seeds are added; what is done stays",
+            autocompletion=complete.run_directories,
+        ),
+    ] = None,
     engine: EngineOption = None,
     device: DeviceOption = None,
     data_dir: DataOption = None,
     out: OutOption = None,
+    as_json: JsonOption = False,
+    all_metrics: AllMetricsOption = False,
+    verbose: VerboseOption = False,
 ) -> None:
-    """Train several methods over several seeds: one table, one report, comparison.json."""
-    from perfed.cli import actions
+    """Train several methods over several seeds: one table, one report, a verdict at the end."""
+    from perfed.cli import comparing
 
-    actions.compare_command(experiment, settings, methods, seeds, engine, device, data_dir, out)
+    how = Training(engine, device, data_dir, out)
+    comparing.compare_command(experiment, settings, methods, seeds, extend, how, Shown(as_json, all_metrics, verbose))
 
 
-@app.command("tune")
+@app.command("tune", epilog="Example: perfed tune digits-label-skew --methods local,fedpac --grid lr=1e-3,1e-2")
 def tune_command(
     experiment: ExperimentName,
     settings: Settings = None,
@@ -162,14 +182,83 @@ def tune_command(
     device: DeviceOption = None,
     data_dir: DataOption = None,
     out: OutOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Choose settings on validation data only, with the same budget for every method."""
     from perfed.cli import actions
 
-    actions.tune_command(experiment, settings, methods, grid, seeds, engine, device, data_dir, out)
+    how = Training(engine, device, data_dir, out)
+    actions.tune_command(experiment, settings, methods, grid, seeds, how, Shown(as_json))
 
 
-@app.command("partition")
+@app.command("report", epilog="Example: perfed report runs/three --latex t.tex --csv t.csv --figures figures")
+def report_command(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(
+            help="directories of runs and comparisons, taken together", autocompletion=complete.run_directories
+        ),
+    ],
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            "--reference",
+            help="method that differences are to; else the best that needs no federation",
+            autocompletion=complete.methods,
+        ),
+    ] = None,
+    latex: Annotated[Path | None, typer.Option("--latex", help="file for a LaTeX table (booktabs)")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", help="CSV file: a row per method and metric")] = None,
+    figures: Annotated[Path | None, typer.Option("--figures", help="folder for the figures as SVG and PDF")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="HTML file; of one directory its report.html if not given")
+    ] = None,
+    communication: Annotated[
+        float | None, typer.Option("--communication", help="seconds per exchange, in place of what the runs had")
+    ] = None,
+    as_json: JsonOption = False,
+    all_metrics: AllMetricsOption = False,
+) -> None:
+    """Write the report of runs and comparisons anew, print tables and verdict, and write files for papers."""
+    from perfed.cli import reports
+
+    files = reports.Files(out, latex, csv, figures)
+    reports.report_command(directories, reference, communication, files, Shown(as_json, all_metrics))
+
+
+@app.command("list", epilog="Example: perfed list methods")
+def list_command(
+    what: Annotated[str, typer.Argument(help="methods, datasets, experiments or terms", autocompletion=complete.lists)],
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, with all settings")] = False,
+) -> None:
+    """List what is there: methods by what differs between the clients and by paper."""
+    if what not in LISTS:
+        raise PerfedError(f"unknown list '{what}'; allowed: {', '.join(LISTS)}")
+    if as_json:
+        return print_json(INDEX[what])
+    from perfed.cli import catalogue
+
+    for line in catalogue.listed(what):
+        typer.echo(line)
+
+
+@app.command("show", epilog="Example: perfed show fedpac")
+def show_command(
+    name: Annotated[str, typer.Argument(help="a method, data set, experiment or term", autocompletion=complete.shown)],
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON: kind and facts")] = False,
+) -> None:
+    """Say what a method, data set or experiment is, its settings, what it needs, and a command to try."""
+    from perfed.cli import catalogue
+
+    found = catalogue.found(name)
+    if as_json:
+        return print_json(found)
+    for number, (kind, item) in enumerate(found.items()):
+        for line in [*([""] if number else []), *catalogue.described(kind, item)]:
+            typer.echo(line)
+
+
+@app.command("partition", epilog="Example: perfed partition digits-label-skew --show")
 def partition_command(
     experiment: ExperimentName,
     settings: Settings = None,
@@ -177,124 +266,9 @@ def partition_command(
     seed: Annotated[int | None, typer.Option("--seed", help="in place of the experiment's")] = None,
     data_dir: DataOption = None,
     out: Annotated[Path | None, typer.Option("--out", help="HTML file for a picture of the table")] = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Say who holds how many samples of which class and domain."""
     from perfed.cli import actions
 
-    actions.partition_command(experiment, settings, show, seed, data_dir, out)
-
-
-@app.command("export")
-def export_command(
-    directory: RunArgument,
-    site: SiteOption,
-    format_: Annotated[str, typer.Option("--format", help="onnx, pt2 or safetensors")] = "onnx",
-    out: Annotated[Path | None, typer.Option("--out", help="file; RUN/models/SITE.FORMAT if not given")] = None,
-    data_dir: DataOption = None,
-) -> None:
-    """Write one site's own model for use without perfed, and a model card."""
-    from perfed.cli import sites
-
-    sites.export_command(directory, site, format_, out, data_dir)
-
-
-@app.command("predict")
-def predict_command(
-    directory: RunArgument,
-    file: Annotated[Path, typer.Argument(help="table of new rows, with the site's columns in any order")],
-    site: SiteOption,
-    out: Annotated[Path, typer.Option("--out", help="CSV file for predictions and probabilities")],
-    data_dir: DataOption = None,
-) -> None:
-    """Write what one site's own model says of new rows."""
-    from perfed.cli import sites
-
-    sites.predict_command(directory, file, site, out, data_dir)
-
-
-@app.command("join")
-def join_command(
-    directory: RunArgument,
-    file: Annotated[Path, typer.Argument(help="the new site's table, or arrays x and y in a .npz file")],
-    site: SiteOption,
-    data_dir: DataOption = None,
-) -> None:
-    """Let a new site train its own part of the model of a finished run, of which no other file changes."""
-    from perfed.cli import sites
-
-    sites.join_command(directory, file, site, data_dir)
-
-
-@app.command("list")
-def list_command(
-    what: Annotated[str, typer.Argument(help="methods, datasets, experiments or terms")],
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON, with all settings")] = False,
-) -> None:
-    """List what is there."""
-    if what not in LISTS:
-        raise PerfedError(f"unknown list '{what}'; allowed: {', '.join(LISTS)}")
-    items = INDEX[what]
-    if as_json:
-        return typer.echo(json.dumps(items, indent=2))
-    table = Table("name", "summary", box=None, pad_edge=False)
-    for item in items:
-        table.add_row(item["name"], item["summary"])
-    console.print(table, markup=False)
-
-
-@app.command("report")
-def report_command(
-    directory: Annotated[Path, typer.Argument(help="a run's or a comparison's directory")],
-    communication: Annotated[
-        float | None, typer.Option("--communication", help="seconds per exchange, in place of what the runs had")
-    ] = None,
-) -> None:
-    """Write report.html of a run or a comparison anew; with --communication another file, and the tables."""
-    from perfed.cli import actions
-
-    actions.report_command(directory, communication)
-
-
-def main() -> None:
-    """Entry point: errors of the user are one line and exit code 2."""
-    sys.path.append(str(Path.cwd()))  # for modules of the user: methods, data sets and stages
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without the plus-minus sign
-    try:
-        with sigterm_as_exit(), own_mistakes():
-            code = typer.main.get_command(app)(prog_name="perfed", standalone_mode=False)
-    except Stopped as stopped:
-        _fail(*stopped.args)
-    except PerfedError as error:
-        _fail(str(error), 2)
-    except OSError as error:  # a full disk, a folder without permission
-        _fail(f"{error.filename or 'file'}: {error.strerror or error}", 2)
-    except MemoryError as error:
-        _fail(f"not enough memory ({error})", 2)
-    except KeyboardInterrupt:
-        code = CTRL_C
-    except SystemExit as stop:
-        if stop.code == TERMINATED:
-            _fail(INTERRUPTED[TERMINATED], TERMINATED)
-        raise
-    except Exception as error:
-        # Typer's own errors (an unknown option, a missing argument) come from click, which newer versions carry inside.
-        if type(error).__name__ == "Abort":
-            _fail(INTERRUPTED[CTRL_C], CTRL_C)
-        if type(error).__name__ == "NoArgsIsHelpError":  # the help has been printed
-            raise SystemExit(2) from None
-        if hasattr(error, "format_message"):
-            _fail(error.format_message(), 2)
-        raise
-    if code == CTRL_C:  # Typer turns Ctrl-C into this code
-        _fail(INTERRUPTED[CTRL_C], CTRL_C)
-    raise SystemExit(code if isinstance(code, int) else 0)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    print(f"perfed: {' '.join(message.split())}", file=sys.stderr)
-    raise SystemExit(code)
-
-
-if __name__ == "__main__":
-    main()
+    actions.partition_command(experiment, settings, show, seed, data_dir, out, as_json)

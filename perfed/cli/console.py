@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from perfed.machine import TERMINATED
 
-console = Console(width=None if sys.stdout.isatty() else 150, emoji=False)
+PIPE_WIDTH = 80
+"""Columns where there is no terminal to ask, and the environment does not say (``COLUMNS``)."""
+
+
+def fixed_width() -> int | None:
+    """The width of a pipe; a terminal, or the environment, is asked anew for each line."""
+    return None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+
+
+console = Console(width=fixed_width(), emoji=False, markup=False, highlight=False)
 
 CTRL_C = 130
 INTERRUPTED = {CTRL_C: "interrupted", TERMINATED: "terminated"}
@@ -17,3 +33,34 @@ INTERRUPTED = {CTRL_C: "interrupted", TERMINATED: "terminated"}
 
 class Stopped(Exception):
     """Message and exit code of a command that was interrupted."""
+
+
+def say(text: str, style: str = "") -> None:
+    """Print a sentence, broken between words."""
+    for line in textwrap.wrap(text, console.width, break_long_words=False, break_on_hyphens=False):
+        console.print(line, style=style, soft_wrap=True)
+
+
+def say_whole(text: str, style: str = "") -> None:
+    """Print a line that is to be copied or searched for, however long it is: a path, a problem."""
+    console.print(text, style=style, soft_wrap=True)
+
+
+def say_where(what: str, path: Path) -> None:
+    """Print where something is."""
+    say_whole(f"{what}: {path}")
+
+
+@contextmanager
+def alone_on_stdout(asked: bool) -> Iterator[None]:
+    """With ``--json`` everything but the JSON goes to standard error."""
+    before, console.stderr = console.stderr, asked or console.stderr
+    try:
+        yield
+    finally:
+        console.stderr = before
+
+
+def print_json(content: Any) -> None:
+    """Print JSON on standard output."""
+    sys.stdout.write(json.dumps(content, indent=2) + "\n")

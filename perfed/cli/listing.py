@@ -1,11 +1,13 @@
-"""What ``perfed list`` knows: methods, data sets, experiments and terms with their settings.
+"""What ``perfed list`` and ``perfed show`` know: methods, data sets, experiments and terms with their settings.
 
 ``python -m perfed.cli.listing`` writes it to ``index.json``, which the command line reads (:mod:`perfed.cli.index`).
 """
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,31 +16,118 @@ from pydantic.fields import FieldInfo
 
 import perfed.methods.presets  # noqa: F401 - registers methods and presets
 from perfed.datasets import dataset_names, describe
+from perfed.datasets.catalogue import DATASETS
+from perfed.datasets.description import in_words
 from perfed.experiment.config import experiment_names, find_experiment
 from perfed.experiment.estimators import baseline_names
-from perfed.method.registry import entry, known_names
+from perfed.method.method import Method
+from perfed.method.registry import Entry, entry, known_names
 from perfed.method.term import term_class, term_names
 from perfed.training.plan import ENGINES
 
+# What methods are made for, where their class or policy does not say it; all others: labels.
+_FEATURES = {"flic-class", "flic-hl", "hetfedrep", "fedrep-tsne", "fedhenn", "fedbn"}
+_NOTHING = {"fedavg", "fedprox", "scaffold", "local", "local-full"}
+
+_LABELS = "class labels"
+_NEEDS = {
+    "fedbn": "a model with batch-norm",
+    "fedem": "labels or values: every sample needs a likelihood of its own",
+    "fedem-ft": "labels or values: every sample needs a likelihood of its own",
+    "feddar-sa": "heads that are linear",
+    "scaffold": "SGD as the optimiser",
+    **dict.fromkeys(("flic-class", "flic-hl"), "class labels or values"),
+    **dict.fromkeys(("fedpac", "fedpac-cc", "fedpac-fa", "fedrod", "knnper"), _LABELS),
+    **dict.fromkeys(("fedproto", "fedproto-g", "fedproto-l"), _LABELS),
+}
+# Experiments that need no file, by what differs; settings that a method needs there.
+_TRY = {
+    "features": "flic-digits-views",
+    "labels": "digits-label-skew",
+    "domains": "feddar-synthetic",
+    "speeds": "digits-label-skew clock.speeds=fixed evaluation.targets=[0.8]",
+    "nothing": "digits-label-skew",
+}
+_TRY_WITH = {
+    "fedbn": "digits-label-skew model.body.batch_norm=true",
+    "scaffold": "digits-label-skew methods.scaffold.optimizer=sgd methods.scaffold.lr=0.03",
+}
+# Settings whose types alone do not say it.
+_ALLOWED = {
+    "placement": "table",
+    "terms": "list of terms (perfed list terms)",
+    "lr": "number >= 0, or table of numbers",
+    "weight_decay": "number >= 0, or table of numbers",
+}
+_SHARED_OPTIONS = {
+    "validation_fraction": "share of each client's training samples that is held out",
+    "domain_input": "whether a sample's domain is one of its inputs",
+}
+
 
 def _methods() -> list[dict[str, Any]]:
-    found = []
-    for name in known_names():
-        item = entry(name)
-        fields = {**item.method.model_fields}
-        for term in item.terms:
-            fields.update(term.model_fields)
-        made_of = {"base": item.base, "policy": item.policy} if item.base else {}
-        found.append({"name": name, "summary": item.summary, **made_of, "settings": _settings(fields)})
-    return found
+    return [_method(name) for name in known_names()]
 
 
-def _settings(fields: Mapping[str, FieldInfo]) -> dict[str, Any]:
-    """Default and description of each."""
+def _method(name: str) -> dict[str, Any]:
+    item = entry(name)
+    fields = {**item.method.model_fields}
+    for term in item.terms:
+        fields.update(term.model_fields)
+    made_of = {"base": item.base, "policy": item.policy} if item.base else {}
+    differs = _differs(item)
+    found = re.findall(r"\(([^()]*\b\d{4}\b[^()]*)\)", item.summary)
     return {
-        key: {"default": field.get_default(call_default_factory=True), "description": field.description}
+        "name": name,
+        "summary": item.summary,
+        "differs": differs,
+        "paper": found[-1] if found else "",
+        **made_of,
+        "parameters": dict(item.method.default_placement),
+        "needs": _needs(item),
+        "try": _command(item, differs),
+        "settings": _settings(fields, item.defaults or {}),
+    }
+
+
+def _differs(item: Entry) -> str:
+    """What differs between the clients that a method is made for."""
+    if item.policy:
+        return "speeds"
+    if item.method.needs_domains:
+        return "domains"
+    return "features" if item.name in _FEATURES else "nothing" if item.name in _NOTHING else "labels"
+
+
+def _needs(item: Entry) -> list[str]:
+    base = item.base or item.name
+    found = ["the domain of every sample"] if item.method.needs_domains else []
+    found += [_NEEDS[base]] if base in _NEEDS else []
+    if item.method.uses_validation:
+        found.append("validation samples (data.validation_fraction); training samples where there are none")
+    return [*found, *(["clients of different speeds (clock.speeds)"] if item.policy else [])]
+
+
+def _command(item: Entry, differs: str) -> str:
+    first = item.base or "local"
+    methods = item.name if item.name == first else f"{first},{item.name}"
+    return f"perfed compare {_TRY_WITH.get(item.name, _TRY[differs])} --methods {methods}"
+
+
+def _settings(fields: Mapping[str, FieldInfo], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Default, what is allowed, and meaning of each."""
+    return {
+        key: {
+            "default": defaults.get(key, field.get_default(call_default_factory=True)),
+            "allowed": _allowed(key, field),
+            "description": field.description,
+        }
         for key, field in fields.items()
     }
+
+
+def _allowed(key: str, field: FieldInfo) -> str:
+    return _ALLOWED.get(key) or in_words(field.rebuild_annotation())
 
 
 def _terms() -> list[dict[str, Any]]:
@@ -46,33 +135,80 @@ def _terms() -> list[dict[str, Any]]:
     for name in term_names():
         item = term_class(name)
         summary = (item.__doc__ or name).strip().splitlines()[0]
-        found.append({"name": name, "summary": summary, "settings": _settings(item.model_fields)})
+        found.append({"name": name, "summary": summary, "settings": _settings(item.model_fields, {})})
     return found
 
 
 def _datasets() -> list[dict[str, Any]]:
+    used: dict[str, list[str]] = {}
+    for experiment in experiment_names():
+        used.setdefault(find_experiment(experiment)["data"]["name"], []).append(experiment)
     found = []
     for name in dataset_names():
-        item = describe(name)
-        options = {o.name: {"default": o.default, "allowed": o.allowed} for o in item.options}
-        about = {"name": name, "summary": item.summary, "task": item.task, "files": list(item.files)}
-        found.append({**about, "options": options})
+        item, known = describe(name), DATASETS[name]
+        paragraphs = [_plain(part) for part in (inspect.getdoc(known.build) or "").split("\n\n")[1:]]
+        source = next((part for part in paragraphs if part.startswith("Source: ")), "")
+        meanings = _SHARED_OPTIONS | _attributes(known.model.__mro__[1])
+        options = {
+            o.name: {"default": o.default, "allowed": o.allowed, "description": meanings.get(o.name, "")}
+            for o in item.options
+        }
+        found.append(
+            {
+                "name": name,
+                "summary": _plain(item.summary),
+                "about": " ".join(part for part in paragraphs if part != source),
+                "paper": source.removeprefix("Source: "),
+                "task": item.task,
+                "files": list(item.files),
+                "experiments": used.get(name, []),
+                "options": options,
+            }
+        )
     return found
 
 
+def _attributes(cls: type) -> dict[str, str]:
+    """What a class's docstring says of each attribute."""
+    text = (inspect.getdoc(cls) or "").partition("Attributes:\n")[2]
+    parts = re.split(r"^    (\w+): ", text, flags=re.MULTILINE)[1:]
+    return {name: _plain(meaning) for name, meaning in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def _plain(text: str) -> str:
+    """A docstring's words without its markup, in one line."""
+    text = re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"\1", " ".join(text.split()))
+    return text.replace("``", "")
+
+
 def _experiments() -> list[dict[str, Any]]:
-    tables = {name: find_experiment(name) for name in experiment_names()}
-    return [
-        {"name": n, "summary": t.get("description", ""), "method": t.get("method"), "data": t["data"]}
-        for n, t in tables.items()
-    ]
+    found = []
+    for name in experiment_names():
+        table = find_experiment(name)
+        method = table.get("method", "fedavg")
+        methods = method if method == "local" else f"local,{method}"
+        found.append(
+            {
+                "name": name,
+                "summary": table.get("description", ""),
+                "method": table.get("method"),
+                "data": table["data"],
+                "rounds": table["rounds"],
+                "files": list(describe(table["data"]["name"]).files),
+                "model": table["model"],
+                "training": table.get("training", {}),
+                "try": f"perfed compare {name} --methods {methods} --seeds 0..2",
+            }
+        )
+    return found
 
 
 def index() -> str:
     """The text of ``index.json``."""
     lists = {"methods": _methods(), "datasets": _datasets(), "experiments": _experiments(), "terms": _terms()}
-    content = {**lists, "engines": ENGINES, "baselines": [*baseline_names(), "sklearn:module.Class", "pooled:NAME"]}
-    return json.dumps(content, indent=1, default=str) + "\n"
+    common = list(Method.model_fields)
+    named = {"engines": ENGINES, "baselines": [*baseline_names(), "sklearn:module.Class", "pooled:NAME"]}
+    return json.dumps({**lists, "training": common, **named}, indent=1, default=str) + "\n"
 
 
 if __name__ == "__main__":

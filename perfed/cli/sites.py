@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from perfed.cli.console import console
+from perfed.cli.console import say, say_where, say_whole
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.newcomer import newcomer, newcomer_from_frame
@@ -38,9 +38,9 @@ def export_command(directory: Path, site: str, format_: str, out: Path | None, d
     file.parent.mkdir(parents=True, exist_ok=True)
     found = export(model, file, next(known for known in FORMATS if known == format_))
     if found:
-        console.print(f"largest difference to perfed's own answers: {found['largest_difference']:.2g}", highlight=False)
-    _say("model", file)
-    _say("card", file.with_suffix(".md"))
+        say(f"largest difference to perfed's own answers: {found['largest_difference']:.2g}")
+    say_where("model", file)
+    say_where("card", file.with_suffix(".md"))
 
 
 def predict_command(directory: Path, file: Path, site: str, out: Path, data_dir: Path | None) -> None:
@@ -65,8 +65,8 @@ def predict_command(directory: Path, file: Path, site: str, out: Path, data_dir:
     csv.writer(text).writerows([header, *zip(*(column.tolist() for column in columns), strict=True)])
     write_atomic(out, text.getvalue())
     for note in notes:
-        console.print(f"{file}: {note}", style="yellow", markup=False, highlight=False)
-    _say(f"{len(frame)} rows", out)
+        say_whole(f"{file}: {note}", style="yellow")
+    say_where(f"{len(frame)} rows", out)
 
 
 def join_command(directory: Path, file: Path, site: str, data_dir: Path | None) -> None:
@@ -79,8 +79,8 @@ def join_command(directory: Path, file: Path, site: str, data_dir: Path | None) 
     model.save(folder)
     write_atomic(folder / "card.md", card(model.facts))
     for name, value, interval in shown_metrics(model.facts["metrics"]):
-        console.print(f"{name}: {value} (95 %: {interval})", markup=False, highlight=False)
-    _say(f"site '{site}'", folder)
+        say(f"{name}: {value} (95 %: {interval})")
+    say_where(f"site '{site}'", folder)
 
 
 def _site(directory: Path, site: str, data_dir: Path | None) -> SiteModel:
@@ -137,7 +137,3 @@ def _file_name(site: str) -> str:
 def _new(file: Path) -> None:
     if file.exists():
         raise PerfedError(f"{file}: exists already; choose another name")
-
-
-def _say(what: str, path: Path) -> None:
-    console.print(f"{what}: {path}", soft_wrap=True, markup=False, highlight=False)

@@ -6,11 +6,13 @@ import os
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from perfed.cli.actions import chosen_experiment
-from perfed.cli.console import console
+from perfed.cli.console import alone_on_stdout, print_json, say, say_whole
+from perfed.cli.table import print_table
 from perfed.data.federation import Federation
 from perfed.data.tables.problems import TableProblems
 from perfed.datasets import load
@@ -18,9 +20,10 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import validate
 from perfed.experiment.start import start
 from perfed.experiment.study import study_text
+from perfed.report.text import TextTable
 
 
-def init_command(files: list[Path], tests: list[Path], columns: dict[str, Any], out: Path) -> None:
+def init_command(files: list[Path], tests: list[Path], columns: dict[str, Any], out: Path, as_json: bool) -> None:
     """Write an experiment for tables; nothing where they have problems, or over a file that is there."""
     if out.exists():
         raise PerfedError(f"{out} is there already; name another file with --out, or edit it")
@@ -29,7 +32,7 @@ def init_command(files: list[Path], tests: list[Path], columns: dict[str, Any], 
     given = {key: value for key, value in columns.items() if value}
     settings: dict[str, Any] = {"files": [str(file) for file in files], **given}
     settings |= {"test_files": [str(file) for file in tests]} if tests else {}
-    with _all_problems():
+    with alone_on_stdout(as_json), _all_problems():
         federation, settings = _tried(settings)
     for key in ("files", "test_files"):
         settings |= {key: [_relative(path, out) for path in settings[key]]} if key in settings else {}
@@ -37,8 +40,10 @@ def init_command(files: list[Path], tests: list[Path], columns: dict[str, Any], 
     validate(tomllib.loads(text))
     with out.open("x", encoding="utf-8") as file:
         file.write(text)
-    console.print(federation.describe(), soft_wrap=True, markup=False, highlight=False)
-    console.print(f"experiment: {out}; 'perfed check {out}' says this again", soft_wrap=True, highlight=False)
+    if as_json:
+        return print_json({**asdict(federation.facts), "experiment": str(out)})
+    _print_facts(federation)
+    say_whole(f"experiment: {out}; 'perfed check {out}' says this again")
 
 
 def _tried(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
@@ -63,13 +68,23 @@ def _relative(path: str, out: Path) -> str:
     return Path(os.path.relpath(Path(path).resolve(), out.parent.resolve())).as_posix()
 
 
-def check_command(experiment: str, settings: list[str] | None, data_dir: Path | None) -> None:
+def check_command(experiment: str, settings: list[str] | None, data_dir: Path | None, as_json: bool) -> None:
     """Say what an experiment's sites hold and everything that is wrong with it."""
     checked = chosen_experiment(experiment, settings or [])
-    with _all_problems():
+    with alone_on_stdout(as_json), _all_problems():
         federation = checked.data.load(checked.seed, data_dir)
-    console.print(federation.describe(), soft_wrap=True, markup=False, highlight=False)
+    if not as_json:
+        _print_facts(federation)
     start(checked, federation=federation)
+    if as_json:
+        print_json(asdict(federation.facts))
+
+
+def _print_facts(federation: Federation) -> None:
+    header, *rows = federation.facts.rows()
+    print_table(TextTable("", header, rows))
+    for sentence in federation.facts.sentences():
+        say(sentence)
 
 
 @contextmanager
@@ -79,6 +94,6 @@ def _all_problems() -> Iterator[None]:
         yield
     except TableProblems as found:
         for problem in found.problems:
-            console.print(problem, soft_wrap=True, markup=False, highlight=False)
+            say_whole(problem)
         number = len(found.problems)
         raise PerfedError(f"{number} problem{'s' if number > 1 else ''} in the tables") from None

@@ -1,120 +1,126 @@
-"""What the commands print: live progress, the end of a run, tables."""
+"""What the commands print at their end: a run, a search's choices, a comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
-
-from perfed.cli.console import console
+from perfed.cli.console import say, say_where
+from perfed.cli.table import print_table
 from perfed.engine.metrics import metric_of
 from perfed.engine.metrics import shown as with_unit
 from perfed.experiment.compare import Conclusion
 from perfed.experiment.search import Choice
-from perfed.report import TextTable, reported_by
+from perfed.report import TextTable, Verdict, all_tables, comparison_rows, first_tables, reported_by
+from perfed.report.comparison import judged_table
+from perfed.report.runs import Run
+from perfed.report.text import UNKNOWN, axis_title
+from perfed.run.directory import plain
 from perfed.run.targets import described
+from perfed.training.plan import PlanSettings
 
 SITES = 12
 """Sites that are printed one by one at most; comparison.json has them all."""
 
-
-@contextmanager
-def progress(label: str, rounds: int) -> Iterator[Any]:
-    """Live round, accuracy and time left on a terminal; nothing elsewhere."""
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[accuracy]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(label, total=rounds, accuracy="")
-        last = {"accuracy": ""}
-
-        def update(number: int, total: int, accuracy: float | None) -> None:
-            if accuracy is not None:
-                last["accuracy"] = f"accuracy {100 * accuracy:.1f} %"
-            bar.update(task, completed=number, total=total, accuracy=last["accuracy"])
-
-        yield update
+_ALONE = ": one client at a time ("  # how a plan says what cannot be stacked
 
 
-def print_summary(summary: dict[str, Any]) -> None:
-    """A run's notes, metrics, metrics by domain and times to the target accuracies (``summary.json``)."""
+def print_summary(summary: dict[str, Any], verbose: bool) -> None:
+    """A run's notes, metrics, metrics by domain and times to the target accuracies (``summary.json``).
+
+    ``verbose``: the execution plan too.
+    """
     for note in summary["notes"]:
-        console.print(f"  {note}", style="dim", markup=False, highlight=False)
-    if summary.get("evaluation"):
-        console.print(f"  {reported_by(summary['evaluation'])}", style="dim", markup=False, highlight=False)
-    for name, values in summary["metrics"].items():
-        metric = metric_of(name)
-        over_clients = {"mean": values["mean"], "std": values["std"], "worst client": values[metric.worst]}
-        over_clients |= {"10 % worst": values.get(metric.tenth_worst), "best client": values[metric.best]}
-        text = _values(name, "", over_clients) + (f" ({values['n']} clients have it)" if "n" in values else "")
-        console.print(f"{summary['method']}: {text}", markup=False, highlight=False)
-    for name, values in summary.get("domains", {}).items():
-        marks = dict.fromkeys(summary.get("untrained_domains", []), " (nobody trains on it)")
-        console.print(
-            f"{summary['method']}: {_values(name, ' by domain', values, marks)}", markup=False, highlight=False
-        )
-    if "domain_samples" in summary:
-        counts = ", ".join(f"{name} {count}" for name, count in summary["domain_samples"].items())
-        console.print(f"  samples by domain: {counts}", style="dim", markup=False, highlight=False)
+        if verbose or not _of_plan(note, summary.get("plan") or {}):
+            say(f"  {note}", style="dim")
+    for table in _summary_tables(summary):
+        print_table(table)
     for line in described(summary.get("targets", [])):
-        console.print(f"{summary['method']}: {line}", markup=False, highlight=False)
+        say(f"{summary['method']}: {line}")
     if "oracle_accuracy" in summary:
-        console.print(f"Bayes oracle (known centres): {100 * summary['oracle_accuracy']:.1f} %", highlight=False)
+        _say_oracle(summary["oracle_accuracy"], "")
 
 
-def _values(name: str, of: str, values: Mapping[str, float | None], marks: Mapping[str, str] | None = None) -> str:
-    """Values of the metric ``name`` in its unit, with what ``marks`` say; those that are not known are dashes."""
-    metric, marks = metric_of(name), marks or {}
-    cells = (
-        f"{key} {'-' if value is None else f'{metric.scale * value:.4g}'}{marks.get(key, '')}"
-        for key, value in values.items()
-    )
-    return f"{name}{metric.unit and ' ' + metric.unit}{of}: {', '.join(cells)}"
+def _of_plan(note: str, plan: Mapping[str, Any]) -> bool:
+    return note in PlanSettings.model_validate(plan).build().describe() or _ALONE in note
+
+
+def _say_oracle(accuracy: float, over: str) -> None:
+    say(f"Bayes oracle (known centres){over}: {100 * accuracy:.1f} %")
+
+
+def _summary_tables(summary: dict[str, Any]) -> list[TextTable]:
+    """Metrics over the clients, and those of each domain."""
+    by = f": {reported_by(summary['evaluation'])}" if summary.get("evaluation") else ""
+    header = ["", "mean", "std over clients", "worst client", "10 % worst", "best client"]
+    rows, notes = [], []
+    for name, values in summary["metrics"].items():
+        known = metric_of(name)
+        found = [values[key] for key in ("mean", "std", known.worst)]
+        found += [values.get(known.tenth_worst), values[known.best]]
+        rows.append([axis_title(name), *(_number(name, value) for value in found)])
+        notes += [f"{values['n']} clients have {name}."] if "n" in values else []
+    tables = [TextTable(f"{summary['method']}{by}", header, rows, " ".join(notes))]
+    domains = summary.get("domains", {})
+    if domains:
+        names = list(dict.fromkeys(name for values in domains.values() for name in values))
+        sizes, untrained = summary.get("domain_samples", {}), summary.get("untrained_domains", [])
+        heads = [f"{name}{' *' * (name in untrained)}{_samples(sizes.get(name))}" for name in names]
+        rows = [[axis_title(m), *(_number(m, values.get(name)) for name in names)] for m, values in domains.items()]
+        note = "* Nobody trains on this domain." if untrained else ""
+        tables.append(TextTable(f"{summary['method']} by domain", ["", *heads], rows, note))
+    return tables
+
+
+def _samples(count: int | None) -> str:
+    return "" if count is None else f" (n = {count})"
+
+
+def _number(name: str, value: float | None) -> str:
+    return UNKNOWN if value is None else f"{metric_of(name).scale * value:.4g}"
 
 
 def print_choice(chosen: Mapping[str, Choice], runs: int) -> None:
     """What a search of ``runs`` runs chose, by method."""
-    shown = Table(title=f"chosen on validation data ({runs} runs)")
-    for title in ("method", "settings", "validation"):
-        shown.add_column(title)
-    for method, choice in chosen.items():
-        shown.add_row(method, " ".join(choice.settings), with_unit(choice.metric, choice.mean))
-    console.print(shown)
+    rows = [[m, with_unit(choice.metric, choice.mean), " ".join(choice.settings)] for m, choice in chosen.items()]
+    print_table(TextTable(f"chosen on validation data ({runs} runs)", ["Method", "Validation", "Settings"], rows))
     for method, choice in chosen.items():
         for note in choice.notes:
-            console.print(f"{method}: {note}", soft_wrap=True, markup=False, highlight=False)
+            say(f"{method}: {note}")
 
 
-def print_conclusion(found: Conclusion) -> None:
-    """A comparison's tables, verdict and report; the sites one by one where they are few."""
-    for table in found.tables:
-        console.print(rich_table(table))
-    if found.verdict is not None:
-        if len(found.verdict.sites) <= SITES:
-            console.print(rich_table(found.verdict.site_table))
-        for sentence in found.verdict.sentences:
-            console.print(sentence, soft_wrap=True, markup=False, highlight=False)
+def print_conclusion(found: Conclusion, all_metrics: bool) -> None:
+    """A comparison's tables, where its report is, and at the end the verdict."""
+    print_tables(found.runs, found.verdict, all_metrics)
     if found.oracle is not None:
-        console.print(f"Bayes oracle (known centres), mean over seeds: {100 * found.oracle:.1f} %", highlight=False)
-    console.print(f"report: {found.report}", soft_wrap=True, highlight=False)
+        _say_oracle(found.oracle, ", mean over seeds")
+    say_where("report", found.report)
+    print_verdict(found.verdict)
 
 
-def rich_table(table: TextTable) -> Table:
-    """A table of the report for the terminal."""
-    shown = Table(title=Text(table.title), caption=table.note or None)
-    for index, title in enumerate(table.header):
-        shown.add_column(Text(title), justify="left" if index == 0 else "right", overflow="fold", no_wrap=index == 0)
-    for row in table.rows:
-        shown.add_row(*map(Text, row))
-    return shown
+def conclusion_json(found: Conclusion, **more: Any) -> dict[str, Any]:
+    """What ``--json`` prints of a comparison."""
+    content = {
+        "runs": comparison_rows(found.runs),
+        "table": [asdict(row) for row in judged_table(found.runs, found.verdict)],
+        "verdict": None if found.verdict is None else found.verdict.to_dict(),
+        "oracle_accuracy": found.oracle,
+        "report": str(found.report),
+    }
+    plain_: dict[str, Any] = plain({**content, **more})
+    return plain_
+
+
+def print_tables(runs: Sequence[Run], found: Verdict | None, all_metrics: bool) -> None:
+    """The first tables or all; the sites one by one where they are few."""
+    for table in (all_tables if all_metrics else first_tables)(runs, found):
+        print_table(table)
+    if found is not None and len(found.sites) <= SITES:
+        print_table(found.site_table)
+
+
+def print_verdict(found: Verdict | None) -> None:
+    """Its sentences, if there are methods to compare."""
+    for sentence in found.sentences if found is not None else ():
+        say(sentence)

@@ -16,7 +16,7 @@ from perfed.data.augment import CropFlip
 from perfed.data.client import SPLITS, Client, Split, check_client, check_domains, sizes_of
 from perfed.data.inputs import arrays_of
 from perfed.data.labels import Classes, Task, coded
-from perfed.data.summary import described
+from perfed.data.summary import FederationFacts
 from perfed.data.tables.schema import Mode
 from perfed.data.target_scale import TargetScale
 from perfed.errors import PerfedError
@@ -265,9 +265,14 @@ class Federation:
         For tables also what columns are taken for, what sites must tell each other before they train, and remarks.
         No row's content.
         """
+        return str(self.facts)
+
+    @property
+    def facts(self) -> FederationFacts:
+        """What :meth:`describe` says."""
         classes = [str(label) for label in self.class_names or self.classes or ()]
         domains = [self.domain_name(number) for number in range(self.num_domains)]
-        return described(self.clients, classes, domains, self.notes)
+        return FederationFacts.of(self.clients, classes, domains, self.notes)
 
     @property
     def num_domains(self) -> int:

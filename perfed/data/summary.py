@@ -39,17 +39,56 @@ class SiteFacts:
     domains: list[int]
 
 
-def described(
-    clients: Sequence[Client], classes: Sequence[str], domains: Sequence[str], notes: Mapping[str, Any]
-) -> str:
-    """See :meth:`perfed.data.federation.Federation.describe`; ``classes`` and ``domains`` are their names."""
-    tables = [client.table for client in clients if client.table is not None]
-    shared = set.intersection(*(set(t.feature_names_in_) for t in tables)) if tables else set()
-    text = site_table([facts_of(c, shared, len(classes), len(domains)) for c in clients], classes, domains)
-    if not tables:
-        return text
-    told = f"sites tell each other before they train: {'; '.join(notes['told']) or 'nothing'}"
-    return "\n".join([text, "", *kinds_of(tables), told, *notes["remarks"]])
+@dataclass(frozen=True)
+class FederationFacts:
+    """What the sites of a federation hold, and what they must tell each other before they train.
+
+    Attributes:
+        sites: each site's facts.
+        classes, domains: their names.
+        columns: of tables, by what they are taken for; one that differs between sites is in several.
+        told: of tables, what sites tell each other before they train.
+        remarks: of tables, what to mind.
+    """
+
+    sites: list[SiteFacts]
+    classes: list[str]
+    domains: list[str]
+    columns: dict[str, list[str]]
+    told: list[str]
+    remarks: list[str]
+
+    @classmethod
+    def of(
+        cls, clients: Sequence[Client], classes: Sequence[str], domains: Sequence[str], notes: Mapping[str, Any]
+    ) -> FederationFacts:
+        """Count a federation's clients; ``notes`` are the federation's."""
+        tables = [client.table for client in clients if client.table is not None]
+        shared = set.intersection(*(set(t.feature_names_in_) for t in tables)) if tables else set()
+        sites = [facts_of(c, shared, len(classes), len(domains)) for c in clients]
+        told, remarks = (list(notes[key]) if tables else [] for key in ("told", "remarks"))
+        return cls(sites, list(classes), list(domains), columns_of(tables), told, remarks)
+
+    def rows(self) -> list[list[str]]:
+        """Titles, then a row per site."""
+        return site_rows(self.sites, self.classes, self.domains)
+
+    def sentences(self) -> list[str]:
+        """What is to be said below the rows; nothing where there are no tables."""
+        if not self.columns:
+            return []
+        told = f"sites tell each other before they train: {'; '.join(self.told) or 'nothing'}"
+        return [*(f"{kind}: {', '.join(names)}" for kind, names in self.columns.items()), told, *self.remarks]
+
+    def __str__(self) -> str:
+        header, *rows = self.rows()
+        widths = [max(len(line[at]) for line in (header, *rows)) for at in range(len(header))]
+        first, *others = widths
+        lines = [
+            "  ".join([line[0].ljust(first), *map(str.rjust, line[1:], others)]).rstrip() for line in (header, *rows)
+        ]
+        below = self.sentences()
+        return "\n".join([*lines, "", *below] if below else lines)
 
 
 def facts_of(client: Client, shared: Set[str], num_classes: int, num_domains: int) -> SiteFacts:
@@ -69,31 +108,27 @@ def facts_of(client: Client, shared: Set[str], num_classes: int, num_domains: in
     )
 
 
-def site_table(facts: Sequence[SiteFacts], classes: Sequence[str], domains: Sequence[str]) -> str:
-    """The facts as lines of text, a site each."""
+def site_rows(facts: Sequence[SiteFacts], classes: Sequence[str], domains: Sequence[str]) -> list[list[str]]:
+    """Titles, and the facts as text, a site each."""
     splits = [split for split in ("train", "validation", "test") if any(split in site.rows for site in facts)]
     tables = all(site.shared is not None for site in facts)
     header = ["site", *splits, *(["shared columns", "own", "missing"] if tables else []), "inputs"]
-    header += _titles("class", classes) + _titles("domain", domains)
-    rows = []
+    rows = [header + _titles("class", classes) + _titles("domain", domains)]
     for site in facts:
         row = [site.site, *(str(site.rows.get(split, 0)) for split in splits)]
         if tables:
             row += [str(site.shared), str(site.own), f"{100 * (site.missing or 0) / max(site.cells or 0, 1):.0f} %"]
         rows.append([*row, str(site.inputs), *_cells(site.classes), *_cells(site.domains)])
-    widths = [max(len(line[at]) for line in (header, *rows)) for at in range(len(header))]
-    first, *others = widths
-    lines = ("  ".join([line[0].ljust(first), *map(str.rjust, line[1:], others)]).rstrip() for line in (header, *rows))
-    return "\n".join(lines)
+    return rows
 
 
-def kinds_of(tables: Iterable[SiteTable]) -> list[str]:
-    """What the columns that enter are taken for, a line per kind; one that differs between sites is in several."""
+def columns_of(tables: Iterable[SiteTable]) -> dict[str, list[str]]:
+    """The columns that enter, by what they are taken for; one that differs between sites is in several."""
     names: dict[str, dict[str, None]] = {}
     for table in tables:
         for column in table.columns:
             names.setdefault(column.kind, {})[column.name] = None
-    return [f"{kind}: {', '.join(names[kind])}" for kind in sorted(names)]
+    return {kind: list(names[kind]) for kind in sorted(names)}
 
 
 def _titles(what: str, names: Sequence[str]) -> list[str]:

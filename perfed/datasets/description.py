@@ -32,13 +32,17 @@ def in_words(hint: Any) -> str:
     if get_origin(hint) is Annotated:
         base, *extra = get_args(hint)
         signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
-        limits = [limit for item in extra for limit in getattr(item, "metadata", ())]
+        limits = [limit for item in extra for limit in getattr(item, "metadata", (item,))]
         found = [f"{signs[k]} {getattr(v, k)}" for v in limits for k in signs if hasattr(v, k)]
-        return f"{in_words(base)} {' and '.join(found)}".strip()
+        words, nothing = in_words(base), ", or not given"
+        end = nothing if words.endswith(nothing) else ""
+        return f"{words.removesuffix(end)} {' and '.join(found)}".strip() + end
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(repr(value) for value in get_args(hint))
     if get_origin(hint) in (Union, UnionType):
         return ", or ".join(in_words(member) for member in get_args(hint))
-    if get_origin(hint) is list:
+    if get_origin(hint) in (list, tuple):
         return f"list of {in_words(get_args(hint)[0])}"
-    return {int: "integer", float: "number", bool: "true or false", str: "text"}.get(hint, str(hint))
+    return {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "not given"}.get(
+        hint, str(hint)
+    )

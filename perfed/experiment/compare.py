@@ -9,9 +9,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-import numpy as np
 import tomli_w
 import torch
 
@@ -24,7 +24,8 @@ from perfed.experiment.start import is_done, resume, start
 from perfed.machine import write_atomic
 from perfed.method.registry import entry, known_names
 from perfed.methods.presets import method_and_policy
-from perfed.report import TextTable, Verdict, all_tables, comparison_rows, load_runs, verdict, write_report
+from perfed.report import Verdict, comparison_rows, load_runs, verdict, write_report
+from perfed.report.runs import Run as FinishedRun
 from perfed.run.directory import RunDirectory, plain
 from perfed.run.run import Run
 
@@ -125,7 +126,7 @@ def readable(file: Path) -> Iterator[Path]:
         raise PerfedError(f"{file}: cannot be read: {error}") from None
 
 
-Execute = Callable[[Run | Baseline, str], dict[str, Any]]
+Execute = Callable[[Callable[[], Run | Baseline], str], dict[str, Any]]  # makes a run ready and executes it
 
 
 @dataclass(frozen=True)
@@ -133,16 +134,21 @@ class Conclusion:
     """What the finished runs of a comparison say.
 
     Attributes:
-        tables: as in the report.
+        runs: that have started.
         verdict: of two methods or more.
-        oracle: mean accuracy of the Bayes oracle where the data have one.
         report: its path.
     """
 
-    tables: list[TextTable]
+    runs: list[FinishedRun]
     verdict: Verdict | None
-    oracle: float | None
     report: Path
+
+    @property
+    def oracle(self) -> float | None:
+        """Mean accuracy of the Bayes oracle, where the data have one."""
+        found = (run.summary.oracle_accuracy for run in self.runs if run.summary)
+        known = [value for value in found if value is not None]
+        return fmean(known) if known else None
 
 
 @dataclass(frozen=True)
@@ -247,14 +253,17 @@ class Comparison:
         return start(experiment, federation=data(), out=where, device=device)
 
     def outcomes(
-        self, data_dir: Path | None, device: torch.device | None, execute: Execute = lambda run, label: run.execute()
+        self,
+        data_dir: Path | None,
+        device: torch.device | None,
+        execute: Execute = lambda make, label: make().execute(),
     ) -> Iterator[tuple[str, int, dict[str, Any] | PerfedError]]:
         """Do the runs that are not finished: method, seed, and its summary, or why it failed; the others go on.
 
         Args:
             data_dir: first folder in which data files are looked for.
             device: in place of the experiment's.
-            execute: executes a run, whose label it gets too.
+            execute: makes a run ready and executes it; gets its label too.
 
         Raises:
             PerfedError: no run could begin, of which nothing is left; says why the first could not.
@@ -262,7 +271,7 @@ class Comparison:
         failed = []
         for method, seed, make in self.runs(data_dir, device):
             try:
-                yield method, seed, execute(make(), f"{method} seed {seed}")
+                yield method, seed, execute(make, f"{method} seed {seed}")
             except PerfedError as error:
                 failed.append(PerfedError(f"{method}, seed {seed}: {error}"))
                 yield method, seed, failed[-1]
@@ -281,19 +290,11 @@ class Comparison:
             raise PerfedError(f"{self.path}: no run has started yet")
         return started
 
-    def conclude(self) -> Conclusion:
-        """Write ``comparison.json`` and ``report.html`` of the runs that have started."""
-        started = self.started()
-        runs = load_runs(started)
+    def conclude(self, runs: list[FinishedRun] | None = None) -> Conclusion:
+        """Write ``comparison.json`` and ``report.html`` of the runs that have started, or of those given."""
+        runs = load_runs(self.started()) if runs is None else runs
         found = verdict(runs)
         content = {"runs": comparison_rows(runs), "verdict": None if found is None else found.to_dict()}
         write_atomic(self.path / "comparison.json", json.dumps(plain(content), indent=2) + "\n")
         report = write_report(runs, self.path / "report.html", title=str(self.table.get("name", "comparison")))
-        known = [value for place in started if (value := _oracle(place)) is not None]
-        return Conclusion(all_tables(runs), found, float(np.mean(known)) if known else None, report)
-
-
-def _oracle(place: Path) -> float | None:
-    file = place / "summary.json"
-    value = json.loads(file.read_text(encoding="utf-8")).get("oracle_accuracy") if file.exists() else None
-    return None if value is None else float(value)
+        return Conclusion(runs, found, report)

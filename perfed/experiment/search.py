@@ -8,6 +8,7 @@ import math
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ import torch
 from perfed.data.held_out import TUNING_FRACTION
 from perfed.engine.metrics import main_metric, metric_of, shown
 from perfed.errors import PerfedError
-from perfed.experiment.compare import check_starts, method_table, readable
+from perfed.experiment.compare import Execute, check_starts, method_table, readable
 from perfed.experiment.config import Experiment, validate
 from perfed.experiment.overrides import grid_points, override, parse_value, resolve
 from perfed.experiment.start import start
 from perfed.machine import write_atomic
 from perfed.method.registry import entry
 from perfed.run.directory import RunDirectory
+from perfed.run.run import Run
 
 _OWN_FRACTION = TUNING_FRACTION / 2  # the half of it that a method has that uses validation data
 _HELD_OUT_NOTE = (
@@ -152,9 +154,16 @@ class Search:
         self,
         data_dir: Path | None = None,
         device: torch.device | None = None,
-        progress: Callable[[int, int, float | None], None] | None = None,
+        execute: Execute = lambda make, label: make().execute(),
+        begun: Callable[[int], None] = lambda runs: None,
     ) -> dict[str, Choice]:
         """Run the points that have no result yet, and write what was chosen.
+
+        Args:
+            data_dir: first folder in which data files are looked for.
+            device: in place of the experiment's.
+            execute: makes a run ready and executes it; gets its label too.
+            begun: called once with the number of runs that earlier sittings did.
 
         Returns:
             What was chosen for each method.
@@ -165,12 +174,11 @@ class Search:
         with RunDirectory(self.path).alone():
             results = self._results()
             tried = {(result["method"], tuple(result["settings"])) for result in results}
+            begun(len(results) * len(self.seeds))
             for method, point in itertools.product(self.methods, self.points):
                 if (method, tuple(point)) not in tried:
-                    results.append(self._try(method, point, data_dir, device))
+                    results.append(self._try(method, point, partial(start, data_dir=data_dir, device=device), execute))
                     write_atomic(self.path / "grid.json", json.dumps(results, indent=2) + "\n")
-                if progress is not None:
-                    progress(len(results) * len(self.seeds), self.size, None)
             return self._choose(results)
 
     def _results(self) -> list[dict[str, Any]]:
@@ -184,13 +192,13 @@ class Search:
                 return results
         raise PerfedError(f"{file}: cannot be read: every point needs {', '.join(sorted(_NEEDED))}")
 
-    def _try(self, method: str, point: list[str], data_dir: Path | None, device: torch.device | None) -> dict[str, Any]:
+    def _try(self, method: str, point: list[str], begin: Callable[..., Run], execute: Execute) -> dict[str, Any]:
         """One point's scores over seeds; ``mean`` is ``None`` where a run failed, as with rates that diverge."""
         scores, metric, failed = [], None, ""
         for seed in self.seeds:
             experiment = self.experiment(method, point, seed)
             try:
-                metric, value = _score(start(experiment, data_dir=data_dir, device=device).execute())
+                metric, value = _score(execute(partial(begin, experiment), f"{method} {' '.join(point)} seed {seed}"))
                 scores.append(value)
             except PerfedError as error:
                 failed = f"seed {seed}: {error}"

@@ -15,6 +15,7 @@ from perfed.experiment.config import Experiment, read
 from perfed.method.term import full_name
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
+from perfed.settings import leaves
 from perfed.training.plan import PlanSettings
 
 
@@ -167,12 +168,9 @@ def _edits(directory: RunDirectory) -> dict[str, tuple[Any, Any]]:
     return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
 
 
-def _flat(table: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
     """Values by dotted key."""
-    found: dict[str, Any] = {}
-    for name, value in table.items():
-        found |= _flat(value, f"{where}{name}.") if isinstance(value, dict) else {where + name: value}
-    return found
+    return {".".join(path): value for path, value in leaves(table).items()}
 
 
 def _shown(value: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import tomli_w
 
 from perfed.data.federation import Federation
-from perfed.data.summary import kinds_of
+from perfed.data.summary import columns_of
 
 _WHAT = {
     "files": "files or folders, beside this file",
@@ -64,7 +64,7 @@ def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -
     others = ["fedavg"] if same else ["flic-class"] if federation.task != "survival" else []
     compared = ",".join(["local", method, *others, *_baselines(federation)])
     tables = [client.table for client in federation if client.table is not None]
-    kinds = "\n".join(f"#   {line}" for line in kinds_of(tables))
+    kinds = "\n".join(f"#   {kind}: {', '.join(names)}" for kind, names in columns_of(tables).items())
     return f"""\
 # Written by 'perfed init'. What the sites hold, and what is wrong: perfed check {name}.toml
 # The verdict: perfed compare {name}.toml --methods {compared} --seeds 0..4

@@ -4,7 +4,7 @@ from perfed.report.communication import with_communication
 from perfed.report.comparison import ComparisonRow, Difference, compare_table, comparison_rows
 from perfed.report.html import write_report
 from perfed.report.runs import load_runs, reported_by
-from perfed.report.tables import all_tables
+from perfed.report.tables import all_tables, first_tables
 from perfed.report.text import TextTable
 from perfed.report.verdict import Verdict, verdict
 
@@ -16,6 +16,7 @@ __all__ = [
     "all_tables",
     "compare_table",
     "comparison_rows",
+    "first_tables",
     "load_runs",
     "reported_by",
     "verdict",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import fmean, stdev
 from typing import Any
@@ -12,15 +12,17 @@ from typing import Any
 from scipy import stats  # type: ignore[import-untyped]
 
 from perfed.engine.metrics import metric_of
-from perfed.report.runs import Run
+from perfed.plugins import POOLED
+from perfed.report.runs import Run, reported
 from perfed.report.text import UNKNOWN, TextTable, axis_title, method_text, metric_text
+from perfed.report.verdict import Verdict
 
 CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A method minus the reference over their common seeds, with a 95 % Student t interval.
+    """A method minus the reference over their common seeds, with a 95 % interval: Student's t over the seeds.
 
     ``low`` and ``high`` are None where the methods share a single seed.
     """
@@ -44,7 +46,7 @@ class ComparisonRow:
         tenth_worst: the value that a tenth of the clients do not do better than, averaged over the seeds; None where a
             seed's run does not say it.
         wall_seconds: averaged over the seeds.
-        difference: to the first method; None for that method and where no seed is shared.
+        difference: to the reference; None for that method and where no seed is shared.
     """
 
     method: str
@@ -68,11 +70,12 @@ def comparison_rows(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
 
-def compare_table(rows: Sequence[Mapping[str, Any]]) -> list[ComparisonRow]:
+def compare_table(rows: Sequence[Mapping[str, Any]], reference: str | None = None) -> list[ComparisonRow]:
     """One row per metric (accuracy first) and method (in the order of ``rows``).
 
     Args:
         rows: as :func:`comparison_rows` returns them, each method and seed once.
+        reference: that differences are to; the first method where it is not given or lacks the metric.
 
     Example:
         >>> spread = {"mean": 0.5, "std": 0.1, "min": 0.3, "p10": 0.4, "max": 0.7}
@@ -89,8 +92,8 @@ def compare_table(rows: Sequence[Mapping[str, Any]]) -> list[ComparisonRow]:
             if metric in spread:
                 seeds = by_method.setdefault(row["method"], {})
                 seeds[row["seed"]] = {**spread[metric], "wall_seconds": row["wall_seconds"]}
-        reference = next(iter(by_method))
-        table += [_row(metric, method, reference, by_method) for method in by_method]
+        base = reference if reference in by_method else next(iter(by_method))
+        table += [_row(metric, method, base, by_method) for method in by_method]
     return table
 
 
@@ -134,6 +137,63 @@ def _difference(
     return Difference(reference, seeds, mean, mean - half, mean + half)
 
 
+def judged_table(runs: Sequence[Run], found: Verdict | None) -> list[ComparisonRow]:
+    """:func:`compare_table` with differences to the verdict's reference.
+
+    Those of the verdict's metric are the verdict's own, whose intervals are over clients and seeds, so that a table
+    says what the sentences say.
+    """
+    table = compare_table(comparison_rows(runs), None if found is None else found.reference)
+    if found is None:
+        return table
+    gains = {judged.method: judged.gain for judged in found.methods if math.isfinite(judged.gain.mean)}
+    side = metric_of(found.metric).direction
+    judged = []
+    for row in table:
+        if row.metric == found.metric and row.difference is not None and row.method in gains:
+            gain = gains[row.method]
+            ends = [None if end is None else side * end for end in (gain.low, gain.high)]
+            low, high = ends if side > 0 else reversed(ends)
+            row = replace(row, difference=replace(row.difference, mean=side * gain.mean, low=low, high=high))
+        judged.append(row)
+    return judged
+
+
+def short_table(runs: Sequence[Run], table: Sequence[ComparisonRow], metric: str) -> TextTable | None:
+    """What a reader needs first of ``metric``: mean ± std over seeds, difference [95 % interval], worst client.
+
+    None where no row has it.
+    """
+    rows = [row for row in table if row.metric == metric]
+    if not rows:
+        return None
+    header = ["Method", axis_title(metric), f"Difference to {reference_of(rows)} [95 %]", "Worst client"]
+    kept = [0, 2, 6, 4]
+    if not any(row.difference for row in rows):
+        header, kept = [*header[:2], header[3]], [0, 2, 4]
+    cells = [[row.method, *(_cells(row)[column] for column in kept[1:])] for row in rows]
+    note = f"{POOLED}NAME is of data brought together." if any(row.method.startswith(POOLED) for row in rows) else ""
+    over = "; mean ± std over seeds" if any(row.mean_std is not None for row in rows) else ""
+    return TextTable(_title(metric, reported(runs)) + over, header, cells, note, best_rows(rows))
+
+
+def reference_of(rows: Sequence[ComparisonRow]) -> str:
+    """The method that the rows of one metric are compared with."""
+    return next((row.difference.reference for row in rows if row.difference), rows[0].method)
+
+
+def best_rows(rows: Sequence[ComparisonRow]) -> frozenset[int]:
+    """The rows with the best mean, as it is printed, of what a federation or a site can have; none of a single row."""
+    known = metric_of(rows[0].metric)
+    means = {
+        at: row.mean for at, row in enumerate(rows) if math.isfinite(row.mean) and not row.method.startswith(POOLED)
+    }
+    if len(rows) < 2 or not means:
+        return frozenset()
+    top = metric_text(rows[0].metric, known.direction * max(known.direction * mean for mean in means.values()))
+    return frozenset(at for at, mean in means.items() if metric_text(rows[0].metric, mean) == top)
+
+
 def metric_tables(table: Sequence[ComparisonRow], reported: str) -> list[TextTable]:
     """The rows of :func:`compare_table` as text, one table per metric; accuracy in percent, differences in points.
 
@@ -157,10 +217,10 @@ def _metric_table(metric: str, rows: Sequence[ComparisonRow], title: str) -> Tex
         "Std over clients",
         f"Worst client ({known.worst})",
         f"10 % worst ({known.tenth_worst.removeprefix('p')}th percentile)",
-        f"Difference to {rows[0].method} [95 % interval]",
+        f"Difference to {reference_of(rows)} [95 % interval]",
         "Wall time (s)",
     ]
-    return TextTable(title, header, [_cells(row) for row in rows])
+    return TextTable(title, header, [_cells(row) for row in rows], best=best_rows(rows))
 
 
 def _cells(row: ComparisonRow) -> list[str]:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 from plotly.offline import get_plotlyjs
-from rich.table import Table
 
 from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
@@ -19,6 +19,7 @@ from perfed.errors import PerfedError
 from perfed.machine import write_atomic
 from perfed.report.figures import COLOURS, LAYOUT
 from perfed.report.html import PAGE, plot
+from perfed.report.text import TextTable
 
 SPLITS = ("train", "test")
 NONE = "·"
@@ -80,6 +81,23 @@ class ClassTable:
             domain_counts=domain_counts,
         )
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: the classes' and domains' names, and of every client its samples of each."""
+        clients = [
+            {"client": id_, **({"group": self.groups[row]} if self.groups else {})}
+            | {
+                split: {
+                    "samples": int(self.sizes[split][row]),
+                    "classes": self.counts[split][row].tolist(),
+                    "domains": self.domain_counts[split][row].tolist(),
+                }
+                for split in SPLITS
+            }
+            for row, id_ in enumerate(self.ids)
+        ]
+        about = {"dataset": self.name, "summary": self.summary(), "classes": self.classes, "domains": self.domains}
+        return {**about, "held_out": self.held_out, "clients": clients}
+
     def summary(self) -> str:
         """One line: clients, classes, domains, samples."""
         parts = [f"{self.name}: {len(self.ids)} clients"]
@@ -109,35 +127,21 @@ def _span(numbers: NDArray[np.int64]) -> str:
     return f"{low}" if low == high else f"{low} to {high}"
 
 
-def terminal_tables(table: ClassTable, width: int) -> Iterator[Table]:
-    """One row per client and a column ``train/test`` per class, then the same with the domains.
-
-    There are as many tables as the width of the terminal needs.
-    """
+def counted_tables(table: ClassTable) -> Iterator[TextTable]:
+    """One row per client and a column ``train/test`` per class, then the same with the domains."""
     if table.classes or not table.domains:
-        yield from _tables(table, table.classes, table.counts, width)
+        yield _counted(table, table.classes, table.counts)
     if table.domains:
-        yield from _tables(table, table.domains, table.domain_counts, width)
+        yield _counted(table, table.domains, table.domain_counts)
 
 
-def _tables(table: ClassTable, names: list[str], counts: dict[str, NDArray[np.int64]], width: int) -> Iterator[Table]:
-    rows = [_cells(train, test) for train, test in zip(counts["train"], counts["test"], strict=True)]
-    heads = ["client", *(["group"] if table.groups else []), "train", "test"]
-    fixed = [
-        [id_, *([table.groups[i]] if table.groups else []), *(str(table.sizes[split][i]) for split in SPLITS)]
-        for i, id_ in enumerate(table.ids)
-    ]
-    taken = sum(max(len(head), *(len(row[i]) for row in fixed)) + 2 for i, head in enumerate(heads))
-    longest = max((len(text) for row in [names, *rows] for text in row), default=0) + 2
-    per_table = max(1, (width - taken) // longest)
-    for first in range(0, max(1, len(names)), per_table):
-        last = first + per_table
-        shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for i, head in enumerate([*heads, *names[first:last]]):
-            shown.add_column(head, justify="left" if i == 0 else "right", no_wrap=True)
-        for left, right in zip(fixed, rows, strict=True):
-            shown.add_row(*left, *right[first:last])
-        yield shown
+def _counted(table: ClassTable, names: list[str], counts: dict[str, NDArray[np.int64]]) -> TextTable:
+    header = ["client", *(["group"] if table.groups else []), "train", "test", *names]
+    rows = []
+    for row, id_ in enumerate(table.ids):
+        sizes = [*([table.groups[row]] if table.groups else []), *(str(table.sizes[split][row]) for split in SPLITS)]
+        rows.append([id_, *sizes, *_cells(counts["train"][row], counts["test"][row])])
+    return TextTable("", header, rows)
 
 
 def _cells(train: NDArray[np.int64], test: NDArray[np.int64]) -> list[str]:

@@ -10,20 +10,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.engine.evaluate import ENOUGH
-from perfed.report.comparison import compare_table, comparison_rows, metric_tables
+from perfed.report.comparison import judged_table, metric_tables, short_table
 from perfed.report.runs import ClientValues, Run, main_metric, methods_of, reported
 from perfed.report.targets import target_table
 from perfed.report.text import TextTable, axis_title, mean_std, method_text, metric_text
+from perfed.report.verdict import Verdict
 
 OVER_DOMAINS = ("mean", "min", "max")
 _UNTRAINED = "* Nobody trains on this domain: means of the outputs with the parameters of the others."
 _FEW = "† Fewer than ten samples: not in mean, min and max, unless there are no other domains."
 
 
-def all_tables(runs: Sequence[Run]) -> list[TextTable]:
+def all_tables(runs: Sequence[Run], found: Verdict | None = None) -> list[TextTable]:
     """Those that the runs have data for: comparison, time to accuracy, domains, slower and faster clients."""
     maybe = [target_table(runs), *domain_tables(runs), speed_table(runs, main_metric(runs))]
-    return [*metric_tables(compare_table(comparison_rows(runs)), reported(runs)), *(table for table in maybe if table)]
+    return [*metric_tables(judged_table(runs, found), reported(runs)), *(table for table in maybe if table)]
+
+
+def first_tables(runs: Sequence[Run], found: Verdict | None) -> list[TextTable]:
+    """Of :func:`all_tables` those about the metric that runs are compared by, in short, and time to accuracy."""
+    metric = main_metric(runs)
+    if metric is None:
+        return []
+    by_domain = [run for run in runs if metric in _domains(run)]
+    domains = [_domain_table(by_domain, metric)] if by_domain else []
+    maybe = [short_table(runs, judged_table(runs, found), metric), target_table(runs), *domains]
+    return [table for table in maybe if table]
 
 
 def domain_tables(runs: Sequence[Run]) -> list[TextTable]:

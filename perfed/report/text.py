@@ -21,12 +21,14 @@ class TextTable:
         header: titles of the columns.
         rows: as many cells each as there are columns.
         note: a sentence below it.
+        best: rows that are the best, to be printed bold.
     """
 
     title: str
     header: list[str]
     rows: list[list[str]]
     note: str = ""
+    best: frozenset[int] = frozenset()
 
 
 def method_text(method: str) -> str:

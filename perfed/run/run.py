@@ -120,7 +120,7 @@ class Run(OwnModels):
         checkpoint of the last whole round; what was done of a further one is dropped.
 
         Args:
-            progress: called after each round with its number, the number of rounds, and the mean accuracy if known.
+            progress: called after the preparation (0) and each round with number, rounds, mean accuracy if known.
 
         Raises:
             PerfedError: a client's training loss, or what its model says, became NaN or infinite. An error before
@@ -140,8 +140,8 @@ class Run(OwnModels):
                     if time.perf_counter() - saved >= self.checkpoint_seconds or self._at_its_end:
                         self._save()
                         saved = time.perf_counter()
-                    if progress is not None and number > 0:
-                        progress(number, self.rounds, self.history[-1].get("accuracy", {}).get("mean"))
+                    if progress is not None:
+                        progress(number, self.rounds, (self.history or [{}])[-1].get("accuracy", {}).get("mean"))
             except BaseException as error:
                 self._interrupted(error)
                 raise

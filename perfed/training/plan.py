@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Annotated, Any, Literal, TypeVar
@@ -64,6 +64,7 @@ class Plan:
         threads: in all, and of one chunk outside ``"auto"`` (0: torch's own number when the plan is made).
         paths: choices already made.
         on_choice: called after each new choice, e.g. to write it down.
+        trying: entered while ways are tried, e.g. to say so.
         reasons: what must run one client at a time, and why.
     """
 
@@ -73,6 +74,7 @@ class Plan:
     paths: dict[str, Path] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     on_choice: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+    trying: Callable[[], AbstractContextManager[object]] = field(default=nullcontext, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
@@ -95,7 +97,8 @@ class Plan:
         if clients == 1:  # whether or not there is a choice for more, or a run with the choices made would differ
             return Path(1, self.threads)
         if kind not in self.paths:
-            self.paths[kind] = self._fastest(clients, trial, parallel)
+            with self.trying():
+                self.paths[kind] = self._fastest(clients, trial, parallel)
             self.on_choice()
         return self.paths[kind]
 

@@ -44,7 +44,7 @@ def run_dir(tmp_path_factory) -> Path:
     result = run_tiny(directory, "snapshots.rounds=[0]", "snapshots.clients=1")
     assert result.err == ""
     assert is_plain(result.out)
-    assert "flic-class: accuracy %: mean" in result.out
+    assert "flic-class: before local training, last round, test data" in result.out
     assert result.out.splitlines()[-1] == f"report: {directory}/report.html"
     return directory
 
@@ -52,17 +52,16 @@ def run_dir(tmp_path_factory) -> Path:
 def test_the_terminal_says_the_worst_clients_of_every_metric(run_dir):
     """By the clients' values in clients.csv: of a loss those with the highest ones."""
     printed = perfed("resume", run_dir).out.splitlines()
-    assert "  before local training, last round, test data" in printed
+    assert "flic-class: before local training, last round, test data" in printed
     with (run_dir / "clients.csv").open(newline="") as file:
         clients = list(csv.DictReader(file))
     for title, column, scale, worst, best, tenth in (
-        ("accuracy %", "accuracy_before", 100, min, max, 10),
+        ("Accuracy (%)", "accuracy_before", 100, min, max, 10),
         ("loss", "loss_before", 1, max, min, 90),
     ):
         values = [scale * float(client[column]) for client in clients if client[column]]
-        (line,) = [line for line in printed if line.startswith(f"flic-class: {title}: mean")]
-        said = f"worst client {worst(values):.4g}, 10 % worst {np.percentile(values, tenth):.4g}"
-        assert line.endswith(f"{said}, best client {best(values):.4g}")
+        (line,) = [line for line in printed if line.startswith(title)]
+        assert line.split()[-3:] == [f"{v:.4g}" for v in (worst(values), np.percentile(values, tenth), best(values))]
 
 
 def test_run_leaves_exactly_these_files(run_dir):
@@ -175,7 +174,9 @@ def test_the_table_is_printed_plainly(compared):
     assert is_plain(printed)
     assert "local seed 2:" in printed
     assert "± std" in printed and "flic-class" in printed
-    assert printed.splitlines()[-1] == f"report: {directory}/report.html"
+    assert f"report: {directory}/report.html" in printed.splitlines()
+    sentences = json.loads((directory / "comparison.json").read_text())["verdict"]["sentences"]
+    assert " ".join(printed.split()).endswith(" ".join(sentences))
 
 
 def test_an_interrupted_comparison_is_completed(compared, tmp_path):
@@ -199,9 +200,17 @@ def test_an_interrupted_comparison_is_completed(compared, tmp_path):
 @pytest.mark.parametrize(
     ("what", "names", "keys"),
     [
-        ("methods", lambda: [*method_names(), *preset_names()], {"name", "summary", "settings"}),
-        ("datasets", dataset_names, {"name", "summary", "task", "files", "options"}),
-        ("experiments", experiment_names, {"name", "summary", "method", "data"}),
+        (
+            "methods",
+            lambda: [*method_names(), *preset_names()],
+            {"name", "summary", "differs", "paper", "parameters", "needs", "try", "settings"},
+        ),
+        ("datasets", dataset_names, {"name", "summary", "about", "paper", "task", "files", "experiments", "options"}),
+        (
+            "experiments",
+            experiment_names,
+            {"name", "summary", "method", "data", "rounds", "files", "model", "training", "try"},
+        ),
         ("terms", term_names, {"name", "summary", "settings"}),
     ],
 )
@@ -212,7 +221,7 @@ def test_list(what, names, keys):
     items = json.loads(as_json.out)
     assert [item["name"] for item in items] == names()
     assert all(set(item) - {"base", "policy"} == keys and item["summary"] for item in items)
-    assert all(f"{name} " in plain.out for name in names())
+    assert all(name in plain.out.split() for name in names())
 
 
 def test_list_describes_every_setting():
@@ -228,14 +237,14 @@ def test_report_of_a_run(run_dir):
     before = {name: data for name, data in contents(run_dir).items() if name != "report.html"}
     (run_dir / "report.html").unlink()
     result = perfed("report", run_dir)
-    assert (result.code, result.out) == (0, f"report: {run_dir}/report.html\n")
+    assert result.code == 0 and result.out.splitlines()[-1] == f"report: {run_dir}/report.html"
     assert (run_dir / "report.html").exists()
     assert {name: data for name, data in contents(run_dir).items() if name != "report.html"} == before
 
 
 def test_help_and_no_arguments():
     assert perfed("--help").code == 0
-    for command in ("run", "compare", "resume", "tune", "list", "report"):
+    for command in ("run", "compare", "resume", "tune", "list", "show", "report"):
         result = perfed(command, "--help")
         assert result.code == 0 and "Usage: perfed" in result.out
     assert "runs/NAME-TIME" in " ".join(perfed("run", "--help").out.split())
@@ -268,7 +277,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
 
 
 def test_the_module_is_a_program_too():
-    program = [sys.executable, "-m", "perfed.cli.commands", "list", "methods", "--json"]
+    program = [sys.executable, "-m", "perfed.cli", "list", "methods", "--json"]
     done = subprocess.run(program, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert [item["name"] for item in json.loads(done.stdout)] == [*method_names(), *preset_names()]

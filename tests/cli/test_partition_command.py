@@ -10,9 +10,11 @@ import pytest
 from command_line import EXPERIMENT, Outcome, is_plain, perfed
 from data_files import write_images
 
+from perfed.cli.console import console
+from perfed.cli.table import fitted
 from perfed.data.federation import Federation
 from perfed.datasets import dataset, load
-from perfed.report.partition import ClassTable, terminal_tables, write_partition_page
+from perfed.report.partition import ClassTable, counted_tables, write_partition_page
 
 TOML = """
 name = "clothes"
@@ -38,13 +40,14 @@ def here(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("PERFED_DATA", str(tmp_path))
     write_images(tmp_path, "mnist.npz")
     (tmp_path / "clothes.toml").write_text(TOML)
+    monkeypatch.setattr(console, "width", 150)  # the tables in one part
     return Path(tmp_path)
 
 
 def shown(result: Outcome) -> list[list[str]]:
     """The words of each line between the summary and where the picture is."""
     assert (result.code, result.err) == (0, "") and is_plain(result.out)
-    *lines, last = result.out.splitlines()[1:]
+    *lines, last = [line for line in result.out.splitlines()[1:] if line]
     assert Path(last.removeprefix("picture: ")).is_file()
     return [line.split() for line in lines]
 
@@ -96,11 +99,14 @@ def test_many_classes_go_into_several_tables():
     names = [f"class {k}" for k in range(30)]
     clients = [{"x_train": np.ones((30, 1)), "y_train": np.arange(30)} for _ in range(3)]
     table = ClassTable.of(Federation.from_arrays(clients, class_names=names))
-    tables = list(terminal_tables(table, 80))
-    heads = [str(column.header) for shown_table in tables for column in shown_table.columns]
-    assert [head for head in heads if head.startswith("class ")] == names
-    assert len(tables) > 3 and all(shown_table.row_count == 3 for shown_table in tables)
-    assert len(list(terminal_tables(table, 10))) == 30  # a narrow terminal still gets them all
+    (made,) = counted_tables(table)
+    for width in (80, 40, 20):  # a narrow terminal still gets them all
+        lines = [str(line) for line in fitted(made, width)]
+        parts = "\n".join(lines).split("\n\n")
+        assert all(len(line) <= width for line in lines) and len(parts) > 1
+        assert all([line.split()[0] for line in part.splitlines()[-3:]] == table.ids for part in parts)
+        heads = [line for line in lines if line.split()[:1] not in [[id_] for id_ in table.ids]]
+        assert [word for line in heads for word in line.split() if word.isdigit()] == [str(k) for k in range(30)]
 
 
 def test_the_colours_start_at_no_samples(here):

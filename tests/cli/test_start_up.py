@@ -10,7 +10,7 @@ import pytest
 from command_line import EXPERIMENT, TINY
 
 HEAVY = ("torch", "sklearn", "scipy", "plotly")
-COMMANDS = ("run", "compare", "resume", "tune", "partition", "export", "predict", "join", "list", "report")
+COMMANDS = ("run", "compare", "resume", "tune", "partition", "export", "predict", "join", "list", "show", "report")
 # Ends as the command does and says last which of the heavy modules there are.
 PROGRAM = f"""
 import atexit, sys
@@ -38,6 +38,7 @@ def imported(*arguments: object) -> list[str]:
         *((command, "--help") for command in COMMANDS),
         *(("list", what) for what in ("methods", "datasets", "experiments", "terms")),
         ("list", "methods", "--json"),
+        ("show", "heart-disease"),
     ],
     ids=" ".join,
 )

@@ -152,7 +152,7 @@ def test_pure_noise_is_scored_at_chance_also_where_a_method_uses_validation_data
         assert abs(point["mean"] - 0.25) < 3 * deviation
 
     note = "uses validation data, so chosen.toml has data.validation_fraction = 0.125 for every method"
-    assert fomo["notes"] == [note] and f"fedfomo: {note}" in result.out and local["notes"] == []
+    assert fomo["notes"] == [note] and f"fedfomo: {note}" in result.said and local["notes"] == []
     chosen = read((tmp_path / "out" / "chosen.toml").read_text(), "chosen.toml")
     run = search.start(chosen)
     assert chosen.method == "fedfomo" and chosen.evaluation.split == "test"
@@ -200,7 +200,7 @@ def test_a_choice_on_the_edge_of_its_grid_is_named(tmp_path, noise):
         assert [point["mean"] for point in mine] == sorted((p["mean"] for p in mine), reverse=True)
         assert mine[-1]["mean"] > 0 and mine[-1]["metric"] == "mse"
         note = f"lr = 1e-3 is the largest value of the grid (validation mse {mine[-1]['mean']:.4g}); try larger ones"
-        assert mine[-1]["notes"] == [note] and f"{method}: {note}" in result.out
+        assert mine[-1]["notes"] == [note] and f"{method}: {note}" in result.said
     chosen = read((tmp_path / "out" / "chosen.toml").read_text(), "chosen.toml")
     assert chosen.built_method.lr == 1e-3
 

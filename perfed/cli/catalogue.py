@@ -1,0 +1,183 @@
+"""``perfed list`` and ``perfed show`` in plain text, from the index: without torch."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from perfed.cli.console import console
+from perfed.cli.index import INDEX, LISTS
+from perfed.errors import PerfedError
+
+DIFFERENCES = {
+    "features": "clients measure different things: columns, sensors, kinds of pictures",
+    "labels": "clients hold different labels, or differ in whatever way: the usual case",
+    "domains": "every client mixes samples of several known domains: sexes, origins, devices",
+    "speeds": "some clients take much longer to reply than others",
+    "nothing": "one model for clients that are alike, or one's own model from one's own data",
+}
+"""What differs between clients, and how ``perfed list methods`` says it."""
+
+_OF_NO_PAPER = "of no paper"
+_KINDS = {"methods": "method", "datasets": "data set", "experiments": "experiment", "terms": "term"}
+
+
+def listed(what: str) -> Iterator[str]:
+    """The lines of ``perfed list``."""
+    items = INDEX[what]
+    if what != "methods":
+        yield from _names(items, "")
+        return
+    for number, (differs, meaning) in enumerate(DIFFERENCES.items()):
+        if number:
+            yield ""
+        yield from _wrapped(meaning, f"{differs}: ", " " * 4)
+        own = sorted((item for item in items if item["differs"] == differs), key=_order)
+        for paper, group in groupby(own, key=_paper):
+            yield f"  {paper}"
+            yield from _names(list(group), " " * 4)
+
+
+def _paper(item: Mapping[str, Any]) -> str:
+    """Author and year, as far as the first comma."""
+    return item["paper"].partition(",")[0] or _OF_NO_PAPER
+
+
+def _order(item: Mapping[str, Any]) -> tuple[bool, str]:
+    """By paper; what has none comes last."""
+    return not item["paper"], _paper(item).casefold()
+
+
+def _names(items: Sequence[Mapping[str, Any]], indent: str) -> Iterator[str]:
+    widest = max(len(item["name"]) for item in items)
+    column = min(widest, max(12, console.width // 3 - len(indent)))
+    for item in items:
+        head = f"{indent}{item['name'].ljust(column)}  "
+        if len(item["name"]) > column:
+            yield head.rstrip()
+            head = " " * len(indent + " " * column + "  ")
+        yield from _wrapped(_summary(item), head, " " * (len(indent) + column + 2))
+
+
+def _summary(item: Mapping[str, Any]) -> str:
+    """The summary without the paper, which is said elsewhere, and without marks of code."""
+    text: str = item["summary"].replace("``", "")
+    paper = item.get("paper", "")
+    return text.replace(f" ({paper})", "") if paper else text
+
+
+def _wrapped(text: str, first: str, later: str) -> list[str]:
+    wrapper = textwrap.TextWrapper(
+        console.width,
+        initial_indent=first,
+        subsequent_indent=later,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return wrapper.wrap(text) or [first.rstrip()]
+
+
+def found(name: str) -> dict[str, dict[str, Any]]:
+    """What is called ``name``: kind -> its facts; a data set and an experiment may have the same name.
+
+    Raises:
+        PerfedError: nothing is; names the nearest.
+    """
+    hits = {_KINDS[what]: item for what in LISTS for item in INDEX[what] if item["name"] == name}
+    if hits:
+        return hits
+    known = sorted({item["name"] for what in LISTS for item in INDEX[what]})
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or [other for other in known if name in other][:3]
+    hint = f"did you mean: {', '.join(near)}?" if near else "see 'perfed list methods', 'datasets' or 'experiments'"
+    raise PerfedError(f"nothing is called '{name}'; {hint}")
+
+
+def described(kind: str, item: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of ``perfed show``."""
+    yield from _wrapped(_summary(item), f"{item['name']} ({kind}): ", "  ")
+    facts = _FACTS[kind](item) if kind in _FACTS else []
+    for label, text in facts:
+        if text:
+            yield ""
+            yield from _wrapped(text, f"{label}: ", "  ")
+    settings = item.get("settings") or item.get("options") or {}
+    common = [key for key in settings if kind == "method" and key in INDEX["training"]]
+    own = {key: value for key, value in settings.items() if key not in common}
+    if own:
+        yield from ["", "options:" if kind == "data set" else "settings:"]
+        yield from _settings(own)
+    if common:
+        yield from ["", "settings that every method has:"]
+        yield from _settings({key: settings[key] for key in common})
+    if item.get("try"):
+        yield from ["", "try:", *_command(item["try"])]
+
+
+def _command(text: str) -> list[str]:
+    """A command over as many lines as it needs, as a shell takes them."""
+    lines = textwrap.wrap(text, console.width - 6, break_long_words=False, break_on_hyphens=False)
+    goes_on = " \\"
+    return [f"  {'  ' * (at > 0)}{line}{goes_on * (at < len(lines) - 1)}" for at, line in enumerate(lines)]
+
+
+def _settings(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for name, about in settings.items():
+        yield from _wrapped(f"{_value(about['default'])} ({about['allowed']})", f"  {name} = ", " " * 6)
+        if about["description"]:
+            yield from _wrapped(about["description"].replace("``", ""), " " * 6, " " * 6)
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def _method(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+    places = ", ".join(f"{stage} {place}" for stage, place in item["parameters"].items())
+    made_of = f"{item['base']} under the participation policy {item['policy']}" if "base" in item else ""
+    differs = f"{item['differs']} ({DIFFERENCES[item['differs']]})"
+    needs = "; ".join(item["needs"]) or "nothing in particular"
+    return [
+        ("paper", item["paper"]),
+        ("is", made_of),
+        ("made for clients that differ in", differs),
+        ("parameters", places),
+        ("needs", needs),
+    ]
+
+
+def _dataset(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("about", item["about"]),
+        ("source", item["paper"]),
+        ("task", item["task"]),
+        ("needs", ", ".join(item["files"]) and f"{', '.join(item['files'])} (docs/data.md says from where)"),
+        ("experiments", ", ".join(item["experiments"])),
+    ]
+
+
+def _experiment(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+    data = ", ".join(f"{key} = {_value(value)}" for key, value in item["data"].items() if key != "name")
+    training = ", ".join(f"{key} = {_value(value)}" for key, value in item["training"].items())
+    model = ", ".join(f"{stage} {_stage(value)}" for stage, value in item["model"].items())
+    return [
+        ("method", item["method"] or ""),
+        ("rounds", str(item["rounds"])),
+        ("data", f"{item['data']['name']}{': ' * bool(data)}{data}"),
+        ("model", model),
+        ("training", training),
+        ("needs", ", ".join(item["files"]) and f"{', '.join(item['files'])} (docs/data.md says from where)"),
+    ]
+
+
+def _stage(value: Any) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    others = ", ".join(f"{key} {_value(of)}" for key, of in value.items() if key != "kind")
+    return f"{value.get('kind', '')}{f' ({others})' if others else ''}"
+
+
+_FACTS = {"method": _method, "data set": _dataset, "experiment": _experiment}

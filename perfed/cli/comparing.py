@@ -1,0 +1,98 @@
+"""What ``perfed compare`` does, and ``resume`` with a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perfed.cli.console import alone_on_stdout, print_json, say, say_where, say_whole
+from perfed.cli.options import Shown, Training
+from perfed.cli.progress import Work, shown
+from perfed.cli.terminal import conclusion_json, print_conclusion
+from perfed.cli.training import default_out, device_of, resumable, said, shared_settings
+from perfed.errors import PerfedError
+from perfed.experiment.baselines import Baseline
+from perfed.experiment.compare import Comparison, federated, parse_names, parse_seeds
+from perfed.experiment.config import find_experiment
+from perfed.experiment.extend import More, extend
+from perfed.experiment.overrides import override
+from perfed.plugins import own_mistakes
+from perfed.run.run import Run
+
+
+def compare_command(
+    experiment: str | None,
+    settings: list[str] | None,
+    methods: str,
+    seeds: str | None,
+    extended: Path | None,
+    how: Training,
+    show: Shown,
+) -> None:
+    """Train several methods over several seeds: one table, one report, comparison.json."""
+    if extended is not None:
+        planned = _extended(extended, experiment, settings, methods, seeds, how)
+    elif experiment is None:
+        raise PerfedError("an experiment is needed: a shipped one ('perfed list experiments') or a .toml file")
+    else:
+        names, numbers = parse_names(methods, baselines=True), parse_seeds(seeds or "0")
+        table = override(find_experiment(experiment), shared_settings(how.engine, settings), federated(names))
+        out = how.out or default_out(str(table.get("name", "comparison")))
+        planned = Comparison.create(out, table, names, numbers, how.data_dir, device_of(how.device))
+    with resumable(planned.path, how.data_dir), alone_on_stdout(show.as_json):
+        say_where("results", planned.path)
+        compare(planned, how.data_dir, device_of(how.device), show)
+
+
+def _extended(
+    path: Path, experiment: str | None, settings: list[str] | None, methods: str, seeds: str | None, how: Training
+) -> Comparison:
+    """The comparison in ``path`` with more methods or seeds."""
+    if how.out is not None:
+        raise PerfedError(f"--out {how.out}: a comparison is extended where it is, in {path}; leave --out out")
+    if experiment is not None and "=" in experiment:  # no experiment was given
+        settings, experiment = [experiment, *(settings or [])], None
+    names = parse_names(methods, baselines=True) if methods else []
+    numbers = [] if seeds is None else parse_seeds(seeds)
+    given = None if experiment is None else find_experiment(experiment)
+    more = More(names, numbers, given, shared_settings(how.engine, settings))
+    return extend(path, more, how.data_dir, device_of(how.device))
+
+
+def compare(planned: Comparison, data_dir: Path | None, device: torch.device | None, show: Shown) -> None:
+    """Do the runs that are not finished, and say what came of all."""
+    failed = []
+    number = len(planned.methods) * len(planned.seeds)
+    with shown(Work(number)) as work:
+        work.already(number - sum(1 for _ in planned.runs(data_dir, device)))
+
+        def execute(make: Callable[[], Run | Baseline], label: str) -> dict[str, Any]:
+            with own_mistakes():
+                return work.execute(partial(said, make, label), label)
+
+        for method, seed, outcome in planned.outcomes(data_dir, device, execute):
+            if isinstance(outcome, PerfedError):
+                failed.append(outcome)
+                say_whole(f"failed: {outcome}", style="red")
+            else:
+                _say_outcome(method, seed, outcome, show.verbose)
+    found = planned.conclude()
+    if show.as_json:
+        print_json(conclusion_json(found, failed=[str(error) for error in failed]))
+    else:
+        print_conclusion(found, show.all_metrics)
+    if failed:
+        raise PerfedError(f"{len(failed)} of {number} runs failed; {failed[0]}")
+
+
+def _say_outcome(method: str, seed: int, summary: dict[str, Any], verbose: bool) -> None:
+    found = [f"{name} {values['mean']:.4g}" for name, values in summary["metrics"].items()]
+    text = f"{100 * summary['accuracy']['mean']:.1f} %" if "accuracy" in summary else ", ".join(found)
+    say(f"{method} seed {seed}: {text} in {summary['wall_seconds']:.1f} s")
+    if verbose:
+        for note in summary["notes"]:
+            say(f"  {note}", style="dim")

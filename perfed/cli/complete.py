@@ -1,0 +1,68 @@
+"""What a shell offers when the user presses Tab; without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from perfed.cli.index import INDEX, LISTS
+
+_MARKS = ("config.toml", "comparison.toml", "search.toml")
+
+
+def _names(what: str) -> list[str]:
+    return [item["name"] for item in INDEX[what]]
+
+
+def methods(incomplete: str) -> list[str]:
+    """Methods, by the beginning of their names."""
+    return [name for name in _names("methods") if name.startswith(incomplete)]
+
+
+def several_methods(incomplete: str) -> list[str]:
+    """The last of several names that are separated by commas, scikit-learn's models among them."""
+    before, comma, last = incomplete.rpartition(",")
+    used = before.split(",")
+    known = [*_names("methods"), *(name for name in INDEX["baselines"] if name.islower() and "." not in name)]
+    return [f"{before}{comma}{name}" for name in known if name.startswith(last) and name not in used]
+
+
+def experiments(incomplete: str) -> list[str]:
+    """Shipped experiments and the user's own files."""
+    return [*(name for name in _names("experiments") if name.startswith(incomplete)), *_files(incomplete, ".toml")]
+
+
+def shown(incomplete: str) -> list[str]:
+    """Whatever ``perfed show`` knows."""
+    found = (name for what in LISTS for name in _names(what) if name.startswith(incomplete))
+    return list(dict.fromkeys(found))
+
+
+def lists(incomplete: str) -> list[str]:
+    """What ``perfed list`` knows."""
+    return [name for name in LISTS if name.startswith(incomplete)]
+
+
+def engines(incomplete: str) -> list[str]:
+    """Engines."""
+    return [name for name in INDEX["engines"] if name.startswith(incomplete)]
+
+
+def run_directories(incomplete: str) -> list[str]:
+    """Directories of runs, comparisons and searches, and those on the way to them."""
+    folders = [path for path in _beside(incomplete) if path.is_dir()]
+    results = [str(path) for path in folders if any((path / mark).is_file() for mark in _MARKS)]
+    inside = (path for path in folders if str(path) in results or not results)
+    return [*results, *(f"{path}/" for path in inside if any(child.is_dir() for child in path.iterdir()))]
+
+
+def _files(incomplete: str, suffix: str) -> list[str]:
+    return [str(path) for path in _beside(incomplete) if path.suffix == suffix and path.is_file()]
+
+
+def _beside(incomplete: str) -> Iterator[Path]:
+    """What begins so on disk, without what is hidden."""
+    begun = Path(incomplete)
+    folder, start = (begun, "") if incomplete.endswith("/") or not incomplete else (begun.parent, begun.name)
+    if folder.is_dir():
+        yield from sorted(p for p in folder.iterdir() if p.name.startswith(start) and not p.name.startswith("."))

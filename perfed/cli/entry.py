@@ -1,0 +1,59 @@
+"""The program: how commands end, and what is said of the user's errors."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+
+from perfed.cli import site_commands  # noqa: F401 - adds its commands
+from perfed.cli.commands import app
+from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped
+from perfed.errors import PerfedError
+from perfed.machine import TERMINATED, sigterm_as_exit
+from perfed.plugins import own_mistakes
+
+
+def main() -> None:
+    """Entry point: errors of the user are one line and exit code 2."""
+    sys.path.append(str(Path.cwd()))  # for modules of the user: methods, data sets and stages
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without the plus-minus sign
+    try:
+        with sigterm_as_exit(), own_mistakes():
+            code = typer.main.get_command(app)(prog_name="perfed", standalone_mode=False)
+    except Stopped as stopped:
+        _fail(*stopped.args)
+    except PerfedError as error:
+        _fail(str(error), 2)
+    except OSError as error:  # a full disk, a folder without permission
+        _fail(f"{error.filename or 'file'}: {error.strerror or error}", 2)
+    except MemoryError as error:
+        _fail(f"not enough memory ({error})", 2)
+    except KeyboardInterrupt:
+        code = CTRL_C
+    except SystemExit as stop:
+        if stop.code == TERMINATED:
+            _fail(INTERRUPTED[TERMINATED], TERMINATED)
+        raise
+    except Exception as error:
+        # Typer's own errors (an unknown option, a missing argument) come from click, which newer versions carry inside.
+        if type(error).__name__ == "Abort":
+            _fail(INTERRUPTED[CTRL_C], CTRL_C)
+        if hasattr(error, "format_message"):
+            if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+                print(error.format_message())
+                raise SystemExit(2) from None
+            _fail(error.format_message(), 2)
+        raise
+    if code == CTRL_C:  # Typer turns Ctrl-C into this code
+        _fail(INTERRUPTED[CTRL_C], CTRL_C)
+    raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    print(f"perfed: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(code)

@@ -1,0 +1,69 @@
+"""What several commands take on the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfed.cli import complete
+from perfed.cli.index import INDEX
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a command that trains does it: options that all of these share, as they were given."""
+
+    engine: str | None = None
+    device: str | None = None
+    data_dir: Path | None = None
+    out: Path | None = None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a command prints: JSON in place of text, all metrics, execution plans."""
+
+    as_json: bool = False
+    all_metrics: bool = False
+    verbose: bool = False
+
+
+ExperimentName = Annotated[
+    str,
+    typer.Argument(
+        help="a shipped experiment ('perfed list experiments') or a .toml file", autocompletion=complete.experiments
+    ),
+]
+Settings = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings to change, e.g. rounds=5")
+]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        help=f"one of: {', '.join(INDEX['engines'])} ; else the experiment's",
+        autocompletion=complete.engines,
+    ),
+]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="'cpu', 'cuda', ... in place of the experiment's")]
+DataOption = Annotated[Path | None, typer.Option("--data-dir", help="folder of data files, before PERFED_DATA")]
+OutOption = Annotated[Path | None, typer.Option("--out", help="directory for results; runs/NAME-TIME if not given")]
+RunArgument = Annotated[Path, typer.Argument(help="a run's directory", autocompletion=complete.run_directories)]
+SiteOption = Annotated[str, typer.Option("--site", help="the client's id")]
+MethodsOption = Annotated[
+    str, typer.Option("--methods", help="names separated by commas", autocompletion=complete.several_methods)
+]
+ComparedOption = Annotated[
+    str,
+    typer.Option(
+        "--methods",
+        help=f"names separated by commas; models of scikit-learn: {', '.join(INDEX['baselines'])}",
+        autocompletion=complete.several_methods,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON alone; all else goes to standard error")]
+AllMetricsOption = Annotated[bool, typer.Option("--all-metrics", help="every metric, with more columns")]
+VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="print execution plans too")]

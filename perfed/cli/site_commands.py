@@ -1,0 +1,52 @@
+"""The commands on a site's own model: ``perfed export | predict | join``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfed.cli.commands import app
+from perfed.cli.options import DataOption, RunArgument, SiteOption
+
+
+@app.command("export", epilog="Example: perfed export runs/one --site 003 --format onnx")
+def export_command(
+    directory: RunArgument,
+    site: SiteOption,
+    format_: Annotated[str, typer.Option("--format", help="onnx, pt2 or safetensors")] = "onnx",
+    out: Annotated[Path | None, typer.Option("--out", help="file; RUN/models/SITE.FORMAT if not given")] = None,
+    data_dir: DataOption = None,
+) -> None:
+    """Write one site's own model for use without perfed, and a model card."""
+    from perfed.cli import sites
+
+    sites.export_command(directory, site, format_, out, data_dir)
+
+
+@app.command("predict", epilog="Example: perfed predict runs/one --site north new.csv --out proba.csv")
+def predict_command(
+    directory: RunArgument,
+    file: Annotated[Path, typer.Argument(help="table of new rows, with the site's columns in any order")],
+    site: SiteOption,
+    out: Annotated[Path, typer.Option("--out", help="CSV file for predictions and probabilities")],
+    data_dir: DataOption = None,
+) -> None:
+    """Write what one site's own model says of new rows."""
+    from perfed.cli import sites
+
+    sites.predict_command(directory, file, site, out, data_dir)
+
+
+@app.command("join", epilog="Example: perfed join runs/one west.csv --site west")
+def join_command(
+    directory: RunArgument,
+    file: Annotated[Path, typer.Argument(help="the new site's table, or arrays x and y in a .npz file")],
+    site: SiteOption,
+    data_dir: DataOption = None,
+) -> None:
+    """Let a new site train its own part of the model of a finished run, of which no other file changes."""
+    from perfed.cli import sites
+
+    sites.join_command(directory, file, site, data_dir)

@@ -1,0 +1,113 @@
+"""Tables of text on a terminal or in a pipe: every cell whole, no line longer than the width."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from rich.text import Text
+
+from perfed.cli.console import console, say
+from perfed.report.text import TextTable
+
+GAP = 2
+_NAMES, _LEAST = 12, 5  # columns that names are left, and where a number needs the others
+
+
+def print_table(table: TextTable) -> None:
+    """Print a table with its title and note; the best rows are bold on a terminal."""
+    if table.title:
+        say(table.title)
+    for line in fitted(table, console.width):
+        console.print(line, soft_wrap=True)
+    if table.note:
+        say(table.note, style="dim")
+    console.print()
+
+
+def fitted(table: TextTable, width: int) -> Iterator[Text]:
+    """The lines of a table, in as many parts below each other as the width needs, each with the names of the rows.
+
+    Headers are broken between words, names are shortened with an ellipsis where there are too many columns; other cells
+    stay whole.
+    """
+    names = [row[0] for row in table.rows]
+    columns = range(1, len(table.header))
+    first = max(map(len, [*names, _longest_word(table.header[0])]))
+    widths = [_width(table, column, width, lines=2) for column in columns]
+    if first + sum(widths) + GAP * len(widths) > width:
+        widths = [_width(table, column, width) for column in columns]
+    if first + sum(widths) + GAP * len(widths) > width:
+        cells = max(len(cell) for row in table.rows for cell in row[1:])
+        first = min(first, max(_NAMES, width // 3), max(_LEAST, width - GAP - cells))
+        widths = [_width(table, column, width - first - GAP) for column in columns]
+    parts: list[list[int]] = [[]]
+    room = width - first
+    for column, needed in zip(columns, widths, strict=True):
+        if needed + GAP > room and parts[-1]:
+            parts.append([])
+            room = width - first
+        parts[-1].append(column)
+        room -= needed + GAP
+    for number, part in enumerate(parts):
+        if number:
+            yield Text()
+        yield from _part(table, part, first, [widths[column - 1] for column in part])
+
+
+def _is_text(table: TextTable, column: int) -> bool:
+    """Whether a column has words, which begin at its left."""
+    return not any(re.match(r"[-+–·\d]", row[column]) for row in table.rows)
+
+
+def _part(table: TextTable, columns: Sequence[int], first: int, widths: Sequence[int]) -> Iterator[Text]:
+    heads = [_wrapped(table.header[0], first)]
+    heads += [_wrapped(table.header[column], width) for column, width in zip(columns, widths, strict=True)]
+    sides = [str.ljust, *(str.ljust if _is_text(table, column) else str.rjust for column in columns)]
+
+    def line(cells: Sequence[str], style: str) -> Text:
+        placed = (side(cell, width) for side, cell, width in zip(sides, cells, [first, *widths], strict=True))
+        return Text((" " * GAP).join(placed).rstrip(), style=style)
+
+    height = max(map(len, heads))
+    for above in range(height, 0, -1):
+        yield line([head[-above] if above <= len(head) else "" for head in heads], "dim")
+    for number, row in enumerate(table.rows):
+        cells = [shortened(row[0], first), *(row[column] for column in columns)]
+        yield line(cells, "bold" if number in table.best else "")
+
+
+def _width(table: TextTable, column: int, most: int, lines: int | None = None) -> int:
+    """Of the longest cell and the header's longest word, or more where the header is to have so many ``lines``.
+
+    Not above ``most`` for the header's sake.
+    """
+    head = table.header[column]
+    cells = max((len(row[column]) for row in table.rows), default=0)
+    least = max(cells, min(most, len(_longest_word(head))))
+    enough = (width for width in range(least, len(head) + 1) if lines and len(_wrapped(head, width)) <= lines)
+    return min(next(enough, least), max(most, cells))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """A header over several lines; a word that is too long has an ellipsis."""
+    words = " ".join(shortened(word, width) for word in text.split())
+    return textwrap.wrap(words, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _longest_word(text: str) -> str:
+    return max(text.split(), key=len, default="")
+
+
+def shortened(name: str, width: int) -> str:
+    """A name with an ellipsis in its middle, where it is too long.
+
+    Example:
+        >>> shortened("sklearn:random-forest", 12), shortened("fedpac", 12)
+        ('sklear…orest', 'fedpac')
+    """
+    if len(name) <= width:
+        return name
+    back = (width - 1) // 2
+    return f"{name[: width - 1 - back]}…{name[len(name) - back :]}"

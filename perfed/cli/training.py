@@ -1,0 +1,69 @@
+"""What the commands that train have in common: settings, devices, how they are interrupted."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped, say
+from perfed.errors import PerfedError
+from perfed.experiment.baselines import Baseline
+from perfed.machine import TERMINATED
+from perfed.run.run import Run
+from perfed.training.device import usable_device
+from perfed.training.plan import ENGINES
+
+
+def default_out(name: str) -> Path:
+    """Where results go that nobody names a place for."""
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def settings_of(engine: str | None, settings: list[str] | None) -> list[str]:
+    """The settings, with the engine among them."""
+    if engine is not None and engine not in ENGINES:
+        raise PerfedError(f"--engine {engine}: unknown engine; allowed: {', '.join(ENGINES)}")
+    return [*(settings or []), *([f'plan.engine="{engine}"'] if engine else [])]
+
+
+def device_of(name: str | None) -> torch.device | None:
+    """The device that ``--device`` names."""
+    return None if name is None else usable_device(name, f"--device {name}")
+
+
+@contextmanager
+def resumable(directory: Path, data_dir: Path | None, device: str | None = None) -> Iterator[None]:
+    """Say after Ctrl-C or SIGTERM which command goes on."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as stop:
+        code = stop.code if isinstance(stop, SystemExit) else CTRL_C
+        if code not in (CTRL_C, TERMINATED):
+            raise
+        options = {"--data-dir": data_dir, "--device": device}
+        words = [str(directory), *(word for name, value in options.items() if value for word in (name, str(value)))]
+        raise Stopped(f"{INTERRUPTED[code]}; 'perfed resume {shlex.join(words)}' continues", code) from None
+
+
+def said(make: Callable[[], Run | Baseline], label: str) -> Run | Baseline:
+    """The run; where it goes on, it says from where."""
+    run = make()
+    if isinstance(run, Run) and run.resumed is not None:
+        for note in run.notes:
+            say(note, style="yellow")
+        say(f"{label}: continues from round {run.resumed} to {run.rounds}")
+    return run
+
+
+def shared_settings(engine: str | None, settings: list[str] | None) -> list[str]:
+    """Settings of a command that runs several methods and seeds."""
+    for assignment in settings or []:
+        key = assignment.partition("=")[0].strip()
+        if key in ("method", "seed"):
+            raise PerfedError(f"'{assignment}': methods and seeds are given with --methods and --seeds here")
+    return settings_of(engine, settings)

@@ -1,0 +1,111 @@
+"""A comparison for papers: a LaTeX table and a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from itertools import groupby
+
+from perfed.report.comparison import ComparisonRow, best_rows, reference_of
+from perfed.report.text import UNKNOWN, axis_title, metric_text
+
+CSV_COLUMNS = (
+    "method",
+    "metric",
+    "mean",
+    "std",
+    "seeds",
+    "worst_client",
+    "reference",
+    "difference",
+    "low",
+    "high",
+    "wall_seconds",
+)
+"""Of :func:`csv_text`; values in the metric's own unit, accuracy as a fraction of 1."""
+
+_ESCAPED = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--", "±": r"$\pm$"}
+_ESCAPED |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+
+
+def csv_text(table: Sequence[ComparisonRow]) -> str:
+    """One line per method and metric, with the columns :data:`CSV_COLUMNS`; what is not known is empty."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for row in table:
+        found = row.difference
+        ends = [None] * 4 if found is None else [found.reference, found.mean, found.low, found.high]
+        own = [row.method, row.metric, row.mean, row.mean_std, len(row.seeds), row.worst]
+        writer.writerow(["" if cell is None else cell for cell in [*own, *ends, row.wall_seconds]])
+    return text.getvalue()
+
+
+def latex(table: Sequence[ComparisonRow], command: str) -> str:
+    """One table per metric, for the package booktabs; the best means are bold, and comments say how it was made.
+
+    Args:
+        table: as of :func:`perfed.report.comparison.judged_table`.
+        command: that made it.
+    """
+    comment = f"% {' '.join(command.split())}\n% \\usepackage{{booktabs}}\n"
+    tables = (_latex_table(metric, list(rows)) for metric, rows in groupby(table, key=lambda row: row.metric))
+    return comment + "\n".join(tables)
+
+
+def escaped(text: str) -> str:
+    """Text with LaTeX's own signs written out.
+
+    Example:
+        >>> print(escaped("my_methods:a&b"), escaped("100 %"))
+        my\\_methods:a\\&b 100 \\%
+    """
+    return re.sub(r"[\\~^–±&%$#_{}]", lambda found: _ESCAPED[found[0]], text)
+
+
+def _latex_table(metric: str, rows: Sequence[ComparisonRow]) -> str:
+    best, compared = best_rows(rows), any(row.difference for row in rows)
+    seeds = sorted({len(row.seeds) for row in rows})
+    number = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
+    title = axis_title(metric)
+    head = ["Method", title, *([f"Difference to {reference_of(rows)} [95 %]"] if compared else []), "Worst client"]
+    lines = []
+    for at, row in enumerate(rows):
+        mean = metric_text(metric, row.mean)
+        if row.mean_std is not None:
+            mean += f" ± {metric_text(metric, row.mean_std)}"
+        cell = escaped(mean)
+        cells = [escaped(row.method), f"\\textbf{{{cell}}}" if at in best else cell]
+        cells += [_difference(row)] if compared else []
+        lines.append(" & ".join([*cells, metric_text(metric, row.worst)]) + r" \\")
+    spread = f"Mean{' ± standard deviation' if seeds[-1] > 1 else ''} over {number} seed{'s' * (seeds[-1] > 1)}"
+    caption = escaped(f"{title}. {spread}; differences with 95 % intervals." if compared else f"{title}. {spread}.")
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering",
+            f"\\caption{{{caption}}}",
+            f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
+            r"\toprule",
+            " & ".join(map(escaped, head)) + r" \\",
+            r"\midrule",
+            *lines,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def _difference(row: ComparisonRow) -> str:
+    found = row.difference
+    if found is None:
+        return escaped(UNKNOWN)
+    mean, low, high = (
+        None if v is None else metric_text(row.metric, v, "+") for v in (found.mean, found.low, found.high)
+    )
+    # minus signs, not hyphens
+    return f"${mean}$" if low is None or high is None else f"${mean}$ [${low}$, ${high}$]"

@@ -1,0 +1,142 @@
+"""How far the work is: stages, elapsed and remaining, with a clock that the tests set."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import pytest
+from command_line import is_plain
+from engines import blobs
+from rich.console import Console
+
+from perfed import Model, Run, build_method, linear
+from perfed.cli import console as consoles
+from perfed.cli import progress
+from perfed.cli.progress import EVERY, Work, shown
+from perfed.training.plan import Plan
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def printed(monkeypatch) -> io.StringIO:
+    out = io.StringIO()
+    pipe = Console(file=out, width=80, emoji=False, markup=False, highlight=False)
+    monkeypatch.setattr(progress, "console", pipe)
+    monkeypatch.setattr(consoles, "console", pipe)
+    return out
+
+
+def test_a_line_every_half_a_minute(printed):
+    clock = Clock()
+    work = Work(4, clock)
+    work.already(1)
+    seen = []
+
+    def execute(update):
+        for number in range(11):
+            clock.now += 10.0
+            update(number, 10, 0.5 + number / 100 if number % 2 == 0 else None)
+            work.tick()
+            seen.append(work.line())
+        return {"done": True}
+
+    run = SimpleNamespace(rounds=10, done=-1, plan=Plan(threads=1), execute=execute)
+    assert work.execute(lambda: run, "fedpac seed 1") == {"done": True}
+    # 110 s in all: a line at 30, 60 and 90
+    lines = printed.getvalue().splitlines()
+    assert len(lines) == 3 and is_plain(printed.getvalue()) and max(map(len, lines)) <= 80
+    # after 30 s 2 of 10 rounds of one of the three runs that were left: 30 / (0.2 / 3) - 30 = 420 s
+    assert lines[0] == "0:30 elapsed, 7:00 left: run 2 of 4, fedpac seed 1, rounds 2 of 10, 52.0 %"
+    assert seen[2].endswith("rounds 2 of 10, 52.0 %") and seen[3].endswith("rounds 3 of 10, 52.0 %")
+    assert work.finished == 2
+
+
+def test_a_long_name_does_not_break_the_line(printed):
+    clock = Clock()
+    work = Work(100, clock)
+    work.label, work.stage = "my_methods:a-method-with-a-name+overselection seed 10", progress.ROUNDS
+    work.run.total, work.accuracy, clock.now = 100, 0.5, 36000.0
+    work.tick()
+    (line,) = printed.getvalue().splitlines()
+    assert len(line) == 80 and "…" in line and line.endswith("rounds 0 of 100, 50.0 %")
+
+
+def test_before_anything_is_known(printed):
+    clock = Clock()
+    work = Work(1, clock)
+    work.label, work.stage = "local", progress.DATA
+    clock.now = EVERY - 1
+    work.tick()
+    assert printed.getvalue() == ""
+    clock.now = 4000.0
+    work.tick()
+    work.tick()
+    assert printed.getvalue() == "1:06:40 elapsed, ? left: local, data\n"
+
+
+def test_a_run_passes_through_its_stages():
+    """A real run: its data are made ready, ways are tried out, what comes before round 1, then rounds."""
+    work, stages = Work(1, Clock()), []
+
+    class Watched(Plan):
+        def _fastest(self, *given, **options):
+            stages.append(work.stage)
+            return super()._fastest(*given, **options)
+
+    def make() -> Run:
+        stages.append(work.stage)
+        method = build_method("local")
+        run = Run(blobs(), method, Model(head=linear(3)), name="local", rounds=2, plan=Watched(threads=1))
+        prepare = run.server.prepare
+        run.server.prepare = lambda: (stages.append(work.stage), prepare())[1]
+        return run
+
+    work.execute(make, "local")
+    assert stages[:2] == ["data", "pre-training"] and set(stages[2:]) == {"planning"}
+    assert (work.stage, work.run.done, work.run.total, work.finished) == ("rounds", 2, 2, 1)
+
+
+def test_a_run_that_goes_on_counts_from_where_it_stood():
+    clock = Clock()
+    work = Work(1, clock)
+
+    def execute(update):
+        clock.now = 20.0
+        update(8, 10, None)
+        assert work.run.left(clock.now) == pytest.approx(20.0)  # two rounds took 20 s, and two are left
+        return {}
+
+    run = SimpleNamespace(rounds=10, done=6, plan=Plan(threads=1), execute=execute)
+    work.execute(lambda: run, "local")
+
+
+def test_on_a_terminal_three_lines_in_40_columns(monkeypatch):
+    clock = Clock()
+    work = Work(9, clock)
+    work.label, work.stage, work.accuracy = "sklearn:gradient-boosting seed 1", progress.ROUNDS, 0.5
+    work.run.total, work.run.done, work.all.done = 12, 3, 2
+    clock.now = 61.0
+    for width in (80, 40):
+        terminal = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+        monkeypatch.setattr(progress, "console", terminal)
+        terminal.print(work)
+        lines = terminal.file.getvalue().splitlines()
+        assert len(lines) == 3 and max(map(len, lines)) <= width
+        assert lines[0].startswith("overall") and "0 of 9 runs" in lines[0] and "rounds 3 of 12" in lines[2]
+        assert ("1:01 elapsed" in lines[0]) == (width == 80) and "…" in lines[1] and "left" in lines[1]
+
+
+def test_nothing_is_left_behind_when_the_work_fails(printed):
+    with pytest.raises(KeyboardInterrupt), shown(Work(1)):
+        raise KeyboardInterrupt
+    assert printed.getvalue() == ""
