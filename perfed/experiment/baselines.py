@@ -40,6 +40,7 @@ from perfed.experiment.config import Experiment
 from perfed.experiment.estimators import check_baseline, is_pooled, new_model, tries
 from perfed.machine import installed_version
 from perfed.run.directory import RunDirectory
+from perfed.run.holdings import holdings
 from perfed.run.run import Progress
 
 TOGETHER = "one model on the samples of all clients together: what could be had if data could be brought together"
@@ -253,6 +254,7 @@ class Baseline:
             # There is one number, in the column of the moment that the methods beside it report.
             moments = (metrics, {}) if evaluation.when == "before" else ({}, metrics)
             directory.write_clients(*client_table(federation, evaluation.split, *moments, {}, {}, of_clients))
+            directory.write_holdings(holdings(federation))
             directory.write_summary(summary)
         return summary
 

@@ -18,13 +18,14 @@ import torch
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 from perfed.experiment.baselines import Baseline
+from perfed.experiment.command import command_of
 from perfed.experiment.config import validate
 from perfed.experiment.estimators import baseline_names, check_baseline, is_baseline
 from perfed.experiment.start import is_done, resume, start
 from perfed.machine import write_atomic
 from perfed.method.registry import entry, known_names
 from perfed.methods.presets import method_and_policy
-from perfed.report import TextTable, Verdict, all_tables, comparison_rows, load_runs, verdict, write_report
+from perfed.report import TextTable, Verdict, all_tables, comparison_rows, read_runs, verdict, write_report
 from perfed.run.directory import RunDirectory, plain
 from perfed.run.run import Run
 
@@ -284,16 +285,12 @@ class Comparison:
     def conclude(self) -> Conclusion:
         """Write ``comparison.json`` and ``report.html`` of the runs that have started."""
         started = self.started()
-        runs = load_runs(started)
+        runs, left_out = read_runs(started)
         found = verdict(runs)
         content = {"runs": comparison_rows(runs), "verdict": None if found is None else found.to_dict()}
         write_atomic(self.path / "comparison.json", json.dumps(plain(content), indent=2) + "\n")
-        report = write_report(runs, self.path / "report.html", title=str(self.table.get("name", "comparison")))
-        known = [value for place in started if (value := _oracle(place)) is not None]
+        title, command = str(self.table.get("name", "comparison")), command_of(self.table, self.methods, self.seeds)
+        report = write_report(runs, self.path / "report.html", title=title, command=command, left_out=left_out)
+        oracles = [run.summary.oracle_accuracy for run in runs if run.summary]
+        known = [value for value in oracles if value is not None]
         return Conclusion(all_tables(runs), found, float(np.mean(known)) if known else None, report)
-
-
-def _oracle(place: Path) -> float | None:
-    file = place / "summary.json"
-    value = json.loads(file.read_text(encoding="utf-8")).get("oracle_accuracy") if file.exists() else None
-    return None if value is None else float(value)

@@ -2,8 +2,9 @@
 
 from perfed.report.communication import with_communication
 from perfed.report.comparison import ComparisonRow, Difference, compare_table, comparison_rows
-from perfed.report.html import write_report
-from perfed.report.runs import load_runs, reported_by
+from perfed.report.leaderboard import leaderboard
+from perfed.report.page.write import figures, write_report
+from perfed.report.runs import load_runs, read_runs, reported_by
 from perfed.report.tables import all_tables
 from perfed.report.text import TextTable
 from perfed.report.verdict import Verdict, verdict
@@ -16,7 +17,10 @@ __all__ = [
     "all_tables",
     "compare_table",
     "comparison_rows",
+    "figures",
+    "leaderboard",
     "load_runs",
+    "read_runs",
     "reported_by",
     "verdict",
     "with_communication",

@@ -85,6 +85,7 @@ class Summary(_Measured):
     settings: dict[str, Any] = {}
     plan: dict[str, Any] = {}
     notes: list[str] = []
+    versions: dict[str, Any] = {}
     oracle_accuracy: float | None = None
     evaluation: dict[str, Any] = {}
     own_metrics: dict[str, dict[str, Any]] = {}
@@ -129,20 +130,43 @@ def load_runs(run_dirs: Sequence[Path]) -> list[Run]:
         PerfedError: no run given, a file that cannot be read, one method and seed given twice, or
             finished runs of different data sets.
     """
+    runs, left_out = read_runs(run_dirs)
+    if left_out:
+        raise PerfedError(left_out[0])
+    return runs
+
+
+def read_runs(run_dirs: Sequence[Path]) -> tuple[list[Run], list[str]]:
+    """The runs that can be compared, as :func:`load_runs` orders them, and a line on each of the others.
+
+    Left out is what cannot be read, what is there twice, and what is finished on another data set than the first.
+
+    Raises:
+        PerfedError: no run given, or none of them can be read.
+    """
     if not run_dirs:
         raise PerfedError("no run directory given; a report needs at least one")
-    runs = [load_run(Path(directory)) for directory in run_dirs]
     seen: dict[tuple[str, int], Run] = {}
-    for run in runs:
-        other = seen.setdefault((run.method, run.seed), run)
-        if other is not run:
+    left_out, dataset = [], ""
+    for directory in run_dirs:
+        try:
+            run = load_run(Path(directory))
+        except PerfedError as error:
+            left_out.append(str(error))
+            continue
+        other, own = seen.get((run.method, run.seed)), run.summary.dataset if run.summary else ""
+        if other is not None:
             where = f"{other.directory} and {run.directory}"
-            raise PerfedError(f"{where} both hold method {run.method!r} with seed {run.seed}; give it once")
-    datasets = sorted({run.summary.dataset for run in runs if run.summary})
-    if len(datasets) > 1:
-        raise PerfedError(f"runs of different data sets cannot be compared: {', '.join(datasets)}")
-    order = methods_of(runs)
-    return sorted(runs, key=lambda run: (order.index(run.method), run.seed))
+            left_out.append(f"{where} both hold method {run.method!r} with seed {run.seed}; give it once")
+        elif own and dataset and own != dataset:
+            left_out.append(f"{run.directory}: runs of different data sets cannot be compared: {dataset}, {own}")
+        else:
+            seen[run.method, run.seed] = run
+            dataset = dataset or own
+    if not seen:
+        raise PerfedError(left_out[0])
+    order = methods_of(list(seen.values()))
+    return sorted(seen.values(), key=lambda run: (order.index(run.method), run.seed)), left_out
 
 
 def methods_of(runs: Sequence[Run]) -> list[str]:

@@ -58,10 +58,10 @@ def figure(drawing: str, caption: str = "") -> str:
     return f"<figure>{drawing}{below}</figure>" if drawing else ""
 
 
-def grid(*parts: str) -> str:
-    """Figures beside each other where there is room."""
+def grid(*parts: str, small: bool = False) -> str:
+    """Figures beside each other where there is room, three of them if they are small."""
     inside = "".join(parts)
-    return f'<div class="grid">{inside}</div>' if inside else ""
+    return f'<div class="grid{" small" if small else ""}">{inside}</div>' if inside else ""
 
 
 def details(summary: str, *parts: str) -> str:
@@ -104,10 +104,10 @@ def table(of: TextTable, *, sortable: bool = False, looks: Mapping[str, Look] | 
     ) + note(of.note)
 
 
-def scrolled(name: str, inside: str) -> str:
+def scrolled(name: str, inside: str, kind: str = "") -> str:
     """A wide table in a box of its own that scrolls, by keyboard too."""
     label = escape(name or "Table", quote=True)
-    return f'<div class="wide" role="region" aria-label="{label}" tabindex="0">{inside}</div>'
+    return f'<div class="{f"wide {kind}".rstrip()}" role="region" aria-label="{label}" tabindex="0">{inside}</div>'
 
 
 def heading(text: str, *, sortable: bool = False, name: str = "") -> str:

@@ -38,9 +38,9 @@ def leaderboard_section(study: Study) -> str:
         _copy(),
         note(
             f"{f'Which numbers: {shown}. ' if shown else ''}"
-            "Differences are paired: the same client with the same seed, always so that more is better, with a 95 % interval over clients and seeds. Seeds are averaged. "
-            "p-values: Wilcoxon's signed-rank test over the clients, corrected for the number of methods (Holm); "
-            "below 0.05 a difference is rarely chance."
+            "Differences are paired: the same client with the same seed, always so that more is better, with a 95 % "
+            "interval over clients and seeds. Seeds are averaged. p-values: Wilcoxon's signed-rank test over the "
+            "clients, corrected for the number of methods (Holm); below 0.05 a difference is rarely chance."
         ),
         data("views", {"methods": [of.row.method for of in _ordered(study)], "views": views}),
     )

@@ -66,3 +66,8 @@ class Study:
 def thinned(length: int, most: int) -> NDArray[np.int64]:
     """At most so many places of ``length``, evenly spread, the first and the last among them."""
     return np.unique(np.linspace(0, max(0, length - 1), min(length, most)).round().astype(np.int64))
+
+
+def file_name(method: str) -> str:
+    """A method's name for a file."""
+    return method.replace(":", ".")

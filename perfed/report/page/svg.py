@@ -183,13 +183,14 @@ def axes(
     titles: tuple[str, str],
     *,
     log: bool = False,
+    log_y: bool = False,
     top: float = 34,
     height: float = HEIGHT,
 ) -> Axes:
     """Axes of a whole drawing, ``x`` and ``y`` from end to end; ``top`` is what legend and title above need."""
-    probe = Scale(*y, 0, 1)
+    probe = Scale(*y, 0, 1, log_y)
     left = 12 + max((width_of(text) for _, text in probe.ticks()), default=0)
-    return Axes(Scale(*x, max(left, 34), WIDTH - 14, log), Scale(*y, height - 44, top), *titles)
+    return Axes(Scale(*x, max(left, 34), WIDTH - 14, log), Scale(*y, height - 44, top, log_y), *titles)
 
 
 def path(points: Points) -> str:
