@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from perfed.report.curves import Axis, Curve, axes_of, metric_curves, oracle, used_curves
+from perfed.report.curves import VIRTUAL_TIME, Axis, Curve, axes_of, metric_curves, oracle, used_curves
 from perfed.report.page import svg
 from perfed.report.page.forms import figure, grid, note, radio, section, switched
 from perfed.report.page.look import Look
@@ -16,9 +16,8 @@ from perfed.report.participation import participation
 from perfed.report.text import axis_title
 from perfed.run.targets import percent
 
-MOST_POINTS, MOST_HINTS = 80, 16  # per line
-FAR = 30.0  # where the last point of an axis is so many times as far as the first one, it can be logarithmic
-DECADES = 100.0  # and from here on virtual time is
+MOST_POINTS, MOST_HINTS = 60, 15  # per line
+DECADES = 100.0  # where the last point is so many times as far as the first one, an axis is logarithmic
 
 
 @dataclass(frozen=True)
@@ -53,18 +52,15 @@ class Curves:
 
     @cached_property
     def axes(self) -> dict[str, tuple[Axis, bool]]:
-        """By the text of their buttons, linear and where one goes far also logarithmic; the first is shown first."""
+        """By the text of their buttons, the first is shown first; virtual time also logarithmic where it goes far."""
         found: dict[str, tuple[Axis, bool]] = {}
         for axis in axes_of(self.study.runs, self.metric):
             ends = [curve.x[axis.button] for kind in self.kinds for curve in kind.curves]
             there = np.concatenate([x[x > 0] for x in ends] or [np.ones(1)])
             ratio = float(there.max() / there.min()) if len(there) else 1.0
-            both = {axis.button: (axis, False)}
-            if ratio >= FAR and axis.button != "Rounds":
-                both[f"{axis.button}, log"] = (axis, True)
-            if ratio >= DECADES and axis.button == "Virtual time":
-                both = dict(reversed(both.items()))
-            found |= both
+            if axis is VIRTUAL_TIME and ratio >= DECADES:
+                found[f"{axis.button}, log"] = (axis, True)
+            found[axis.button] = (axis, False)
         return found
 
     @cached_property
@@ -126,12 +122,13 @@ def _curve(curve: Curve, axis: Axis, frame: svg.Axes, look: Look, unit: str) -> 
         ends += [*zip(across[::-1], (frame.y(float(low[i])) for i in places[::-1]), strict=True)]
         parts.append(svg.area(ends, look.colour))
     parts.append(svg.line([(a, frame.y(float(mean[i]))) for a, i in zip(across, places, strict=True)], look))
+    marks = []
     for i in inside[thinned(len(inside), MOST_HINTS)]:
         seeds = f" (seeds {low[i]:.4g} to {high[i]:.4g})" if len(curve.values) > 1 else ""
         where = "" if axis.button == "Rounds" else f", {axis.title}: {x[i]:.4g}"
         title = f"{curve.method}, round {curve.rounds[i]}: {mean[i]:.4g}{unit}{seeds}{where}"
-        parts.append(svg.dot(frame.x(float(x[i])), frame.y(float(mean[i])), look.colour, title, r=2.5))
-    return parts
+        marks.append(svg.dot(frame.x(float(x[i])), frame.y(float(mean[i])), None, title, r=2.5))
+    return [*parts, svg.tag("g", *marks, fill=look.colour)]
 
 
 def curves_section(study: Study) -> str:

@@ -17,7 +17,7 @@ from perfed.report.page.study import Study, file_name, thinned
 from perfed.report.text import axis_title, short_number
 
 MANY = 150  # clients from which on single ones are not drawn
-CELLS = 44  # along a side of the scatter of many clients
+CELLS = 40  # along a side of the scatter of many clients
 
 Numbers = NDArray[np.float64]
 
@@ -218,14 +218,16 @@ def _scatter(study: Study, of: Paired) -> str:
 
 
 def _binned(frame: svg.Axes, of: Paired) -> list[str]:
-    """Clients that are near each other as one dot, larger the more they are."""
-    counts, x_ends, y_ends = np.histogram2d(of.base, of.own, bins=CELLS, range=[[frame.x.low, frame.x.high]] * 2)
-    parts = []
-    for i, j in np.argwhere(counts).tolist():
-        x, y = (x_ends[i] + x_ends[i + 1]) / 2, (y_ends[j] + y_ends[j + 1]) / 2
-        size = 1.5 + 3.5 * float(np.sqrt(counts[i, j] / counts.max()))
-        many = f"{int(counts[i, j])} client{'s' if counts[i, j] > 1 else ''}"
-        parts.append(svg.dot(frame.x(x), frame.y(y), paint("c1"), many, r=size))
+    """Clients that are near each other as one dot, in four sizes, the larger the more they are."""
+    counts, ends, _ = np.histogram2d(of.base, of.own, bins=CELLS, range=[[frame.x.low, frame.x.high]] * 2)
+    middles, parts = (ends[1:] + ends[:-1]) / 2, []
+    sizes = np.ceil(4 * np.sqrt(counts / counts.max())).astype(int)
+    for size in range(1, 5):
+        places = [(frame.x(middles[i]), frame.y(middles[j])) for i, j in np.argwhere(sizes == size).tolist()]
+        if places:
+            most = int(counts[sizes == size].max())
+            hint = svg.hint(f"up to {most} client{'s' if most > 1 else ''} each")
+            parts.append(svg.tag("g", hint, svg.dots(places, paint("c1"), r=1.2 * size)))
     return parts
 
 

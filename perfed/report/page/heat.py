@@ -13,6 +13,7 @@ from perfed.report.page.look import paint
 from perfed.report.page.study import thinned
 
 MOST_HINTS = 200  # rows that say what they hold
+MOST_PIXELS = 160  # along a side of a picture
 
 Box = tuple[float, float, float, float]
 """Left, top, width, height."""
@@ -22,11 +23,26 @@ def heat(values: NDArray[Any], box: Box, most: float, hint: Callable[[int], str]
     """``values`` ``(rows, columns)`` from 0 to ``most`` in a box, with the hint of each row."""
     left, top, width, height = box
     step = height / len(values)
-    parts = [image(svg.picture(values / most), box), _rect(box, fill="none", stroke=paint("line"))]
+    parts = [
+        image(svg.picture(_pooled(values, MOST_PIXELS) / most), box),
+        _rect(box, fill="none", stroke=paint("line")),
+    ]
     for row in range(len(values) if hint and len(values) <= MOST_HINTS else 0):
         place = (left, top + row * step, width, step)
         parts.append(_rect(place, svg.hint(hint(row)) if hint else "", fill="transparent"))
     return parts
+
+
+def _pooled(values: NDArray[Any], most: int) -> NDArray[Any]:
+    """At most so many rows and columns, each the mean of those that it stands for."""
+    for axis in (0, 1):
+        starts = np.unique(
+            np.linspace(0, values.shape[axis], min(values.shape[axis], most), endpoint=False).astype(int)
+        )
+        counts = np.diff([*starts, values.shape[axis]])
+        sums = np.add.reduceat(values, starts, axis=axis)
+        values = sums / (counts[:, None] if axis == 0 else counts)
+    return values
 
 
 def image(address: str, box: Box) -> str:

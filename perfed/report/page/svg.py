@@ -83,7 +83,7 @@ class Scale:
         if self.log:
             part = math.log(value / self.low) / math.log(self.high / self.low)
         else:
-            part = (value - self.low) / (self.high - self.low)
+            part = (value - self.low) / ((self.high - self.low) or 1.0)
         return self.start + part * (self.end - self.start)
 
     def ticks(self, about: int = 5) -> list[tuple[float, str]]:
@@ -209,8 +209,8 @@ def area(points: Points, colour: str, **more: object) -> str:
     return tag("path", d=path(points) + "Z", fill=colour, fill_opacity=0.13, **{"stroke": "none", **more})
 
 
-def dot(x: float, y: float, colour: str, title: str = "", r: float = 3.5) -> str:
-    """A dot, with what a pointer on it shows."""
+def dot(x: float, y: float, colour: str | None, title: str = "", r: float = 3.5) -> str:
+    """A dot, with what a pointer on it shows; None: in the colour of the group around it."""
     return tag("circle", hint(title) if title else "", cx=float(x), cy=float(y), r=float(r), fill=colour)
 
 
