@@ -11,7 +11,7 @@ from perfed.engine.metrics import Metric
 from perfed.plugins import POOLED
 from perfed.report.gains import ClientTable, Gain, interval
 from perfed.report.runs import Run
-from perfed.report.text import amount, listed, megabytes, short_number
+from perfed.report.text import amount, listed, megabytes, method_text, short_number
 
 ENOUGH_SEEDS = 5
 """Seeds from which on an interval is not called weak evidence."""
@@ -69,10 +69,12 @@ def headline(methods: Sequence[MethodVerdict], reference: str, metric: str) -> s
     if known and not ahead:
         parts.append(f"No method is ahead of {reference}")
     if level:
-        parts.append(f"{listed([found.method for found in level])} cannot be told from {reference if ahead else 'it'}")
+        names = listed([method_text(found.method) for found in level])
+        parts.append(f"{names} cannot be told from {reference if ahead else 'it'}")
         parts[-1] += "" if ahead else f", the closest is {level[0].method} {_evidence(level[0], metric)}"
     if behind:
-        parts.append(_side("behind", behind[::-1], reference, metric, first=not (ahead or level)))
+        last = sorted(behind, key=lambda found: (found.method.startswith(POOLED), found.gain.mean))
+        parts.append(_side("behind", last, reference, metric, first=not (ahead or level)))
     alone = [found.method for found in methods if not found.runs]
     if alone:
         parts.append(f"{listed(alone)} and {reference} have no client and seed in common")
@@ -83,8 +85,10 @@ def _side(word: str, found: Sequence[MethodVerdict], reference: str, metric: str
     """The methods on one side of the reference; the first one says what its interval is, and on how many seeds."""
     amounts = [amount(metric, abs(of.gain.mean)) for of in found]
     sure = [_evidence(of, metric) if first and i == 0 else f"({_ends(of, metric)})" for i, of in enumerate(found)]
-    told = f"{found[0].method} is {word} {reference} by {amounts[0]} {sure[0]}"
-    return told + "".join(f", {of.method} by {a} {s}" for of, a, s in list(zip(found, amounts, sure, strict=True))[1:])
+    told = f"{method_text(found[0].method)} is {word} {reference} by {amounts[0]} {sure[0]}"
+    return told + "".join(
+        f", {method_text(of.method)} by {a} {s}" for of, a, s in list(zip(found, amounts, sure, strict=True))[1:]
+    )
 
 
 def _ends(found: MethodVerdict, metric: str) -> str:

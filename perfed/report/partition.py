@@ -157,8 +157,10 @@ def write_partition_page(table: ClassTable, out: Path) -> Path:
         ("class", table.classes, table.counts),
         ("domain", table.domains, table.domain_counts),
     ):
+        if not names:
+            continue
         drawn = [figure(heat_map(f"{SPLIT_WORDS[s]} by client and {kind}", labels, names, counts[s])) for s in SPLITS]
-        sections.append(section(kind, f"By {kind}", grid(*drawn)) if names else "")
+        sections.append(section(kind, f"By {kind}", grid(*drawn)))
     totals = {name: [int(table.sizes[split][row]) for split in SPLITS] for row, name in enumerate(labels)}
     sections.append(section("sizes", "Samples", grid(figure(stacked("Samples of each client", SPLITS, totals)))))
     return write_page(out, f"Partition of {table.name}", table.summary(), sections)

@@ -49,6 +49,7 @@ class Tab:
     def __init__(self, to: int, back: int) -> None:
         self._to, self._back = to, back
         self._rest, self._number, self._session = b"", 0, ""
+        self._begun: dict[str, str] = {}
         self.said: list[str] = []
         self.asked: list[str] = []
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
@@ -79,8 +80,12 @@ class Tab:
         given = found.get("params", {})
         if found.get("method") in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
             self.said.append(json.dumps(given)[:500])
-        if found.get("method") == "Network.requestWillBeSent" and given["request"]["url"][:5] not in ("file:", "data:"):
-            self.asked.append(given["request"]["url"])
+        if found.get("method") == "Network.requestWillBeSent":
+            self._begun[given["requestId"]] = given["request"]["url"]
+        if found.get("method") in ("Network.loadingFailed", "Network.loadingFinished"):
+            address = self._begun.pop(given["requestId"], "")
+            if address[:5] not in ("", "file:", "data:") and given.get("blockedReason") != "csp":
+                self.asked.append(address)
         return found
 
     def open(self, page: Path, *, width: int = 1400, dark: bool = False, media: str = "") -> float:

@@ -117,4 +117,4 @@ def _before_after(study: Study) -> str:
         parts.append(svg.tag("path", d=d, stroke=colour, fill="none", opacity=0.35))
         parts.append(svg.tag("path", hint, d=ends_, stroke=colour, stroke_width=4, stroke_linecap="round"))
     told = "; ".join(f"{m}: {p.mean(0)[0]:.4g} → {p.mean(0)[1]:.4g}" for m, p in found.items())
-    return svg.drawing(title, told, *parts)
+    return svg.drawing(title, told, *parts, height=svg.HEIGHT - 30)

@@ -99,8 +99,9 @@ def table(of: TextTable, *, sortable: bool = False, looks: Mapping[str, Look] | 
     body = "\n".join(lines)
     caption = f"<caption>{escape(of.title)}</caption>" if of.title else ""
     kind = _class("sortable" if sortable else "")
+    few = "narrow" if len(of.header) <= 3 else ""
     return scrolled(
-        of.title, f"<table{kind}>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        of.title, f"<table{kind}>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>", few
     ) + note(of.note)
 
 

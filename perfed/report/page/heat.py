@@ -12,7 +12,6 @@ from perfed.report.page import svg
 from perfed.report.page.look import paint
 from perfed.report.page.study import thinned
 
-MOST_HINTS = 200  # rows that say what they hold
 MOST_PIXELS = 160  # along a side of a picture
 
 Box = tuple[float, float, float, float]
@@ -24,16 +23,16 @@ def heat(values: NDArray[Any], box: Box, most: float, hint: Callable[[int], str]
     left, top, width, height = box
     step = height / len(values)
     parts = [
-        image(svg.picture(_pooled(values, MOST_PIXELS) / most), box),
+        image(svg.picture(values / most), box),
         _rect(box, fill="none", stroke=paint("line")),
     ]
-    for row in range(len(values) if hint and len(values) <= MOST_HINTS else 0):
+    for row in range(len(values) if hint else 0):
         place = (left, top + row * step, width, step)
         parts.append(_rect(place, svg.hint(hint(row)) if hint else "", fill="transparent"))
     return parts
 
 
-def _pooled(values: NDArray[Any], most: int) -> NDArray[Any]:
+def pooled(values: NDArray[Any], most: int = MOST_PIXELS) -> NDArray[Any]:
     """At most so many rows and columns, each the mean of those that it stands for."""
     for axis in (0, 1):
         starts = np.unique(
@@ -60,7 +59,7 @@ def _rect(box: Box, inside: str = "", **more: object) -> str:
 def strip(x: float, y: float, most: float, height: float = 110.0) -> list[str]:
     """What the colours mean, from 0 to the most."""
     picture = image(svg.picture(np.linspace(1, 0, 32)[:, None]), (x, y, 12.0, height))
-    return [picture, svg.words(x + 17, y + 10, svg.compact(most)), svg.words(x + 17, y + height, "0")]
+    return [picture, svg.words(x + 17, y + 10, svg.compact(float(f"{most:.2g}"))), svg.words(x + 17, y + height, "0")]
 
 
 def row_names(names: Sequence[str], box: Box, letters: int = 8) -> list[str]:
@@ -92,16 +91,17 @@ def cut(name: str, letters: int) -> str:
 def heat_map(title: str, rows: Sequence[str], columns: Sequence[str], counts: NDArray[Any]) -> str:
     """Counts of clients by class or domain as a drawing."""
     height = float(min(440, max(120, 15 * len(rows))))
-    box = (66.0, 46.0, 340.0, height)
-    most = float(counts.max()) or 1.0
+    box, shown = (66.0, 46.0, 340.0, height), pooled(counts)
+    most = float(shown.max()) or 1.0
 
-    def hint(row: int) -> str:
+    def hint(place: int) -> str:
+        row = place * len(rows) // len(shown)
         there = np.flatnonzero(counts[row])
         told = ", ".join(f"{columns[j]}: {counts[row, j]:g}" for j in there[:12])
         more = f" and {len(there) - 12} more" if len(there) > 12 else ""
         return f"client {rows[row]}: {told or 'nothing'}{more}"
 
-    parts = [svg.words(4, 14, title, font_weight="bold"), *heat(counts, box, most, hint), *strip(424, 46, most)]
-    told = f"{len(rows)} clients by {len(columns)} columns, at most {most:g} rows"
+    parts = [svg.words(4, 14, title, font_weight="bold"), *heat(shown, box, most, hint), *strip(424, 46, most)]
+    told = f"{len(rows)} clients by {len(columns)} columns, at most {counts.max():g}"
     names = [*row_names(rows, box), *column_names(columns, box)]
     return svg.drawing(title, told, *parts, *names, height=46 + height + 12)

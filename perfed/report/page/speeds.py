@@ -7,7 +7,7 @@ import numpy as np
 from perfed.report.client_values import ClientValues
 from perfed.report.page import svg
 from perfed.report.page.forms import figure, grid, note, section, select, switched, table
-from perfed.report.page.heat import heat
+from perfed.report.page.heat import heat, pooled
 from perfed.report.page.look import paint
 from perfed.report.page.study import Study, file_name, thinned
 from perfed.report.participation import Participation, participation
@@ -143,10 +143,10 @@ def _used(run: Run, clients: ClientValues, of: Participation) -> str:
     left, top, width, height = 44.0, 40.0, svg.WIDTH - 58, 200.0
     x = svg.Scale(of.rounds[0] - 0.5, of.rounds[-1] + 0.5, left, left + width)
     frame = svg.Axes(x, svg.Scale(0, 1, top + height, top), "Round", "")
-    timed = clients.timed
+    timed, shown = clients.timed, pooled(of.used[:, order].T.astype(float))
     parts = [
         svg.words(4, 14, f"{run.method}: used in which rounds", font_weight="bold"),
-        *heat(of.used[:, order].T.astype(float), (left, top, width, height), 1.0),
+        *heat(shown, (left, top, width, height), float(shown.max()) or 1.0),
         svg.words(4, top + 12, "fast" if timed else "first", fill=paint("muted")),
         svg.words(4, top + height - 4, "slow" if timed else "last", fill=paint("muted")),
         frame.horizontal(),
