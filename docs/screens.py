@@ -25,7 +25,7 @@ METHODS = ["local", "fedrep", "fedavg-ft", "fedpac", "sklearn:logistic", "sklear
 SEEDS = [0, 1, 2]
 THEMES = {"light": 1, "dark": 0}
 WIDTHS = (1400, 420)
-COLOURS = 48  # of a picture's palette: a page has few
+COLOURS = 160  # of a picture's palette: a page has few
 
 
 def screens() -> None:

@@ -111,6 +111,7 @@ def test_panels_are_switched_by_keyboard(tab, page, tmp_path):
     tab.open(page)
     visible = "[...document.querySelectorAll('#combination [data-key]:not([hidden])')].map(panel => panel.dataset.key)"
     assert tab.run(visible) == ["3"]
+    assert tab.run("document.querySelectorAll('#embedding [data-key]:not([hidden]) svg').length") == 3
     tab.focus("#combination input[type=range]")
     tab.press("ArrowLeft")
     assert tab.run(visible) == ["2"]

@@ -41,7 +41,7 @@ def clients_table(study: Study) -> str:
     said = f" What clients hold is that of seed {kept[0].seed}." if kept else ""
     words = len(columns) - len(study.table.of_method)
     parts = [
-        "<h3>Clients</h3>",
+        "<h3>Clients</h3>" if study.reference else "",
         f'<div class="picks script-only">{search}</div>',
         scrolled("Clients", inside, "tall"),
         note(f"Means over the seeds.{said}"),

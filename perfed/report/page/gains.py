@@ -88,7 +88,7 @@ def gains_section(study: Study) -> str:
     told = _MANY if many else _FEW if others else ""
     return section(
         "gains",
-        "Who gains, who loses",
+        "Who gains, who loses" if others else "Clients",
         grid(figure(_forest(study, others)), f"<div>{note(_INTERVALS)}</div>") if others else "",
         switched([select("method", "Clients of", ordered)], panels, best),
         note(told),
@@ -181,7 +181,7 @@ def _sorted(study: Study, of: Paired) -> str:
             ends = [(tops[-1][0], zero), (tops[0][0], zero)]
             parts.append(svg.tag("path", d=svg.path([*tops, *ends]) + "Z", fill=paint(colour)))
     else:
-        wide = (frame.x(1) - frame.x(0)) * 0.8
+        wide, seed_line = (frame.x(1) - frame.x(0)) * 0.8, paint("ink" if len(of.mean) <= 50 else "muted")
         for i, value in enumerate(of.mean.tolist()):
             top, middle = frame.y(value), frame.x(i + 0.5)
             seeds = f" (seeds {of.low[i]:+.4g} to {of.high[i]:+.4g})" if of.low[i] < of.high[i] else ""
@@ -189,7 +189,7 @@ def _sorted(study: Study, of: Paired) -> str:
             colour = paint("better" if value > 0 else "worse" if value < 0 else "equal")
             box = (middle - wide / 2, min(top, zero), wide, max(abs(top - zero), 1.0))
             parts.append(svg.bar(*box, colour, hint))
-            parts.append(svg.interval(frame.y(of.low[i]), frame.y(of.high[i]), middle, paint("ink"), upright=True))
+            parts.append(svg.interval(frame.y(of.low[i]), frame.y(of.high[i]), middle, seed_line, upright=True))
     parts.append(svg.line([(frame.x.start, zero), (frame.x.end, zero)], _GROUND))
     words = f"{len(of.mean)} clients, sorted: {int((of.mean < 0).sum())} lose, {int((of.mean > 0).sum())} gain"
     parts.append(svg.words(frame.x.end, frame.y.start + 20, words, text_anchor="end"))

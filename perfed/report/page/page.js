@@ -6,6 +6,7 @@ const numbers = (id) => { const found = document.getElementById(id); return foun
 const valueOf = (control) => control.type === "range" ? JSON.parse(control.dataset.texts)[control.value] : control.value;
 for (const group of all(".switched")) {
   const controls = all(":scope > .picks :is(input, select)", group);
+  if (!controls.length) continue;
   const show = () => {
     const chosen = controls.filter((control) => control.type !== "radio" || control.checked);
     const key = chosen.map(valueOf).join("|");
