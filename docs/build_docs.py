@@ -1,8 +1,9 @@
-"""The tables and the picture of the small experiments in README.md and docs/results.md, from kept numbers.
+"""The tables of the small experiments in README.md and docs/results.md, from kept numbers; pictures of a report.
 
 ``python docs/build_docs.py`` (``make docs``) runs the comparisons of :data:`KEPT` anew, keeps their numbers in
-``docs/results/NAME.json``, and writes tables and picture; with ``--render`` it writes them from the numbers that are
-kept. ``tests/test_docs.py`` checks that the documents show the kept numbers, and that the code still gives them.
+``docs/results/NAME.json``, and writes the tables; with ``--render`` it writes them from the numbers that are
+kept, with ``--screens`` it makes the pictures of the report, ``docs/report-THEME-WIDTH.png`` (needs Chromium and
+Pillow). ``tests/test_docs.py`` checks that the documents show the kept numbers, and that the code still gives them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from curves_svg import Line, Panel, curves
+from screens import screens
 
 from perfed.experiment.compare import Comparison, federated
 from perfed.experiment.config import find_experiment
@@ -25,7 +26,6 @@ from perfed.report.comparison import ComparisonRow
 from perfed.report.text import metric_text
 
 ROOT = Path(__file__).parent.parent
-PICTURE = Path("docs/digits.svg")
 BASELINES = ("sklearn:logistic", "sklearn:svc", "sklearn:random-forest")
 SKEW = ("local", "fedrep", "fedavg-ft", "ditto", "fedpac", *BASELINES)
 VIEWS = ("local", "hetfedrep", "flic-class", "flic-hl", *BASELINES)
@@ -182,43 +182,20 @@ def rendered(document: str, text: str) -> str:
     return text
 
 
-def picture() -> str:
-    """Accuracy over rounds of both experiments, with the best per-client model of scikit-learn as a line."""
-    return curves(
-        [
-            _panel("digits-label-skew", "Same pixels, different digits: 12 samples a client"),
-            _panel("digits-views", "Different views of the pixels: 60 samples a client"),
-        ]
-    )
-
-
-def _panel(name: str, title: str) -> Panel:
-    runs = kept_runs(name)
-    lines, flat = [], {}
-    for method in KEPT[name].methods:
-        own = [run for run in runs if run["method"] == method]
-        if method in BASELINES:
-            flat[method] = sum(run["accuracy"]["mean"] for run in own) / len(own)
-            continue
-        rounds = [int(number) for number in own[0]["curve"]]
-        seeds = [[100 * value for value in run["curve"].values()] for run in own]
-        lines.append(Line(NAMES[method].strip("*"), rounds, seeds))
-    best = max(flat, key=lambda method: flat[method])
-    return Panel(title, lines, NAMES[best], 100 * flat[best])
-
-
 def write() -> None:
-    """Tables and picture from the kept numbers."""
+    """Tables from the kept numbers."""
     for document in TABLES:
         file = ROOT / document
         file.write_text(rendered(document, file.read_text()))
-    (ROOT / PICTURE).write_text(picture())
 
 
 def main() -> None:
-    """Run everything again unless ``--render`` is given, then write."""
-    if sys.argv[1:] not in ([], ["--render"]):
-        sys.exit("usage: python docs/build_docs.py [--render]")
+    """Run everything again unless ``--render`` is given, then write; or make pictures of the report."""
+    if sys.argv[1:] not in ([], ["--render"], ["--screens"]):
+        sys.exit("usage: python docs/build_docs.py [--render | --screens]")
+    if sys.argv[1:] == ["--screens"]:
+        screens()
+        return
     if not sys.argv[1:]:
         for name, kept in KEPT.items():
             content = {"command": kept.command, "runs": kept.run(kept.seeds)}

@@ -1,7 +1,6 @@
-"""The small experiments' tables and picture in the documents show kept numbers, which the code still gives."""
+"""The small experiments' tables in the documents show kept numbers, which the code still gives."""
 
 import json
-import xml.etree.ElementTree as ET
 
 import build_docs
 import numpy as np
@@ -20,10 +19,15 @@ def test_documents_show_the_kept_numbers(document):
     assert build_docs.rendered(document, text) == text, "python docs/build_docs.py --render"
 
 
-def test_the_picture_is_made_of_the_kept_numbers():
-    shown = (build_docs.ROOT / build_docs.PICTURE).read_text()
-    assert shown == build_docs.picture(), "python docs/build_docs.py --render"
-    assert str(build_docs.PICTURE) in (build_docs.ROOT / "README.md").read_text()
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 420])
+def test_the_pictures_of_the_report_are_there_and_small(theme, width):
+    file = build_docs.ROOT / "docs" / f"report-{theme}-{width}.png"
+    head = file.read_bytes()[:24]
+    assert head[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(head[16:20], "big") == width
+    assert file.stat().st_size < 150_000
+    texts = [(build_docs.ROOT / name).read_text() for name in ("README.md", "docs/guide.md")]
+    assert any(file.name in text for text in texts)
 
 
 @pytest.mark.parametrize("name", build_docs.KEPT)
@@ -62,13 +66,3 @@ def test_a_table_holds_means_deviations_and_paired_intervals(monkeypatch):
 def test_a_document_without_a_place_for_a_table_is_an_error():
     with pytest.raises(ValueError, match=r"README.md: 0 places for the table 'label skew'"):
         build_docs.rendered("README.md", "no mark")
-
-
-def test_the_picture_has_every_line_where_its_numbers_are():
-    lines = [build_docs.Line("a < b", (2, 10), [(60.0, 90.0), (70.0, 100.0)])]
-    root = ET.fromstring(build_docs.curves([build_docs.Panel("one", lines, "flat", 80.0)]))
-    space = "{http://www.w3.org/2000/svg}"
-    (mean,) = root.iter(f"{space}polyline")
-    (x1, y1), (x2, y2) = (map(float, pair.split(",")) for pair in mean.get("points").split())
-    assert (x2 - x1) / (x2 - 44) == pytest.approx(8 / 10) and (y1 - y2) / 300 == pytest.approx(30 / 40)
-    assert [text.text for text in root.iter(f"{space}text")].count("a < b") == 1

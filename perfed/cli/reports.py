@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfed.cli.console import alone_on_stdout, print_json, say, say_where, say_whole
@@ -18,7 +18,7 @@ from perfed.experiment.compare import Comparison, Conclusion, is_comparison
 from perfed.machine import write_atomic
 from perfed.report import verdict, with_communication, write_report
 from perfed.report.comparison import judged_table
-from perfed.report.gather import gathered
+from perfed.report.gather import Gathered, gathered
 from perfed.report.papers import csv_text, latex
 from perfed.report.runs import Run, main_metric, methods_of
 
@@ -60,7 +60,7 @@ def report_command(
         notes += found.notes
         runs = found.runs if communication is None else [with_communication(run, communication) for run in found.runs]
         _check_reference(reference, runs)
-        concluded = _concluded(directories, runs, reference, communication, files.out)
+        concluded = _concluded(directories, replace(found, runs=runs), reference, communication, files.out)
         for note in notes:
             say_whole(note, style="yellow")
         written = _write(files, concluded, show.all_metrics)
@@ -105,18 +105,18 @@ def _check_reference(reference: str | None, runs: Sequence[Run]) -> None:
 
 
 def _concluded(
-    directories: Sequence[Path], runs: list[Run], reference: str | None, communication: float | None, out: Path | None
+    directories: Sequence[Path], given: Gathered, reference: str | None, communication: float | None, out: Path | None
 ) -> Conclusion:
     """Write the page; of a comparison alone ``comparison.json`` too."""
-    first, *others = directories
+    (first, *others), runs = directories, given.runs
     if out is None and communication is None and not others and is_comparison(first):
-        concluded = Comparison.read(first).conclude(runs)
+        concluded = Comparison.read(first).conclude(given)
     else:
         if out is None and others:
             out = default_out("report").with_suffix(".html")
         name = "report.html" if communication is None else f"report-communication-{communication:g}.html"
         title = ", ".join(directory.resolve().name for directory in directories)
-        report = write_report(runs, out or first / name, title=title)
+        report = write_report(runs, out or first / name, title=title, left_out=given.left_out)
         concluded = Conclusion(runs, verdict(runs), report)
     return concluded if reference is None else Conclusion(runs, verdict(runs, reference), concluded.report)
 

@@ -43,6 +43,7 @@ from perfed.experiment.estimators import TRIES, check_baseline, is_pooled, new_m
 from perfed.machine import installed_version
 from perfed.run import predictions
 from perfed.run.directory import RunDirectory
+from perfed.run.holdings import holdings
 from perfed.run.run import Progress
 
 TOGETHER = "one model on the samples of all clients together: what could be had if data could be brought together"
@@ -293,5 +294,6 @@ class Baseline:
             if not self._too_many:
                 rows = predictions.arrays_of(outputs, federation, evaluation.split)
                 directory.write_arrays(predictions.FOLDER, 0, rows)
+            directory.write_holdings(holdings(federation))
             directory.write_summary(summary)
         return summary

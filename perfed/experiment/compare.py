@@ -18,13 +18,14 @@ import torch
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 from perfed.experiment.baselines import Baseline
+from perfed.experiment.command import command_of
 from perfed.experiment.config import validate
 from perfed.experiment.estimators import baseline_names, check_baseline, is_baseline
 from perfed.experiment.start import is_done, resume, start
 from perfed.machine import write_atomic
 from perfed.method.registry import entry, known_names
 from perfed.methods.presets import method_and_policy
-from perfed.report import Verdict, comparison_rows, load_runs, verdict, write_report
+from perfed.report import Gathered, Verdict, comparison_rows, gathered, verdict, write_report
 from perfed.report.runs import Run as FinishedRun
 from perfed.run.directory import RunDirectory, plain
 from perfed.run.run import Run
@@ -290,11 +291,12 @@ class Comparison:
             raise PerfedError(f"{self.path}: no run has started yet")
         return started
 
-    def conclude(self, runs: list[FinishedRun] | None = None) -> Conclusion:
+    def conclude(self, given: Gathered | None = None) -> Conclusion:
         """Write ``comparison.json`` and ``report.html`` of the runs that have started, or of those given."""
-        runs = load_runs(self.started()) if runs is None else runs
-        found = verdict(runs)
+        given = given or gathered(self.started())
+        runs, found = given.runs, verdict(given.runs)
         content = {"runs": comparison_rows(runs), "verdict": None if found is None else found.to_dict()}
         write_atomic(self.path / "comparison.json", json.dumps(plain(content), indent=2) + "\n")
-        report = write_report(runs, self.path / "report.html", title=str(self.table.get("name", "comparison")))
+        title, command = str(self.table.get("name", "comparison")), command_of(self.table, self.methods, self.seeds)
+        report = write_report(runs, self.path / "report.html", title=title, command=command, left_out=given.left_out)
         return Conclusion(runs, found, report)

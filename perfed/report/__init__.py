@@ -2,8 +2,10 @@
 
 from perfed.report.communication import with_communication
 from perfed.report.comparison import ComparisonRow, Difference, compare_table, comparison_rows
-from perfed.report.html import write_report
-from perfed.report.runs import load_runs, reported_by
+from perfed.report.gather import Gathered, gathered, load_runs
+from perfed.report.leaderboard import leaderboard
+from perfed.report.page.write import figures, write_report
+from perfed.report.runs import reported_by
 from perfed.report.tables import all_tables, first_tables
 from perfed.report.text import TextTable
 from perfed.report.verdict import Verdict, verdict
@@ -11,12 +13,16 @@ from perfed.report.verdict import Verdict, verdict
 __all__ = [
     "ComparisonRow",
     "Difference",
+    "Gathered",
     "TextTable",
     "Verdict",
     "all_tables",
     "compare_table",
     "comparison_rows",
+    "figures",
     "first_tables",
+    "gathered",
+    "leaderboard",
     "load_runs",
     "reported_by",
     "verdict",

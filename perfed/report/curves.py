@@ -1,20 +1,17 @@
-"""The metric during training, against rounds, time or bytes."""
+"""The metric during training, against rounds, time or bytes, as numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import accumulate
 
 import numpy as np
-import plotly.graph_objects as go
 from numpy.typing import NDArray
-from plotly.colors import hex_to_rgb
 
-from perfed.report.figures import by_method, in_unit, new_figure
-from perfed.report.runs import Round, Run
-from perfed.report.text import axis_title
+from perfed.engine.metrics import metric_of
+from perfed.report.participation import participation
+from perfed.report.runs import Round, Run, methods_of
 
 Positions = dict[int, float]
 """Where each round is on an axis, by its number."""
@@ -33,6 +30,22 @@ class Axis:
     button: str
     title: str
     positions: Callable[[Sequence[Round]], Positions | None]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A method in the rounds that all its seeds measured.
+
+    Attributes:
+        rounds: their numbers.
+        x: mean position on each axis over the seeds, ``(rounds,)``, by the axis's button.
+        values: ``(seeds, rounds)``, in the unit that is shown.
+    """
+
+    method: str
+    rounds: tuple[int, ...]
+    x: Mapping[str, NDArray[np.float64]]
+    values: NDArray[np.float64]
 
 
 def _rounds(lines: Sequence[Round]) -> Positions:
@@ -73,89 +86,62 @@ AXES = (
 )
 
 
-def metric_curves(runs: Sequence[Run], metric: str) -> go.Figure | None:
-    """One line per method: the mean over its seeds, with a band from the lowest to the highest seed.
-
-    Buttons choose the horizontal axis: rounds, and those of virtual time, wall time and bytes that every run has kept;
-    virtual time, which is shown first, only where clients have a clock. A point is a round in which all seeds of the
-    method were evaluated; its time or bytes are the mean over them. A dashed line shows the oracle's accuracy where the
-    runs know it. None where no round was evaluated.
-    """
+def axes_of(runs: Sequence[Run], metric: str) -> list[Axis]:
+    """The axes that every evaluated run has kept: virtual time, which comes first, only where clients have a clock."""
     evaluated = [run for run in runs if any(metric in line.spreads for line in run.rounds)]
-    axes = [axis for axis in AXES if all(axis.positions(run.rounds) is not None for run in evaluated)]
-    if VIRTUAL_TIME in axes and not any(run.clocked for run in evaluated):
-        axes.remove(VIRTUAL_TIME)
-    first = VIRTUAL_TIME if VIRTUAL_TIME in axes else ROUNDS
-    figure = new_figure(first.title, axis_title(metric))
-    horizontal: dict[Axis, list[list[float]]] = {axis: [] for axis in axes}
-    for colour, method, members in by_method(runs):
-        own = [run for run in members if run in evaluated]
-        numbers = _common_rounds(own, metric)
-        if not numbers:
-            continue
-        x = {axis: _means(axis, own, numbers) for axis in axes}
-        if len(own) > 1:
-            for axis in axes:
-                horizontal[axis].append(x[axis] + x[axis][::-1])
-        for axis in axes:
-            horizontal[axis].append(x[axis])
-        _draw(figure, method, colour, x[first], _values(own, metric, numbers))
-    if len(axes) > 1:
-        figure.update_layout(updatemenus=[_buttons(horizontal, axes.index(first))], margin_t=70)
-    _draw_oracle(figure, runs, metric)
-    return figure if figure.data else None
+    found = [axis for axis in AXES if all(axis.positions(run.rounds) is not None for run in evaluated)]
+    if VIRTUAL_TIME in found:
+        found.remove(VIRTUAL_TIME)
+        if any(run.clocked for run in evaluated):
+            found.insert(0, VIRTUAL_TIME)
+    return found if evaluated else []
 
 
-def _common_rounds(runs: Sequence[Run], metric: str) -> list[int]:
-    each = [{line.round for line in run.rounds if metric in line.spreads} for run in runs]
-    return sorted(set.intersection(*each)) if each else []
+def metric_curves(runs: Sequence[Run], metric: str, field: str = "mean") -> list[Curve]:
+    """One per method that was evaluated: ``field`` of the metric's spread over the clients (``mean``, ``p10``, ...).
+
+    Methods of which a round lacks the field are left out.
+    """
+
+    def values(run: Run) -> Positions:
+        spreads = {line.round: line.spreads[metric] for line in run.rounds if metric in line.spreads}
+        found = {number: getattr(spread, field) for number, spread in spreads.items()}
+        known = _known(found)
+        return {} if known is None else {n: metric_of(metric).scale * value for n, value in known.items()}
+
+    return _curves(runs, metric, values)
 
 
-def _means(axis: Axis, runs: Sequence[Run], numbers: Sequence[int]) -> list[float]:
+def used_curves(runs: Sequence[Run], metric: str) -> list[Curve]:
+    """The percentage of the clients that have been used so far; none where nobody is ever left out."""
+
+    def values(run: Run) -> Positions:
+        found = participation(run)
+        return {} if found is None else {number: 100 * share for number, share in found.so_far.items()}
+
+    curves = _curves(runs, metric, values)
+    return curves if any((curve.values[:, 0] < 100).any() for curve in curves) else []
+
+
+def _curves(runs: Sequence[Run], metric: str, values: Callable[[Run], Positions]) -> list[Curve]:
+    axes, found = axes_of(runs, metric), []
+    for method in methods_of(runs):
+        own = [(run, of) for run in runs if run.method == method and (of := values(run))]
+        numbers = sorted(set.intersection(*(set(of) for _, of in own))) if own else []
+        if numbers:
+            x = {axis.button: _means(axis, [run for run, _ in own], numbers) for axis in axes}
+            table = np.array([[of[number] for number in numbers] for _, of in own])
+            found.append(Curve(method, tuple(numbers), x, table))
+    return found
+
+
+def _means(axis: Axis, runs: Sequence[Run], numbers: Sequence[int]) -> NDArray[np.float64]:
     positions = [axis.positions(run.rounds) or {} for run in runs]
-    return [float(np.mean([of[number] for of in positions])) for number in numbers]
+    return np.array([float(np.mean([of[number] for of in positions])) for number in numbers])
 
 
-def _values(runs: Sequence[Run], metric: str, numbers: Sequence[int]) -> NDArray[np.float64]:
-    """The metric of every run at these rounds, ``(runs, rounds)``."""
-    curves = [{line.round: line.spreads[metric].mean for line in run.rounds if metric in line.spreads} for run in runs]
-    return in_unit(np.array([[curve[number] for number in numbers] for curve in curves]), metric)
-
-
-def _draw(figure: go.Figure, method: str, colour: str, x: list[float], values: NDArray[np.float64]) -> None:
-    """The method's band, if it has several seeds, and its line."""
-    if len(values) > 1:
-        figure.add_scatter(
-            x=x + x[::-1],
-            y=np.concatenate([values.max(0), values.min(0)[::-1]]),
-            fill="toself",
-            fillcolor=f"rgba{(*hex_to_rgb(colour), 0.15)}",
-            mode="none",
-            legendgroup=method,
-            showlegend=False,
-            hoverinfo="skip",
-        )
-    line = {"name": escape(method), "legendgroup": method, "line": {"color": colour}}
-    figure.add_scatter(x=x, y=values.mean(0), mode="lines+markers", marker={"size": 5}, **line)
-
-
-def _draw_oracle(figure: go.Figure, runs: Sequence[Run], metric: str) -> None:
-    oracles = [run.summary.oracle_accuracy for run in runs if run.summary]
-    known = [value for value in oracles if value is not None]
-    if metric == "accuracy" and known:
-        oracle = {"line_dash": "dash", "line_color": "#555", "annotation_text": "oracle"}
-        figure.add_hline(y=100 * float(np.mean(known)), annotation_position="bottom right", **oracle)
-
-
-def _buttons(horizontal: Mapping[Axis, list[list[float]]], active: int) -> dict[str, object]:
-    """A row of buttons above the plot; each gives every trace the positions on its axis."""
-    buttons = [
-        {
-            "label": axis.button,
-            "method": "update",
-            "args": [{"x": x}, {"xaxis.title.text": axis.title, "xaxis.autorange": True}],
-        }
-        for axis, x in horizontal.items()
-    ]
-    place = {"x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "direction": "right"}
-    return {"type": "buttons", "active": active, "buttons": buttons, "showactive": True, **place}
+def oracle(runs: Sequence[Run]) -> float | None:
+    """Mean accuracy in percent of who knows how the data were made, where the runs know it."""
+    known = [run.summary.oracle_accuracy for run in runs if run.summary]
+    there = [value for value in known if value is not None]
+    return 100 * float(np.mean(there)) if there else None

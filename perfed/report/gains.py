@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +36,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class ClientTable:
-    """The main metric of each client: arrays ``(seeds, clients)`` by method, NaN where it is not known."""
+    """A metric of each client: arrays ``(seeds, clients)`` by method, NaN where it is not known."""
 
     sites: list[str]
     seeds: list[int]
@@ -43,10 +44,11 @@ class ClientTable:
     of_method: dict[str, NDArray[np.float64]]
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> ClientTable:
-        """That of the finished runs that measured clients by the main metric."""
-        metric = main_metric(runs)
-        there = [(run, run.clients) for run in runs if run.summary and run.clients and run.clients.metric == metric]
+    def of(cls, runs: Sequence[Run], metric: str | None = None) -> ClientTable:
+        """That of the finished runs that measured clients by ``metric``; the main one if none is given."""
+        metric = metric or main_metric(runs)
+        asked = [(run, run.clients.by(metric)) for run in runs if run.summary and run.clients and metric]
+        there = [(run, clients) for run, clients in asked if clients is not None]
         seeds = sorted({run.seed for run, _ in there})
         sites = sorted({site for _, clients in there for site in clients.ids})
         column = {site: number for number, site in enumerate(sites)}
@@ -85,11 +87,17 @@ def interval(differences: NDArray[np.float64], weights: NDArray[np.float64]) -> 
     mean = float(summed.sum() / weighed.sum())
     if there.sum() < 2:
         return Gain(mean, None, None)
-    rng = np.random.default_rng(0)
-    counts = [_drawn(rng, size) for size in differences.shape]
+    counts = _draws(*differences.shape)
     top, bottom = (np.einsum("bs,sc,bc->b", counts[0], table, counts[1], optimize=True) for table in (summed, weighed))
     low, high = np.percentile(top[bottom > 0] / bottom[bottom > 0], INTERVAL)
     return Gain(mean, float(low), float(high))
+
+
+@lru_cache(maxsize=4)
+def _draws(seeds: int, clients: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The same draws for every difference of so many seeds and clients."""
+    rng = np.random.default_rng(0)
+    return _drawn(rng, seeds), _drawn(rng, clients)
 
 
 def _drawn(rng: np.random.Generator, size: int) -> NDArray[np.float64]:

@@ -21,10 +21,34 @@ _GIVEN = {"data", "model", "training", "methods"}  # a key that is there says so
 
 @dataclass(frozen=True)
 class Gathered:
-    """Runs that can stand beside each other, as :func:`perfed.report.load_runs` orders them, and what is to be said."""
+    """Runs that can stand beside each other, in the order in which their methods first appear, then by seed.
+
+    Attributes:
+        runs: these.
+        left_out: why others are not among them.
+        remarks: what makes those that are less than comparable.
+    """
 
     runs: list[Run]
-    notes: list[str]
+    left_out: list[str]
+    remarks: list[str]
+
+    @property
+    def notes(self) -> list[str]:
+        """All that is to be said."""
+        return [*(f"left out: {problem}" for problem in self.left_out), *self.remarks]
+
+
+def load_runs(places: Sequence[Path]) -> list[Run]:
+    """The runs of directories all of which must stand beside each other, ordered as by :func:`gathered`.
+
+    Raises:
+        PerfedError: one of them is left out; says why.
+    """
+    found = gathered(places)
+    if found.left_out:
+        raise PerfedError(found.left_out[0])
+    return found.runs
 
 
 def gathered(places: Sequence[Path]) -> Gathered:
@@ -39,22 +63,22 @@ def gathered(places: Sequence[Path]) -> Gathered:
     if not places:
         raise PerfedError("no run directory given; a report needs at least one")
     runs: list[Run] = []
-    notes: list[str] = []
+    left_out: list[str] = []
     for place in places:
         try:
-            run = load_run(place)
+            run = load_run(Path(place))
             problem = _misfit(run, runs)
         except PerfedError as error:
             problem = str(error)
         if problem:
-            notes.append(f"left out: {problem}")
+            left_out.append(problem)
         else:
             runs.append(run)
     if not runs:
-        raise PerfedError(notes[0].removeprefix("left out: "))
+        raise PerfedError(left_out[0])
     order = methods_of(runs)
     runs.sort(key=lambda run: (order.index(run.method), run.seed))
-    return Gathered(runs, [*notes, *_remarks(runs)])
+    return Gathered(runs, left_out, _remarks(runs))
 
 
 def _misfit(run: Run, others: Sequence[Run]) -> str:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 from numpy.typing import NDArray
-from plotly.offline import get_plotlyjs
 
 from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
-from perfed.machine import write_atomic
-from perfed.report.figures import COLOURS, LAYOUT
-from perfed.report.html import PAGE, plot
+from perfed.report.page.document import write_page
+from perfed.report.page.federation import stacked
+from perfed.report.page.forms import figure, grid, section
+from perfed.report.page.heat import heat_map
 from perfed.report.text import TextTable
 
 SPLITS = ("train", "test")
+SPLIT_WORDS = {"train": "Training samples", "test": "Test samples"}
 NONE = "·"
 
 
@@ -156,43 +155,16 @@ def write_partition_page(table: ClassTable, out: Path) -> Path:
     """
     if out.is_dir():
         raise PerfedError(f"--out {out}: is a folder; give the name of an .html file")
-    figures = {split: _figure(table, split, "class", table.classes, table.counts) for split in SPLITS}
-    if table.domains:
-        of_domains = {s: _figure(table, s, "domain", table.domains, table.domain_counts) for s in SPLITS}
-        figures |= {f"{split}, domains": figure for split, figure in of_domains.items()}
-    sections = "\n".join(
-        f"<h2>{title}</h2>\n" + plot(f"plot-{number}", figure) for number, (title, figure) in enumerate(figures.items())
-    )
-    title = escape(f"Partition of {table.name}")
-    page = PAGE.format(title=title, facts=escape(table.summary()), plotlyjs=get_plotlyjs(), sections=sections)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out, page)
-    return out
-
-
-def _figure(
-    table: ClassTable, split: str, kind: str, names: list[str], counts: dict[str, NDArray[np.int64]]
-) -> go.Figure:
-    """A heat map client x class (domain), or bars of sizes where there are no classes."""
-    labels = [
-        f"{escape(id_)} (group {escape(table.groups[i])})" if table.groups else escape(id_)
-        for i, id_ in enumerate(table.ids)
-    ]
-    height = 160 + min(1400, max(300, 16 * len(labels)))
-    figure = go.Figure(layout=LAYOUT)
-    if names:
-        figure.add_heatmap(
-            z=counts[split],
-            x=[escape(name) for name in names],
-            y=labels,
-            zmin=0,
-            colorscale="Blues",
-            colorbar_title="samples",
-            hovertemplate="client %{y}<br>" + kind + " %{x}<br>%{z} samples<extra></extra>",
-        )
-        figure.update_xaxes(title=kind, type="category")
-    else:
-        figure.add_bar(x=table.sizes[split], y=labels, orientation="h", marker_color=COLOURS[0])
-        figure.update_xaxes(title="samples")
-    figure.update_yaxes(title="client", type="category", autorange="reversed")
-    return figure.update_layout(height=height, showlegend=False)
+    labels = [f"{id_} (group {table.groups[i]})" if table.groups else id_ for i, id_ in enumerate(table.ids)]
+    sections = []
+    for kind, names, counts in (
+        ("class", table.classes, table.counts),
+        ("domain", table.domains, table.domain_counts),
+    ):
+        if not names:
+            continue
+        drawn = [figure(heat_map(f"{SPLIT_WORDS[s]} by client and {kind}", labels, names, counts[s])) for s in SPLITS]
+        sections.append(section(kind, f"By {kind}", grid(*drawn)))
+    totals = {name: [int(table.sizes[split][row]) for split in SPLITS] for row, name in enumerate(labels)}
+    sections.append(section("sizes", "Samples", grid(figure(stacked("Samples of each client", SPLITS, totals)))))
+    return write_page(out, f"Partition of {table.name}", table.summary(), sections)

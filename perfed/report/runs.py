@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -10,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from perfed.engine.metrics import main_metric as main_of
 from perfed.engine.metrics import recall
 from perfed.errors import PerfedError
+from perfed.report.client_values import ClientValues, load_clients, read_text
 
 Checked = TypeVar("Checked", bound=BaseModel)
 
@@ -87,40 +85,10 @@ class Summary(_Measured):
     settings: dict[str, Any] = {}
     plan: dict[str, Any] = {}
     notes: list[str] = []
+    versions: dict[str, Any] = {}
     oracle_accuracy: float | None = None
     evaluation: dict[str, Any] = {}
     own_metrics: dict[str, dict[str, Any]] = {}
-
-
-@dataclass(frozen=True)
-class ClientValues:
-    """``clients.csv``: arrays ``(clients,)`` float64 in the order of ``ids``, NaN where something is not known.
-
-    Attributes:
-        before, after: the metric before and after local training.
-        rounds: how often the client took part.
-        seconds: mean virtual seconds of its replies.
-        weights: of the clients in means over them; None where all count alike.
-    """
-
-    metric: str
-    ids: tuple[str, ...]
-    before: NDArray[np.float64]
-    after: NDArray[np.float64]
-    rounds: NDArray[np.float64]
-    seconds: NDArray[np.float64]
-    when: str = "before"
-    weights: NDArray[np.float64] | None = None
-
-    @property
-    def reported(self) -> NDArray[np.float64]:
-        """The metric that the summary is about, before or after local training as ``when`` says."""
-        return self.before if self.when == "before" else self.after
-
-    @property
-    def timed(self) -> bool:
-        """Whether the clients have different speeds."""
-        return len(np.unique(self.seconds[np.isfinite(self.seconds)])) > 1
 
 
 @dataclass(frozen=True)
@@ -153,29 +121,6 @@ class Run:
     def combination_files(self) -> list[Path]:
         """The files with weights of combined heads, earliest round first."""
         return sorted((self.directory / "combination").glob("round-*.npz"))
-
-
-def load_runs(run_dirs: Sequence[Path]) -> list[Run]:
-    """The runs, in the order in which their methods first appear, then by seed.
-
-    Raises:
-        PerfedError: no run given, a file that cannot be read, one method and seed given twice, or
-            finished runs of different data sets.
-    """
-    if not run_dirs:
-        raise PerfedError("no run directory given; a report needs at least one")
-    runs = [load_run(Path(directory)) for directory in run_dirs]
-    seen: dict[tuple[str, int], Run] = {}
-    for run in runs:
-        other = seen.setdefault((run.method, run.seed), run)
-        if other is not run:
-            where = f"{other.directory} and {run.directory}"
-            raise PerfedError(f"{where} both hold method {run.method!r} with seed {run.seed}; give it once")
-    datasets = sorted({run.summary.dataset for run in runs if run.summary})
-    if len(datasets) > 1:
-        raise PerfedError(f"runs of different data sets cannot be compared: {', '.join(datasets)}")
-    order = methods_of(runs)
-    return sorted(runs, key=lambda run: (order.index(run.method), run.seed))
 
 
 def methods_of(runs: Sequence[Run]) -> list[str]:
@@ -212,7 +157,7 @@ def load_run(directory: Path) -> Run:
     if not config.is_file():
         kind = "a search (perfed tune)" if (directory / "search.toml").is_file() else "not a run directory"
         raise PerfedError(f"{directory}: no config.toml, so {kind}")
-    text = _text(config)
+    text = read_text(config)
     try:
         settings = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -221,7 +166,7 @@ def load_run(directory: Path) -> Run:
     if not isinstance(method, str) or not isinstance(seed, int):
         raise PerfedError(f"{config}: needs a top-level string 'method' and integer 'seed'")
     rounds, clients, summary = (directory / name for name in ("rounds.jsonl", "clients.csv", "summary.json"))
-    found = _parsed(Summary, _text(summary), summary) if summary.is_file() else None
+    found = _parsed(Summary, read_text(summary), summary) if summary.is_file() else None
     recall(found.own_metrics if found else {})
     return Run(
         directory=directory,
@@ -229,16 +174,9 @@ def load_run(directory: Path) -> Run:
         seed=seed,
         config_text=text,
         rounds=_load_rounds(rounds) if rounds.is_file() else (),
-        clients=_load_clients(clients, settings) if clients.is_file() else None,
+        clients=load_clients(clients, settings) if clients.is_file() else None,
         summary=found,
     )
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PerfedError(f"{file}: cannot be read: {error}") from error
 
 
 def _parsed(model: type[Checked], text: str, file: Path, line: int | None = None) -> Checked:
@@ -255,40 +193,8 @@ def _parsed(model: type[Checked], text: str, file: Path, line: int | None = None
 
 
 def _load_rounds(file: Path) -> tuple[Round, ...]:
-    text = _text(file)
+    text = read_text(file)
     lines = text.splitlines()
     if lines and not text.endswith("\n"):
         lines.pop()  # a killed run may leave half a line; resuming it writes the line again
     return tuple(_parsed(Round, text, file, line) for line, text in enumerate(lines, 1) if text.strip())
-
-
-def _load_clients(file: Path, settings: Mapping[str, Any]) -> ClientValues | None:
-    """The main metric of ``clients.csv``; None where nothing was measured."""
-    reader = csv.DictReader(_text(file).splitlines())
-    columns = reader.fieldnames or []
-    metric = main_of({name.removesuffix("_after"): None for name in columns if name.endswith("_after")})
-    if metric is None:
-        return None
-    evaluation = settings.get("evaluation", {})
-    weighted = ["n_test"] if evaluation.get("weights") == "samples" else []
-    optional = [name for name in ("rounds", "seconds", *weighted) if name in columns]
-    ids: list[str] = []
-    values: list[list[float]] = []
-    for row in reader:
-        try:
-            ids.append(row["id"])
-            there = [_number(row[name]) for name in (f"{metric}_before", f"{metric}_after", *optional)]
-        except (KeyError, TypeError, ValueError) as error:
-            needs = f"needs columns id, {metric}_before and {metric}_after holding numbers or nothing"
-            raise PerfedError(f"{file}, line {reader.line_num}: {needs} ({error})") from error
-        values.append(there)
-    table = np.array(values, dtype=np.float64).reshape(len(ids), 2 + len(optional))
-    unknown = np.full(len(ids), np.nan)
-    others = {name: table[:, 2 + column] for column, name in enumerate(optional)}
-    rounds, seconds = (others.get(name, unknown) for name in ("rounds", "seconds"))
-    when = "after" if evaluation.get("when") == "after" else "before"
-    return ClientValues(metric, tuple(ids), table[:, 0], table[:, 1], rounds, seconds, when, others.get("n_test"))
-
-
-def _number(cell: str) -> float:
-    return float("nan") if cell == "" else float(cell)

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.engine.evaluate import ENOUGH
+from perfed.report.client_values import ClientValues
 from perfed.report.comparison import judged_table, metric_tables, short_table
-from perfed.report.runs import ClientValues, Run, main_metric, methods_of, reported
+from perfed.report.runs import Run, main_metric, methods_of, reported
 from perfed.report.targets import target_table
 from perfed.report.text import TextTable, axis_title, mean_std, method_text, metric_text
 from perfed.report.verdict import Verdict

@@ -53,6 +53,41 @@ def metric_text(metric: str, value: float, sign: str = "") -> str:
     return f"{known.scale * value:{sign}.{'2f' if known.percent else '4g'}}"
 
 
+def short_number(metric: str, value: float, sign: str = "") -> str:
+    """A metric as sentences have it: percent with one decimal, any other with three digits."""
+    known = metric_of(metric)
+    if known.percent:
+        return f"{round(known.scale * value, 1) + 0.0:{sign}.1f}"  # no -0.0
+    return f"{value:{sign}.3g}"
+
+
+def amount(metric: str, value: float) -> str:
+    """:func:`short_number` with what it counts: points, or the metric."""
+    return f"{short_number(metric, value)} {'points' if metric_of(metric).percent else f'({metric})'}"
+
+
+def megabytes(size: float) -> str:
+    """A number of bytes in few digits.
+
+    Example:
+        >>> megabytes(0), megabytes(4.46e6), megabytes(34.65e6), megabytes(2.5e9)
+        ('nothing', '4.5 MB', '35 MB', '2500 MB')
+    """
+    if size < 5e4:
+        return f"{size / 1e3:.2g} kB" if size else "nothing"
+    return f"{size / 1e6:.1f} MB" if size < 1e7 else f"{size / 1e6:.0f} MB"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in a sentence.
+
+    Example:
+        >>> listed(["a"]), listed(["a", "b", "c"])
+        ('a', 'a, b and c')
+    """
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 def mean_std(values: Sequence[float], text: Callable[[float], str], of: int | None = None) -> str:
     """``mean ± sample standard deviation`` over seeds; says so where fewer than ``of`` seeds have a value.
 

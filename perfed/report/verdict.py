@@ -12,27 +12,13 @@ import numpy as np
 from perfed.engine.metrics import Metric, metric_of
 from perfed.errors import PerfedError
 from perfed.plugins import POOLED, SKLEARN
+from perfed.report.against import MethodVerdict, against, gainers, headline, sent
 from perfed.report.gains import ClientTable, Gain, interval
 from perfed.report.rows import row_intervals
 from perfed.report.runs import Run, main_metric, methods_of
-from perfed.report.text import UNKNOWN, TextTable, metric_text
-
-ENOUGH_SEEDS = 5
-"""Seeds from which on an interval is not called weak evidence."""
+from perfed.report.text import UNKNOWN, TextTable, amount, metric_text
 
 _STILL = 0.005  # half a point; of errors the same part of their value
-
-
-@dataclass(frozen=True)
-class MethodVerdict:
-    """One method against the reference; better, equal and worse count client-runs (a client with a seed)."""
-
-    method: str
-    gain: Gain
-    seeds: int
-    better: int
-    equal: int
-    worse: int
 
 
 @dataclass(frozen=True)
@@ -67,9 +53,19 @@ class Verdict:
 
     @property
     def sentences(self) -> list[str]:
-        """One per method, one per warning, and one on the sites."""
-        own = [_sentence(found, self.reference, self.metric) for found in self.methods]
-        return [*own, *self.warnings, *_over_sites(self.sites)]
+        """Who is ahead and behind, who gains and loses with the best method, one per warning, and one on the sites."""
+        return [
+            headline(self.methods, self.reference, self.metric),
+            *gainers(self.best_method, self.reference),
+            *self.warnings,
+            *_over_sites(self.sites),
+        ]
+
+    @property
+    def best_method(self) -> MethodVerdict | None:
+        """The one with the largest gain, of those ahead of the reference where any is, and of what sites can have."""
+        known = [found for found in self.methods if found.runs and not found.method.startswith(POOLED)]
+        return max(known, key=lambda found: (found.gain.sign, found.gain.mean), default=None)
 
     def __str__(self) -> str:
         return "\n".join(self.sentences)
@@ -120,12 +116,18 @@ def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None
         return None
     known = metric_of(metric)
     alone = [method for method in values.of_method if needs_no_federation(method)]
-    first = next(iter(values.of_method))
-    base = reference or max(alone, key=lambda method: known.direction * values.mean(method), default=first)
+    base = reference or best_reference(values, known)
     others = [method for method in values.of_method if method != base]
-    found = tuple(_against(method, base, values, known) for method in others)
+    found = tuple(against(method, base, values, known, sent(runs, method)) for method in others)
     warnings = [*_unfinished(runs, metric), *_below(found, base, metric)]
     return Verdict(metric, base, found, tuple(warnings), _of_sites(runs, values, alone, metric))
+
+
+def best_reference(values: ClientTable, known: Metric) -> str:
+    """The method with the best mean of those that need no federation, else the first; empty where nothing is known."""
+    alone = [method for method in values.of_method if needs_no_federation(method)]
+    first = next(iter(values.of_method), "")
+    return max(alone, key=lambda method: known.direction * values.mean(method), default=first)
 
 
 def sentences(runs: Sequence[Run]) -> list[str]:
@@ -190,7 +192,7 @@ def _unfinished(runs: Sequence[Run], metric: str) -> list[str]:
         if rise > _STILL * (1.0 if known.higher_is_better else abs(value)):
             found.append(
                 f"{method} has not converged: in the last quarter of the rounds it still gained "
-                f"{_amount(metric, rise)}; more rounds may change the verdict."
+                f"{amount(metric, rise)}; more rounds may change the verdict."
             )
     return found
 
@@ -208,31 +210,12 @@ def _last_quarter(run: Run, metric: str) -> tuple[float, float] | None:
 def _below(found: Sequence[MethodVerdict], base: str, metric: str) -> list[str]:
     """One line for the methods that end below a model that needs no federation."""
     federated = [v for v in found if not needs_no_federation(v.method) and not v.method.startswith(POOLED)]
-    none = _amount(metric, 0.0)  # as it is printed
-    lost = [v for v in federated if v.gain.mean < 0 and _amount(metric, -v.gain.mean) != none]
+    none = amount(metric, 0.0)  # as it is printed
+    lost = [v for v in federated if v.gain.mean < 0 and amount(metric, -v.gain.mean) != none]
     if not lost or not needs_no_federation(base):
         return []
-    each = ", ".join(f"{v.method} (by {_amount(metric, -v.gain.mean)})" for v in lost)
+    each = ", ".join(f"{v.method} (by {amount(metric, -v.gain.mean)})" for v in lost)
     return [f"Below {base}, which needs no federation: {each}."]
-
-
-def _sentence(found: MethodVerdict, reference: str, metric: str) -> str:
-    gain, runs = found.gain, found.better + found.equal + found.worse
-    if not runs:
-        return f"{found.method} and {reference} have no client and seed in common."
-    side = -1 if gain.sign < 0 else 1
-    evidence = f"{found.seeds} seed{'s' if found.seeds > 1 else ''}"
-    if gain.low is None or gain.high is None:
-        evidence += ", no interval"
-    else:
-        low, high = (_number(metric, end) for end in sorted((side * gain.low, side * gain.high)))
-        weak = ": weak evidence" if found.seeds < ENOUGH_SEEDS else ""
-        evidence = f"95 % interval {low} to {high}, {evidence}{weak}"
-    told = f"is {'ahead of' if side > 0 else 'behind'} {reference} by {_amount(metric, abs(gain.mean))} ({evidence})"
-    if gain.sign == 0:
-        told = f"cannot be told from {reference}: {_number(metric, gain.mean, '+')} ({evidence})"
-    counts = f"better for {found.better}, equal for {found.equal}, worse for {found.worse} of {runs} client-runs"
-    return f"{found.method} {told}; {counts}."
 
 
 def _over_sites(sites: Sequence[SiteVerdict]) -> list[str]:
@@ -256,18 +239,6 @@ def _interval_over(sites: Sequence[SiteVerdict]) -> str:
     kinds = {s.over_rows for s in sites if s.gain is not None and s.gain.low is not None}
     words = {True: "over its test rows and the seeds", False: "over the seeds alone"}
     return ", at some sites ".join(words[kind] for kind in sorted(kinds, reverse=True))
-
-
-def _number(metric: str, value: float, sign: str = "") -> str:
-    known = metric_of(metric)
-    if known.percent:
-        return f"{round(known.scale * value, 1) + 0.0:{sign}.1f}"  # no -0.0
-    return f"{value:{sign}.3g}"
-
-
-def _amount(metric: str, value: float) -> str:
-    known = metric_of(metric)
-    return f"{_number(metric, value)} {'points' if known.percent else f'({metric})'}"
 
 
 def _gain_cell(gain: Gain, metric: str) -> str:

@@ -138,6 +138,10 @@ class RunDirectory(CheckpointFiles):
         csv.writer(text).writerows([columns, *(["" if _missing(v) else v for v in row] for row in rows)])
         write_atomic(self.path / "clients.csv", text.getvalue())
 
+    def write_holdings(self, content: Mapping[str, Any]) -> None:
+        """Write ``federation.json``: who holds what."""
+        write_atomic(self.path / "federation.json", json.dumps(content, separators=(",", ":")) + "\n")
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, with which the run is finished."""
         write_atomic(self.path / "summary.json", json.dumps(plain(summary), indent=2) + "\n")

@@ -35,6 +35,9 @@ class Memory:
     def write_clients(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Not kept; the run has its metrics."""
 
+    def write_holdings(self, content: Mapping[str, Any]) -> None:
+        """Not kept; the run has its federation."""
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Not kept; the run has its summary."""
 

@@ -32,7 +32,7 @@ from perfed.run.own_model import OwnModels
 from perfed.run.parts import check_kinds
 from perfed.run.settings import Evaluation, Snapshots
 from perfed.run.snapshots import embedded_samples
-from perfed.run.summary import nothing_shared, summary_of, table_of
+from perfed.run.summary import leave, nothing_shared, summary_of
 from perfed.run.taken import Taken
 from perfed.run.tally import Tally
 from perfed.run.targets import updated
@@ -240,8 +240,7 @@ class Run(OwnModels):
         if self._standing.taken is not None:
             self._write_arrays(self.done, self._evaluator.measure_taken(self.taken, self.done, self._standing.tally))
         self.summary = summary_of(self.name, self.server, self._evaluator, self._standing, self.notes)
-        self.directory.write_clients(*table_of(self.server, self._evaluator, self._standing.tally))
-        self.directory.write_summary(self.summary)
+        leave(self.directory, self.server, self._evaluator, self._standing.tally, self.summary)
 
     # What it leaves behind ---------------------------------------------------------------------------------
 

@@ -13,7 +13,10 @@ from perfed.engine.server import Server
 from perfed.machine import installed_version, peak_memory_mb
 from perfed.model.placement import SENT
 from perfed.run.checkpoint import Standing
+from perfed.run.directory import RunDirectory
 from perfed.run.evaluation import Evaluator
+from perfed.run.holdings import holdings
+from perfed.run.memory import Memory
 from perfed.run.tally import Tally
 
 
@@ -95,3 +98,12 @@ def table_of(server: Server, evaluator: Evaluator, tally: Tally) -> tuple[list[s
     seconds = tally.seconds if server.speeds != "none" else {}
     used, domains = tally.taken_part, tally.client_domains
     return client_table(evaluator.federation, evaluator.split, before, after, used, seconds, domains)
+
+
+def leave(
+    directory: RunDirectory | Memory, server: Server, evaluator: Evaluator, tally: Tally, summary: dict[str, Any]
+) -> None:
+    """Write ``clients.csv``, ``federation.json`` and, with which the run is finished, ``summary.json``."""
+    directory.write_clients(*table_of(server, evaluator, tally))
+    directory.write_holdings(holdings(evaluator.federation))
+    directory.write_summary(summary)

@@ -65,8 +65,8 @@ def test_the_terminal_says_the_worst_clients_of_every_metric(run_dir):
 
 
 def test_run_leaves_exactly_these_files(run_dir):
-    files = ["checkpoint", "clients.csv", "config.toml", "report.html", "rounds.jsonl", "snapshots", "summary.json"]
-    assert sorted(file.name for file in run_dir.iterdir()) == files
+    files = ["checkpoint", "clients.csv", "config.toml", "federation.json", "report.html", "rounds.jsonl", "snapshots"]
+    assert sorted(file.name for file in run_dir.iterdir()) == [*files, "summary.json"]
     assert [file.name for file in (run_dir / "snapshots").iterdir()] == ["round-0000.npz"]
 
 
@@ -166,7 +166,7 @@ def test_the_comparison_is_a_list_with_the_keys_of_the_summaries(compared):
         assert set(row) == {"method", "seed", "metrics", "accuracy", "wall_seconds", "virtual_time"}
         summary = json.loads((directory / row["method"] / f"seed-{row['seed']}" / "summary.json").read_text())
         assert all(row[key] == summary[key] for key in row)
-    assert (directory / "report.html").stat().st_size > 1e6
+    assert 5e4 < (directory / "report.html").stat().st_size < 6e5
 
 
 def test_the_table_is_printed_plainly(compared):

@@ -9,7 +9,7 @@ from importlib import resources
 import pytest
 from command_line import EXPERIMENT, TINY
 
-HEAVY = ("torch", "sklearn", "scipy", "plotly")
+HEAVY = ("torch", "sklearn", "scipy")
 COMMANDS = ("run", "compare", "resume", "tune", "partition", "export", "predict", "join", "list", "show", "report")
 # Ends as the command does and says last which of the heavy modules there are.
 PROGRAM = f"""

@@ -434,7 +434,7 @@ def test_rows_of_a_comparison(tmp_path):
         ""
     }
     page = (out / "report.html").read_text()
-    assert "<td>sklearn:svc</td>" in page and "<p>Execution plan, seed 0</p><pre>{}</pre>" not in page
+    assert '<tr data-method="sklearn:svc"' in page and "<p>Execution plan, seed 0</p><pre>{}</pre>" not in page
     assert "4 clients · 3 rounds" in page
 
 
@@ -455,7 +455,7 @@ def test_baselines_alone(tmp_path):
     done = perfed("compare", "digits-label-skew", "--methods", names, "--out", tmp_path / "made")
     assert done.code == 0, done.err
     assert "sklearn:svc seed 0: 88." in done.out and "pooled:svc (data brought together)" in done.out
-    assert "<td>pooled:svc (data brought together)</td>" in (tmp_path / "made" / "report.html").read_text()
+    assert "pooled:svc (data brought together)</th>" in (tmp_path / "made" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

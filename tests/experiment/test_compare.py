@@ -1,15 +1,20 @@
 """``perfed.compare``: the same numbers as runs made one by one, and what can be asked of its result."""
 
 import gc
+import json
+import shlex
 
 import numpy as np
 import pytest
+from command_line import perfed as perfed_command
 from sklearn.linear_model import LogisticRegression
 
 import perfed
 from perfed.datasets import dataset_names, load
 from perfed.errors import PerfedError
-from perfed.experiment.config import validate
+from perfed.experiment.command import command_of
+from perfed.experiment.config import find_experiment, validate
+from perfed.experiment.overrides import override
 from perfed.experiment.start import start
 
 MODEL = {"head": "linear"}
@@ -116,3 +121,28 @@ def test_runs_that_fail_do_not_stop_the_others(digits):
     assert set(made.table["method"]) == {"local"} and made.verdict == ""
     with pytest.raises(PerfedError, match="there is nothing to choose from"):
         made.best("000")
+
+
+def test_the_command_of_a_comparison_makes_its_table_again():
+    given = ["rounds=3", "clients=4", "methods.fedpac.lr=1e-2", "overlap=none", "evaluation.targets=[0.5, 0.6]"]
+    table = override(find_experiment("digits-label-skew"), given, ["fedpac"])
+    said = shlex.split(command_of(table, ["local", "fedpac"], [0, 2, 3]))
+    assert said[:7] == ["perfed", "compare", "digits-label-skew", "--methods", "local,fedpac", "--seeds", "0,2,3"]
+    assert override(find_experiment("digits-label-skew"), said[7:], ["fedpac"]) == table and len(said) == 12
+    assert command_of({**table, "name": "mine"}, ["local"], [0]) == ""
+
+
+def test_a_run_says_who_holds_what(tmp_path):
+    fast = ("rounds=1", "clients=3", "plan.engine=stacked", "plan.threads=1")
+    out, methods = tmp_path / "made", ("local", "sklearn:svc")
+    done = perfed_command("compare", "digits-label-skew", "--methods", ",".join(methods), *fast, "--out", out)
+    assert done.code == 0, done.err
+    options = {key: value for key, value in find_experiment("digits-label-skew")["data"].items() if key != "name"}
+    federation = load("digits", options | {"clients": 3}, seed=0)
+    files = [out / name / "seed-0" / "federation.json" for name in ("local", "sklearn.svc")]
+    found = [json.loads(file.read_text()) for file in files]
+    assert found[0] == found[1] and found[0]["classes"] == list("0123456789")
+    for client in federation:
+        held = found[0]["clients"][client.id]
+        assert held["rows"] == {"train": len(client.train), "test": len(client.test)} and held["inputs"] == 64
+        assert held["classes"] == [int((client.train.y == label).sum()) for label in range(10)]

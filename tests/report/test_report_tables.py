@@ -5,18 +5,18 @@ from __future__ import annotations
 import csv
 import json
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-from test_report import CHROMIUM_FLAGS, browser, read_page, spread, write_run
+import numpy as np
+from test_report import read_page, spread, write_run
 
 from perfed.report import all_tables, comparison_rows, load_runs, write_report
-from perfed.report.curves import metric_curves
-from perfed.report.figures import metric_by_seconds
+from perfed.report.curves import axes_of, metric_curves, used_curves
+from perfed.report.page.speeds import speed_figures
+from perfed.report.page.study import Study
 from perfed.report.tables import domain_tables, speed_table
 from perfed.report.targets import target_table
 
@@ -162,12 +162,9 @@ def test_slower_and_faster_half_of_the_clients(tmp_path):
     assert table.header == ["Method", *titles]
     # Slower: a and c, faster: b and d; e is in the middle. Accuracy 40 and 50 against 80 and 90 in seeds 0 and 1.
     assert table.rows == [["fedrep", "1.5 ± 0", "4 ± 0", "45.00 ± 7.07", "85.00 ± 7.07"]]
-    figure = metric_by_seconds(load_runs(runs), "accuracy")
-    assert figure is not None
-    (points,) = figure.data
-    assert list(points.x) == [4.0, 1.0, 3.0, 2.0, 2.5, 8.0, 2.0, 6.0, 4.0, 5.0]
-    assert list(points.y) == pytest.approx([30, 90, 50, 70, 10, 40, 100, 60, 80, 20])
-    assert points.text[5] == "client a, seed 1"
+    drawn = speed_figures(Study.of(load_runs(runs)))["metric-by-speed"]
+    said = re.findall(r"fedrep, client (\w), seed (\d): ([\d.]+), ([\d.]+) s", drawn)
+    assert len(said) == 10 and ("a", "1", "40", "8") in said and ("b", "0", "90", "1") in said
 
 
 def test_clients_of_one_speed_have_no_slower_half(tmp_path):
@@ -177,28 +174,38 @@ def test_clients_of_one_speed_have_no_slower_half(tmp_path):
     (equal / "clients.csv").write_text(re.sub(r",[0-9.]+(?=\r?$)", ",1.0", text, flags=re.MULTILINE))
     runs = load_runs([without, equal])
     assert runs[1].clients is not None and runs[1].clients.seconds[0] == 1.0
-    assert speed_table(runs, "accuracy") is None and metric_by_seconds(runs, "accuracy") is None
+    assert speed_table(runs, "accuracy") is None and "metric-by-speed" not in speed_figures(Study.of(runs))
     assert [table.title for table in all_tables(runs)] == ["accuracy"]
 
 
 def test_curves_can_be_shown_over_rounds_times_and_bytes(tmp_path):
     runs = load_runs([made(tmp_path / str(seed), "fedrep", seed, clock=True) for seed in (0, 1)])
-    figure = metric_curves(runs, "accuracy")
-    assert figure is not None
-    (menu,) = figure.layout.updatemenus
-    assert [button.label for button in menu.buttons] == ["Rounds", "Virtual time", "Wall time", "Bytes"]
-    assert menu.active == 1 and figure.layout.xaxis.title.text == "Virtual time (s)"
-    band, line = figure.data
-    assert list(line.x) == [15.0, 30.0, 60.0]  # 10 and 20 seconds a round
-    assert list(line.y) == pytest.approx([55, 65, 75])
-    assert list(band.x) == [15.0, 30.0, 60.0, 60.0, 30.0, 15.0]
-    assert list(band.y) == pytest.approx([60, 70, 80, 70, 60, 50])
-    given = [button.args[0]["x"][1] for button in menu.buttons]
-    # 1.5 and 2 MB a round.
-    assert [list(x) for x in given] == [[1, 2, 4], [15, 30, 60], [0.5, 1, 2], [1.75, 3.5, 7]]
-    titles = [button.args[1]["xaxis.title.text"] for button in menu.buttons]
-    assert titles == ["Round", "Virtual time (s)", "Wall time (s)", "Sent up and down (MB)"]
-    assert all(len(button.args[0]["x"]) == len(figure.data) for button in menu.buttons)
+    (curve,) = metric_curves(runs, "accuracy")
+    assert [axis.button for axis in axes_of(runs, "accuracy")] == ["Virtual time", "Rounds", "Wall time", "Bytes"]
+    assert curve.rounds == (1, 2, 4)
+    np.testing.assert_allclose(curve.values, [[50, 60, 70], [60, 70, 80]])
+    # 10 and 20 seconds, 1.5 and 2 MB a round.
+    expected = {"Rounds": [1, 2, 4], "Virtual time": [15, 30, 60], "Wall time": [0.5, 1, 2], "Bytes": [1.75, 3.5, 7]}
+    for button, x in expected.items():
+        np.testing.assert_allclose(curve.x[button], x)
+    (worst,) = metric_curves(runs, "accuracy", "p10")
+    np.testing.assert_allclose(worst.values, curve.values - 10)
+    text = write_report(load_runs([run.directory for run in runs]), tmp_path / "report.html", title="t").read_text()
+    assert "fedrep, round 2: 65 % (seeds 60 to 70), Virtual time (s): 30" in text
+
+
+def test_clients_used_so_far_and_a_last_round_with_everybody(tmp_path):
+    runs = [made(tmp_path / "fedrep", "fedrep", 0), made(tmp_path / "local", "local", 0)]
+    assert used_curves(load_runs(runs), "accuracy") == []
+    for run, some in zip(runs, (["a", "b"], "abcde"), strict=True):
+        lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+        there = [some[:1], some[1:2], some[:1], ["a", "b", "c", "d", "e", "late"]]
+        new = [line | {"participants": [*who]} for line, who in zip(lines, there, strict=True)]
+        (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in new))
+    found = used_curves(load_runs(runs), "accuracy")
+    np.testing.assert_allclose(found[0].values, [[100 / 6, 200 / 6, 200 / 6, 100]])
+    text = write_report(load_runs(runs), tmp_path / "report.html", title="t").read_text()
+    assert "fedrep: the last round, in which everybody took part" in text and "A ring is a last round" in text
 
 
 def test_without_a_clock_there_is_no_virtual_time(tmp_path):
@@ -206,10 +213,7 @@ def test_without_a_clock_there_is_no_virtual_time(tmp_path):
     runs = [
         made(tmp_path / name, name, 0, times={0.7: time}) for name, time in (("fedrep", 4.0), ("fedrep-srpfl", 2.0))
     ]
-    figure = metric_curves(load_runs(runs), "accuracy")
-    assert figure is not None and figure.layout.updatemenus[0].active == 0
-    assert figure.layout.xaxis.title.text == "Round" and list(figure.data[0].x) == [1, 2, 4]
-    assert [button.label for button in figure.layout.updatemenus[0].buttons] == ["Rounds", "Wall time", "Bytes"]
+    assert [axis.button for axis in axes_of(load_runs(runs), "accuracy")] == ["Rounds", "Wall time", "Bytes"]
     table = target_table(load_runs(runs))
     assert table is not None and table.title == "rounds to accuracy"
     assert table.header == ["Method", "Rounds to 70 %", "Speed-up in rounds at 70 %"]
@@ -220,15 +224,13 @@ def test_without_a_clock_there_is_no_virtual_time(tmp_path):
 
 def test_an_axis_that_a_run_lacks_is_not_offered(tmp_path):
     old = write_run(tmp_path / "old", "fedavg", 0)  # no virtual time, no bytes
-    figure = metric_curves(load_runs([old, made(tmp_path / "new", "fedrep", 0, clock=True)]), "accuracy")
-    assert figure is not None
-    assert [button.label for button in figure.layout.updatemenus[0].buttons] == ["Rounds", "Wall time"]
-    assert [list(trace.x) for trace in figure.data] == [[1, 3], [1, 2, 4]]
+    runs = load_runs([old, made(tmp_path / "new", "fedrep", 0, clock=True)])
+    assert [axis.button for axis in axes_of(runs, "accuracy")] == ["Rounds", "Wall time"]
+    assert [curve.rounds for curve in metric_curves(runs, "accuracy")] == [(1, 3), (1, 2, 4)]
     file = old / "rounds.jsonl"
     lines = [{**json.loads(line), "training_seconds": None} for line in file.read_text().splitlines()]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    figure = metric_curves(load_runs([old]), "accuracy")
-    assert figure is not None and not figure.layout.updatemenus
+    assert [axis.button for axis in axes_of(load_runs([old]), "accuracy")] == ["Rounds"]
 
 
 def test_the_page_has_the_tables_and_the_new_figures(tmp_path):
@@ -237,41 +239,21 @@ def test_the_page_has_the_tables_and_the_new_figures(tmp_path):
     domains = {"domains": {"accuracy": domain_values(0.123, 0.5)}}
     summary.write_text(json.dumps(json.loads(summary.read_text()) | domains))
     page = read_page(write_report(load_runs(runs), tmp_path / "report.html", title="t"))
-    sections = ["comparison", "targets", "domains", "rounds", "clients", "speeds", "embedding", "settings"]
+    sections = ["verdict", "leaderboard", "gains", "curves", "speeds", "domains", "federation", "reproduce"]
     assert page.sections == sections
-    assert page.plots == ["plot-rounds", "plot-clients", "plot-sorted", "plot-speeds"]
-    for table in all_tables(load_runs(runs)):
-        assert all(cell in page.cells for row in table.rows for cell in row)
-    assert "12.30" in page.cells and "2.50 ± 0.71 over fedrep" in page.cells
+    assert {"Time to accuracy", "Clients by their speed", "Accuracy (%) by domain"} <= {*page.figures}
+    cells = [cell for row in page.rows for cell in row]
+    for table in all_tables(load_runs(runs))[1:]:
+        assert all(cell in cells for row in table.rows for cell in row)
+    assert "12.30" in cells and "2.50 ± 0.71 over fedrep" in cells
 
 
-CLICK = """<script>
-window.addEventListener('load', async () => {
-  const plot = document.getElementById('plot-rounds');
-  for (let i = 0; i < 4; i++) {
-    plot.querySelectorAll('.updatemenu-button')[i].dispatchEvent(new MouseEvent('click', {bubbles: true}));
-    await new Promise(done => setTimeout(done, 300));
-    const shown = document.createElement('p');
-    shown.className = 'seen';
-    shown.textContent = plot.querySelector('.xtitle').textContent + ': ' + Array.from(plot.data[1].x).join(' ');
-    document.body.append(shown);
-  }
-});
-</script>"""
-
-
-def test_a_browser_changes_the_axis_at_a_click(tmp_path):
-    chromium = browser()
-    out = write_report(load_runs(clocked(tmp_path)), tmp_path / "report.html", title="Clock")
-    out.write_text(out.read_text(encoding="utf-8").replace("</body>", f"{CLICK}</body>"), encoding="utf-8")
-    command = [chromium, *CHROMIUM_FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", out.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert not re.findall(r".*(?:CONSOLE|Uncaught).*", done.stderr)
-    assert re.findall('<p class="seen">(.*?)</p>', done.stdout) == [
-        "Round: 1 2 4",
-        "Virtual time (s): 15 30 60",
-        "Wall time (s): 0.5 1 2",
-        "Sent up and down (MB): 1.75 3.5 7",
-    ]
-    body = re.sub(r"<script.*?</script>", "", done.stdout, flags=re.DOTALL)
-    assert '<svg class="main-svg"' in body[body.index('id="plot-speeds"') :]
+def test_a_dot_plot_of_domains_says_gap_and_samples(tmp_path):
+    values = [{"accuracy": domain_values(0.5, best)} for best in (0.7, 0.8)]
+    runs = [made(tmp_path / str(seed), "feddar", seed, domains=of) for seed, of in enumerate(values)]
+    for run in runs:
+        summary = json.loads((run / "summary.json").read_text()) | {"domain_samples": {"a": 40, "b": 12}}
+        (run / "summary.json").write_text(json.dumps(summary))
+    text = write_report(load_runs(runs), tmp_path / "report.html", title="t").read_text()
+    # Seeds: 50 and 70, 50 and 80.
+    assert "feddar (gap 25)" in text and "feddar, b (n = 12): 75, seeds 70 to 80" in text

@@ -85,25 +85,21 @@ def test_ahead_behind_and_neither(tmp_path):
     )
     assert found.metric == "accuracy" and found.reference == "local"  # better than sklearn:svc
     sentences = found.sentences
-    seeds = "2 seeds: weak evidence"
     assert sentences[0] == (
-        f"fedavg is behind local by 10.0 points (95 % interval 10.0 to 10.0, {seeds}); "
-        "better for 0, equal for 0, worse for 6 of 6 client-runs."
+        "flic-hl is ahead of local by 2.0 points (95 % interval 2.0 to 2.0, 2 seeds: weak evidence); "
+        "fedrep cannot be told from local; sklearn:svc is behind local by 30.0 points (30.0 to 30.0), fedavg by 10.0 "
+        "points (10.0 to 10.0), pooled:svc (data brought together) by 20.0 points (20.0 to 20.0)."
     )
-    assert sentences[1].startswith(
-        f"flic-hl is ahead of local by 2.0 points (95 % interval 2.0 to 2.0, {seeds}); better"
-    )
-    assert sentences[3] == (
-        f"fedrep cannot be told from local: +0.0 (95 % interval -10.0 to 10.0, {seeds}); "
-        "better for 2, equal for 2, worse for 2 of 6 client-runs."
-    )
-    assert sentences[5] == "Below local, which needs no federation: fedavg (by 10.0 points)."
+    counts = "better for 6, equal for 0, worse for 0 of 6 client-runs"
+    assert sentences[1] == f"Against local, flic-hl is {counts}; it sends nothing."
+    assert sentences[2] == "Below local, which needs no federation: fedavg (by 10.0 points)."
+    assert found.best_method is not None and found.best_method.method == "flic-hl"
     assert [site.method for site in found.sites] == ["flic-hl", "flic-hl", "fedrep"]
     assert found.best("site-2") == "fedrep" and found.sites[2].local == "local"
     gain = found.sites[2].gain
     assert (gain.mean, gain.low, gain.high) == pytest.approx((0.1, 0.1, 0.1))
-    assert sentences[6].startswith("Best at each of the 3 sites: flic-hl at 2, fedrep at 1. The best federated method")
-    assert "gains over the best local model there at 3, loses at 0, cannot be told from it at 0" in sentences[6]
+    assert sentences[3].startswith("Best at each of the 3 sites: flic-hl at 2, fedrep at 1. The best federated method")
+    assert "gains over the best local model there at 3, loses at 0, cannot be told from it at 0" in sentences[3]
     with pytest.raises(PerfedError, match="nothing was measured at site 'west'; sites are: site-0"):
         found.best("west")
 
@@ -117,7 +113,13 @@ def test_the_reference_is_the_best_by_the_direction_and_weights_of_the_metric(tm
     assert fedavg.gain.mean == pytest.approx(-0.25) and (fedavg.better, fedavg.worse) == (1, 1)
     assert local.gain.mean == pytest.approx(-0.25) and (local.equal, local.worse) == (1, 1)
     assert found.best("site-0") == "sklearn:ridge" and found.best("site-1") == "fedavg"
-    assert "+0.5" in found.site_table.rows[1][3] and "cannot be told from sklearn:ridge: -0.25 (" in found.sentences[0]
+    assert "+0.5" in found.site_table.rows[1][3]
+    assert found.sentences[0].startswith(
+        "No method is ahead of sklearn:ridge; fedavg and local cannot be told from it, "
+    )
+    assert found.sentences[0].endswith(
+        "the closest is fedavg (at -0.25: 95 % interval -1 to 0.5, 1 seed: weak evidence)."
+    )
     (tmp_path / "weighted").mkdir()
     weighed = {name: {"metric": "mse", "weights": [10, 30]} for name in tables}
     again = made(tmp_path / "weighted", tables, **weighed)
@@ -153,7 +155,24 @@ def test_a_run_that_still_rises_is_said(tmp_path, curve, said):
 def test_the_report_says_it_first(tmp_path):
     runs = [write(tmp_path, name, 0, [0.5, value]) for name, value in (("local", 0.5), ("fedavg", 0.7))]
     page = write_report(load_runs(runs), tmp_path / "report.html", title="made up").read_text()
-    assert page.index("<p>fedavg cannot be told from local: +10.0 (95 % interval 0.0 to 20.0") < page.index("<table>")
+    said = "cannot be told from it, the closest is fedavg (at +10.0: 95 % interval 0.0 to 20.0, 1 seed: weak evidence)."
+    assert (
+        page.index('<p class="headline">No method is ahead of local; fedavg ') < page.index(said) < page.index("<table")
+    )
+
+
+def test_what_a_method_sends_is_said_where_every_round_knows_it(tmp_path):
+    tables = {"local": [[0.5, 0.5]] * 2, "fedavg": [[0.6, 0.7]] * 2}
+    runs = [write(tmp_path, m, s, v, curve=(0.4, 0.5)) for m, table in tables.items() for s, v in enumerate(table)]
+    assert verdict(load_runs(runs)).sentences[1].endswith("worse for 0 of 4 client-runs.")
+    for seed, run in enumerate(runs[2:]):
+        lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+        sizes = {"bytes_up": 1_000_000 * (1 + seed), "bytes_down": 500_000}
+        (run / "rounds.jsonl").write_text("".join(json.dumps(line | sizes) + "\n" for line in lines))
+    found = verdict(load_runs(runs))
+    # Two rounds of 1.5 MB with seed 0 and of 2.5 MB with seed 1.
+    assert found.methods[0].sent == 4e6 and found.sentences[1].endswith("client-runs; it sends 4.0 MB.")
+    assert found.to_dict()["methods"][0]["sent"] == 4e6
 
 
 def test_compare_prints_it_and_keeps_it(tmp_path):

@@ -1,0 +1,70 @@
+"""Pictures of the report that ``make run`` writes of digits-label-skew: its verdict and its leaderboard."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from perfed.experiment.compare import Comparison, federated
+from perfed.experiment.config import find_experiment
+from perfed.experiment.overrides import override
+from perfed.report import load_runs
+from perfed.report.page.document import write_page
+from perfed.report.page.leaderboard import leaderboard_section
+from perfed.report.page.study import Study
+from perfed.report.page.verdict import verdict_section
+from perfed.report.page.write import facts
+
+FOLDER = Path(__file__).parent
+EXPERIMENT = "digits-label-skew"
+METHODS = ["local", "fedrep", "fedavg-ft", "fedpac", "sklearn:logistic", "sklearn:svc"]
+SEEDS = [0, 1, 2]
+THEMES = {"light": 1, "dark": 0}
+WIDTHS = (1400, 420)
+COLOURS = 160  # of a picture's palette: a page has few
+
+
+def screens() -> None:
+    """Train, write the page, and let Chromium show it in both themes and widths as ``report-THEME-WIDTH.png``."""
+    with tempfile.TemporaryDirectory() as folder:
+        page = _page(Path(folder))
+        for theme, number in THEMES.items():
+            for width in WIDTHS:
+                shot = Path(folder) / "shot.png"
+                _shoot(page, shot, width, f"--blink-settings=preferredColorScheme={number}")
+                out = FOLDER / f"report-{theme}-{width}.png"
+                _crop(shot, out)
+                print(f"{out.name}: {out.stat().st_size / 1000:.0f} kB", file=sys.stderr)
+
+
+def _page(folder: Path) -> Path:
+    """The first two sections of the report."""
+    table = override(find_experiment(EXPERIMENT), ["plan.engine=stacked", "plan.threads=1"], federated(METHODS))
+    comparison = Comparison.create(folder / "made", table, METHODS, SEEDS, None, None)
+    for _, _, make in comparison.runs(None, None):
+        make().execute()
+    runs = load_runs(comparison.started())
+    study = Study.of(runs)
+    sections = [verdict_section(study), leaderboard_section(study)]
+    return write_page(folder / "page.html", EXPERIMENT, facts(runs), sections)
+
+
+def _shoot(page: Path, out: Path, width: int, theme: str) -> None:
+    quiet = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
+    quiet += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    size = [f"--window-size={width},2400", f"--screenshot={out}", f"--user-data-dir={out.parent / 'profile'}"]
+    subprocess.run(["chromium", *quiet, theme, *size, page.as_uri()], check=True, capture_output=True)
+
+
+def _crop(shot: Path, out: Path) -> None:
+    """Write the picture with few colours, without what is empty below the page."""
+    from PIL import Image
+
+    picture = Image.open(shot).convert("RGB")
+    pixels = np.asarray(picture)
+    full = np.flatnonzero((pixels != pixels[-1, 0]).any(axis=(1, 2)))
+    picture.crop((0, 0, picture.width, int(full[-1]) + 24)).quantize(COLOURS).save(out, optimize=True)

@@ -1,0 +1,118 @@
+"""A method against the reference: by how much it is better, for how many clients, and the sentences on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfed.engine.metrics import Metric
+from perfed.plugins import POOLED
+from perfed.report.gains import ClientTable, Gain, interval
+from perfed.report.runs import Run
+from perfed.report.text import amount, listed, megabytes, method_text, short_number
+
+ENOUGH_SEEDS = 5
+"""Seeds from which on an interval is not called weak evidence."""
+
+
+@dataclass(frozen=True)
+class MethodVerdict:
+    """One method against the reference; better, equal and worse count client-runs (a client with a seed).
+
+    ``sent`` are the bytes that a run of it sends up and down, averaged over the seeds; None where its rounds lack them.
+    """
+
+    method: str
+    gain: Gain
+    seeds: int
+    better: int
+    equal: int
+    worse: int
+    sent: float | None = None
+
+    @property
+    def runs(self) -> int:
+        """Client-runs that both methods have."""
+        return self.better + self.equal + self.worse
+
+
+def against(method: str, base: str, values: ClientTable, known: Metric, bytes_: float | None = None) -> MethodVerdict:
+    """``method`` compared with ``base`` over their common clients and seeds."""
+    gains = values.gains(method, base, known)
+    seeds = int(np.isfinite(gains).any(1).sum())
+    better, equal, worse = (int(np.nansum(found)) for found in (gains > 0, gains == 0, gains < 0))
+    gain = interval(gains, values.weights) if seeds else Gain(float("nan"), None, None)
+    return MethodVerdict(method, gain, seeds, better, equal, worse, bytes_)
+
+
+def sent(runs: Sequence[Run], method: str) -> float | None:
+    """Bytes up and down in all rounds of a run of ``method``, averaged over its runs; None where a round lacks them."""
+    found: list[int] = []
+    for run in runs:
+        if run.method == method:
+            sizes = [(line.bytes_up, line.bytes_down) for line in run.rounds]
+            known = [up + down for up, down in sizes if up is not None and down is not None]
+            if len(known) < len(sizes):
+                return None
+            found.append(sum(known))
+    return float(np.mean(found)) if found else None
+
+
+def headline(methods: Sequence[MethodVerdict], reference: str, metric: str) -> str:
+    """Who is ahead of the reference, who cannot be told from it and who is behind, by how much and how sure it is."""
+    there = (found for found in methods if found.runs)
+    known = sorted(there, key=lambda found: (found.method.startswith(POOLED), -found.gain.mean))
+    ahead, level, behind = ([found for found in known if found.gain.sign == sign] for sign in (1, 0, -1))
+    parts = [_side("ahead of", ahead, reference, metric, first=True)] if ahead else []
+    if known and not ahead:
+        parts.append(f"No method is ahead of {reference}")
+    if level:
+        names = listed([method_text(found.method) for found in level])
+        parts.append(f"{names} cannot be told from {reference if ahead else 'it'}")
+        parts[-1] += "" if ahead else f", the closest is {level[0].method} {_evidence(level[0], metric)}"
+    if behind:
+        last = sorted(behind, key=lambda found: (found.method.startswith(POOLED), found.gain.mean))
+        parts.append(_side("behind", last, reference, metric, first=not (ahead or level)))
+    alone = [found.method for found in methods if not found.runs]
+    if alone:
+        parts.append(f"{listed(alone)} and {reference} have no client and seed in common")
+    return "; ".join(parts) + "."
+
+
+def _side(word: str, found: Sequence[MethodVerdict], reference: str, metric: str, *, first: bool) -> str:
+    """The methods on one side of the reference; the first one says what its interval is, and on how many seeds."""
+    amounts = [amount(metric, abs(of.gain.mean)) for of in found]
+    sure = [_evidence(of, metric) if first and i == 0 else f"({_ends(of, metric)})" for i, of in enumerate(found)]
+    told = f"{method_text(found[0].method)} is {word} {reference} by {amounts[0]} {sure[0]}"
+    return told + "".join(
+        f", {method_text(of.method)} by {a} {s}" for of, a, s in list(zip(found, amounts, sure, strict=True))[1:]
+    )
+
+
+def _ends(found: MethodVerdict, metric: str) -> str:
+    """The interval in the direction of the gain's sign."""
+    if found.gain.low is None or found.gain.high is None:
+        return "no interval"
+    side = -1 if found.gain.sign < 0 else 1
+    low, high = sorted((side * found.gain.low, side * found.gain.high))
+    return f"{short_number(metric, low)} to {short_number(metric, high)}"
+
+
+def _evidence(found: MethodVerdict, metric: str) -> str:
+    seeds = f"{found.seeds} seed{'s' if found.seeds > 1 else ''}"
+    told = f"at {short_number(metric, found.gain.mean, '+')}: " if found.gain.sign == 0 else ""
+    if found.gain.low is None or found.gain.high is None:
+        return f"({told}{seeds}, no interval)"
+    weak = ": weak evidence" if found.seeds < ENOUGH_SEEDS else ""
+    return f"({told}95 % interval {_ends(found, metric)}, {seeds}{weak})"
+
+
+def gainers(found: MethodVerdict | None, reference: str) -> list[str]:
+    """For how many clients the best method is better and worse, and what it sends."""
+    if found is None:
+        return []
+    counts = f"better for {found.better}, equal for {found.equal}, worse for {found.worse} of {found.runs} client-runs"
+    sends = "" if found.sent is None else f"; it sends {megabytes(found.sent)}"
+    return [f"Against {reference}, {found.method} is {counts}{sends}."]

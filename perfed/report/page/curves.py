@@ -1,0 +1,164 @@
+"""Learning curves: mean, a tenth of the clients, clients used so far; against rounds, time and bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from perfed.report.curves import VIRTUAL_TIME, Axis, Curve, axes_of, metric_curves, oracle, used_curves
+from perfed.report.page import svg
+from perfed.report.page.forms import figure, grid, note, radio, section, switched
+from perfed.report.page.look import Look
+from perfed.report.page.study import Study, thinned
+from perfed.report.participation import participation
+from perfed.report.text import axis_title
+from perfed.run.targets import percent
+
+MOST_POINTS, MOST_HINTS = 60, 15  # per line
+DECADES = 100.0  # where the last point is so many times as far as the first one, an axis is logarithmic
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One vertical axis: ``name`` for files, ``title`` in words, what is behind values, and the methods' curves."""
+
+    name: str
+    title: str
+    unit: str
+    curves: list[Curve]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """All that can be drawn of a study's rounds."""
+
+    study: Study
+    metric: str
+
+    @cached_property
+    def kinds(self) -> list[Kind]:
+        """Mean, 10 % worst, clients used so far; those that there are."""
+        runs, known = self.study.runs, self.study.known
+        title, unit = axis_title(self.metric), f" {known.unit}".rstrip()
+        shares = used_curves(runs, self.metric)
+        every = [
+            Kind("mean", f"{title}, mean over the clients", unit, metric_curves(runs, self.metric)),
+            Kind("tenth", f"{title}, 10 % worst clients", unit, metric_curves(runs, self.metric, known.tenth_worst)),
+            Kind("used", "Clients used so far (%)", " %", shares),
+        ]
+        return [kind for kind in every if kind.curves]
+
+    @cached_property
+    def axes(self) -> dict[str, tuple[Axis, bool]]:
+        """By the text of their buttons, the first is shown first; virtual time also logarithmic where it goes far."""
+        found: dict[str, tuple[Axis, bool]] = {}
+        for axis in axes_of(self.study.runs, self.metric):
+            ends = [curve.x[axis.button] for kind in self.kinds for curve in kind.curves]
+            there = np.concatenate([x[x > 0] for x in ends] or [np.ones(1)])
+            ratio = float(there.max() / there.min()) if len(there) else 1.0
+            if axis is VIRTUAL_TIME and ratio >= DECADES:
+                found[f"{axis.button}, log"] = (axis, True)
+            found[axis.button] = (axis, False)
+        return found
+
+    @cached_property
+    def ringed(self) -> set[str]:
+        """Methods whose last round used everybody, unlike one before it."""
+        first = {method: self.study.members(method)[0] for method in self.study.methods}
+        found = {method: participation(run) for method, run in first.items()}
+        return {method for method, of in found.items() if of is not None and of.everybody_at_the_end}
+
+    def drawn(self, kind: Kind, axis: Axis, log: bool) -> str:
+        """A figure of ``kind`` against ``axis``."""
+        looks = self.study.looks
+        entries, top = svg.legend([(curve.method, looks[curve.method]) for curve in kind.curves])
+        frame = self._frame(kind, axis, log, top + 22)
+        parts = [entries, str(frame), *self._lines(kind, frame)]
+        for curve in kind.curves:
+            parts += _curve(curve, axis, frame, looks[curve.method], kind.unit)
+            if curve.method in self.ringed and kind.name != "used":
+                at = frame.x(float(curve.x[axis.button][-1])), frame.y(float(curve.values[:, -1].mean()))
+                title = svg.hint(f"{curve.method}: the last round, in which everybody took part")
+                ring = {"fill": "none", "stroke": looks[curve.method].colour, "stroke_width": 1.5}
+                parts.append(svg.tag("circle", title, cx=at[0], cy=at[1], r=6.0, **ring))
+        told = "; ".join(f"{c.method} ends at {c.values[:, -1].mean():.4g}{kind.unit}" for c in kind.curves)
+        return svg.drawing(f"{kind.title} against {axis.title.lower()}", told, *parts)
+
+    def _frame(self, kind: Kind, axis: Axis, log: bool, top: float) -> svg.Axes:
+        x = np.concatenate([curve.x[axis.button] for curve in kind.curves])
+        y = np.concatenate([curve.values.ravel() for curve in kind.curves])
+        errors = not self.study.known.percent and kind.name != "used" and y.min() > 0 and y.max() / y.min() >= DECADES
+        ends = (x[x > 0].min(), x.max()) if log else (0.0, float(x.max()) or 1.0)
+        heights = (0.0, 100.0) if kind.name == "used" else svg.spanned(y.tolist(), log=bool(errors))
+        return svg.axes(ends, heights, (axis.title, kind.title), log=log, log_y=bool(errors), top=top)
+
+    def _lines(self, kind: Kind, frame: svg.Axes) -> list[str]:
+        """Targets and what nobody can do better than, where they are within the axes."""
+        if kind.name != "mean":
+            return []
+        asked = {t.accuracy for run in self.study.runs if run.summary for t in run.summary.targets or []}
+        found = {f"target {percent(target)}": 100 * target for target in sorted(asked)}
+        if self.metric == "accuracy" and (best := oracle(self.study.runs)) is not None:
+            found["oracle"] = best
+        ends = (frame.x.start, frame.x.end)
+        inside = {name: value for name, value in found.items() if frame.y.low <= value <= frame.y.high}
+        return [svg.rule(frame.y, value, ends, upright=False, label=name) for name, value in inside.items()]
+
+
+def _curve(curve: Curve, axis: Axis, frame: svg.Axes, look: Look, unit: str) -> list[str]:
+    """The band and the line of a method, and places where a pointer gets the numbers."""
+    x, mean = curve.x[axis.button], curve.values.mean(0)
+    inside = np.flatnonzero(np.isfinite(mean) & (x >= frame.x.low * (1 - 1e-9)) & ((x > 0) | (not frame.x.log)))
+    if not len(inside):
+        return []
+    places = inside[thinned(len(inside), MOST_POINTS)]
+    low, high = curve.values.min(0), curve.values.max(0)
+    across = [frame.x(float(x[i])) for i in places]
+    parts = []
+    if len(curve.values) > 1:
+        ends = [*zip(across, (frame.y(float(high[i])) for i in places), strict=True)]
+        ends += [*zip(across[::-1], (frame.y(float(low[i])) for i in places[::-1]), strict=True)]
+        parts.append(svg.area(ends, look.colour))
+    parts.append(svg.line([(a, frame.y(float(mean[i]))) for a, i in zip(across, places, strict=True)], look))
+    marks = []
+    for i in inside[thinned(len(inside), MOST_HINTS)]:
+        seeds = f" (seeds {low[i]:.4g} to {high[i]:.4g})" if len(curve.values) > 1 else ""
+        where = "" if axis.button == "Rounds" else f", {axis.title}: {x[i]:.4g}"
+        title = f"{curve.method}, round {curve.rounds[i]}: {mean[i]:.4g}{unit}{seeds}{where}"
+        marks.append(svg.dot(frame.x(float(x[i])), frame.y(float(mean[i])), None, title, r=2.5))
+    return [*parts, svg.tag("g", *marks, fill=look.colour)]
+
+
+def curves_section(study: Study) -> str:
+    """The figures, of which a reader chooses the horizontal axis; a sentence where no round was evaluated."""
+    shown = Curves(study, study.metric or "")
+    if not study.metric or not shown.kinds:
+        unfinished = any(run.summary is None for run in study.runs)
+        return section("curves", "Learning curves", note("No round has been evaluated yet." if unfinished else ""))
+    panels = {
+        key: grid(*(figure(shown.drawn(kind, axis, log)) for kind in shown.kinds))
+        for key, (axis, log) in shown.axes.items()
+    }
+    alone = [method for method in study.methods if method not in {c.method for c in shown.kinds[0].curves}]
+    return section(
+        "curves",
+        "Learning curves",
+        switched([radio("axis", "Against", {key: key for key in panels})], panels),
+        note(
+            "Line: mean over the seeds; band: lowest to highest seed. Times and bytes are counted from the start and "
+            "averaged over the seeds."
+            + (" A ring is a last round with everybody, unlike those before it." if shown.ringed else "")
+            + (f" Without rounds, so without a curve: {', '.join(alone)}." if alone else "")
+        ),
+    )
+
+
+def curve_figures(study: Study) -> dict[str, str]:
+    """By name, against the axis that is shown first."""
+    shown = Curves(study, study.metric or "")
+    if not study.metric or not shown.kinds:
+        return {}
+    axis, log = next(iter(shown.axes.values()))
+    return {f"curves-{kind.name}": shown.drawn(kind, axis, log) for kind in shown.kinds}

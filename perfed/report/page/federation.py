@@ -1,0 +1,120 @@
+"""The federation: who holds what, and what local training does to each client's model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from perfed.report.holdings import Held, first_holdings
+from perfed.report.page import svg
+from perfed.report.page.forms import figure, grid, note, section
+from perfed.report.page.heat import heat_map
+from perfed.report.page.look import Look, paint
+from perfed.report.page.study import Study, thinned
+from perfed.report.text import axis_title
+
+MOST_LINES = 150  # clients of a method drawn one by one before and after local training
+BARS = 60  # clients with a bar each
+
+
+def federation_section(study: Study) -> str:
+    """The figures with what they mean; nothing where a run kept neither holdings nor both moments."""
+    kept = first_holdings(study.runs)
+    found = federation_figures(study)
+    notes = []
+    if kept is not None:
+        notes.append(f"Training rows of seed {kept[0].seed}; colours begin at 0. Data: {kept[1].data}.")
+    if "before-after" in found:
+        notes.append(
+            "Before → after local training: each line is a client that took part in the last round, averaged over the "
+            "seeds; the thick line is their mean."
+        )
+    return section("federation", "The federation", grid(*map(figure, found.values())), *map(note, notes))
+
+
+def federation_figures(study: Study) -> dict[str, str]:
+    """By name: rows of each class and domain, rows, columns, before and after local training."""
+    kept, found = first_holdings(study.runs), {}
+    if kept is not None:
+        held, clients = kept[1], kept[1].clients
+        for name, kind, names in (("classes", "class", held.classes), ("domains", "domain", held.domains)):
+            counts = [getattr(client, name) for client in clients.values()]
+            if names and any(counts):
+                table = np.array([row or [0] * len(names) for row in counts], dtype=float)
+                found[f"partition-{name}"] = heat_map(
+                    f"Training rows by client and {kind}", list(clients), names, table
+                )
+        found["rows"] = _rows(clients)
+        if any(client.columns for client in clients.values()):
+            found["columns"] = _columns(clients)
+    found["before-after"] = _before_after(study)
+    return {name: drawn for name, drawn in found.items() if drawn}
+
+
+def _rows(clients: Mapping[str, Held]) -> str:
+    """How many rows clients have, the largest first."""
+    splits = [split for split in ("train", "validation", "test") if any(split in c.rows for c in clients.values())]
+    totals = {site: [client.rows.get(split, 0) for split in splits] for site, client in clients.items()}
+    return stacked("Rows of each client", splits, totals)
+
+
+def _columns(clients: Mapping[str, Held]) -> str:
+    """Columns that all clients have, and those that only some have."""
+    totals = {site: [c.columns.get("shared", 0), c.columns.get("own", 0)] for site, c in clients.items()}
+    return stacked("Columns of each client", ["shared", "own"], totals)
+
+
+def stacked(title: str, kinds: Sequence[str], totals: Mapping[str, Sequence[int]]) -> str:
+    """A bar per client, the tallest first, in as many parts as there are kinds; of many clients every so many."""
+    order = sorted(totals, key=lambda site: -sum(totals[site]))
+    shown = [order[i] for i in thinned(len(order), BARS)]
+    frame = svg.axes(
+        (0, len(shown)), svg.spanned([sum(totals[site]) for site in shown], zero=True), ("", title), top=48
+    )
+    entries, _ = svg.legend([(kind, Look(paint(f"c{i + 1}"), "")) for i, kind in enumerate(kinds)])
+    parts, wide = [entries, frame.vertical()], 0.8 * (frame.x(1) - frame.x(0))
+    for place, site in enumerate(shown):
+        below = 0
+        for i, count in enumerate(totals[site]):
+            top, ground = frame.y(below + count), frame.y(below)
+            if count:
+                hint = f"client {site}: {count} {kinds[i]}"
+                parts.append(svg.bar(frame.x(place + 0.1), top, wide, ground - top, paint(f"c{i + 1}"), hint))
+            below += count
+    some = "" if len(shown) == len(order) else f", {len(shown)} of them shown"
+    words = f"{len(order)} clients, the largest first{some}"
+    parts.append(svg.words(frame.x.end, frame.y.start + 20, words, text_anchor="end"))
+    return svg.drawing(title, words, *parts)
+
+
+def _before_after(study: Study) -> str:
+    """Of each method, lines from the metric before local training to that after it; nothing where no run has both."""
+    found = {}
+    for method in study.methods:
+        pairs: dict[str, list[tuple[float, float]]] = {}
+        for run in study.members(method):
+            if run.clients is not None and run.clients.metric == study.metric:
+                for site, before, after in zip(run.clients.ids, run.clients.before, run.clients.after, strict=True):
+                    if np.isfinite(before + after):
+                        pairs.setdefault(site, []).append((before, after))
+        if pairs:
+            found[method] = study.known.scale * np.array([np.mean(of, axis=0) for of in pairs.values()])
+    if not found:
+        return ""
+    title = f"{axis_title(str(study.metric))}, before → after local training"
+    ends = svg.spanned(np.concatenate([*found.values()]).ravel().tolist())
+    entries, top = svg.legend([(method, study.looks[method]) for method in found])
+    frame = svg.axes((0, len(found)), ends, ("", title), top=top + 22)
+    parts = [entries, frame.vertical()]
+    for place, (method, pairs_) in enumerate(found.items()):
+        left, right = frame.x(place + 0.25), frame.x(place + 0.75)
+        kept = pairs_[thinned(len(pairs_), MOST_LINES)]
+        d = "".join(svg.path([(left, frame.y(a)), (right, frame.y(b))]) for a, b in kept.tolist())
+        colour, (before, after) = study.looks[method].colour, pairs_.mean(0).tolist()
+        hint = svg.hint(f"{method}: {before:.4g} before, {after:.4g} after local training, {len(pairs_)} clients")
+        ends_ = svg.path([(left, frame.y(before)), (right, frame.y(after))])
+        parts.append(svg.tag("path", d=d, stroke=colour, fill="none", opacity=0.35))
+        parts.append(svg.tag("path", hint, d=ends_, stroke=colour, stroke_width=4, stroke_linecap="round"))
+    told = "; ".join(f"{m}: {p.mean(0)[0]:.4g} → {p.mean(0)[1]:.4g}" for m, p in found.items())
+    return svg.drawing(title, told, *parts, height=svg.HEIGHT - 30)

@@ -1,0 +1,241 @@
+"""Who gains and who loses: paired differences of clients to the reference, and a table of the clients to search."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfed.report.gains import Gain, interval
+from perfed.report.page import svg
+from perfed.report.page.clients import clients_table
+from perfed.report.page.forms import figure, grid, note, section, select, switched
+from perfed.report.page.look import Look, paint
+from perfed.report.page.study import Study, file_name, thinned
+from perfed.report.text import axis_title, short_number
+
+MANY = 150  # clients from which on single ones are not drawn
+CELLS = 40  # along a side of the scatter of many clients
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A method against the reference, per client: arrays ``(clients,)``, averaged over the common seeds; in points."""
+
+    method: str
+    sites: list[str]
+    mean: Numbers
+    low: Numbers
+    high: Numbers
+    own: Numbers
+    base: Numbers
+
+    @classmethod
+    def of(cls, study: Study, method: str) -> Paired:
+        """Of the clients that both have, those that lose most first."""
+        table, scale = study.table, study.known.scale
+        gains = scale * table.gains(method, study.reference, study.known)
+        there = np.flatnonzero(np.isfinite(gains).any(0))
+        known = np.isfinite(gains[:, there])
+        own, base = (
+            np.where(known, scale * table.of_method[name][:, there], 0).sum(0) / known.sum(0)
+            for name in (method, study.reference)
+        )
+        mean = np.where(known, gains[:, there], 0).sum(0) / known.sum(0)
+        low, high = np.nanmin(gains[:, there], axis=0), np.nanmax(gains[:, there], axis=0)
+        order = np.argsort(mean, kind="stable")
+        sites = [table.sites[there[i]] for i in order]
+        return cls(method, sites, mean[order], low[order], high[order], own[order], base[order])
+
+
+def three_intervals(study: Study, method: str) -> dict[str, Gain]:
+    """The method's gain over the reference with intervals over clients and seeds, clients alone, and seeds alone."""
+    gains, weights = study.table.gains(method, study.reference, study.known), study.table.weights
+    there = np.isfinite(gains)
+    weighed, filled = there * weights, np.where(there, gains, 0.0)
+    sites = np.where(there.any(0), filled.sum(0) / np.maximum(there.sum(0), 1), np.nan)[None]
+    seeds = np.where(there.any(1), (filled * weights).sum(1) / np.maximum(weighed.sum(1), 1e-300), np.nan)[:, None]
+    return {
+        "clients and seeds": interval(gains, weights),
+        "clients alone": interval(sites, weights),
+        "seeds alone": interval(seeds, np.ones(1)),
+    }
+
+
+_INTERVALS = (
+    "Three 95 % intervals each. Over clients and seeds (thick, with the dot): what the verdict goes by. Over clients "
+    "alone: would other clients say the same? Over seeds alone: would other random numbers? Where one of them is the "
+    "wide one, more of that kind is what a clearer answer needs. Blue: better, orange: worse, grey: cannot be told."
+)
+_FEW = (
+    "Each bar is a client, averaged over the seeds; its line goes from the lowest to the highest seed. In the scatter, "
+    "clients above the diagonal (of errors: below it) gain. With other seeds a client may hold other data."
+)
+_MANY = "Clients averaged over the seeds. There are so many that a dot of the scatter stands for several."
+
+
+def gains_section(study: Study) -> str:
+    """Intervals of all methods, then of one that a reader picks the sorted clients and a scatter; then the clients."""
+    others = _paired_methods(study)
+    panels = {method: grid(*(figure(drawn) for drawn in _of_method(study, method))) for method in others}
+    best = max(others, key=lambda method: study.known.direction * study.table.mean(method), default=None)
+    ordered = {method: method for method in sorted(others, key=lambda method: method != best)}
+    many = bool(others) and len(study.table.sites) > MANY
+    told = _MANY if many else _FEW if others else ""
+    return section(
+        "gains",
+        "Who gains, who loses" if others else "Clients",
+        grid(figure(_forest(study, others)), f"<div>{note(_INTERVALS)}</div>") if others else "",
+        switched([select("method", "Clients of", ordered)], panels, best),
+        note(told),
+        clients_table(study),
+    )
+
+
+def _paired_methods(study: Study) -> list[str]:
+    there = study.table.of_method
+    base = there.get(study.reference)
+    return [m for m in study.others if base is not None and np.isfinite(there[m] + base).any()]
+
+
+def _unit(study: Study) -> str:
+    return "points" if study.known.percent else str(study.metric)
+
+
+def _forest(study: Study, methods: Sequence[str]) -> str:
+    """The three intervals of every method, one below the other."""
+    found = {method: three_intervals(study, method) for method in methods}
+    scale = study.known.scale
+    ends = [v for of in found.values() for g in of.values() for v in (g.low, g.mean, g.high) if v is not None]
+    left = 14 + max(svg.width_of(method) for method in methods)
+    height = 84 + 40 * len(methods)
+    x = svg.Scale(*svg.spanned([0.0, *(scale * v for v in ends)]), min(left, 200), svg.WIDTH - 14)
+    frame = svg.Axes(x, svg.Scale(0, 1, height - 44.0, 26), f"Better than {study.reference} by ({_unit(study)})", "")
+    parts = [_key(), frame.horizontal(), svg.rule(x, 0.0, (26.0, height - 44.0), upright=True)]
+    for row, (method, intervals) in enumerate(found.items()):
+        at = 44 + 40.0 * row
+        parts.append(svg.words(4, at + 11, method))
+        for line, (over, gain) in enumerate(intervals.items()):
+            parts.append(_interval(study, f"{method}, over {over}", gain, x, at + 8 * line))
+    told = "Of each method three intervals: over clients and seeds (with the dot), over clients alone, over seeds alone"
+    return svg.drawing(f"How much better than {study.reference}", told, *parts, height=height)
+
+
+def _key() -> str:
+    """What the three lines are, above them."""
+    parts, at = [], 4.0
+    for text, width, dash in (
+        ("clients and seeds", 3.5, None),
+        ("clients alone", 1.5, None),
+        ("seeds alone", 1.5, "5 3"),
+    ):
+        ends = svg.path([(at, 10), (at + 22, 10)])
+        parts.append(svg.tag("path", d=ends, stroke=paint("muted"), stroke_width=width, stroke_dasharray=dash))
+        parts.append(svg.words(at + 28, 14, text, fill=paint("muted")))
+        at += 46 + svg.width_of(text)
+    return "".join(parts)
+
+
+def _interval(study: Study, name: str, gain: Gain, x: svg.Scale, at: float) -> str:
+    both = name.endswith("clients and seeds")
+    colour = paint({1: "better", 0: "muted", -1: "worse"}[gain.sign])
+    parts = [svg.hint(f"{name}: {_gain(study, gain)}")]
+    if gain.low is not None and gain.high is not None:
+        ends = [(x(study.known.scale * end), at) for end in (gain.low, gain.high)]
+        dash = "5 3" if name.endswith("seeds alone") else ""
+        width = {"stroke_width": 3.5 if both else 1.5, "stroke_linecap": "round"}
+        parts.append(svg.tag("path", d=svg.path(ends), stroke=colour, stroke_dasharray=dash or None, **width))
+    if both:
+        parts.append(svg.dot(x(study.known.scale * gain.mean), at, colour, r=5))
+    return svg.tag("g", *parts)
+
+
+def _gain(study: Study, gain: Gain) -> str:
+    metric = str(study.metric)
+    if gain.low is None or gain.high is None:
+        return f"{short_number(metric, gain.mean, '+')} (no interval)"
+    mean, low, high = (short_number(metric, value, "+") for value in (gain.mean, gain.low, gain.high))
+    return f"{mean} ({low} to {high})"
+
+
+def _of_method(study: Study, method: str) -> tuple[str, str]:
+    paired = Paired.of(study, method)
+    return _sorted(study, paired), _scatter(study, paired)
+
+
+def _sorted(study: Study, of: Paired) -> str:
+    """A bar per client from no difference to its own, with a line over the seeds; of many clients their outline."""
+    many = len(of.mean) > MANY
+    values = of.mean if many else np.concatenate([of.low, of.high])
+    title = f"{of.method} better than {study.reference} by ({_unit(study)})"
+    frame = svg.axes((0, len(of.mean)), svg.spanned([0.0, *values.tolist()]), ("", title))
+    zero, parts = frame.y(0), [frame.vertical()]
+    if many:
+        places = thinned(len(of.mean), 300)
+        for sign, colour in ((-1, "worse"), (1, "better")):
+            tops = [(frame.x(i + 0.5), frame.y(max(0.0, sign * of.mean[i]) * sign)) for i in places]
+            ends = [(tops[-1][0], zero), (tops[0][0], zero)]
+            parts.append(svg.tag("path", d=svg.path([*tops, *ends]) + "Z", fill=paint(colour)))
+    else:
+        wide, seed_line = (frame.x(1) - frame.x(0)) * 0.8, paint("ink" if len(of.mean) <= 50 else "muted")
+        for i, value in enumerate(of.mean.tolist()):
+            top, middle = frame.y(value), frame.x(i + 0.5)
+            seeds = f" (seeds {of.low[i]:+.4g} to {of.high[i]:+.4g})" if of.low[i] < of.high[i] else ""
+            hint = f"client {of.sites[i]}: {value:+.4g} {_unit(study)}{seeds}"
+            colour = paint("better" if value > 0 else "worse" if value < 0 else "equal")
+            box = (middle - wide / 2, min(top, zero), wide, max(abs(top - zero), 1.0))
+            parts.append(svg.bar(*box, colour, hint))
+            parts.append(svg.interval(frame.y(of.low[i]), frame.y(of.high[i]), middle, seed_line, upright=True))
+    parts.append(svg.line([(frame.x.start, zero), (frame.x.end, zero)], _GROUND))
+    words = f"{len(of.mean)} clients, sorted: {int((of.mean < 0).sum())} lose, {int((of.mean > 0).sum())} gain"
+    parts.append(svg.words(frame.x.end, frame.y.start + 20, words, text_anchor="end"))
+    return svg.drawing(title, words, *parts)
+
+
+_GROUND = Look(paint("muted"), "")
+
+
+def _scatter(study: Study, of: Paired) -> str:
+    """Each client: the method's value over the reference's; above the diagonal it gains, of errors below it."""
+    ends = svg.spanned([*of.own.tolist(), *of.base.tolist()])
+    title = axis_title(str(study.metric))
+    frame = svg.axes(ends, ends, (f"{study.reference}: {title}", f"{of.method}: {title}"))
+    across = [(frame.x(end), frame.y(end)) for end in ends]
+    parts = [str(frame), svg.tag("path", d=svg.path(across), stroke=paint("muted"), stroke_dasharray="4 4")]
+    better = study.known.direction * (of.own - of.base)
+    colours = [paint("better" if b > 0 else "worse" if b < 0 else "muted") for b in better]
+    if len(of.own) <= MANY:
+        for i, site in enumerate(of.sites):
+            hint = f"client {site}: {of.method} {of.own[i]:.4g}, {study.reference} {of.base[i]:.4g}"
+            parts.append(svg.dot(frame.x(of.base[i]), frame.y(of.own[i]), colours[i], hint, r=4))
+    else:
+        parts += _binned(frame, of)
+    return svg.drawing(f"Clients with {of.method} and with {study.reference}", f"{len(of.own)} clients", *parts)
+
+
+def _binned(frame: svg.Axes, of: Paired) -> list[str]:
+    """Clients that are near each other as one dot, in four sizes, the larger the more they are."""
+    counts, ends, _ = np.histogram2d(of.base, of.own, bins=CELLS, range=[[frame.x.low, frame.x.high]] * 2)
+    middles, parts = (ends[1:] + ends[:-1]) / 2, []
+    sizes = np.ceil(4 * np.sqrt(counts / counts.max())).astype(int)
+    for size in range(1, 5):
+        places = [(frame.x(middles[i]), frame.y(middles[j])) for i, j in np.argwhere(sizes == size).tolist()]
+        if places:
+            most = int(counts[sizes == size].max())
+            hint = svg.hint(f"up to {most} client{'s' if most > 1 else ''} each")
+            parts.append(svg.tag("g", hint, svg.dots(places, paint("c1"), r=1.2 * size)))
+    return parts
+
+
+def gain_figures(study: Study) -> dict[str, str]:
+    """By name: the intervals, and of each method the sorted clients and the scatter."""
+    methods = _paired_methods(study)
+    found = {"gains": _forest(study, methods)} if methods else {}
+    for method in methods:
+        name = file_name(method)
+        found[f"gains-sorted-{name}"], found[f"gains-scatter-{name}"] = _of_method(study, method)
+    return found

@@ -1,0 +1,107 @@
+"""Tables of numbers as pictures: the stronger the colour, the more; no colour is 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfed.report.page import svg
+from perfed.report.page.look import paint
+from perfed.report.page.study import thinned
+
+MOST_PIXELS = 160  # along a side of a picture
+
+Box = tuple[float, float, float, float]
+"""Left, top, width, height."""
+
+
+def heat(values: NDArray[Any], box: Box, most: float, hint: Callable[[int], str] | None = None) -> list[str]:
+    """``values`` ``(rows, columns)`` from 0 to ``most`` in a box, with the hint of each row."""
+    left, top, width, height = box
+    step = height / len(values)
+    parts = [
+        image(svg.picture(values / most), box),
+        _rect(box, fill="none", stroke=paint("line")),
+    ]
+    for row in range(len(values) if hint else 0):
+        place = (left, top + row * step, width, step)
+        parts.append(_rect(place, svg.hint(hint(row)) if hint else "", fill="transparent"))
+    return parts
+
+
+def pooled(values: NDArray[Any], most: int = MOST_PIXELS) -> NDArray[Any]:
+    """At most so many rows and columns, each the mean of those that it stands for."""
+    for axis in (0, 1):
+        starts = np.unique(
+            np.linspace(0, values.shape[axis], min(values.shape[axis], most), endpoint=False).astype(int)
+        )
+        counts = np.diff([*starts, values.shape[axis]])
+        sums = np.add.reduceat(values, starts, axis=axis)
+        values = sums / (counts[:, None] if axis == 0 else counts)
+    return values
+
+
+def image(address: str, box: Box) -> str:
+    """A picture stretched over a box, its pixels with sharp edges."""
+    left, top, width, height = box
+    place = {"x": left, "y": top, "width": width, "height": height}
+    return svg.tag("image", **place, href=address, preserveAspectRatio="none", style="image-rendering:pixelated")
+
+
+def _rect(box: Box, inside: str = "", **more: object) -> str:
+    left, top, width, height = box
+    return svg.tag("rect", inside, x=left, y=top, width=width, height=height, **more)
+
+
+def strip(x: float, y: float, most: float, height: float = 110.0) -> list[str]:
+    """What the colours mean, from 0 to the most."""
+    picture = image(svg.picture(np.linspace(1, 0, 32)[:, None]), (x, y, 12.0, height))
+    return [picture, svg.words(x + 17, y + 10, svg.compact(float(f"{most:.2g}"))), svg.words(x + 17, y + height, "0")]
+
+
+def row_names(names: Sequence[str], box: Box, letters: int = 8) -> list[str]:
+    """Beside the rows of a box, as many as there is room for."""
+    left, top, _, height = box
+    step = height / len(names)
+    return [
+        svg.words(left - 6, top + (i + 0.5) * step + 4, cut(names[i], letters), text_anchor="end", fill=paint("muted"))
+        for i in thinned(len(names), max(2, int(height / 15))).tolist()
+    ]
+
+
+def column_names(names: Sequence[str], box: Box, letters: int = 12) -> list[str]:
+    """Above the columns of a box, as many as there is room for."""
+    left, top, width, _ = box
+    step = width / len(names)
+    longest = max(svg.width_of(cut(name, letters)) for name in names) + 8
+    return [
+        svg.words(left + (i + 0.5) * step, top - 7, cut(names[i], letters), text_anchor="middle", fill=paint("muted"))
+        for i in thinned(len(names), max(2, int(width / longest))).tolist()
+    ]
+
+
+def cut(name: str, letters: int) -> str:
+    """The name, or its beginning where it is long."""
+    return name if len(name) <= letters else name[: letters - 1] + "…"
+
+
+def heat_map(title: str, rows: Sequence[str], columns: Sequence[str], counts: NDArray[Any]) -> str:
+    """Counts of clients by class or domain as a drawing."""
+    height = float(min(440, max(120, 15 * len(rows))))
+    box, shown = (66.0, 46.0, 340.0, height), pooled(counts)
+    most = float(shown.max()) or 1.0
+
+    def hint(place: int) -> str:
+        row = place * len(rows) // len(shown)
+        there = np.flatnonzero(counts[row])
+        told = ", ".join(f"{columns[j]}: {counts[row, j]:g}" for j in there[:12])
+        more = f" and {len(there) - 12} more" if len(there) > 12 else ""
+        return f"client {rows[row]}: {told or 'nothing'}{more}"
+
+    parts = [svg.words(4, 14, title, font_weight="bold"), *heat(shown, box, most, hint), *strip(424, 46, most)]
+    told = f"{len(rows)} clients by {len(columns)} columns, at most {counts.max():g}"
+    names = [*row_names(rows, box), *column_names(columns, box)]
+    return svg.drawing(title, told, *parts, *names, height=46 + height + 12)

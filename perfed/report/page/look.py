@@ -1,0 +1,90 @@
+"""Colours and dashes: one of each per method everywhere, told apart with any colour vision, light and dark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+LIGHT = {
+    "ink": "#1c2530",
+    "muted": "#586574",
+    "line": "#dfe4ea",
+    "paper": "#ffffff",
+    "panel": "#f5f7f9",
+    "accent": "#0b63a5",
+    "better": "#1769aa",
+    "equal": "#c3cad2",
+    "worse": "#d5590b",
+    "c0": "#5d6773",
+    "c1": "#1769aa",
+    "c2": "#d5590b",
+    "c3": "#00856a",
+    "c4": "#9a3fa0",
+    "c5": "#a77500",
+    "c6": "#1597c4",
+    "c7": "#c2417c",
+}
+DARK = {
+    "ink": "#e6ebf0",
+    "muted": "#9fadbb",
+    "line": "#323c47",
+    "paper": "#14191f",
+    "panel": "#1c232b",
+    "accent": "#6db8f2",
+    "better": "#5aa9e6",
+    "equal": "#5a6673",
+    "worse": "#ff9a57",
+    "c0": "#aab4bf",
+    "c1": "#5aa9e6",
+    "c2": "#ff9a57",
+    "c3": "#3fcfa5",
+    "c4": "#d598e0",
+    "c5": "#e8bf5b",
+    "c6": "#86d9f5",
+    "c7": "#f596bf",
+}
+COLOURS = tuple(name for name in LIGHT if re.fullmatch(r"c\d", name))
+DASHES = ("", "7 3", "2 3", "9 3 2 3")
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a method is drawn: ``colour`` is a variable of the style sheet, ``dash`` SVG's ``stroke-dasharray``."""
+
+    colour: str
+    dash: str
+
+
+def paint(name: str) -> str:
+    """The colour ``name`` of :data:`LIGHT` or :data:`DARK`, whichever the page is in."""
+    return f"var(--{name})"
+
+
+def shade(number: int) -> str:
+    """The colour of the ``number``-th of several things that are no methods."""
+    return paint(COLOURS[number % len(COLOURS)])
+
+
+def looks(methods: Iterable[str]) -> dict[str, Look]:
+    """Of each method, by its place: no two of the first 32 are drawn alike, and neighbours have different dashes."""
+    found = {}
+    for number, method in enumerate(methods):
+        turn, colour = divmod(number, len(COLOURS))
+        found[method] = Look(shade(colour), DASHES[(colour + turn) % len(DASHES)])
+    return found
+
+
+def variables() -> str:
+    """The colours as variables of a style sheet; a printed page is light."""
+
+    def rules(colours: dict[str, str]) -> str:
+        return "".join(f"--{name}:{value};" for name, value in colours.items())
+
+    return f":root{{{rules(LIGHT)}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{rules(DARK)}}}}}"
+
+
+def in_light(drawing: str) -> str:
+    """``drawing`` with the light colours in place of variables, for a file of its own."""
+    return re.sub(r"var\(--(\w+)\)", lambda found: LIGHT[found[1]], drawing)

@@ -1,0 +1,143 @@
+"""What a family of methods has a picture of: embedded samples (FLIC), combined heads (FedPAC, FedAMP)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import numpy as np
+
+from perfed.errors import PerfedError
+from perfed.report.arrays import Combination, load_combination, load_snapshot
+from perfed.report.embedding import MAX_SAMPLES, Placed, placed
+from perfed.report.page import svg
+from perfed.report.page.forms import figure, grid, note, section, select, slider, switched
+from perfed.report.page.heat import heat, row_names, strip
+from perfed.report.page.look import paint, shade
+from perfed.report.page.study import Study, file_name, thinned
+from perfed.report.runs import Run
+
+MOST_PANELS = 3  # rounds of embedded samples per method
+MOST_STEPS = 40  # rounds of combined heads per method
+SIDE = 300.0  # of an embedding's square
+
+
+def embedding_section(study: Study) -> str:
+    """t-SNE of the samples that runs kept, per method through training; those that align to anchors first."""
+    firsts = _first(study, lambda run: bool(run.snapshot_files))
+    if not firsts:
+        return ""
+    panels, lines, anchored = {}, [], {}
+    for method, run in firsts.items():
+        try:
+            drawn = list(_embeddings(run))
+        except PerfedError as error:
+            lines.append(note(f"Left out: {error}"))
+            continue
+        anchored[method] = any(len(found.anchors) for found, _ in drawn)
+        panels[method] = grid(*(figure(picture) for _, picture in drawn), small=True)
+    ordered = sorted(panels, key=lambda method: not anchored[method])
+    told = (
+        f"t-SNE of at most {MAX_SAMPLES} training samples of the first seed: a dot is a sample, its colour and number "
+        "its class, a diamond an anchor, where a method aligns the clients to some. Neighbours mean something; "
+        "positions and distances between panels do not."
+    )
+    return section(
+        "embedding",
+        "Embedded samples",
+        switched([select("embedding", "Method", {m: m for m in ordered})], panels, next(iter(ordered), None)),
+        note(told if panels else ""),
+        *lines,
+    )
+
+
+def _first(study: Study, has: Callable[[Run], bool]) -> dict[str, Run]:
+    """The first run of each method that has something."""
+    found = {m: next((run for run in study.members(m) if has(run)), None) for m in study.methods}
+    return {method: run for method, run in found.items() if run is not None}
+
+
+def _embeddings(run: Run) -> Iterator[tuple[Placed, str]]:
+    files = run.snapshot_files
+    for i in thinned(len(files), MOST_PANELS):
+        found = placed(load_snapshot(files[i]))
+        if found is not None:
+            yield found, _embedding(run.method, found)
+
+
+def _embedding(method: str, of: Placed) -> str:
+    """Samples as dots in the colours of their classes, anchors as diamonds."""
+    where = f"{method}, round {of.round}" if of.round else f"{method}, before round 1"
+    everything = np.concatenate([of.points, of.anchors])
+    low, high = everything.min(0), everything.max(0)
+    x, y = (svg.Scale(low[k], max(high[k], low[k] + 1e-9), *ends) for k, ends in ((0, (14, 466)), (1, (SIDE, 36))))
+    classes = sorted({*of.y.tolist(), *of.anchor_classes.tolist()})
+    parts = [svg.words(4, 14, where, font_weight="bold")]
+    for label in classes:
+        own = [(x(a), y(b)) for a, b in of.points[of.y == label]]
+        if own:
+            hint = svg.hint(f"class {label}: {len(own)} samples")
+            parts.append(svg.tag("g", hint, svg.dots(own, shade(label), r=3), opacity=0.75))
+    for label, (a, b) in zip(of.anchor_classes.tolist(), of.anchors, strict=True):
+        d = f"M{x(a):.1f} {y(b) - 8:.1f}l7 8l-7 8l-7 -8z"
+        parts.append(svg.tag("path", svg.hint(f"anchor of class {label}"), d=d, fill=shade(label), stroke=paint("ink")))
+    for label in classes:
+        own_, anchor = of.points[of.y == label], of.anchors[of.anchor_classes == label]
+        a, b = anchor[0] if len(anchor) else np.median(own_, axis=0)
+        place = {"text_anchor": "middle", "font_weight": "bold", "font_size": 14}
+        halo = {"stroke": paint("paper"), "stroke_width": 4, "paint_order": "stroke"}
+        parts.append(svg.words(x(a), y(b) - 12, str(label), **place, **halo))
+    told = f"{len(of.points)} samples of {len(classes)} classes, {len(of.anchors)} anchors"
+    return svg.drawing(f"Embedded samples: {where}", told, *parts, height=SIDE + 14)
+
+
+def combination_section(study: Study) -> str:
+    """Weights with which a method combined the clients' heads, as a heat map with a slider over the rounds."""
+    parts, lines = [], []
+    for method, run in _first(study, lambda run: bool(run.combination_files)).items():
+        try:
+            files = run.combination_files
+            rounds = [load_combination(files[i]) for i in thinned(len(files), MOST_STEPS)]
+        except PerfedError as error:
+            lines.append(note(f"Left out: {error}"))
+            continue
+        top = max(float(one.weights.max()) for one in rounds) or 1.0
+        panels = {str(one.round): figure(_heat_map(method, one, top)) for one in rounds}
+        steps = slider("round", f"{method}, seed {run.seed}: round", [one.round for one in rounds])
+        parts.append(f"<div>{switched([steps], panels, next(reversed(panels)))}</div>")
+    told = (
+        "Row: a client; column: whose head (FedAMP: model) its own was made of. The stronger the colour, the more. "
+        "Blocks are clients that found each other alike."
+    )
+    return section("combination", "Who learns from whom", grid(*parts), note(told if parts else ""), *lines)
+
+
+def _heat_map(method: str, of: Combination, top: float) -> str:
+    """The weights as a square, rows with those they are most of."""
+    box = (66.0, 44.0, 300.0, 300.0)
+
+    def hint(row: int) -> str:
+        best = np.argsort(of.weights[row], kind="stable")[::-1][:3]
+        return f"client {of.clients[row]}: most from " + ", ".join(
+            f"{of.clients[j]} ({of.weights[row, j]:.2f})" for j in best
+        )
+
+    heads = [svg.words(66, 34, "whose head", fill=paint("muted")), svg.words(4, 34, "client", fill=paint("muted"))]
+    title = f"{method}: weights of the combination, round {of.round}"
+    parts = [svg.words(4, 14, title, font_weight="bold"), *heads, *heat(of.weights, box, top, hint)]
+    told = f"{len(of.clients)} clients; the largest weight is {of.weights.max():.2f}"
+    return svg.drawing(title, told, *parts, *row_names(of.clients, box), *strip(388, 44, top), height=356)
+
+
+def picture_figures(study: Study) -> dict[str, str]:
+    """By name: embedded samples in the last round kept, and weights of the last combination; none of broken files."""
+    found: dict[str, str] = {}
+    for method, run in _first(study, lambda run: bool(run.snapshot_files)).items():
+        with suppress(PerfedError):
+            last = placed(load_snapshot(run.snapshot_files[-1]))
+            found |= {f"embedding-{file_name(method)}": _embedding(method, last)} if last else {}
+    for method, run in _first(study, lambda run: bool(run.combination_files)).items():
+        with suppress(PerfedError):
+            one = load_combination(run.combination_files[-1])
+            found[f"combination-{file_name(method)}"] = _heat_map(method, one, float(one.weights.max()) or 1.0)
+    return found

@@ -1,0 +1,121 @@
+"""How to get these numbers again: command, versions, data, and in which settings the methods differ."""
+
+from __future__ import annotations
+
+import json
+import platform
+import tomllib
+from collections.abc import Mapping
+from html import escape
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from perfed.plugins import SKLEARN
+from perfed.report.holdings import holdings_of
+from perfed.report.page.forms import details, note, section, table
+from perfed.report.page.study import Study
+from perfed.report.text import UNKNOWN, TextTable
+
+LEFT_OUT = ("method", "methods", "seed", "plan", "description")
+
+
+def reproduce_section(study: Study, command: str = "") -> str:
+    """Everything that decided the numbers; plans and whole settings are folded away."""
+    differing = _differing(study)
+    return section(
+        "reproduce",
+        "Reproduce",
+        f"<pre>{escape(_commands(study, command))}</pre>",
+        table(_versions(study)),
+        "<h3>Settings in which the methods differ</h3>" if differing.rows else "",
+        table(differing) if differing.rows else "",
+        _notes(study),
+        *(_settings(study, method) for method in study.methods),
+        note(f"Page written with Python {platform.python_version()}, perfed {_installed('perfed')}."),
+    )
+
+
+def _commands(study: Study, command: str) -> str:
+    first = study.runs[0]
+    what = f"# one of these runs again: {first.method} with seed {first.seed}"
+    again = f"{what}\nperfed run {first.directory / 'config.toml'}"
+    return f"{command}\n{again}" if command else again
+
+
+def _versions(study: Study) -> TextTable:
+    """Versions that the runs were made with, and marks of their data."""
+    rows: dict[str, dict[str, None]] = {}
+    for run in study.runs:
+        for name, number in (run.summary.versions if run.summary else {}).items():
+            rows.setdefault(name, {})[str(number)] = None
+    marks: dict[str, dict[int, None]] = {}
+    for run in study.runs:
+        held = holdings_of(run)
+        if held is not None:
+            marks.setdefault(held.data, {})[run.seed] = None
+    cells = [[name, ", ".join(found)] for name, found in rows.items()]
+    for mark, seeds in marks.items():
+        cells.append([f"data of seed {', '.join(map(str, seeds))}", mark])
+    return TextTable("Made with", ["What", "Version or mark"], cells)
+
+
+def _differing(study: Study) -> TextTable:
+    """Settings that two methods have with different values; scikit-learn's models are left out."""
+    firsts = {m: study.members(m)[0] for m in study.methods if not m.startswith((SKLEARN, "pooled:"))}
+    found: dict[str, dict[str, str]] = {}
+    for method, run in firsts.items():
+        table_ = {k: v for k, v in tomllib.loads(run.config_text).items() if k not in LEFT_OUT}
+        own = run.summary.settings if run.summary else {}
+        for key, value in {**_flat(table_), **_flat(own)}.items():
+            found.setdefault(key, {})[method] = value
+    rows = [
+        [key, *(values.get(method, UNKNOWN) for method in firsts)]
+        for key, values in sorted(found.items())
+        if len(values) > 1 and len(set(values.values())) > 1
+    ]
+    return TextTable("", ["Setting", *firsts], rows)
+
+
+def _flat(table_: Mapping[str, Any], before: str = "") -> dict[str, str]:
+    """Leaves by their dotted names, as text."""
+    found = {}
+    for key, value in table_.items():
+        if isinstance(value, Mapping):
+            found.update(_flat(value, f"{before}{key}."))
+        else:
+            found[f"{before}{key}"] = value if isinstance(value, str) else json.dumps(value)
+    return found
+
+
+def _notes(study: Study) -> str:
+    seeds: dict[str, list[str]] = {}
+    for run in study.runs:
+        for text in run.summary.notes if run.summary else []:
+            seeds.setdefault(f"{run.method}: {text}", []).append(str(run.seed))
+    items = "".join(f"<li>{escape(text)} (seed {', '.join(own)})</li>" for text, own in seeds.items())
+    return details("Notes of the runs", f"<ul>{items}</ul>") if items else ""
+
+
+def _settings(study: Study, method: str) -> str:
+    members = study.members(method)
+    parts = [f"<p>config.toml, seed {members[0].seed}</p>", _pre(members[0].config_text)]
+    used = next((run.summary.settings for run in members if run.summary and run.summary.settings), None)
+    parts += ["<p>All settings of the method</p>", _pre(json.dumps(used, indent=2))] if used else []
+    plans: dict[str, list[str]] = {}
+    for run in members:
+        if run.summary and run.summary.plan:
+            plans.setdefault(json.dumps(run.summary.plan, indent=2), []).append(str(run.seed))
+    for plan, seeds in plans.items():
+        parts += [f"<p>Execution plan, seed {', '.join(seeds)}</p>", _pre(plan)]
+    return details(f"{method}: settings{' and execution plan' if plans else ''}", *parts)
+
+
+def _pre(text: str) -> str:
+    return f"<pre>{escape(text)}</pre>"
+
+
+def _installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "(not installed as a package)"

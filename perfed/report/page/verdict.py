@@ -1,0 +1,104 @@
+"""The first thing on the page: who won, how sure that is, and who loses; of a single run its numbers."""
+
+from __future__ import annotations
+
+from html import escape
+
+from perfed.engine.metrics import metric_of
+from perfed.report.against import ENOUGH_SEEDS, MethodVerdict, sent
+from perfed.report.page.forms import HINTS, details, named, note, paragraph, section
+from perfed.report.page.study import Study
+from perfed.report.runs import Run
+from perfed.report.text import amount, axis_title, megabytes, method_text, metric_text, short_number
+from perfed.report.verdict import Verdict, verdict
+
+
+def verdict_section(study: Study) -> str:
+    """The verdict of a comparison; of one method cards with its metrics; nothing where no run is finished."""
+    found = verdict(study.runs)
+    if found is None:
+        return "".join(_cards_of(study, method) for method in study.methods if len(study.methods) == 1)
+    first, *others = found.sentences
+    warned = "".join(f"<li>{escape(text)}</li>" for text in found.warnings)
+    plain = [text for text in others if text not in found.warnings]
+    best = found.best_method
+    return section(
+        "verdict",
+        "Verdict",
+        paragraph(first, "headline"),
+        _cards(study, found, best) if best else "",
+        *map(paragraph, plain),
+        f'<ul class="warn">{warned}</ul>' if warned else "",
+        _glossary(),
+    )
+
+
+def _card(head: str, strong: str, *below: str) -> str:
+    inside = "".join(f"<p>{text}</p>" for text in below if text)
+    return f'<div class="card"><h3>{escape(head)}</h3><strong>{strong}</strong>{inside}</div>'
+
+
+def _cards(study: Study, found: Verdict, best: MethodVerdict) -> str:
+    gain, metric, base = best.gain, found.metric, escape(found.reference)
+    step = f"{amount(metric, abs(gain.mean))} {'ahead of' if gain.mean >= 0 else 'behind'} {found.reference}"
+    if gain.sign > 0:
+        who = _card("Which method won?", named(best.method, study.looks), escape(step))
+    else:
+        who = _card("Which method won?", "none", f"{named(best.method, study.looks)}, the closest, is {escape(step)}")
+    chance = {1: "unlikely chance", 0: "can be chance", -1: "unlikely chance"}[gain.sign]
+    weak = f"{best.seeds} seed{'s' if best.seeds > 1 else ''}" + (
+        ": weak evidence" if best.seeds < ENOUGH_SEEDS else ""
+    )
+    ends = "no interval"
+    if gain.low is not None and gain.high is not None:
+        ends = f"{short_number(metric, gain.low, '+')} to {short_number(metric, gain.high, '+')}"
+        ends = f"95 % interval {ends}, {'without' if gain.sign else 'with'} 0 in it"
+    sure = _card("Can it be chance?", chance, escape(ends), escape(weak))
+    hurt = _card(
+        "Who loses?",
+        f"{best.worse} of {best.runs} client-runs" if best.worse else "nobody",
+        share(best.worse, best.equal, best.better),
+        f"against {base}: worse for {best.worse}, equal for {best.equal}, better for {best.better}",
+    )
+    return f'<div class="cards">{who}{sure}{hurt}</div>'
+
+
+def share(worse: int, equal: int, better: int) -> str:
+    """A bar of the parts for which a method is worse, equal and better."""
+    each = zip(("worse", "equal", "better"), (worse, equal, better), strict=True)
+    words = f"worse for {worse}, equal for {equal}, better for {better}"
+    parts = "".join(f'<i class="{kind}" style="--part:{count}"></i>' for kind, count in each)
+    return f'<span class="share" role="img" aria-label="{words}" title="{words}">{parts}</span>'
+
+
+def _glossary() -> str:
+    words = "".join(f"<dt>{escape(word)}</dt><dd>{escape(text)}</dd>" for word, text in HINTS.items())
+    return details("What the words mean", f"<dl>{words}</dl>")
+
+
+def _cards_of(study: Study, method: str) -> str:
+    """Metrics of the only method, each over the clients, averaged over the seeds."""
+    runs = [run for run in study.members(method) if run.summary]
+    names = dict.fromkeys(name for run in runs if run.summary for name in run.summary.spreads)
+    cards = "".join(_metric_card(name, runs) for name in names)
+    if not cards:
+        return ""
+    size, seconds = sent(runs, method), [run.summary.wall_seconds for run in runs if run.summary]
+    cards += _card("Wall time", f"{sum(seconds) / len(seconds):.1f} s", "with evaluations")
+    cards += "" if size is None else _card("Sent", megabytes(size), "up and down, all clients and rounds")
+    several = f", averaged over {len(runs)} seeds" if len(runs) > 1 else ""
+    told = note(f"Means and worst clients of {method_text(method)}{several}. There is nothing to compare it with.")
+    return section("verdict", "Result", f'<div class="cards">{cards}</div>', told, _glossary())
+
+
+def _metric_card(metric: str, runs: list[Run]) -> str:
+    known = metric_of(metric)
+    spreads = [run.summary.spreads[metric] for run in runs if run.summary and metric in run.summary.spreads]
+
+    def mean(name: str) -> str:
+        values = [value for of in spreads if (value := getattr(of, name)) is not None]
+        return metric_text(metric, sum(values) / len(values)) if values else "not known"
+
+    worst = f"worst client {mean(known.worst)}, 10 % worst {mean(known.tenth_worst)}"
+    lower = "" if known.higher_is_better else "lower is better"
+    return _card(axis_title(metric), mean("mean"), f"± {mean('std')} over the clients", worst, lower)

@@ -1,0 +1,110 @@
+"""``report.html``: all sections of runs in one file, and the figures as files of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfed.report.holdings import holdings_of
+from perfed.report.page.curves import curve_figures, curves_section
+from perfed.report.page.document import write_page
+from perfed.report.page.domains import domain_figures, domains_section
+from perfed.report.page.federation import federation_figures, federation_section
+from perfed.report.page.forms import note
+from perfed.report.page.gains import gain_figures, gains_section
+from perfed.report.page.leaderboard import leaderboard_section
+from perfed.report.page.pictures import combination_section, embedding_section, picture_figures
+from perfed.report.page.reproduce import reproduce_section
+from perfed.report.page.speeds import speed_figures, speeds_section
+from perfed.report.page.study import Study
+from perfed.report.page.svg import standalone
+from perfed.report.page.verdict import verdict_section
+from perfed.report.runs import Run, methods_of
+from perfed.report.text import listed
+
+
+def write_report(
+    runs: Sequence[Run], out: Path, *, title: str, command: str = "", left_out: Sequence[str] = ()
+) -> Path:
+    """Write the report of the runs (several methods and seeds of one data set) to ``out`` and return it.
+
+    What a run that is not finished lacks is left out, with a sentence saying so. The file appears whole or not at all.
+
+    Args:
+        runs: at least one.
+        out: the file.
+        title: of the page.
+        command: that made the runs.
+        left_out: lines on what is not in the page (:func:`perfed.report.gather.gathered`).
+    """
+    study = Study.of(runs)
+    sections = [
+        verdict_section(study),
+        leaderboard_section(study),
+        gains_section(study),
+        curves_section(study),
+        speeds_section(study),
+        domains_section(study),
+        embedding_section(study),
+        combination_section(study),
+        federation_section(study),
+        reproduce_section(study, command),
+    ]
+    return write_page(out, title, facts(runs), [_left_out(study, left_out), *sections])
+
+
+def figures(runs: Sequence[Run]) -> dict[str, str]:
+    """Every figure of the report as an SVG file of its own with light colours, by the stem of a file's name."""
+    study = Study.of(runs)
+    of = (gain_figures, curve_figures, speed_figures, domain_figures, picture_figures, federation_figures)
+    return {name: standalone(drawn) for drawing in of for name, drawn in drawing(study).items()}
+
+
+def _left_out(study: Study, lines: Sequence[str]) -> str:
+    """A line for everything that is missing, or that does not belong together."""
+    unfinished = [f"{run.method} with seed {run.seed}" for run in study.runs if not run.summary]
+    other = [run.method for run in study.runs if run.summary and study.metric not in run.summary.spreads]
+    told = list(lines)
+    if unfinished:
+        told.append(f"Not finished, so in the learning curves alone: {', '.join(unfinished)}.")
+    if study.metric and other:
+        told.append(f"Without {study.metric}, so compared with nobody: {', '.join(dict.fromkeys(other))}.")
+    marks: dict[int, dict[str, str]] = {}
+    for run in study.runs:
+        held = holdings_of(run)
+        if held is not None:
+            marks.setdefault(run.seed, {}).setdefault(held.data, run.method)
+    for seed, of in marks.items():
+        if len(of) > 1:
+            told.append(f"With seed {seed} {listed(list(of.values()))} had different data: do not compare them.")
+    return "".join(map(note, told))
+
+
+def facts(runs: Sequence[Run]) -> str:
+    """What the runs are of, in a line."""
+    methods, seeds = methods_of(runs), sorted({run.seed for run in runs})
+    clients = sorted({len(run.clients.ids) for run in runs if run.clients})
+    trained = [run for run in runs if run.summary is None or run.summary.rounds]  # the others have no rounds
+    done = sorted({run.rounds[-1].round if run.rounds else 0 for run in trained})
+    return " · ".join(
+        [
+            *[run.summary.dataset for run in runs if run.summary][:1],
+            _count(len(methods), "method"),
+            f"{_count(len(seeds), 'seed')} ({', '.join(map(str, seeds))})",
+            *([f"{_range(clients)} clients"] if clients else []),
+            *([f"{_range(done)} rounds"] if done else []),
+            *{
+                f"{run.communication:g} s of communication per exchange, as set for this report"
+                for run in runs
+                if run.communication is not None
+            },
+        ]
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]}–{numbers[-1]}"

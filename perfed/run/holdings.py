@@ -1,0 +1,48 @@
+"""``federation.json``: who holds what, so that a report can show it without the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from perfed.data.client import SPLITS, Client
+from perfed.data.federation import Federation
+
+
+def holdings(federation: Federation) -> dict[str, Any]:
+    """What each client holds, in numbers: rows, training rows of each class and domain, inputs, columns of its table.
+
+    ``data`` changes with ids, sizes, shapes and targets (:attr:`Federation.fingerprint`). No row's content.
+    """
+    classes = federation.class_names or [str(label) for label in range(federation.num_classes or 0)]
+    domains = [federation.domain_name(number) for number in range(federation.num_domains)]
+    tables = [set(c.table.feature_names_in_) for c in federation if c.table is not None]
+    shared = set.intersection(*tables) if tables else set()
+    return {
+        "data": f"{federation.fingerprint:08x}",
+        "classes": [str(name) for name in classes],
+        "domains": domains,
+        "clients": {c.id: _held(c, len(classes), len(domains), shared) for c in federation},
+    }
+
+
+def _held(client: Client, classes: int, domains: int, shared: set[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "rows": {name: len(part) for name in SPLITS if (part := client.split(name)) is not None},
+        "inputs": client.train.x[0].numel() if len(client.train) else 0,
+    }
+    if classes:
+        found["classes"] = _counts(client.train.y, classes)
+    if domains and client.train.domain is not None:
+        found["domains"] = _counts(client.train.domain, domains)
+    if client.table is not None:
+        names = client.table.feature_names_in_
+        found["columns"] = {"shared": sum(n in shared for n in names), "own": sum(n not in shared for n in names)}
+    return found
+
+
+def _counts(labels: Tensor, number: int) -> list[int]:
+    counts: list[int] = np.bincount(labels.cpu().numpy().astype(int), minlength=number).tolist()
+    return counts
