@@ -9,7 +9,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import tomli_w
@@ -26,6 +25,7 @@ from perfed.machine import write_atomic
 from perfed.method.registry import entry, known_names
 from perfed.methods.presets import method_and_policy
 from perfed.report import Gathered, Verdict, comparison_rows, gathered, verdict, write_report
+from perfed.report.curves import oracle
 from perfed.report.runs import Run as FinishedRun
 from perfed.run.directory import RunDirectory, plain
 from perfed.run.run import Run
@@ -147,9 +147,7 @@ class Conclusion:
     @property
     def oracle(self) -> float | None:
         """Mean accuracy of the Bayes oracle, where the data have one."""
-        found = (run.summary.oracle_accuracy for run in self.runs if run.summary)
-        known = [value for value in found if value is not None]
-        return fmean(known) if known else None
+        return oracle(self.runs)
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def _means(axis: Axis, runs: Sequence[Run], numbers: Sequence[int]) -> NDArray[n
 
 
 def oracle(runs: Sequence[Run]) -> float | None:
-    """Mean accuracy in percent of who knows how the data were made, where the runs know it."""
+    """Mean accuracy of who knows how the data were made, where the runs know it."""
     known = [run.summary.oracle_accuracy for run in runs if run.summary]
     there = [value for value in known if value is not None]
-    return 100 * float(np.mean(there)) if there else None
+    return float(np.mean(there)) if there else None

@@ -224,7 +224,7 @@ def test_without_a_clock_there_is_no_virtual_time(tmp_path):
 
 def test_an_axis_that_a_run_lacks_is_not_offered(tmp_path):
     old = write_run(tmp_path / "old", "fedavg", 0)  # no virtual time, no bytes
-    runs = load_runs([old, made(tmp_path / "new", "fedrep", 0, clock=True)])
+    runs = [run for place in (old, made(tmp_path / "new", "fedrep", 0, clock=True)) for run in load_runs([place])]
     assert [axis.button for axis in axes_of(runs, "accuracy")] == ["Rounds", "Wall time"]
     assert [curve.rounds for curve in metric_curves(runs, "accuracy")] == [(1, 3), (1, 2, 4)]
     file = old / "rounds.jsonl"

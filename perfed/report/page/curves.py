@@ -101,7 +101,7 @@ class Curves:
         asked = {t.accuracy for run in self.study.runs if run.summary for t in run.summary.targets or []}
         found = {f"target {percent(target)}": 100 * target for target in sorted(asked)}
         if self.metric == "accuracy" and (best := oracle(self.study.runs)) is not None:
-            found["oracle"] = best
+            found["oracle"] = 100 * best
         ends = (frame.x.start, frame.x.end)
         inside = {name: value for name, value in found.items() if frame.y.low <= value <= frame.y.high}
         return [svg.rule(frame.y, value, ends, upright=False, label=name) for name, value in inside.items()]
