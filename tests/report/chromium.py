@@ -66,13 +66,14 @@ class Tab:
         os.write(self._to, json.dumps(message).encode() + b"\0")
         number = self._number
         while True:
-            found = self._next()
+            found = self.heard()
             if found.get("id") == number:
                 if "error" in found:
                     raise RuntimeError(f"{method}: {found['error']}")
                 return dict(found["result"])
 
-    def _next(self) -> dict[str, Any]:
+    def heard(self) -> dict[str, Any]:
+        """The next message; what it says of the console and of requests is kept."""
         while b"\0" not in self._rest:
             self._rest += os.read(self._back, 1 << 16)
         text, _, self._rest = self._rest.partition(b"\0")
