@@ -67,4 +67,5 @@ def _crop(shot: Path, out: Path) -> None:
     picture = Image.open(shot).convert("RGB")
     pixels = np.asarray(picture)
     full = np.flatnonzero((pixels != pixels[-1, 0]).any(axis=(1, 2)))
-    picture.crop((0, 0, picture.width, int(full[-1]) + 24)).quantize(COLOURS).save(out, optimize=True)
+    kept = picture.crop((0, 0, picture.width, int(full[-1]) + 24))
+    kept.quantize(COLOURS, Image.Quantize.MAXCOVERAGE).save(out, optimize=True)

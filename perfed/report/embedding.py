@@ -48,5 +48,5 @@ def tsne(points: NDArray[np.float64]) -> NDArray[np.float64]:
     init = "pca" if points.shape[1] >= 2 else "random"
     # Few points: a second thread gains nothing, and on a busy machine waiting for it costs many times the work.
     with threadpool_limits(1):
-        positions = TSNE(perplexity=perplexity, init=init, random_state=0).fit_transform(points)
+        positions = TSNE(perplexity=perplexity, init=init, min_grad_norm=1e-3, random_state=0).fit_transform(points)
     return np.asarray(positions, dtype=float)

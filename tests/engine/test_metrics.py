@@ -227,7 +227,7 @@ def test_a_client_predicts_among_the_classes_that_it_holds(tmp_path):
         assert own["loss"] < own["loss_all"] and own["accuracy"] >= own["accuracy_all"]
     assert run.summary["evaluation"]["classes"] == "held" and "classes" not in among_all.summary["evaluation"]
     text = write_report(load_runs([tmp_path / "held" / "run"]), tmp_path / "report.html", title="x").read_text()
-    assert "accuracy_all" in text
+    assert "Accuracy_all (%)" in text
 
 
 def test_a_loss_among_held_classes_is_missing_where_a_sample_has_another(tmp_path):

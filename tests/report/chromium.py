@@ -73,7 +73,7 @@ class Tab:
                 return dict(found["result"])
 
     def heard(self) -> dict[str, Any]:
-        """The next message."""
+        """The next message; what it says of the console and of requests is kept."""
         while b"\0" not in self._rest:
             self._rest += os.read(self._back, 1 << 16)
         text, _, self._rest = self._rest.partition(b"\0")

@@ -44,7 +44,7 @@ def paragraph(text: str, kind: str = "") -> str:
 
 
 def note(text: str) -> str:
-    """A smaller paragraph."""
+    """A paragraph in smaller letters."""
     return paragraph(text, "note")
 
 

@@ -24,7 +24,7 @@ for (const group of all(".switched")) {
 const keyOf = (cell) => {
   if (cell === undefined) return null;
   const text = cell.dataset.sort ?? cell.textContent.trim();
-  const number = parseFloat(text.replace(/[\u2212]/g, "-").replace(/[ \u202f]/g, ""));
+  const number = parseFloat(text);
   return text === "" || text === "–" ? null : Number.isNaN(number) ? text : number;
 };
 const compare = (a, b) => typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b));
@@ -57,16 +57,21 @@ if (board) {
     const [mean, gain, worst, tenth, ...others] = found?.text ?? Array(8).fill("–");
     const order = found?.sort ?? Array(8).fill(null);
     const cells = [...row.cells].slice(1);
-    [mean, null, null, worst, tenth, ...others].forEach((text, i) => { if (text !== null) cells[i].textContent = text; });
+    const texts = [mean, null, null, worst, tenth, ...others];
+    texts.forEach((text, i) => { if (text !== null) cells[i].textContent = text; });
     [0, 1, 1, 2, 3, 4, 5, 6, 7].forEach((place, i) => { cells[i].dataset.sort = order[place] ?? ""; });
     if (found?.share) cells[2].dataset.sort = found.share[2] - found.share[0];
-    cells[1].innerHTML = (found?.forest ? '<span class="forest" aria-hidden="true"><i class="zero"></i><i class="range"></i><i class="mid"></i></span>' : "") + "<small></small>";
-    cells[2].innerHTML = (found?.share ? '<span class="share" role="img"><i class="worse"></i><i class="equal"></i><i class="better"></i></span>' : "") + "<small></small>";
+    const drawn = (kind, parts) => found?.share
+      ? `<span class="${kind}" role="img">${parts.map((part) => `<i class="${part}"></i>`).join("")}</span><small></small>`
+      : "<small></small>";
+    cells[1].innerHTML = drawn("forest", ["zero", "range", "mid"]);
+    cells[2].innerHTML = drawn("share", ["worse", "equal", "better"]);
     cells[1].lastChild.textContent = gain;
     cells[2].lastChild.textContent = found?.share ? found.share.join(" / ") : "–";
     if (!found?.share) return;
-    const forest = cells[1].firstChild;
-    ["low", "mid", "high", "zero"].forEach((name, i) => forest.style.setProperty(`--${name}`, found.forest[i] ?? found.forest[1]));
+    const forest = cells[1].firstChild, places = found.forest.map((place) => place ?? found.forest[1]);
+    ["low", "mid", "high", "zero"].forEach((name, i) => forest.style.setProperty(`--${name}`, places[i]));
+    forest.setAttribute("aria-label", gain);
     forest.style.color = `var(--${["worse", "muted", "better"][found.sign + 1]})`;
     [...cells[2].firstChild.children].forEach((part, i) => part.style.setProperty("--part", found.share[i]));
     const [worse, equal, better] = found.share;
@@ -85,12 +90,19 @@ if (board) {
 }
 
 // A table as text: shown, selected, and copied where the browser lets a page do that.
+const quoted = (cell) => /[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell;
+const escaped = (cell) => cell.replace(/[%&_#$]/g, "\\$&").replaceAll("±", "$\\pm$").replaceAll("–", "--");
 const texts = {
-  csv: (rows) => rows.map((row) => row.map((cell) => /[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell).join(",")),
-  markdown: ([head, ...rows]) => [head, head.map((_, i) => i ? "---:" : "---"), ...rows].map((row) => `| ${row.join(" | ")} |`),
+  csv: (rows) => rows.map((row) => row.map(quoted).join(",")),
+  markdown: ([head, ...rows]) => {
+    const rule = head.map((_, i) => i ? "---:" : "---");
+    return [head, rule, ...rows].map((row) => `| ${row.join(" | ")} |`);
+  },
   latex: ([head, ...rows]) => {
-    const line = (row) => `${row.map((cell) => cell.replace(/[%&_#$]/g, "\\$&").replaceAll("±", "$\\pm$").replaceAll("–", "--")).join(" & ")} \\\\`;
-    return [`\\begin{tabular}{l${"r".repeat(head.length - 1)}}`, "\\toprule", line(head), "\\midrule", ...rows.map(line), "\\bottomrule", "\\end{tabular}"];
+    const line = (row) => `${row.map(escaped).join(" & ")} \\\\`;
+    const begin = `\\begin{tabular}{l${"r".repeat(head.length - 1)}}`;
+    const body = ["\\toprule", line(head), "\\midrule", ...rows.map(line), "\\bottomrule"];
+    return [begin, ...body, "\\end{tabular}"];
   },
 };
 for (const bar of all(".copy")) {
@@ -127,7 +139,8 @@ if (clients) {
       });
       return line;
     }));
-    told.textContent = `${found.length} of ${clients.rows.length} clients${found.length > 100 ? ", the first 100 are shown" : ""}`;
+    const some = found.length > 100 ? ", the first 100 are shown" : "";
+    told.textContent = `${found.length} of ${clients.rows.length} clients${some}`;
   };
   search.addEventListener("input", show);
   show();

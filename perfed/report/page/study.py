@@ -25,7 +25,7 @@ class Study:
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Study:
-        """That of ``runs``."""
+        """All that the page is about."""
         return cls(tuple(runs), main_metric(runs))
 
     @cached_property

