@@ -285,7 +285,7 @@ def test_baselines_alone(tmp_path):
     names = "sklearn:svc,pooled:svc"
     done = perfed("compare", "digits-label-skew", "--methods", names, "--out", tmp_path / "made")
     assert done.code == 0, done.err
-    assert "sklearn:svc seed 0: 88." in done.out and "pooled:svc (data brought together)" in done.out
+    assert "sklearn:svc seed 0: 88." in done.out and "pooled:NAME is of data brought together." in done.out
     assert "<td>pooled:svc (data brought together)</td>" in (tmp_path / "made" / "report.html").read_text()
 
 
