@@ -486,7 +486,7 @@ def test_the_tables_show_the_domains(digits, monkeypatch):
     assert (result.code, result.err) == (0, "")
     federation = load("digit-domains", options, seed=2, data_dir=digits)
     shown = (held(federation, "train", 5) > 0).sum(axis=1)
-    assert f"5 domains, {shown.min()} to {shown.max()} per client; train 40 each, 200 in all" in result.out
+    assert f"5 domains, {shown.min()} to {shown.max()} per client; train 40 each, 200 in all" in result.said
     lines = [line.split() for line in result.out.splitlines()]
     start = next(i for i, words in enumerate(lines) if words[-1:] == ["street_digits"])
     assert lines[start][-5:] == list(DOMAINS)

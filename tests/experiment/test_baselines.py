@@ -454,7 +454,7 @@ def test_baselines_alone(tmp_path):
     names = "sklearn:svc,pooled:svc"
     done = perfed("compare", "digits-label-skew", "--methods", names, "--out", tmp_path / "made")
     assert done.code == 0, done.err
-    assert "sklearn:svc seed 0: 88." in done.out and "pooled:svc (data brought together)" in done.out
+    assert "sklearn:svc seed 0: 88." in done.out and "pooled:NAME is of data brought together." in done.out
     assert "pooled:svc (data brought together)</th>" in (tmp_path / "made" / "report.html").read_text()
 
 

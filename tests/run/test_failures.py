@@ -369,7 +369,7 @@ def test_names_of_methods_are_printed_as_they_are(here):
     Path("own_methods.py").write_text(OWN.replace('"mine"', '"x"'))
     placed = 'methods.own_methods:x.placement={embedding="personal"}'
     result = perfed("run", EXPERIMENT, "--method", "own_methods:x", *TINY, placed, "--out", "out")
-    assert "own_methods:x: accuracy" in result.out
+    assert "own_methods:x: before local training" in result.out
 
 
 def test_data_in_a_file_of_ones_own(here):
