@@ -39,7 +39,7 @@ def compare_command(
     elif experiment is None:
         raise PerfedError("an experiment is needed: a shipped one ('perfed list experiments') or a .toml file")
     else:
-        names, numbers = parse_names(methods, baselines=True), parse_seeds(seeds or "0")
+        names, numbers = parse_names(methods, baselines=True), parse_seeds("0" if seeds is None else seeds)
         table = override(find_experiment(experiment), shared_settings(how.engine, settings), federated(names))
         out = how.out or default_out(str(table.get("name", "comparison")))
         planned = Comparison.create(out, table, names, numbers, how.data_dir, device_of(how.device))

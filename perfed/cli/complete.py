@@ -44,7 +44,7 @@ def lists(incomplete: str) -> list[str]:
 
 
 def engines(incomplete: str) -> list[str]:
-    """Engines."""
+    """Engines that begin so."""
     return [name for name in INDEX["engines"] if name.startswith(incomplete)]
 
 

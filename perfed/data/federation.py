@@ -269,7 +269,7 @@ class Federation:
 
     @property
     def facts(self) -> FederationFacts:
-        """What :meth:`describe` says."""
+        """What :meth:`describe` says, as plain values."""
         classes = [str(label) for label in self.class_names or self.classes or ()]
         domains = [self.domain_name(number) for number in range(self.num_domains)]
         return FederationFacts.of(self.clients, classes, domains, self.notes)
