@@ -282,7 +282,7 @@ evaluation = { metrics = ["my_metrics:true-of-two", "f1"] }
     (tmp_path / "x.toml").write_text(toml)
     result = perfed("run", "x.toml", "--method", "local", "--out", "out")
     assert result.code == 0, result.out + result.err
-    assert "true-of-two (cases) " in result.out
+    assert "True-of-two (cases) " in result.out
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["own_metrics"] == {"true-of-two": {"higher_is_better": False, "unit": "cases"}}
     assert "true-of-two_before" in (tmp_path / "out" / "clients.csv").read_text().splitlines()[0]
