@@ -89,12 +89,9 @@ def test_a_run_passes_through_its_stages():
     work, stages = Work(1, Clock()), []
 
     class Watched(Plan):
-        def path(self, kind, clients, trial, **options):
-            return super().path(kind, clients, trial and (lambda size: self.tried(trial, size)), **options)
-
-        def tried(self, trial, size):
-            stages.append(work.stage)
-            trial(size)
+        def path(self, kind, clients, trial, *, parallel=False):
+            watched = trial and (lambda chunk: (stages.append(work.stage), trial(chunk))[1])
+            return super().path(kind, clients, watched, parallel=parallel)
 
     def make() -> Run:
         stages.append(work.stage)
