@@ -189,9 +189,9 @@ def test_tables_mark_a_domain_that_nobody_trains_on(tmp_path, capsys):
     assert marked == [("feddar-wa", "new (n = 20)")]
     assert table.note == "* Nobody trains on this domain: means of the outputs with the parameters of the others."
     assert table.note in write_report(found, tmp_path / "report.html", title="x").read_text()
-    print_summary(runs[0].summary)
-    value = f"{100 * runs[0].summary['domains']['accuracy']['new']:.4g}"
-    assert f"new {value} (nobody trains on it), mean " in " ".join(capsys.readouterr().out.split())
+    print_summary(runs[0].summary, verbose=False)
+    said, value = capsys.readouterr().out, f"{100 * runs[0].summary['domains']['accuracy']['new']:.4g}"
+    assert "new *" in said and value in said.split() and "* Nobody trains on this domain." in said
     # one model for all domains has nothing untrained
     assert "untrained_domains" not in runs[1].summary and not any("nobody" in n for n in runs[1].notes)
 
