@@ -196,7 +196,7 @@ def thinned(name: str, per_class: int, **options: Any) -> Maker:
 
 
 def _views(name: str, clients: int, classes: int, per_class: int, **more: Any) -> Cell:
-    said = "".join(f", {key} {value}" for key, value in more.items())
+    said = "".join(", linear embedding" if value == () else f", {key} {value}" for key, value in more.items())
     return Cell(f"{clients} clients, {classes} classes, {per_class} a class{said}",
                 images(name, clients, classes, per_class), **more)  # fmt: skip
 
