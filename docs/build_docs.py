@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import maps_tables
 from screens import screens
 
 from perfed.experiment.compare import Comparison, federated
@@ -26,6 +27,7 @@ from perfed.report.comparison import ComparisonRow
 from perfed.report.text import metric_text
 
 ROOT = Path(__file__).parent.parent
+MAPS = "docs/when.md"
 BASELINES = ("sklearn:logistic", "sklearn:svc", "sklearn:random-forest")
 SKEW = ("local", "fedrep", "fedavg-ft", "ditto", "fedpac", *BASELINES)
 VIEWS = ("local", "hetfedrep", "flic-class", "flic-hl", *BASELINES)
@@ -171,20 +173,29 @@ def rendered(document: str, text: str) -> str:
     Raises:
         ValueError: a table has no place there.
     """
-    for name, groups in TABLES[document].items():
+    for name, content in _contents(document).items():
         start, end = f"<!-- made by docs/build_docs.py: {name} -->", "<!-- end -->"
         if text.count(start) != 1:
             raise ValueError(f"{document}: {text.count(start)} places for the table '{name}'; one is needed")
         before, _, rest = text.partition(start)
-        commands = "\n".join(KEPT[kept].command for kept in groups.values())
-        content = f"```\n{commands}\n```\n\n{markdown(groups)}"
         text = f"{before}{start}\n{content}\n{end}{rest.partition(end)[2]}"
     return text
 
 
+def _contents(document: str) -> dict[str, str]:
+    """What stands between the marks of a document, by their names."""
+    if document == MAPS:
+        return {name: maps_tables.markdown(name) for name in maps_tables.maps()}
+    found = {}
+    for name, groups in TABLES[document].items():
+        commands = "\n".join(KEPT[kept].command for kept in groups.values())
+        found[name] = f"```\n{commands}\n```\n\n{markdown(groups)}"
+    return found
+
+
 def write() -> None:
     """Tables from the kept numbers."""
-    for document in TABLES:
+    for document in (*TABLES, MAPS):
         file = ROOT / document
         file.write_text(rendered(document, file.read_text()))
 

@@ -32,7 +32,7 @@ def parkinsons(
     Inputs are age, sex, days since the start and 16 measures of a recording, with mean 0 and deviation 1 over the
     training samples of all clients (sums that clients can add up without showing a sample); age and sex are constant
     at a client. Targets are UPDRS points, ``target`` says which; between visits to the clinic they are interpolated in
-    time.
+    time. Models work on them standardised over all clients' training samples.
     ``split``: "later" tests on each person's last recordings (with ``later_validation`` that part of the others, the
     last of them, is the validation data), "random" on any, which a curve through the points in time answers.
 
@@ -61,7 +61,7 @@ def parkinsons(
         for part, index in of.items():
             if len(index):
                 arrays[client] |= {f"x_{part}": inputs[index], f"y_{part}": y[index].astype(np.float32)}
-    return Federation.from_arrays(arrays, task="regression")
+    return Federation.from_arrays(arrays, task="regression").standardised()
 
 
 def _first(rows: NDArray[np.int64], share: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -65,7 +65,15 @@ def test_the_terminal_says_the_worst_clients_of_every_metric(run_dir):
 
 
 def test_run_leaves_exactly_these_files(run_dir):
-    files = ["checkpoint", "clients.csv", "config.toml", "federation.json", "predictions", "report.html", "rounds.jsonl"]
+    files = [
+        "checkpoint",
+        "clients.csv",
+        "config.toml",
+        "federation.json",
+        "predictions",
+        "report.html",
+        "rounds.jsonl",
+    ]
     assert sorted(file.name for file in run_dir.iterdir()) == [*files, "snapshots", "summary.json"]
     assert [file.name for file in (run_dir / "snapshots").iterdir()] == ["round-0000.npz"]
 

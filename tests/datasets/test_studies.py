@@ -104,10 +104,12 @@ def test_patients_are_tested_on_their_later_recordings():
         assert parts[0].x[:, time].max() <= parts[1].x[:, time].min()
         assert parts[1].x[:, time].max() <= parts[2].x[:, time].min()
         assert client.train.x[:, age].unique().numel() == 1
-        found = np.sort(np.concatenate([part.y.flatten().numpy() for part in parts]))
-        np.testing.assert_array_equal(found, np.sort(y[patient == int(client.id)]))
+        found = np.sort(np.concatenate([federation.target_scale.up(part.y).numpy() for part in parts]))
+        np.testing.assert_allclose(found, np.sort(y[patient == int(client.id)]), rtol=1e-6)
     x = torch.cat([client.train.x for client in federation]).double()
     torch.testing.assert_close(x.mean(0), torch.zeros(19).double(), atol=1e-5, rtol=0)
+    together = torch.cat([client.train.y for client in federation]).double()
+    assert float(together.mean()) == pytest.approx(0, abs=1e-6) and float(together.std()) == pytest.approx(1, abs=1e-3)
     assert describe("parkinsons").task == "regression"
 
 

@@ -1,0 +1,55 @@
+"""The tables of docs/when.md, from the numbers that ``benchmarks/maps.py`` keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats  # type: ignore[import-untyped]
+
+FOLDER = Path(__file__).parent / "results/maps"
+ALONE = {"logistic": "logistic regression", "svc": "SVC"}
+NAMES = {
+    "local": "Local",
+    "hetfedrep": "HetFedRep",
+    "flic-class": "FLIC-Class",
+    "flic-hl": "FLIC-HL",
+    "fedavg-ft": "FedAvg-FT",
+    "fedrep": "FedRep",
+    "fedpac": "FedPAC",
+}
+# Title of the last columns -> the two methods whose difference they are; where both were trained.
+PAIRS = {"FLIC-HL − HetFedRep": ("flic-hl", "hetfedrep"), "FedPAC − FedAvg-FT": ("fedpac", "fedavg-ft")}
+
+Cell = dict[str, Any]
+
+
+def maps() -> list[str]:
+    """Names of those that are kept."""
+    return sorted(file.stem for file in FOLDER.glob("*.json"))
+
+
+def markdown(name: str) -> str:
+    """One row per cell: the best model per site, what each method gains over it, and FLIC over HetFedRep."""
+    kept = json.loads((FOLDER / f"{name}.json").read_text())
+    cells: dict[str, Cell] = kept["cells"]
+    methods = [method for method in NAMES if method in next(iter(cells.values()))]
+    pairs = {title: pair for title, pair in PAIRS.items() if set(pair) <= set(methods)}
+    header = ["", "best model per site, %", *(f"{NAMES[method]}" for method in methods), *pairs]
+    lines = [header, ["---"] * len(header)]
+    for title, cell in cells.items():
+        best = max(ALONE, key=lambda model: np.mean(cell[model]["accuracy"]))
+        gains = [_gain(cell, method, best) for method in methods]
+        more = [_gain(cell, *pair) for pair in pairs.values()]
+        lines.append([title, f"{100 * np.mean(cell[best]['accuracy']):.1f} ({ALONE[best]})", *gains, *more])
+    return f"`{kept['command']}`\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _gain(cell: Cell, method: str, base: str) -> str:
+    """Mean difference in points and the 95 % Student interval over the seeds, bold where that has no 0."""
+    difference = 100 * (np.array(cell[method]["accuracy"]) - np.array(cell[base]["accuracy"]))
+    mean, half = float(difference.mean()), float(stats.t.ppf(0.975, len(difference) - 1) * stats.sem(difference))
+    text = f"{mean:+.1f} ± {half:.1f}".replace("-", "−")
+    return f"**{text}**" if abs(mean) > half else text
