@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from pydantic import ValidationError
 
@@ -34,6 +35,16 @@ class Diverged(Exception):
         super().__init__(row, reason)
         self.row = row
         self.reason = reason
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    """Names with commas; of more than ``most`` the first of them, and how many more there are.
+
+    Example:
+        >>> some(["north", "south", "west"], most=2)
+        'north, south and 1 more'
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def first_problem(error: ValidationError, where: str) -> PerfedError:

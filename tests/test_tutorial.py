@@ -93,6 +93,6 @@ def test_the_tutorial_is_true(tmp_path, monkeypatch, capsys):
 def test_the_tutorial_goes_all_the_way():
     """Nothing is left out by a block that the test does not see."""
     commands = [line.split()[1] for language, code, _ in BLOCKS if language == "sh" for line in code.splitlines()]
-    assert set(commands) == {"init", "check", "compare", "report", "predict", "export", "join"}
+    assert set(commands) == {"init", "check", "compare", "report", "predict", "export", "run", "join"}
     assert len(re.findall(r"^```(?:python|sh)$", TEXT, flags=re.MULTILINE)) == len(BLOCKS)
     assert sum(language == "python" for language, *_ in BLOCKS) == 3

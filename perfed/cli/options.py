@@ -10,6 +10,7 @@ import typer
 
 from perfed.cli import complete
 from perfed.cli.index import INDEX
+from perfed.errors import PerfedError
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,16 @@ class Shown:
     as_json: bool = False
     all_metrics: bool = False
     verbose: bool = False
+
+
+def check_new(file: Path) -> None:
+    """Whether ``file`` can be written without loss.
+
+    Raises:
+        PerfedError: it is there.
+    """
+    if file.exists():
+        raise PerfedError(f"{file}: exists already; choose another name")
 
 
 ExperimentName = Annotated[

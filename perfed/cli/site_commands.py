@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from perfed.cli.commands import app
-from perfed.cli.options import DataOption, RunArgument, SiteOption
+from perfed.cli.options import DataOption, RunArgument, SiteOption, check_new
 
 
 @app.command("export", epilog="Example: perfed export runs/one --site 003 --format onnx")
@@ -20,6 +20,8 @@ def export_command(
     data_dir: DataOption = None,
 ) -> None:
     """Write one site's own model for use without perfed, and a model card."""
+    for file in [] if out is None else (out, out.with_suffix(".md")):
+        check_new(file)
     from perfed.cli import sites
 
     sites.export_command(directory, site, format_, out, data_dir)
@@ -30,10 +32,13 @@ def predict_command(
     directory: RunArgument,
     file: Annotated[Path, typer.Argument(help="table of new rows, with the site's columns in any order")],
     site: SiteOption,
-    out: Annotated[Path, typer.Option("--out", help="CSV file for predictions and probabilities")],
+    out: Annotated[
+        Path, typer.Option("--out", help="CSV file for predictions and probabilities, behind the rows' ids, or numbers")
+    ],
     data_dir: DataOption = None,
 ) -> None:
     """Write what one site's own model says of new rows."""
+    check_new(out)
     from perfed.cli import sites
 
     sites.predict_command(directory, file, site, out, data_dir)

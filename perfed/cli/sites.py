@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from perfed.cli.console import say, say_where, say_whole
+from perfed.cli.options import check_new
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.newcomer import newcomer, newcomer_from_frame
 from perfed.data.tables.files import read_table
 from perfed.data.tables.kinds import Column, read
 from perfed.data.tables.problems import refuse
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, some
 from perfed.experiment.start import opened
 from perfed.machine import write_atomic
 from perfed.run.card import card, shown_metrics
@@ -33,7 +34,7 @@ def export_command(directory: Path, site: str, format_: str, out: Path | None, d
         raise PerfedError(f"--format {format_}: unknown format; allowed: {', '.join(FORMATS)}")
     file = out or directory / "models" / f"{_file_name(site)}.{format_}"
     for path in (file, file.with_suffix(".md")):
-        _new(path)
+        check_new(path)
     model = _site(directory, site, data_dir)
     file.parent.mkdir(parents=True, exist_ok=True)
     found = export(model, file, next(known for known in FORMATS if known == format_))
@@ -44,8 +45,7 @@ def export_command(directory: Path, site: str, format_: str, out: Path | None, d
 
 
 def predict_command(directory: Path, file: Path, site: str, out: Path, data_dir: Path | None) -> None:
-    """Write what one site's model says of the rows of a file."""
-    _new(out)
+    """Write what one site's model says of the rows of a file, behind their ids, or else their numbers in it."""
     model = _site(directory, site, data_dir)
     frame, notes = read_table(file)
     if model.table is None:
@@ -61,8 +61,12 @@ def predict_command(directory: Path, file: Path, site: str, out: Path, data_dir:
         probabilities = model.predict_proba(frame)
         header = ["prediction", *(f"probability of {label}" for label in model.classes_)]
         columns = [model.classes_[probabilities.argmax(1)], *probabilities.T]
+    ids = [] if model.table is None else [name for name in frame.columns if name in model.table.ids]
+    header = [*(ids or ["row"]), *header]
+    columns = [*(frame[name].to_numpy(object) for name in ids), *([] if ids else [frame.index.to_numpy()]), *columns]
     text = io.StringIO(newline="")
     csv.writer(text).writerows([header, *zip(*(column.tolist() for column in columns), strict=True)])
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(out, text.getvalue())
     for note in notes:
         say_whole(f"{file}: {note}", style="yellow")
@@ -86,7 +90,13 @@ def join_command(directory: Path, file: Path, site: str, data_dir: Path | None) 
 def _site(directory: Path, site: str, data_dir: Path | None) -> SiteModel:
     """The model of a site of the run, or of one that has joined it."""
     folder = directory / "joined" / _file_name(site)
-    return load_site(folder) if (folder / FACTS).exists() else opened(directory, data_dir=data_dir).site(site)
+    if (folder / FACTS).exists():
+        return load_site(folder)
+    run = opened(directory, data_dir=data_dir)
+    joined = [load_site(file.parent).site for file in sorted(directory.glob(f"joined/*/{FACTS}"))]
+    if joined and site not in run.federation.ids:
+        raise PerfedError(f"unknown client '{site}'; ids are: {some(run.federation.ids)}; joined: {some(joined)}")
+    return run.site(site)
 
 
 def _newcomer(federation: Federation, site: str, file: Path, seed: int) -> Client:
@@ -132,8 +142,3 @@ def _numbers(frame: Any, file: Path, others: tuple[str, ...]) -> Any:
 
 def _file_name(site: str) -> str:
     return re.sub(r"[^\w.-]", "_", site)
-
-
-def _new(file: Path) -> None:
-    if file.exists():
-        raise PerfedError(f"{file}: exists already; choose another name")

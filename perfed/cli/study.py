@@ -14,6 +14,7 @@ from perfed.cli.actions import chosen_experiment
 from perfed.cli.console import alone_on_stdout, print_json, say, say_whole
 from perfed.cli.table import print_table
 from perfed.data.federation import Federation
+from perfed.data.tables.files import table_files
 from perfed.data.tables.problems import TableProblems
 from perfed.datasets import load
 from perfed.errors import PerfedError
@@ -25,6 +26,7 @@ from perfed.report.text import TextTable
 
 def init_command(files: list[Path], tests: list[Path], columns: dict[str, Any], out: Path, as_json: bool) -> None:
     """Write an experiment for tables; nothing where they have problems, or over a file that is there."""
+    table_files([*files, *tests])
     if out.exists():
         raise PerfedError(f"{out} is there already; name another file with --out, or edit it")
     if out.suffix != ".toml" or not out.parent.is_dir():
@@ -56,9 +58,9 @@ def _tried(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
     except TableProblems:
         split = {} if "test_files" in settings else {"test_fraction": 0.2}
         federation = load("tables", {**settings, **split}, seed=0)
-    names = {table.feature_names_in_ for client in federation if (table := client.table) is not None}
+    names = {table.columns_there for client in federation if (table := client.table) is not None}
     common = {**settings, **split, "columns": "common"}
-    if len({frozenset(held) for held in names}) == 1:
+    if len(names) == 1:
         with suppress(TableProblems):  # kinds that differ
             return load("tables", common, seed=0), common
     return federation, {**settings, **split, "columns": "own"}

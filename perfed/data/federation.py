@@ -227,9 +227,9 @@ class Federation:
             target=target,
             event=event,
             domain=domain,
-            drop=tuple(drop),
-            dates=tuple(dates),
-            categories=tuple(categories),
+            drop=drop,
+            dates=dates,
+            categories=categories,
             group=group,
             task=task,
             test_fraction=test if not isinstance(test, Mapping) else 0.0,
@@ -272,7 +272,7 @@ class Federation:
         """What :meth:`describe` says, as plain values."""
         classes = [str(label) for label in self.class_names or self.classes or ()]
         domains = [self.domain_name(number) for number in range(self.num_domains)]
-        return FederationFacts.of(self.clients, classes, domains, self.notes)
+        return FederationFacts.of(self.clients, classes, domains, self.notes, survival=self.survival)
 
     @property
     def num_domains(self) -> int:

@@ -23,7 +23,9 @@ class SiteFacts:
         site: its id.
         rows: per split.
         inputs: numbers in one input of its model.
-        shared, own: columns of its table that enter and that all sites have, or only some; ``None`` without tables.
+        shared, own: columns of its table that all sites have, or only some; ``None`` without tables.
+        constant: those of both that hold one value in the training rows, and do not enter; ``None`` without tables.
+        events: of survival, over all splits; else ``None``.
         missing, cells: of the training rows, over these columns; ``None`` without tables.
         classes, domains: rows of each, over all splits; empty where there are none.
     """
@@ -33,8 +35,10 @@ class SiteFacts:
     inputs: int
     shared: int | None
     own: int | None
+    constant: int | None
     missing: int | None
     cells: int | None
+    events: int | None
     classes: list[int]
     domains: list[int]
 
@@ -60,12 +64,18 @@ class FederationFacts:
 
     @classmethod
     def of(
-        cls, clients: Sequence[Client], classes: Sequence[str], domains: Sequence[str], notes: Mapping[str, Any]
+        cls,
+        clients: Sequence[Client],
+        classes: Sequence[str],
+        domains: Sequence[str],
+        notes: Mapping[str, Any],
+        *,
+        survival: bool = False,
     ) -> FederationFacts:
-        """Count a federation's clients; ``notes`` are the federation's."""
+        """Count a federation's clients; ``notes`` and ``survival`` are the federation's."""
         tables = [client.table for client in clients if client.table is not None]
-        shared = set.intersection(*(set(t.feature_names_in_) for t in tables)) if tables else set()
-        sites = [facts_of(c, shared, len(classes), len(domains)) for c in clients]
+        shared = frozenset.intersection(*(table.columns_there for table in tables)) if tables else frozenset()
+        sites = [facts_of(c, shared, len(classes), len(domains), survival=survival) for c in clients]
         told, remarks = (list(notes[key]) if tables else [] for key in ("told", "remarks"))
         return cls(sites, list(classes), list(domains), columns_of(tables), told, remarks)
 
@@ -91,7 +101,9 @@ class FederationFacts:
         return "\n".join([*lines, "", *below] if below else lines)
 
 
-def facts_of(client: Client, shared: Set[str], num_classes: int, num_domains: int) -> SiteFacts:
+def facts_of(
+    client: Client, shared: Set[str], num_classes: int, num_domains: int, *, survival: bool = False
+) -> SiteFacts:
     """What ``client`` holds; ``shared`` are the columns that the tables of all clients have."""
     rows = {split: part for split in SPLITS if (part := client.split(split)) is not None}
     table = client.table
@@ -99,10 +111,12 @@ def facts_of(client: Client, shared: Set[str], num_classes: int, num_domains: in
         site=client.id,
         rows={split: len(part) for split, part in rows.items()},
         inputs=client.train.x[0].numel(),
-        shared=None if table is None else sum(name in shared for name in table.feature_names_in_),
-        own=None if table is None else sum(name not in shared for name in table.feature_names_in_),
+        shared=None if table is None else len(table.columns_there & shared),
+        own=None if table is None else len(table.columns_there - shared),
+        constant=None if table is None else len(table.constant),
         missing=None if table is None else sum(column.missing for column in table.columns),
         cells=None if table is None else len(client.train) * len(table.columns),
+        events=sum(int(part.y[:, 1].sum()) for part in rows.values()) if survival else None,
         classes=_counts([part.y for part in rows.values()], num_classes),
         domains=_counts([p.domain for p in rows.values() if p.domain is not None], num_domains),
     )
@@ -112,12 +126,17 @@ def site_rows(facts: Sequence[SiteFacts], classes: Sequence[str], domains: Seque
     """Titles, and the facts as text, a site each."""
     splits = [split for split in ("train", "validation", "test") if any(split in site.rows for site in facts)]
     tables = all(site.shared is not None for site in facts)
-    header = ["site", *splits, *(["shared columns", "own", "missing"] if tables else []), "inputs"]
+    constant, survival = any(site.constant for site in facts), any(site.events is not None for site in facts)
+    header = ["site", *splits, *(["events"] if survival else [])]
+    header += ["shared columns", "own", *(["constant"] if constant else []), "missing"] if tables else []
+    header.append("inputs")
     rows = [header + _titles("class", classes) + _titles("domain", domains)]
     for site in facts:
         row = [site.site, *(str(site.rows.get(split, 0)) for split in splits)]
+        row += [str(site.events)] if survival else []
         if tables:
-            row += [str(site.shared), str(site.own), f"{100 * (site.missing or 0) / max(site.cells or 0, 1):.0f} %"]
+            row += [str(site.shared), str(site.own), *([str(site.constant)] if constant else [])]
+            row += [f"{100 * (site.missing or 0) / max(site.cells or 0, 1):.0f} %"]
         rows.append([*row, str(site.inputs), *_cells(site.classes), *_cells(site.domains)])
     return rows
 

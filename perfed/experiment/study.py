@@ -23,17 +23,18 @@ _WHAT = {
     "categories": "columns whose numbers are codes",
     "folds": "seed s tests on fold s mod 5, so that --seeds 0..4 judges every row once",
     "test_fraction": "share of each site's rows to test on",
-    "columns": "own: each site its own; common: those that all have; union: all, absent ones filled and masked",
+    "columns": "own: each site its own; common: those that all have (for all methods); union: all, absent ones filled",
 }
 
 _OWN = """\
 # Each site has an embedding of its own columns (hetfedrep keeps it to itself); body and head come behind it.
-# Linear with much weight decay does best on small tables; on large ones try { kind = "mlp", hidden = [32], out = 16 }.
+# Linear does best on small tables; on large ones try { kind = "mlp", hidden = [32], out = 16 }.
 [model]
 embedding = { kind = "linear", out = 8 }
 body = { kind = "hidden-layer", out = 8 }
 head = "linear"
-
+"""
+_OWN_LABELS = """
 [methods.local.model]
 body = "none"
 
@@ -47,6 +48,7 @@ _SHARED = """\
 body = { kind = "mlp", hidden = [32], out = 16 }
 head = "linear"
 """
+_SURVIVAL_BATCH = "batch_size = 256  # events are compared with the rows of their batch: the whole site, if it can be"
 
 
 def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -> str:
@@ -57,11 +59,11 @@ def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -
         settings: options of the data set "tables"; with ``columns = "common"`` the model has one body for all sites.
         federation: made with them.
     """
-    same = settings["columns"] == "common"
+    same, survival = settings["columns"] == "common", federation.task == "survival"
     data: dict[str, Any] = {"drop": [], "dates": [], "categories": [], **settings}
     lines = [f"{_toml(key, data[key])}  # {_WHAT[key]}" for key in _WHAT if key in data]
     method = "fedrep" if same else "hetfedrep"
-    others = ["fedavg"] if same else ["flic-class"] if federation.task != "survival" else []
+    others = ["fedavg"] if same else [] if survival else ["flic-class"]
     compared = ",".join(["local", method, *others, *_baselines(federation)])
     tables = [client.table for client in federation if client.table is not None]
     kinds = "\n".join(f"#   {kind}: {', '.join(names)}" for kind, names in columns_of(tables).items())
@@ -78,12 +80,12 @@ name = "tables"
 # What the columns were taken for; drop, dates and categories say otherwise.
 {kinds}
 
-{_SHARED if same else _OWN}
+{_SHARED if same else _OWN if survival else _OWN + _OWN_LABELS}
 [training]
 optimizer = "adam"
-lr = {"1e-3" if same else "3e-3"}
-weight_decay = {"1e-2" if same else "1e-1"}
-batch_size = 32
+lr = {"1e-3" if same and not survival else "3e-3"}
+weight_decay = {"1e-3" if survival else "1e-2" if same else "1e-1"}
+{_SURVIVAL_BATCH if survival else "batch_size = 32"}
 local_epochs = 2
 
 [evaluation]

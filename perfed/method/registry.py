@@ -121,10 +121,17 @@ def entry(name: str) -> Entry:
     if under_policy and policy in POLICIES:
         summary = f"{base} under the participation policy {policy}"
         return replace(METHODS[base], name=name, summary=summary, base=base, policy=policy)
-    near = difflib.get_close_matches(name, known_names(), n=3)
-    hint = f"; did you mean: {', '.join(near)}?" if near else ""
-    allowed = f"{', '.join(known_names())}, or METHOD+POLICY with one of the policies {', '.join(POLICIES)}"
-    raise PerfedError(f"unknown method '{name}'; allowed: {allowed}{hint}")
+    raise PerfedError(f"unknown method '{name}'; {_nearest(name)}")
+
+
+def _nearest(name: str) -> str:
+    """What may have been meant by a name that is not known: all methods that begin so, or those written alike."""
+    base, plus, policy = name.partition("+")
+    if plus and base in METHODS:
+        return f"'{policy}' is no policy; allowed: {', '.join(POLICIES)}"
+    family = [known for known in known_names() if known.startswith(f"{base}-")]
+    near = family or difflib.get_close_matches(base, known_names(), n=3)
+    return f"did you mean: {', '.join(near)}?" if near else "'perfed list methods' names those that there are"
 
 
 def method_names() -> list[str]:

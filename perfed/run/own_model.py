@@ -16,7 +16,7 @@ from perfed.data.federation import Federation
 from perfed.engine import evaluate
 from perfed.engine.joining import joined
 from perfed.engine.server import Server
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, some
 from perfed.method.method import Method
 from perfed.model.chain import Chain, Parameters
 from perfed.run.card import data_facts, metrics_with_intervals, today, versions
@@ -155,7 +155,7 @@ class OwnModels:
     def _alone(self, server: Server, client: str) -> Cohort:
         """The client alone, with the model that evaluation uses."""
         if client not in server.clients:
-            raise PerfedError(f"unknown client '{client}'; ids are: {', '.join([*server.clients][:5])}, ...")
+            raise PerfedError(f"unknown client '{client}'; ids are: {some([*server.clients])}")
         with self.taken.at(server, client):
             (cohort,) = server.own_models([client], self.taken.rounds.get(client, self.done))
         return cohort

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from perfed.data.inputs import as_tensor, column_names
-from perfed.data.tables.problems import pandas
+from perfed.data.tables.problems import columns_named, pandas
 from perfed.data.tables.site import SiteTable
 from perfed.errors import PerfedError
 from perfed.machine import write_atomic
@@ -160,13 +160,12 @@ class SiteModel:
     def _check_columns(self, x: Any, without: Sequence[str] = ()) -> None:
         found, wanted = column_names(x) or (), [name for name in self.feature_names_in_ if name not in without]
         for what, names in (
-            ("lacks", [name for name in wanted if name not in found]),
-            ("has the unknown", [name for name in found if name not in wanted]),
-            ("has twice", [name for name in dict.fromkeys(found) if found.count(name) > 1]),
+            ("x lacks", [name for name in wanted if name not in found]),
+            ("remove from x the unknown", [name for name in found if name not in wanted]),
+            ("x has twice", [name for name in dict.fromkeys(found) if found.count(name) > 1]),
         ):
             if names:
-                shown = ", ".join(f"'{name}'" for name in names[:5]) + (", ..." if len(names) > 5 else "")
-                raise PerfedError(f"site '{self.site}': x {what} column{'s' if len(names) > 1 else ''} {shown}")
+                raise PerfedError(f"site '{self.site}': {what} {columns_named(names)}")
 
     def _domain_ids(self, domain: Any, samples: int) -> Tensor:
         names = self.facts["domains"]

@@ -63,6 +63,7 @@ def test_predict_writes_what_the_site_says_of_each_row(run_dir, tmp_path):
     said = np.array([[float(row[f"probability of {label}"]) for label in site.classes_] for row in found])
     np.testing.assert_allclose(said, site.predict_proba(x), atol=1e-6)
     assert [int(row["prediction"]) for row in found] == site.predict(x).tolist()
+    assert [int(row["row"]) for row in found] == list(range(2, len(x) + 2))  # the header is row 1
 
 
 def test_a_site_joins_and_every_other_file_stays_as_it_was(run_dir, tmp_path):
@@ -95,6 +96,36 @@ def test_a_site_joins_and_every_other_file_stays_as_it_was(run_dir, tmp_path):
     assert package.load_site(run_dir / "joined" / "west").site == "west"
 
 
+def test_ids_that_were_dropped_come_with_the_predictions(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for site in ("north", "south"):
+        x = rng.normal(size=(30, 2))
+        ids = [f"{site[0]}-{number:03d}" for number in range(30)]
+        written(tmp_path / f"{site}.csv", ["a", "b"], x, patient=ids, ward=["x", "y"] * 15, sick=["no", "yes"] * 15)
+    drop = ("--drop", "patient", "--drop", "ward")
+    assert perfed("init", "north.csv", "south.csv", "--target", "sick", *drop).code == 0
+    assert perfed("run", "study.toml", "rounds=1", "plan.engine=stacked", "plan.threads=1", "--out", "run").code == 0
+    new = written(Path("new.csv"), ["a", "b"], rng.normal(size=(3, 2)), ward=["x"] * 3, patient=["p7", "p9", "p8"])
+    assert perfed("predict", "run", new, "--site", "north", "--out", "said.csv").code == 0
+    found = rows(Path("said.csv"))
+    assert [*found[0]][:2] == ["patient", "prediction"] and [row["patient"] for row in found] == ["p7", "p9", "p8"]
+    bare = written(Path("bare.csv"), ["b", "a"], rng.normal(size=(3, 2)))
+    assert perfed("predict", "run", bare, "--site", "north", "--out", "said/bare.csv").code == 0
+    assert [row["row"] for row in rows(Path("said/bare.csv"))] == ["2", "3", "4"]
+    assert perfed("join", "run", "south.csv", "--site", "west").code == 0
+    nobody = perfed("predict", "run", new, "--site", "oslo", "--out", "no.csv")
+    assert nobody.err == "perfed: unknown client 'oslo'; ids are: north, south; joined: west\n"
+
+
+def test_where_predictions_go_is_looked_at_before_anything_is_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr("perfed.cli.sites.predict_command", lambda *given: pytest.fail("it was loaded"))
+    out = tmp_path / "there.csv"
+    out.touch()
+    result = perfed("predict", tmp_path / "run", "new.csv", "--site", "000", "--out", out)
+    assert result.code == 2 and result.err == f"perfed: {out}: exists already; choose another name\n"
+
+
 def test_a_finished_run_goes_on_to_more_rounds(tmp_path):
     run_tiny(tmp_path / "long", "rounds=5")
     run_tiny(tmp_path / "short", "rounds=3")
@@ -110,7 +141,7 @@ def test_a_finished_run_goes_on_to_more_rounds(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("export", "RUN", "--site", "nobody"), "unknown client 'nobody'; ids are: 000, 001, 002, 003, ..."),
+        (("export", "RUN", "--site", "nobody"), "unknown client 'nobody'; ids are: 000, 001, 002, 003\n"),
         (("export", "RUN", "--site", "000", "--format", "pmml"), "--format pmml: unknown format; allowed: onnx, pt2"),
         (("export", "ELSEWHERE", "--site", "000"), "no run here"),
         (("predict", "RUN", "ELSEWHERE/new.csv", "--site", "000", "--out", "OUT"), "new.csv: no such file"),
@@ -143,7 +174,7 @@ def test_new_rows_that_do_not_fit_are_named(run_dir, tmp_path):
     names = [f"x{j}" for j in range(x.shape[1])]
     for file, says in (
         (written(tmp_path / "less.csv", names[1:], x[:, 1:]), "x lacks column 'x0'"),
-        (written(tmp_path / "more.csv", names, x, colour=[1] * len(x)), "x has the unknown column 'colour'"),
+        (written(tmp_path / "more.csv", names, x, colour=[1] * len(x)), "remove from x the unknown column 'colour'"),
         (written(tmp_path / "text.csv", names[:-1], x[:, :-1], **{names[-1]: ["a"] * len(x)}), "and something else in"),
     ):
         result = perfed("predict", run_dir, file, "--site", "000", "--out", tmp_path / "out.csv")

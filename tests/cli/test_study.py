@@ -127,6 +127,60 @@ def test_nothing_is_written_over(tmp_path, monkeypatch):
     assert perfed("init", "all.csv", *ASKED, "--out", "none/study.toml").code == 2
 
 
+def test_a_folder_that_is_not_there_is_said_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("study.toml").write_text("mine")
+    result = perfed("init", "../lab", *ASKED)
+    assert (result.code, result.err) == (2, "perfed: ../lab: no such file or folder\n")
+
+
+def centres(folder: Path, **constant: int) -> None:
+    """Two sites with times and events; a column of the first is constant but in a row that is tested on or not."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    for name, rows in (("east", 60), ("west", 50)):
+        x = rng.normal(size=rows)
+        days = np.ceil(200 * rng.exponential(size=rows) * np.exp(-1.5 * x)) + 1
+        died = (rng.uniform(size=rows) < 0.67).astype(int)
+        table = pd.DataFrame({"x": x, "noise": rng.normal(size=rows), "flag": 0, "days": days, "died": died})
+        table.loc[: 0 if name == "east" else 20, "flag"] = 1
+        table.assign(**(constant if name == "east" else {})).to_csv(folder / f"{name}.csv", index=False)
+
+
+@pytest.mark.parametrize("more", [{}, {"grade": 1}])
+def test_a_survival_study_has_settings_that_learn(tmp_path, monkeypatch, more):
+    monkeypatch.chdir(tmp_path)
+    centres(tmp_path / "centres")
+    if more:
+        frame = pd.read_csv("centres/west.csv")
+        frame.assign(grade=frame["x"].round()).to_csv("centres/west.csv", index=False)
+    made = perfed("init", "centres", "--target", "days", "--event", "died")
+    assert made.code == 0 and "events" in made.out, made.err
+    study = tomllib.loads(Path("study.toml").read_text())
+    assert study["data"]["columns"] == ("own" if more else "common")
+    assert study["training"]["batch_size"] >= 256 and study["training"]["weight_decay"] <= 1e-3
+    assert "methods" not in study and "flic" not in Path("study.toml").read_text()
+    short = ("plan.engine=stacked", "plan.threads=1", "evaluation.every=30")
+    for method in ("local", study["method"]):
+        done = perfed("run", "study.toml", *short, "--method", method, "--out", method)
+        assert done.code == 0, done.err
+        assert json.loads(Path(method, "summary.json").read_text())["metrics"]["c-index"]["mean"] > 0.65
+
+
+def test_tables_with_the_same_columns_share_them_where_some_do_not_vary(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    centres(tmp_path / "centres", flag=0)
+    made = perfed("init", "centres", "--target", "days", "--event", "died", "--json")
+    assert made.code == 0, made.err
+    assert tomllib.loads(Path("study.toml").read_text())["data"]["columns"] == "common"
+    assert [site["shared"] for site in json.loads(made.out)["sites"]] == [3, 3]
+    alone = perfed("check", "study.toml", "data.columns=own", "method=local", "--json")
+    sites = json.loads(alone.out)["sites"]
+    assert [(site["shared"], site["own"], site["constant"]) for site in sites] == [(3, 0, 1), (3, 0, 0)]
+    forgotten = perfed("init", "centres", "--target", "days", "--out", "values.toml")
+    assert "column 'died': is this survival? --event died" in forgotten.out
+
+
 def test_every_problem_is_said_with_file_column_and_row_and_no_content(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, rows in {

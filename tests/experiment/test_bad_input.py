@@ -45,7 +45,7 @@ TUNE = ("tune", EXPERIMENT, "--methods", "local,hetfedrep")
 CASES: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     (("run", "flic-digit-views"), ("unknown experiment 'flic-digit-views'", "did you mean 'flic-digits-views'?")),
     (("run", "nowhere.toml"), ("unknown experiment 'nowhere.toml' (no such file)", "one of: ")),
-    (("run", EXPERIMENT, "--method", "flick"), ("unknown method 'flick'", "allowed: apfl, ")),
+    (("run", EXPERIMENT, "--method", "flick"), ("unknown method 'flick'", "did you mean: flic")),
     (("run", EXPERIMENT, "lamda1=0"), ("unknown key 'lamda1'", "did you mean: lambda1")),
     (("run", EXPERIMENT, "methods.flic-hl.lamda1=0"), ("unknown key 'methods.flic-hl.lamda1'", "allowed: ")),
     (("run", EXPERIMENT, "rounds"), ("'rounds' is not of the form key=value",)),
@@ -95,7 +95,7 @@ CASES: list[tuple[tuple[str, ...], tuple[str, ...]]] = [
     ((*COMPARE, "lambda1=0"), ("unknown key 'lambda1'",)),
     ((*COMPARE, "--device", "abacus"), ("--device abacus",)),
     (("compare", EXPERIMENT), ("--methods: at least one is needed",)),
-    (("compare", EXPERIMENT, "--methods", "local,flick"), ("--methods: unknown method 'flick'", "allowed: apfl, ")),
+    (("compare", EXPERIMENT, "--methods", "local,flick"), ("--methods: unknown method 'flick'", "did you mean: flic")),
     (("compare", EXPERIMENT, "--methods", "local,local"), ("named twice",)),
     (("compare", EXPERIMENT, "--methods", "local,fedavg"), ("fedavg: ", "shares 'embedding.")),
     (TUNE, ("--grid: at least one key=v1,v2,... is needed",)),

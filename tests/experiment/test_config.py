@@ -256,7 +256,7 @@ def test_a_function_that_returns_no_module_says_so():
         ("lambda1=-1", r"methods\.flic-class\.lambda1: .*\(given: -1\)"),
         ("optimizer=lion", "optimizer: .*'adam' or 'sgd'"),
         ("training.optimiser=sgd", r"unknown key 'training\.optimiser'; allowed: .*optimizer"),
-        ("methods.nope.lr=1", "unknown method 'nope'; allowed: apfl"),
+        ("methods.nope.lr=1", "unknown method 'nope'; 'perfed list methods' names"),
         ("methods.flic-hl.lamda1=1", r"unknown key 'methods\.flic-hl\.lamda1'; allowed: .*lambda1"),
         ("methods.flic-class=3", r"methods\.flic-class: .*dictionary"),
         ("methods.local.model=3", r"methods\.local\.model: must be a table \(given: 3\)"),
@@ -306,7 +306,7 @@ def test_every_mistake_names_the_key_and_what_is_allowed(assignment, says):
         (SMALL.replace("rounds = 2", ""), "x.toml: rounds: field required"),
         (SMALL.replace("rounds", "roundz"), "x.toml: rounds: field required|unknown key 'roundz'"),
         (SMALL.replace('name = "toy-noisy-features"', ""), "x.toml: data: needs 'name', one of: adult, bci-common"),
-        (SMALL.replace("flic-class", "flic"), "x.toml: unknown method 'flic'; allowed: apfl"),
+        (SMALL.replace("flic-class", "flic"), "x.toml: unknown method 'flic'; did you mean: flic-class, flic-hl"),
         (SMALL + "[extra]\n", r"x.toml: unknown key 'extra'; allowed: name"),
     ],
 )

@@ -64,8 +64,8 @@ def test_a_preset_refuses_another_policy():
 
 
 def test_unknown_names_are_told_of_presets():
-    with pytest.raises(PerfedError, match=r"unknown method 'fedrep-fast'; allowed: .*, fedrep-srpfl, flanp"):
-        experiment(method="fedrep-fast")
+    with pytest.raises(PerfedError, match=r"unknown method 'fedrep-srpf'; did you mean: .*fedrep-srpfl"):
+        experiment(method="fedrep-srpf")
 
 
 def test_any_method_goes_with_any_policy_by_a_plus():
@@ -73,9 +73,24 @@ def test_any_method_goes_with_any_policy_by_a_plus():
     assert type(built.built_method) is entry("fedpac").method
     assert method_and_policy("fedpac+srpfl") == method_and_policy("mine:fedpac+srpfl") == ("fedpac", "srpfl")
     assert built.build_participation().policy == "srpfl"
-    for wrong in ("fedpac+fast", "fast+srpfl", "fedrep-srpfl+srpfl", "+srpfl", "fedpac+"):
-        with pytest.raises(PerfedError, match=r"unknown method '.*'; allowed: .*METHOD\+POLICY .* srpfl, flanp"):
+    for wrong in ("fedpac+fast", "fedpac+"):
+        with pytest.raises(PerfedError, match=r"unknown method '.*'; '.*' is no policy; allowed: .* srpfl, flanp"):
             entry(wrong)
+    for wrong, said in (
+        ("fast+srpfl", "'perfed list methods' names those that there are"),
+        ("fedrep-srpfl+srpfl", "did you mean: fedrep-srpfl"),
+        ("+srpfl", "'perfed list methods'"),
+    ):
+        with pytest.raises(PerfedError, match=rf"unknown method '.*'; {said}"):
+            entry(wrong)
+
+
+def test_of_an_unknown_name_the_nearest_are_said_and_no_others():
+    for wrong, said in (("flic", "flic-class, flic-hl?"), ("fedpack", "fedpac"), ("fedaper", "fedper")):
+        with pytest.raises(PerfedError) as error:
+            entry(wrong)
+        assert str(error.value).startswith(f"unknown method '{wrong}'; did you mean: ") and said in str(error.value)
+        assert str(error.value).count(",") <= 2
 
 
 def test_a_policy_for_all_and_one_of_a_methods_own_do_not_mix(tmp_path):

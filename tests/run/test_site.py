@@ -207,7 +207,7 @@ def test_labels_and_columns_keep_their_names():
     assert list(site.predict(train)) == [["ill", "well"][j] for j in said.argmax(1)]
     for frame, says in (
         (train[["age"]], "x lacks column 'weight'"),
-        (train.assign(colour=1.0, smell=2.0), "x has the unknown columns 'colour', 'smell'"),
+        (train.assign(colour=1.0, smell=2.0), "remove from x the unknown columns 'colour', 'smell'"),
         (pd.concat([train, train[["age"]]], axis=1), "x has twice column 'age'"),
         (train.replace(4.0, np.nan), "missing or infinite"),
         (train.to_numpy()[:, :1], r"inputs of shape \(2,\), not \(1,\)"),
@@ -343,7 +343,7 @@ def test_columns_of_a_table_are_refused_by_name():
     site, frame = table_site("local", "own"), frames()["north"]
     for changed, says in (
         (frame.drop(columns="smokes"), "no column 'smokes'"),
-        (frame.assign(colour=1), "unknown columns 'colour'"),
+        (frame.assign(colour=1), "unknown column 'colour', remove it; the site's columns: "),
         (frame.to_numpy()[:, :2], r"x has shape \(40, 2\), not \(rows, 4\)"),
     ):
         with pytest.raises(PerfedError, match=f"site 'north': {says}"):

@@ -18,6 +18,8 @@ from perfed.data.tables.schema import agreed
 from perfed.data.tables.targets import events_of, targets_of
 from perfed.errors import PerfedError
 
+_ABOVE = "drop these rows, or add half a unit to them"
+
 
 @dataclass(frozen=True, eq=False)
 class Part:
@@ -108,7 +110,9 @@ def _targets(parts: Sequence[Part], options: TableOptions) -> tuple[list[NDArray
     problems += found
     for part, times in zip(parts, values, strict=False):
         if len(bad := part.frame.index[times <= 0]):
-            problems.append(f"{part.source}: column '{options.target}', the time, is not above 0 {in_rows(bad)}")
+            problems.append(
+                f"{part.source}: column '{options.target}', the time, is not above 0 {in_rows(bad)}; {_ABOVE}"
+            )
     pairs = [] if problems else [np.column_stack(pair) for pair in zip(values, events, strict=True)]
     return pairs, "survival", problems
 
@@ -183,12 +187,13 @@ def _dropped(parts: Sequence[Part], options: TableOptions) -> list[str]:
 
 
 def _unfit(part: Part, columns: Sequence[Column], options: TableOptions) -> list[Problem]:
-    """Columns that look like ids or free text; a transformer of the user's own gets what there is."""
+    """Columns that look like ids, free text or decimal commas; a transformer of the user's own gets them."""
     if options.preprocess is not None:
         return []
     ways = {
         "id": "looks like an id; name it in drop, in group if rows of one value belong together, or in categories",
         "text": "looks like free text; name it in drop, or in categories if it is one",
+        "comma": "holds numbers with a decimal comma; write them with a point, or name it in categories",
     }
     return part.said(f"column '{column.name}' {ways[column.kind]}" for column in columns if column.kind in ways)
 

@@ -55,7 +55,7 @@ def read_sites(paths: Sequence[Path], site_column: str | None = None) -> Sites:
     sources: dict[str, str] = {}
     problems: list[str] = []
     notes: list[str] = []
-    for path in _files(paths):
+    for path in table_files(paths):
         try:
             frame, said = read_table(path)
             found = {path.stem: frame} if site_column is None else _by_site(path, frame, site_column)
@@ -74,7 +74,12 @@ def read_sites(paths: Sequence[Path], site_column: str | None = None) -> Sites:
     return Sites(frames, sources, tuple(notes))
 
 
-def _files(paths: Sequence[Path]) -> list[Path]:
+def table_files(paths: Sequence[Path]) -> list[Path]:
+    """The files themselves, and those with tables in the folders.
+
+    Raises:
+        PerfedError: none, a file or folder that is not there, or a folder without tables.
+    """
     files: list[Path] = []
     for path in paths:
         if path.is_dir():

@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 
 from perfed.data.labels import Task
 from perfed.data.tables.checks import Checked, Part, checked
-from perfed.data.tables.kinds import Column
+from perfed.data.tables.kinds import Column, date_shown, guess
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.preprocess import column_transformer, output_names, outputs, own_transformer
 from perfed.data.tables.problems import Frame, Problem, merged
 from perfed.data.tables.schema import learnt, shared_columns, told
 from perfed.data.tables.site import SiteTable, domain_ids
 from perfed.data.tables.splits import fold_of, held_out
-from perfed.errors import PerfedError
+from perfed.data.tables.targets import event_option, looks_like_event, numeric
+from perfed.errors import PerfedError, some
 
 _Rows = dict[str, tuple[Frame, NDArray[Any]]]
 """Rows of a site and their targets, by split."""
@@ -72,12 +73,15 @@ def build(
     known = {site: [learnt(rows[site]["train"][0], column) for column in held] for site, held in data.columns.items()}
     as_it_is = options.preprocess is not None and options.columns == "own"
     entering = known if as_it_is else shared_columns(known, options.columns)
-    tables = {p.site: _table(p, entering[p.site], rows[p.site]["train"], data.domains, options) for p in data.main}
+    tables = {
+        part.site: _table(part, known[part.site], entering[part.site], rows[part.site]["train"], data.domains, options)
+        for part in data.main
+    }
     arrays = {site: _arrays(table, rows[site], data.domains) for site, table in tables.items()}
     lines = told(options.columns, entering, data.task, data.domains is not None)
-    return Built(
-        arrays, tables, data.task, data.domains, tuple(lines), tuple(merged(_remarks(rows, tables, known, data.task)))
-    )
+    drawn = "" if tests else f", whose rows seed {options.seed} draws"
+    remarks = merged([*_hints(known, data, options), *_remarks(rows, tables, known, data.task, drawn)])
+    return Built(arrays, tables, data.task, data.domains, tuple(lines), tuple(remarks))
 
 
 def _split(part: Part, data: Checked, tested: Mapping[str, tuple[Frame, NDArray[Any]]], options: TableOptions) -> _Rows:
@@ -101,6 +105,7 @@ def _test_rows(part: Part, y: NDArray[Any], task: Task, options: TableOptions) -
 
 def _table(
     part: Part,
+    known: Sequence[Column],
     entering: Sequence[Column],
     train: tuple[Frame, NDArray[Any]],
     domains: tuple[str, ...] | None,
@@ -121,6 +126,8 @@ def _table(
         transformer = clone(options.preprocess)
     names = {column.name for column in entering if not column.absent} | {options.target, options.event, options.domain}
     ignored = tuple(name for name in part.frame.columns if name not in names)
+    out = [name for name in (options.group, *options.drop) if name in part.frame.columns and name is not None]
+    ids = tuple(n for n in out if n == options.group or guess(part.frame[n], n).kind == "id")
     table = SiteTable(
         part.site,
         tuple(entering),
@@ -131,6 +138,8 @@ def _table(
         ignored=ignored,
         own=own,
         event=options.event,
+        ids=ids,
+        constant=tuple(column.name for column in known if column.constant and column.name not in names),
     )
     frame, y = train
     transformer.fit(table.read(frame), y)
@@ -149,11 +158,30 @@ def _arrays(table: SiteTable, rows: _Rows, domains: tuple[str, ...] | None) -> d
     return arrays if names is None else {**arrays, "feature_names": names}
 
 
+def _hints(known: Mapping[str, Sequence[Column]], data: Checked, options: TableOptions) -> Iterator[Problem]:
+    """What was guessed of dates, and a column that may be one of events."""
+    formats: dict[str, dict[str, list[str]]] = {}
+    events: dict[str, str] = {}
+    for site, columns in known.items():
+        for column in columns:
+            if column.kind == "date":
+                formats.setdefault(column.name, {}).setdefault(date_shown(column.format), []).append(site)
+            elif looks_like_event(column) and options.event is None and numeric(data.targets.values()):
+                events[column.name] = event_option(column.name)
+    yield from ((f"column '{name}'", f"is this survival? {option}") for name, option in events.items())
+    for name, found in formats.items():
+        if len(found) > 1:
+            yield f"column '{name}'", "dates are read as " + "; as ".join(f"{f} at {some(s)}" for f, s in found.items())
+        elif (only := next(iter(found))) != date_shown("ISO8601"):
+            yield f"column '{name}'", f"dates are read as {only}"
+
+
 def _remarks(
     rows: Mapping[str, _Rows],
     tables: Mapping[str, SiteTable],
     known: Mapping[str, Sequence[Column]],
     task: Task,
+    drawn: str,
 ) -> Iterator[Problem]:
     spelt: dict[str, str] = {}
     for site, columns in known.items():
@@ -163,9 +191,9 @@ def _remarks(
             if first not in names:
                 yield f"site '{site}'", f"column '{name}' is another than '{first}' of other sites; is it meant to be?"
     for site, table in tables.items():
-        out = [c.name for c in known[site] if c.constant and c.name not in table.feature_names_in_]
-        if out:
-            yield f"site '{site}'", f"columns that do not vary, and do not enter: {', '.join(out)}"
+        if out := table.constant:
+            which = f"constant in the training rows{drawn}, and not entering there"
+            yield f"site '{site}'", f"columns that are {which}: {', '.join(out)}"
         y = rows[site]["train"][1]
         if task == "classification" and len(set(y.tolist())) == 1:
             yield f"site '{site}'", "its training rows are of one class"

@@ -11,13 +11,15 @@ import numpy as np
 
 from perfed.data.tables.problems import Series, in_rows, pandas
 
-Kind = Literal["number", "boolean", "category", "date", "id", "text", "empty"]
+Kind = Literal["number", "boolean", "category", "date", "id", "text", "comma", "empty"]
 
 MISSING_CATEGORY = "missing"
 """What a category column holds where the value is missing."""
 
 _TRUE, _FALSE = frozenset({"true", "yes", "y", "t"}), frozenset({"false", "no", "n", "f"})
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ].*)?")
+_ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?")
+_COMMA = re.compile(r"[+-]?\d+(,\d+)?")  # whole numbers among them
 _FORMATS = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
 _WHOLE = re.compile(r"-?\d+\.0+")
 _IDS = frozenset({"id", "ids", "uid", "uuid", "guid", "mrn", "ssn"})
@@ -68,7 +70,8 @@ def guess(values: Series, name: str, *, as_date: bool = False, as_category: bool
     """What the column ``name`` holds, unless it is said.
 
     Numbers written as texts are numbers; 0 and 1, true and false, yes and no are booleans. A column where most values
-    are numbers, or look like dates, is taken for that, and :func:`read` then names the rows that are not.
+    are numbers, or look like dates, is taken for that, and :func:`read` then names the rows that are not. Numbers with
+    decimal commas are "comma".
     """
     found = cells(values).dropna()
     if found.empty:
@@ -83,10 +86,12 @@ def guess(values: Series, name: str, *, as_date: bool = False, as_category: bool
     share = numbers.notna().mean()
     if share == 1:
         return Column(name, _kind_of_numbers(numbers.to_numpy(), name))
-    words = [str(cell) for cell in found]
-    if sum(_DATE.fullmatch(word) is not None for word in words) > len(words) / 2:
+    texts = [str(cell) for cell in found]
+    if sum(_DATE.fullmatch(text) is not None for text in texts) > len(texts) / 2:
         return Column(name, "date", _format_of(found))
-    return Column(name, "number" if share > 0.5 else _kind_of_texts(words, name))
+    if all(map(_COMMA.fullmatch, texts)):
+        return Column(name, "comma")
+    return Column(name, "number" if share > 0.5 else _kind_of_texts(texts, name))
 
 
 def _kind_of_numbers(numbers: Any, name: str) -> Kind:
@@ -97,18 +102,21 @@ def _kind_of_numbers(numbers: Any, name: str) -> Kind:
     return "id" if whole and (counted or _called_id(name)) else "number"
 
 
-def _kind_of_texts(words: Sequence[str], name: str) -> Kind:
-    different = len(set(words))
-    all_differ = different == len(words) and len(words) >= _LEAST
-    if different <= max(_MANY, len(words) / 2) and not all_differ:
+def _kind_of_texts(texts: Sequence[str], name: str) -> Kind:
+    different = len(set(texts))
+    all_differ = different == len(texts) and len(texts) >= _LEAST
+    if different <= max(_MANY, len(texts) / 2) and not all_differ:
         return "id" if _called_id(name) and different > 2 else "category"
-    return "text" if np.mean([len(word.split()) for word in words]) >= _PHRASE else "id"
+    return "text" if np.mean([len(text.split()) for text in texts]) >= _PHRASE else "id"
 
 
 def _called_id(name: str) -> bool:
-    return bool(
-        _IDS & set(re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower().replace("_", " ").replace("-", " ").split())
-    )
+    return bool(_IDS & words(name))
+
+
+def words(name: str) -> set[str]:
+    """The words of a column's name, in small letters: "patientId" and "Patient_ID" have the same."""
+    return set(re.findall(r"[^\W_]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()))
 
 
 def _format_of(found: Series) -> str:
@@ -124,6 +132,18 @@ def _format_of(found: Series) -> str:
 
 def _dates(found: Series, form: str) -> Series:
     return pandas().to_datetime(found.map(_text), format=form, errors="coerce", utc=True)
+
+
+def _dates_or_iso(found: Series, form: str) -> Series:
+    """Dates in ``form``; 2024-03-31 can be read in one way alone, and is so in any case."""
+    dates = _dates(found, form)
+    iso = dates.isna() & found.map(lambda cell: _ISO.fullmatch(str(cell)) is not None)
+    return dates.where(~iso, _dates(found.where(iso, None), "ISO8601"))
+
+
+def date_shown(form: str) -> str:
+    """How dates of a column's ``format`` are written, such as DD.MM.YYYY."""
+    return form.replace("ISO8601", "%Y-%m-%d").replace("%Y", "YYYY").replace("%m", "MM").replace("%d", "DD")
 
 
 def _text(cell: Any) -> Any:
@@ -170,15 +190,15 @@ def read(values: Series, column: Column) -> tuple[Series, list[str]]:
 
 def _read_dates(found: Series, form: str, where: str) -> tuple[Series, list[str]]:
     if form == "":
-        way = "write dates as 2024-03-31"
+        way = f"write dates as {date_shown('ISO8601')}"
         return found, [f"{where}: its dates can be read with the day or the month first; {way}"]
     filled = found.notna().to_numpy()
-    dates = found[filled] if found.dtype != object else _dates(found[filled], form)
+    dates = found[filled] if found.dtype != object else _dates_or_iso(found[filled], form)
     if dates.dt.tz is not None:
         dates = dates.dt.tz_convert("UTC").dt.tz_localize(None)
     bad = dates.index[dates.isna()]
-    shown = form.replace("%Y", "2024").replace("%m", "03").replace("%d", "31").replace("ISO8601", "2024-03-31")
-    problems = [f"{where} holds dates like {shown}, and something else {in_rows(bad)}"] if len(bad) else []
+    ways = " or ".join(map(date_shown, dict.fromkeys((form, "ISO8601"))))
+    problems = [f"{where} holds dates, and something else {in_rows(bad)}; write {ways}"] if len(bad) else []
     pd = pandas()
     days = np.full(len(found), np.nan)
     days[filled] = (dates - pd.Timestamp(0)) / pd.Timedelta(days=1)

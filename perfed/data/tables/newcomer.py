@@ -65,7 +65,8 @@ def newcomer_table(
     held = held_out(strata, None, TESTED, seed, f"test rows of {site}")
     rows = {"train": frame[~held], "test": frame[held]}
     built = build({site: rows["train"]}, options, tests={site: rows["test"]}, sources={site: source})
-    table = replace(built.tables[site], domains=first.domains, domain_input=first.domain_input)
+    named = tuple(name for name in frame.columns if any(name in other.ids for other in tables))
+    table = replace(built.tables[site], domains=first.domains, domain_input=first.domain_input, ids=named)
     if schema is not None:
         inputs = tuple(_own(column, rows["train"]) for column in schema)
         table = replace(table, inputs=inputs, transformer=column_transformer(inputs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ class TableOptions:
         event: of survival the column that says whether the event was seen at that time (1, yes, true), or nothing is
             known beyond it (0, no, false); without it, the task is another.
         domain: column that says the domain of a row; it is no input (``domain_input`` of a data set makes it one).
-        drop: columns that do not enter: ids, free text.
+        drop: columns that do not enter: ids, free text; here and below a text is one name.
         dates, categories: columns that are so, whatever they look like.
         group: column whose rows of one value (a patient's) are never on both sides of a split.
         task: "classification" or "regression"; by default what the targets look like.
@@ -35,9 +36,9 @@ class TableOptions:
     target: str
     event: str | None = None
     domain: str | None = None
-    drop: tuple[str, ...] = ()
-    dates: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
+    drop: Sequence[str] = ()
+    dates: Sequence[str] = ()
+    categories: Sequence[str] = ()
     group: str | None = None
     task: Task | None = None
     test_fraction: float = 0.2
@@ -47,6 +48,9 @@ class TableOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("drop", "dates", "categories"):
+            given = getattr(self, name)
+            object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
         allowed = {
             "test_fraction": ("from 0 to below 1", 0 <= self.test_fraction < 1),
             "folds": ("0, or at least 2", self.folds == 0 or self.folds >= 2),

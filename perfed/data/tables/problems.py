@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from perfed.data.files import optional_package
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, some
 
 Frame = Any
 """A pandas DataFrame; pandas is imported where tables are used, and has no types of its own."""
@@ -69,8 +69,18 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(f"'{name}'" for name in names)
 
 
+def columns_named(names: Sequence[str]) -> str:
+    """ "column 'age'", or "columns 'age', 'sex'"."""
+    return f"column{'s' if len(names) > 1 else ''} {listed(names)}"
+
+
 def unknown(name: str, names: Sequence[str]) -> str:
-    """What to say of a column that is not among ``names``: the nearest, and all."""
-    near = difflib.get_close_matches(name, names, n=1) or [n for n in names if n.lower() == name.lower()]
-    hint = f" (did you mean '{near[0]}'?)" if near else ""
-    return f"no column '{name}'{hint}; its columns: {', '.join(names)}"
+    """What to say of a column that is not among ``names``: the nearest, else the first of them."""
+    near = nearest(name, names)
+    return f"no column '{name}'" + (f" (did you mean '{near}'?)" if near else f"; its columns: {some(names)}")
+
+
+def nearest(name: str, names: Sequence[str]) -> str | None:
+    """The one of ``names`` that is written almost like ``name``."""
+    same = [other for other in names if other.lower() == name.lower()]
+    return next(iter(same or difflib.get_close_matches(name, names, n=1)), None)

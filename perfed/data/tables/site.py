@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from perfed.data.files import optional_package
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, cells, read
 from perfed.data.tables.preprocess import output_names, outputs
-from perfed.data.tables.problems import Frame, in_rows, listed, pandas, refuse, unknown
+from perfed.data.tables.problems import Frame, columns_named, in_rows, listed, nearest, pandas, refuse
 from perfed.errors import PerfedError
 
 _FACTS, _SAFE, _PICKLED = "table.json", "transformer.skops", "transformer.joblib"
@@ -36,6 +36,8 @@ class SiteTable:
         domain: the column of domains, if there is one.
         domains: names of the domains 0, 1, ...
         ignored: columns that may be there and do not enter: dropped ones, constant ones, the group.
+        ids: those of them by which rows can be told apart: the group, and dropped ones that look like ids.
+        constant: those of them that hold one value in the training rows.
         own: whether ``transformer`` is the user's: it gets categories with NaN where missing, and dates as dates.
         domain_input: whether the domain is also an input, one-hot behind the others.
         event: of survival the column of events.
@@ -51,6 +53,8 @@ class SiteTable:
     own: bool = False
     domain_input: bool = False
     event: str | None = None
+    ids: tuple[str, ...] = ()
+    constant: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return f"<SiteTable '{self.site}': {len(self.columns)} columns, target '{self.target}'>"
@@ -64,6 +68,11 @@ class SiteTable:
     def feature_names_in_(self) -> tuple[str, ...]:
         """Names of the site's own columns that enter."""
         return tuple(column.name for column in self.columns)
+
+    @property
+    def columns_there(self) -> frozenset[str]:
+        """Names of the site's own columns that enter, or would if they were not constant."""
+        return frozenset((*self.feature_names_in_, *self.constant))
 
     @property
     def feature_names_out_(self) -> tuple[str, ...] | None:
@@ -131,12 +140,14 @@ class SiteTable:
         given = [str(name) for name in frame.columns]
         needed = [*self.feature_names_in_, *([self.domain] if self.domain and self.domain_input else [])]
         lacking = [name for name in needed if name not in given]
-        if lacking:
-            more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
-            raise PerfedError(f"{where}: {unknown(lacking[0], given)}{more}")
         odd = [name for name in given if name not in {*needed, *self.ignored, self.target, self.event, self.domain}]
-        if odd:
-            raise PerfedError(f"{where}: unknown columns {listed(odd)}; its columns: {', '.join(needed)}")
+        meant = {name: near for name in lacking if (near := nearest(name, odd)) is not None}
+        found = [f"no {columns_named(lacking)}"] if lacking else []
+        found += [f"rename '{near}' to '{name}'?" for name, near in meant.items()]
+        strays = [name for name in odd if name not in meant.values()]
+        found += [f"unknown {columns_named(strays)}, remove {'them' if len(strays) > 1 else 'it'}"] if strays else []
+        if found:
+            raise PerfedError(f"{where}: {'; '.join(found)}; the site's columns: {', '.join(needed)}")
         twice = sorted({name for name in given if given.count(name) > 1})
         if twice:
             raise PerfedError(f"{where}: several columns are called {listed(twice)}")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.labels import Task
-from perfed.data.tables.kinds import Column, read
+from perfed.data.tables.kinds import Column, read, words
 from perfed.data.tables.problems import Series, in_rows, pandas
 
 _EVENTS = {"1": 1.0, "1.0": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "0.0": 0.0, "false": 0.0, "no": 0.0}
+_EVENT_WORDS = frozenset({"event", "status", "death", "dead", "died", "censored"})
 _CLASSES = 20  # different whole numbers that are taken for classes
 
 
@@ -63,6 +65,24 @@ def targets_of(
     if len({value for values in made for value in values.tolist()}) < 2:
         problems.append(f"{where} is the same in all rows of all sites; there is nothing to predict")
     return made, task, problems
+
+
+def looks_like_event(column: Column) -> bool:
+    """Whether a column of 1 and 0, or yes and no, is called like one of events."""
+    return column.kind == "boolean" and bool(_EVENT_WORDS & words(column.name))
+
+
+def event_option(name: str) -> str:
+    """How the column ``name`` is said to be of events."""
+    if "censored" in words(name):
+        return "--event takes a column that is 1 where the event was seen, which is the opposite"
+    return f"--event {shlex.quote(name)}"
+
+
+def numeric(targets: Iterable[NDArray[Any]]) -> bool:
+    """Whether the targets of all sites are numbers, more than two different ones."""
+    found = [values for values in targets if values.ndim == 1 and values.dtype.kind in "if"]
+    return bool(found) and len(np.unique(np.concatenate(found))) > 2
 
 
 def events_of(columns: Sequence[tuple[str, Series]], name: str) -> tuple[list[NDArray[np.float64]], list[str]]:

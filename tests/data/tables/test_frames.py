@@ -282,6 +282,11 @@ def test_a_transformer_object_is_copied_for_each_site():
 BAD = {
     "target absent": ({}, {"target": "outcome"}, "site 'x': target: no column 'outcome'; its columns: age, smokes"),
     "target misspelt": ({}, {"target": "sik"}, "site 'x': target: no column 'sik' (did you mean 'sick'?)"),
+    "many columns": (
+        {f"c{n}": 1.0 for n in range(30)},
+        {"target": "outcome"},
+        "site 'x': target: no column 'outcome'; its columns: age, smokes, pain, visit, race, sick, c0, c1 and 28 more",
+    ),
     "target constant": (
         {"sick": "no"},
         {},
@@ -327,7 +332,12 @@ BAD = {
     "dates that do not parse": (
         {"visit": ["2024-01-05"] * 39 + ["2024-13-05"]},
         {},
-        "site 'x': column 'visit' holds dates like 2024-03-31, and something else in row 39",
+        "site 'x': column 'visit' holds dates, and something else in row 39; write YYYY-MM-DD",
+    ),
+    "decimal commas": (
+        {"dose": [f"{n // 9},{n % 9}" for n in range(40)]},
+        {},
+        "site 'x': column 'dose' holds numbers with a decimal comma; write them with a point",
     ),
     "two roles": ({}, {"domain": "sick"}, "column 'sick' has two roles"),
     "fraction": ({}, {"test": 1.5}, "test_fraction = 1.5 is not allowed"),
@@ -372,7 +382,7 @@ def test_all_problems_are_said_at_once():
     assert [problem.partition(";")[0] for problem in error.value.problems] == [
         "site 'x': column 'code' looks like an id",
         "column 'age' is a category in site 'x' and a number in site 'y'",
-        "site 'y': column 'visit' holds dates like 2024-03-31, and something else in row 39",
+        "site 'y': column 'visit' holds dates, and something else in row 39",
     ]
     assert str(error.value).endswith("(and 2 more)")
 
@@ -428,3 +438,57 @@ def test_federations_of_arrays_are_described_too():
         "site  train  test  inputs  class 0  class 1",
         "one       4     2       3        2        4",
     ]
+
+
+# What is said -----------------------------------------------------------------------------------------------------
+
+
+def remarks(frames: dict[str, pd.DataFrame], **settings: object) -> tuple[str, ...]:
+    return Federation.from_frames(frames, **{"target": "sick", **settings}).notes["remarks"]
+
+
+def test_formats_of_dates_are_said_where_they_differ_or_are_not_iso():
+    iso = made()
+    german = iso.assign(visit=iso["visit"].dt.strftime("%d.%m.%Y"))
+    assert not [line for line in remarks({"a": iso}) if "dates" in line]
+    assert "column 'visit': dates are read as DD.MM.YYYY" in remarks({"a": german, "b": german})
+    mixed = remarks({"a": german, "b": iso, "c": german})
+    assert "column 'visit': dates are read as DD.MM.YYYY at a, c; as YYYY-MM-DD at b" in mixed
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "hint"),
+    [
+        ("event", "days", "--event event"),
+        ("Vital status", "days", "--event 'Vital status'"),
+        ("hasDied", "days", "--event hasDied"),
+        ("censored", "days", "--event takes a column that is 1 where the event was seen, which is the opposite"),
+        ("eventful", "days", None),
+        ("event", "sick", None),
+    ],
+)
+def test_a_column_that_looks_like_one_of_events_is_asked_about(name, target, hint):
+    frame = made().assign(days=np.arange(1.0, 41) ** 1.5, **{name: [0, 1] * 20})
+    said = [line for line in remarks({"x": frame}, target=target) if "survival" in line]
+    assert said == ([] if hint is None else [f"column '{name}': is this survival? {hint}"])
+    if target == "days":
+        assert not [line for line in remarks({"x": frame.drop(columns=name)}, target=target) if "survival" in line]
+        made_survival = frame.assign(also_died=[1, 0] * 20)
+        assert not [line for line in remarks({"x": made_survival}, target=target, event=name) if "surv" in line]
+
+
+def test_shared_columns_are_those_that_all_tables_have_and_constant_ones_are_counted_apart():
+    flat = made(seed=2).assign(smokes=["no"] * 40, extra=np.arange(40.0) ** 2)
+    facts = Federation.from_frames({"x": made(), "y": flat}, target="sick", folds=5, seed=3).facts
+    assert [(site.shared, site.own, site.constant) for site in facts.sites] == [(5, 0, 0), (5, 1, 1)]
+    assert "site 'y': columns that are constant in the training rows, whose rows seed 3 draws" in " ".join(
+        facts.remarks
+    )
+    assert "constant" in facts.rows()[0]
+
+
+def test_one_name_may_be_a_text():
+    frame = made().assign(**{"sample id": [f"K-{n}" for n in range(40)], "code": [1, 2] * 20})
+    (client,) = Federation.from_frames({"x": frame}, target="sick", drop="sample id", categories="code")
+    assert client.table.ids == ("sample id",) and client.table.ignored == ("sample id",)
+    assert [column.kind for column in client.table.columns if column.name == "code"] == ["category"]

@@ -38,12 +38,19 @@ def test_columns_may_stand_in_any_order_and_the_target_may_be_there():
     [
         (
             lambda f: f.drop(columns="age"),
-            "site 'north': no column 'age'; its columns: smokes, pain, visit, race, sick",
+            "site 'north': no column 'age'; the site's columns: age, smokes, pain, visit",
         ),
-        (lambda f: f.rename(columns={"age": "Age"}), "site 'north': no column 'age' (did you mean 'Age'?)"),
+        (
+            lambda f: f.drop(columns=["age", "pain", "visit"]),
+            "site 'north': no columns 'age', 'pain', 'visit'; the site's columns: age, smokes, pain, visit",
+        ),
+        (
+            lambda f: f.rename(columns={"age": "Age"}).assign(weight=70.0, visits=2),
+            "site 'north': no column 'age'; rename 'Age' to 'age'?; unknown columns 'weight', 'visits', remove them",
+        ),
         (
             lambda f: f.assign(weight=70.0),
-            "site 'north': unknown columns 'weight'; its columns: age, smokes, pain, visit",
+            "site 'north': unknown column 'weight', remove it; the site's columns: age, smokes, pain, visit",
         ),
         (lambda f: pd.concat([f, f[["age"]]], axis=1), "site 'north': several columns are called 'age'"),
         (lambda f: f.assign(age="sixty"), "site 'north': column 'age' holds numbers, and something else in rows 0, 1"),

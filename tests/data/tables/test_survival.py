@@ -60,6 +60,14 @@ def test_events_are_written_in_several_ways(events):
     assert federation({"one": table}, test=0.0).clients[0].train.y[:, 1].tolist() == expected.tolist()
 
 
+def test_events_are_counted_by_site():
+    made = federation()
+    expected = [int((frame(seed=seed)["died"] == "yes").sum()) for seed in range(3)]
+    assert [site.events for site in made.facts.sites] == expected
+    header, *rows = made.facts.rows()
+    assert [int(row[header.index("events")]) for row in rows] == expected
+
+
 def test_splits_are_by_event():
     made = federation(folds=5, seed=2)
     for client, table in zip(made, (frame(seed=seed) for seed in range(3)), strict=True):
@@ -94,7 +102,10 @@ def test_a_new_site_joins_with_its_times_and_events():
             "column 'died', the event, is missing in row 59; leave these rows",
         ),
         ({"died": ["yes"] * 59 + ["perhaps"]}, "column 'died', the event, is neither in row 59; allowed: 1 and 0, yes"),
-        ({"days": [5.0] * 59 + [0.0]}, "column 'days', the time, is not above 0 in row 59"),
+        (
+            {"days": [5.0] * 59 + [0.0]},
+            "column 'days', the time, is not above 0 in row 59; drop these rows, or add",
+        ),
     ],
 )
 def test_what_is_no_time_or_event_is_refused(change, said):

@@ -114,7 +114,7 @@ def test_a_column_names_the_sites(tmp_path):
     found = read_sites([tmp_path / "all.csv"], "ward")
     assert {site: frame["age"].tolist() for site, frame in found.frames.items()} == {"a": ["2"], "b": ["1", "3"]}
     assert found.frames["b"].index.tolist() == [2, 4] and found.sources["a"].endswith("all.csv (ward = a)")
-    with pytest.raises(PerfedError, match=r"no column 'wards' \(did you mean 'ward'\?\); its columns: ward, age"):
+    with pytest.raises(PerfedError, match=r"no column 'wards' \(did you mean 'ward'\?\)$"):
         read_sites([tmp_path / "all.csv"], "wards")
     (tmp_path / "all.csv").write_text("ward,age\nb,1\n,2\n")
     with pytest.raises(PerfedError, match="column 'ward' names no site in row 3"):

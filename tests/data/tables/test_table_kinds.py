@@ -72,8 +72,16 @@ def test_dates_that_could_be_read_in_two_ways_are_refused():
     values = pd.Series(["01/03/2024", "02/04/2024"])
     column = guess(values, "visit")
     assert read(values, column)[1] == [
-        "column 'visit': its dates can be read with the day or the month first; write dates as 2024-03-31"
+        "column 'visit': its dates can be read with the day or the month first; write dates as YYYY-MM-DD"
     ]
+
+
+def test_iso_dates_are_read_whatever_the_others_are():
+    column = guess(pd.Series(["26.09.2020", "01.03.2024"]), "visit")
+    days, problems = read(pd.Series(["2020-10-08", "08.10.2020", "08/10/2020", "2020-13-08"]), column)
+    expected = (pd.Timestamp("2020-10-08") - pd.Timestamp("1970-01-01")).days
+    assert days[:2].tolist() == [expected, expected]
+    assert problems == ["column 'visit' holds dates, and something else in rows 2, 3; write DD.MM.YYYY or YYYY-MM-DD"]
 
 
 def test_what_does_not_fit_is_named_by_row_and_not_shown():
@@ -86,7 +94,7 @@ def test_what_does_not_fit_is_named_by_row_and_not_shown():
     ]
     values = pd.Series(["2024-03-31", "31.3.24"], index=[7, 8])
     assert read(values, Column("visit", "date", "ISO8601"))[1] == [
-        "column 'visit' holds dates like 2024-03-31, and something else in row 8"
+        "column 'visit' holds dates, and something else in row 8; write YYYY-MM-DD"
     ]
     assert read(pd.Series([0, 1, 3]), Column("sex", "boolean"))[1] == [
         "column 'sex' holds booleans, and other numbers in row 2; allowed: 0, 1, yes, no, true, false"
