@@ -177,9 +177,9 @@ def _paired(row: ComparisonRow, found: Difference, gain: Gain) -> ComparisonRow:
     if not math.isfinite(gain.mean):
         return replace(row, difference=None)
     side = metric_of(row.metric).direction
-    ends = [None if end is None else side * end for end in (gain.low, gain.high)]
+    ends = [None if end is None else side * end + 0.0 for end in (gain.low, gain.high)]  # no -0.0
     low, high = ends if side > 0 else reversed(ends)
-    return replace(row, difference=replace(found, mean=side * gain.mean, low=low, high=high, over=BOTH))
+    return replace(row, difference=replace(found, mean=side * gain.mean + 0.0, low=low, high=high, over=BOTH))
 
 
 def short_table(runs: Sequence[Run], table: Sequence[ComparisonRow], metric: str) -> TextTable | None:

@@ -145,7 +145,7 @@ def test_runs_that_fail_do_not_stop_the_others_and_are_said(digits, tmp_path):
 
 def test_a_method_that_failed_is_said_by_every_command_until_it_is_done(tmp_path):
     out, settings = tmp_path / "out", ("methods.flic-class.lr=1e30", "methods.flic-class.optimizer=sgd")
-    given = ("compare", EXPERIMENT, *TINY, *settings, "--methods", "local,fedavg-ft,flic-class", "--seeds", "0..1")
+    given = ("compare", EXPERIMENT, *TINY, *settings, "--methods", "local,hetfedrep,flic-class", "--seeds", "0..1")
     done = perfed_command(*given, "--out", out)
     assert done.code == 2
     assert "flic-class failed in 2 of 2 seeds: " in done.said
@@ -158,7 +158,7 @@ def test_a_method_that_failed_is_said_by_every_command_until_it_is_done(tmp_path
     assert html.escape(said) in (out / "report.html").read_text()
     for seed in (0, 1):  # as if it had come to an end since
         shutil.rmtree(out / "flic-class" / f"seed-{seed}", ignore_errors=True)
-        shutil.copytree(out / "fedavg-ft" / f"seed-{seed}", out / "flic-class" / f"seed-{seed}")
+        shutil.copytree(out / "hetfedrep" / f"seed-{seed}", out / "flic-class" / f"seed-{seed}")
     assert "flic-class failed" not in perfed_command("report", out).said
 
 
