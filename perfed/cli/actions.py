@@ -92,7 +92,10 @@ def resume_command(directory: Path, settings: list[str], how: Training, show: Sh
     """Continue an interrupted run or comparison from its last checkpoint, to the same bits, or a search."""
     where, rounds = device_of(how.device), _more_rounds(settings)
     if rounds is not None and (is_comparison(directory) or is_search(directory)):
-        raise PerfedError(f"{directory}: only a run can go on to more rounds")
+        raise PerfedError(
+            f"{directory}: only a run can go on to more rounds; give each run to resume by itself, all seeds of all "
+            f"methods that are to be compared, or begin another comparison with rounds={rounds}"
+        )
     with resumable(directory, how.data_dir, how.device), alone_on_stdout(show.as_json):
         if is_comparison(directory):
             compare(Comparison.read(directory), how.data_dir, where, show)

@@ -16,7 +16,7 @@ from perfed.cli.terminal import conclusion_json, print_conclusion
 from perfed.cli.training import default_out, device_of, resumable, said, shared_settings
 from perfed.errors import PerfedError
 from perfed.experiment.baselines import Baseline
-from perfed.experiment.compare import Comparison, federated, parse_names, parse_seeds
+from perfed.experiment.compare import Comparison, Failure, federated, parse_names, parse_seeds
 from perfed.experiment.config import find_experiment
 from perfed.experiment.extend import More, extend
 from perfed.experiment.overrides import override
@@ -65,7 +65,8 @@ def _extended(
 
 def compare(planned: Comparison, data_dir: Path | None, device: torch.device | None, show: Shown) -> None:
     """Do the runs that are not finished, and say what came of all."""
-    failed = []
+    failed: list[PerfedError] = []
+    failures: list[Failure] = []
     number = len(planned.methods) * len(planned.seeds)
     with shown(Work(number)) as work:
         work.already(number - sum(1 for _ in planned.runs(data_dir, device)))
@@ -77,10 +78,11 @@ def compare(planned: Comparison, data_dir: Path | None, device: torch.device | N
         for method, seed, outcome in planned.outcomes(data_dir, device, execute):
             if isinstance(outcome, PerfedError):
                 failed.append(outcome)
+                failures.append(Failure.of(method, seed, outcome))
                 say_whole(f"failed: {outcome}", style="red")
             else:
                 _say_outcome(method, seed, outcome, show.verbose)
-    found = planned.conclude()
+    found = planned.conclude(failures=failures)
     if show.as_json:
         print_json(conclusion_json(found, failed=[str(error) for error in failed]))
     else:

@@ -118,7 +118,7 @@ def _concluded(
         title = ", ".join(directory.resolve().name for directory in directories)
         report = write_report(runs, out or first / name, title=title, left_out=given.left_out)
         concluded = Conclusion(runs, verdict(runs), report)
-    return concluded if reference is None else Conclusion(runs, verdict(runs, reference), concluded.report)
+    return concluded if reference is None else replace(concluded, verdict=verdict(runs, reference, concluded.failed))
 
 
 def _write(files: Files, found: Conclusion, all_metrics: bool) -> list[Path]:

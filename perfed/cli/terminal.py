@@ -96,7 +96,8 @@ def print_conclusion(found: Conclusion, all_metrics: bool) -> None:
     if found.oracle is not None:
         _say_oracle(found.oracle, ", mean over seeds")
     say_where("report", found.report)
-    print_verdict(found.verdict)
+    for sentence in found.sentences:
+        say(sentence)
 
 
 def conclusion_json(found: Conclusion, **more: Any) -> dict[str, Any]:
@@ -118,9 +119,3 @@ def print_tables(runs: Sequence[Run], found: Verdict | None, all_metrics: bool) 
         print_table(table)
     if found is not None and len(found.sites) <= SITES:
         print_table(found.site_table)
-
-
-def print_verdict(found: Verdict | None) -> None:
-    """Its sentences, if there are methods to compare."""
-    for sentence in found.sentences if found is not None else ():
-        say(sentence)

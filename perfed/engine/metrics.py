@@ -37,6 +37,7 @@ class Metric:
         rows: each sample's own part ``(samples,)``, of which the metric is the mean; ``None`` where it is no mean.
         probabilities: whether it takes outputs for logits, and not only the largest of them.
         module: that registered it.
+        decimals: of differences; ``None`` where their size is that of the data, or not known.
     """
 
     higher_is_better: bool
@@ -46,6 +47,7 @@ class Metric:
     probabilities: bool = False
     module: str = "perfed.engine.metrics"
     rows: Rows | None = None
+    decimals: int | None = None
 
     @property
     def percent(self) -> bool:
@@ -81,17 +83,21 @@ class Metric:
 METRICS: dict[str, Metric] = {
     "accuracy": Metric(True, "%", "classification", scores.accuracy, rows=scores.right),
     "balanced-accuracy": Metric(True, "%", "classification", scores.balanced_accuracy),
-    "auc": Metric(True, "", "classification", scores.auc, probabilities=True),
-    "average-precision": Metric(True, "", "classification", scores.average_precision, probabilities=True),
-    "f1": Metric(True, "", "classification", scores.f1),
-    "loss": Metric(False),
-    "log-loss": Metric(False, "", "classification", scores.log_loss, probabilities=True, rows=scores.log_losses),
-    "brier": Metric(False, "", "classification", scores.brier, probabilities=True, rows=scores.brier_losses),
+    "auc": Metric(True, "", "classification", scores.auc, probabilities=True, decimals=4),
+    "average-precision": Metric(True, "", "classification", scores.average_precision, probabilities=True, decimals=4),
+    "f1": Metric(True, "", "classification", scores.f1, decimals=4),
+    "loss": Metric(False, decimals=4),
+    "log-loss": Metric(
+        False, "", "classification", scores.log_loss, probabilities=True, rows=scores.log_losses, decimals=4
+    ),
+    "brier": Metric(
+        False, "", "classification", scores.brier, probabilities=True, rows=scores.brier_losses, decimals=4
+    ),
     "calibration-error": Metric(False, "%", "classification", scores.calibration_error, probabilities=True),
     "mse": Metric(False, "", "regression", scores.mse, rows=scores.squared_errors),
     "mae": Metric(False, "", "regression", scores.mae, rows=scores.absolute_errors),
-    "r2": Metric(True, "", "regression", scores.r2),
-    "c-index": Metric(True, "", "survival", scores.c_index),
+    "r2": Metric(True, "", "regression", scores.r2, decimals=4),
+    "c-index": Metric(True, "", "survival", scores.c_index, decimals=4),
 }
 ALWAYS: dict[Task, tuple[str, ...]] = {
     "classification": ("accuracy",),

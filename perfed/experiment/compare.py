@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -131,6 +131,21 @@ Execute = Callable[[Callable[[], Run | Baseline], str], dict[str, Any]]  # makes
 
 
 @dataclass(frozen=True)
+class Failure:
+    """A run that failed, and the first line of why."""
+
+    method: str
+    seed: int
+    reason: str
+
+    @classmethod
+    def of(cls, method: str, seed: int, outcome: PerfedError) -> Failure:
+        """That of an outcome of :meth:`Comparison.outcomes`."""
+        why = str(outcome).removeprefix(f"{method}, seed {seed}: ")
+        return cls(method, seed, next(iter(why.splitlines()), ""))
+
+
+@dataclass(frozen=True)
 class Conclusion:
     """What the finished runs of a comparison say.
 
@@ -138,11 +153,18 @@ class Conclusion:
         runs: that have started.
         verdict: of two methods or more.
         report: its path.
+        failed: a line per method of which runs failed; the verdict's warnings have them too.
     """
 
     runs: list[FinishedRun]
     verdict: Verdict | None
     report: Path
+    failed: tuple[str, ...] = ()
+
+    @property
+    def sentences(self) -> list[str]:
+        """The verdict's; without one those on runs that failed."""
+        return list(self.failed) if self.verdict is None else self.verdict.sentences
 
     @property
     def oracle(self) -> float | None:
@@ -289,12 +311,39 @@ class Comparison:
             raise PerfedError(f"{self.path}: no run has started yet")
         return started
 
-    def conclude(self, given: Gathered | None = None) -> Conclusion:
-        """Write ``comparison.json`` and ``report.html`` of the runs that have started, or of those given."""
+    def conclude(self, given: Gathered | None = None, failures: Sequence[Failure] | None = None) -> Conclusion:
+        """Write ``comparison.json`` and ``report.html`` of the runs that have started, or of those given.
+
+        ``failures``: the runs that failed; if not given, those that ``comparison.json`` knows and that are not done.
+        """
         given = given or gathered(self.started())
-        runs, found = given.runs, verdict(given.runs)
+        failures = self.failures() if failures is None else failures
+        lines = self._failed_lines(failures)
+        runs, found = given.runs, verdict(given.runs, failed=lines)
         content = {"runs": comparison_rows(runs), "verdict": None if found is None else found.to_dict()}
+        content |= {"failed": [asdict(failure) for failure in failures]} if failures else {}
         write_atomic(self.path / "comparison.json", json.dumps(plain(content), indent=2) + "\n")
         title, command = str(self.table.get("name", "comparison")), command_of(self.table, self.methods, self.seeds)
-        report = write_report(runs, self.path / "report.html", title=title, command=command, left_out=given.left_out)
-        return Conclusion(runs, found, report)
+        left_out = [*lines, *given.left_out]
+        report = write_report(runs, self.path / "report.html", title=title, command=command, left_out=left_out)
+        return Conclusion(runs, found, report, tuple(lines))
+
+    def failures(self) -> list[Failure]:
+        """The runs that failed when the comparison was last worked on, and have not finished since."""
+        file = self.path / "comparison.json"
+        if not file.is_file():
+            return []
+        with readable(file):
+            known = [Failure(**entry) for entry in json.loads(file.read_text(encoding="utf-8")).get("failed", [])]
+            return [of for of in known if not is_done(self.directory(of.method, of.seed))]
+
+    def _failed_lines(self, failures: Sequence[Failure]) -> list[str]:
+        """One for each method: in how many seeds, and why in the first."""
+        by_method: dict[str, list[Failure]] = {}
+        for failure in failures:
+            by_method.setdefault(failure.method, []).append(failure)
+        number = len(self.seeds)
+        return [
+            f"{method} failed in {len(own)} of {number} seed{'s' if number > 1 else ''}: {own[0].reason}"
+            for method, own in by_method.items()
+        ]

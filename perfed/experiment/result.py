@@ -6,7 +6,6 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ from perfed.data.federation import Federation
 from perfed.data.tables.problems import pandas
 from perfed.datasets.in_memory import in_memory
 from perfed.errors import PerfedError
-from perfed.experiment.compare import Comparison, check_names, federated
+from perfed.experiment.compare import Comparison, Conclusion, Failure, check_names, federated
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.search import Search
 from perfed.experiment.start import opened
-from perfed.report import Verdict, compare_table, comparison_rows, load_runs, verdict, write_report
-from perfed.report.runs import Run as FinishedRun
+from perfed.report import write_report
+from perfed.report.comparison import judged_table
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
 
@@ -41,40 +40,39 @@ class ComparisonResult:
     seeds: tuple[int, ...]
     failed: tuple[str, ...]
     _source: Source
+    _found: Conclusion
     _kept: Any = field(default=None)  # the temporary folder
 
     def __repr__(self) -> str:
         return f"<Comparison of {', '.join(self.methods)} over seeds {', '.join(map(str, self.seeds))}>"
 
-    @cached_property
-    def _runs(self) -> list[FinishedRun]:
-        return load_runs(Comparison.read(self.path).started())
-
-    @cached_property
-    def _verdict(self) -> Verdict | None:
-        return verdict(self._runs)
-
     @property
     def table(self) -> Any:
-        """A pandas ``DataFrame`` with a row per metric and method: mean, spread, and difference to the first method.
+        """A pandas ``DataFrame`` with a row per metric and method: mean, spread, and difference to the ``reference``.
 
-        Values are in the metric's own unit, accuracy as a fraction of 1; see
-        :class:`perfed.report.comparison.ComparisonRow`.
+        That is the verdict's, and so are ``difference`` and its 95 % interval, ``low`` to ``high``; ``interval_over``
+        says what the interval is over. Values are in the metric's own unit, accuracy as a fraction of 1; see
+        :func:`perfed.report.comparison.judged_table`.
 
         Raises:
             PerfedError: pandas is not installed; names the extra.
         """
-        rows = [asdict(row) for row in compare_table(comparison_rows(self._runs))]
+        rows = [asdict(row) for row in judged_table(self._found.runs, self._found.verdict)]
         for row in rows:
             difference = row.pop("difference") or {}
             row["seeds"] = len(row["seeds"])
-            row |= {"difference": difference.get("mean"), "low": difference.get("low"), "high": difference.get("high")}
+            row |= {"reference": difference.get("reference"), "difference": difference.get("mean")}
+            row |= {"low": difference.get("low"), "high": difference.get("high")}
+            row["interval_over"] = None if row["low"] is None else difference["over"]
         return pandas().DataFrame(rows)
 
     @property
     def verdict(self) -> str:
-        """One sentence per method, and what to mind (:func:`perfed.report.verdict.verdict`); empty for one method."""
-        return "" if self._verdict is None else str(self._verdict)
+        """One sentence per method, and what to mind (:func:`perfed.report.verdict.verdict`), failed runs among it.
+
+        Empty where a single method is all there is.
+        """
+        return "\n".join(self._found.sentences)
 
     def best(self, site: str) -> str:
         """The method to use at ``site``: that with the best mean over the seeds there.
@@ -82,24 +80,26 @@ class ComparisonResult:
         Raises:
             PerfedError: nothing was measured there, or there is a single method.
         """
-        if self._verdict is None:
+        if self._found.verdict is None:
             raise PerfedError(f"{', '.join(self.methods)}: there is nothing to choose from")
-        return self._verdict.best(site)
+        return self._found.verdict.best(site)
 
     def report(self, path: Path | str) -> Path:
         """Write the report, one self-contained HTML file, and return its path."""
-        return write_report(self._runs, Path(path), title=str(Comparison.read(self.path).table["name"]))
+        title = str(Comparison.read(self.path).table["name"])
+        return write_report(self._found.runs, Path(path), title=title, left_out=self._found.failed)
 
     def run(self, method: str, seed: int) -> Run:
         """A finished run, with each site's model (``run(...).site("north")``).
 
         Raises:
-            PerfedError: it is not there, or scikit-learn's, whose models are not kept.
+            PerfedError: it is not there, it failed (says why), or it is scikit-learn's, whose models are not kept.
         """
         if method not in self.methods or seed not in self.seeds:
             raise PerfedError(f"there is no run of '{method}' with seed {seed} in {self!r}")
-        if is_baseline(method):
-            raise PerfedError(f"{method}: models of scikit-learn are not kept")
+        for reason in self.failed:
+            if reason.startswith(start := f"{method}, seed {seed}: "):
+                raise PerfedError(f"{method} failed with seed {seed}: {reason.removeprefix(start)}")
         where = Comparison.read(self.path).directory(method, seed)
         with in_memory(self._source):
             return opened(where)
@@ -163,10 +163,11 @@ def compare(
             RunDirectory.create(path)
             table = _tuned(path / "tune", table, names, numbers, tune)
         comparison = Comparison.create(path, table, names, numbers, None, None)
-        found = [outcome for _, _, outcome in comparison.outcomes(None, None)]
-        comparison.conclude()
-    failed = tuple(str(outcome) for outcome in found if isinstance(outcome, PerfedError))
-    return ComparisonResult(path, tuple(names), tuple(numbers), failed, federation, kept)
+        outcomes = list(comparison.outcomes(None, None))
+        errors = [(method, seed, outcome) for method, seed, outcome in outcomes if isinstance(outcome, PerfedError)]
+        found = comparison.conclude(failures=[Failure.of(*error) for error in errors])
+    failed = tuple(str(error) for _, _, error in errors)
+    return ComparisonResult(path, tuple(names), tuple(numbers), failed, federation, found, kept)
 
 
 def _table_of_stages(model: Any) -> dict[str, Any]:

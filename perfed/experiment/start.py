@@ -13,6 +13,7 @@ from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.method.term import full_name
+from perfed.plugins import POOLED, SKLEARN
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
 from perfed.settings import leaves
@@ -110,6 +111,7 @@ def _found(
     """The run of the configuration in ``path``, at its start."""
     directory = RunDirectory(Path(path))
     _check_edits(directory)
+    _check_models(directory)
     experiment = read(directory.read_config(), str(directory.path / "config.toml"))
     if rounds is not None and rounds < experiment.rounds:
         raise PerfedError(f"rounds = {rounds} is less than the {experiment.rounds} that {path} was begun with")
@@ -117,6 +119,20 @@ def _found(
         federation = experiment.data.load(experiment.seed, data_dir)
     experiment = _on(experiment, device).model_copy(update={} if rounds is None else {"rounds": rounds})
     return _build(experiment, federation), experiment, directory
+
+
+def _check_models(directory: RunDirectory) -> None:
+    """Refuse a run of scikit-learn's models, which are not kept; says how to have one."""
+    try:
+        name = str(tomllib.loads(directory.read_config()).get("method", ""))
+    except tomllib.TOMLDecodeError:
+        return  # it is said where the configuration is read
+    if name.startswith((SKLEARN, POOLED)):
+        raise PerfedError(
+            f"{name}: models of scikit-learn are not kept; fit its class anew on client.train, with the setting in the "
+            f"notes of {directory.path / 'summary.json'}, and give it client.table.transform(frame): three lines of "
+            "Python are in the guide's section on the verdict"
+        )
 
 
 def is_done(path: Path) -> bool:

@@ -13,18 +13,26 @@ from scipy import stats  # type: ignore[import-untyped]
 
 from perfed.engine.metrics import metric_of
 from perfed.plugins import POOLED
+from perfed.report.against import against
+from perfed.report.gains import ClientTable, Gain
 from perfed.report.runs import Run, reported
-from perfed.report.text import UNKNOWN, TextTable, axis_title, method_text, metric_text
+from perfed.report.text import UNKNOWN, TextTable, axis_title, difference_text, method_text, metric_text
 from perfed.report.verdict import Verdict
 
 CONFIDENCE = 0.95
 
+BOTH = "clients and seeds"
+
 
 @dataclass(frozen=True)
 class Difference:
-    """A method minus the reference over their common seeds, with a 95 % interval: Student's t over the seeds.
+    """A method minus the reference over their common seeds, with a 95 % interval.
 
-    ``low`` and ``high`` are None where the methods share a single seed.
+    Attributes:
+        mean: of the paired differences: of clients with ``over = "clients and seeds"``, else of the seeds' means.
+        low, high: None where nothing can vary, as with a single seed.
+        over: ``"clients and seeds"``: the verdict's bootstrap (:func:`perfed.report.gains.interval`); ``"seeds"``:
+            Student's t.
     """
 
     reference: str
@@ -32,6 +40,7 @@ class Difference:
     mean: float
     low: float | None
     high: float | None
+    over: str = "seeds"
 
 
 @dataclass(frozen=True)
@@ -140,23 +149,37 @@ def _difference(
 def judged_table(runs: Sequence[Run], found: Verdict | None) -> list[ComparisonRow]:
     """:func:`compare_table` with differences to the verdict's reference.
 
-    Those of the verdict's metric are the verdict's own, whose intervals are over clients and seeds, so that a table
-    says what the sentences say.
+    Where clients have been measured, and where there is a verdict they have, every metric's differences are paired by
+    client and seed, with intervals over both: those of the verdict's metric are the verdict's own, so that a table says
+    what the sentences say. Methods without a client and seed in common with the reference have none.
     """
     table = compare_table(comparison_rows(runs), None if found is None else found.reference)
     if found is None:
         return table
-    gains = {judged.method: judged.gain for judged in found.methods if math.isfinite(judged.gain.mean)}
-    side = metric_of(found.metric).direction
-    judged = []
-    for row in table:
-        if row.metric == found.metric and row.difference is not None and row.method in gains:
-            gain = gains[row.method]
-            ends = [None if end is None else side * end for end in (gain.low, gain.high)]
-            low, high = ends if side > 0 else reversed(ends)
-            row = replace(row, difference=replace(row.difference, mean=side * gain.mean, low=low, high=high))
-        judged.append(row)
+    gains = {of.method: of.gain for of in found.methods}
+    judged: list[ComparisonRow] = []
+    for metric, rows in groupby(table, key=lambda row: row.metric):
+        values = None if metric == found.metric else ClientTable.of(runs, metric)
+        for row in rows:
+            base = row.difference.reference if row.difference else ""
+            if values is None:
+                gain = gains.get(row.method)
+            elif {base, row.method} <= values.of_method.keys():
+                gain = against(row.method, base, values, metric_of(metric)).gain
+            else:
+                gain = None
+            judged.append(row if gain is None or row.difference is None else _paired(row, row.difference, gain))
     return judged
+
+
+def _paired(row: ComparisonRow, found: Difference, gain: Gain) -> ComparisonRow:
+    """The row with the difference by client and seed that ``gain`` is, in the metric's own direction."""
+    if not math.isfinite(gain.mean):
+        return replace(row, difference=None)
+    side = metric_of(row.metric).direction
+    ends = [None if end is None else side * end + 0.0 for end in (gain.low, gain.high)]  # no -0.0
+    low, high = ends if side > 0 else reversed(ends)
+    return replace(row, difference=replace(found, mean=side * gain.mean + 0.0, low=low, high=high, over=BOTH))
 
 
 def short_table(runs: Sequence[Run], table: Sequence[ComparisonRow], metric: str) -> TextTable | None:
@@ -167,7 +190,7 @@ def short_table(runs: Sequence[Run], table: Sequence[ComparisonRow], metric: str
     rows = [row for row in table if row.metric == metric]
     if not rows:
         return None
-    header = ["Method", axis_title(metric), f"Difference to {reference_of(rows)} [95 %]", "Worst client"]
+    header = ["Method", axis_title(metric), difference_title(rows, "95 %"), "Worst client"]
     kept = [0, 2, 6, 4]
     if not any(row.difference for row in rows):
         header, kept = [*header[:2], header[3]], [0, 2, 4]
@@ -180,6 +203,14 @@ def short_table(runs: Sequence[Run], table: Sequence[ComparisonRow], metric: str
 def reference_of(rows: Sequence[ComparisonRow]) -> str:
     """The method that the rows of one metric are compared with."""
     return next((row.difference.reference for row in rows if row.difference), rows[0].method)
+
+
+def difference_title(rows: Sequence[ComparisonRow], sure: str) -> str:
+    """The head of the column of differences of one metric: to what, and what the intervals are over."""
+    kinds = {row.difference.over for row in rows if row.difference and row.difference.low is not None}
+    over = {BOTH: f"{sure} over {BOTH}", "seeds": f"{sure}, Student's t over seeds"}
+    told = " or ".join(over[kind] for kind in sorted(kinds)) or sure
+    return f"Difference to {reference_of(rows)} [{told}]"
 
 
 def best_rows(rows: Sequence[ComparisonRow]) -> frozenset[int]:
@@ -217,7 +248,7 @@ def _metric_table(metric: str, rows: Sequence[ComparisonRow], title: str) -> Tex
         "Std over clients",
         f"Worst client ({known.worst})",
         f"10 % worst ({known.tenth_worst.removeprefix('p')}th percentile)",
-        f"Difference to {reference_of(rows)} [95 % interval]",
+        difference_title(rows, "95 % interval"),
         "Wall time (s)",
     ]
     return TextTable(title, header, [_cells(row) for row in rows], best=best_rows(rows))
@@ -241,8 +272,4 @@ def _cells(row: ComparisonRow) -> list[str]:
 def _difference_text(row: ComparisonRow) -> str:
     if row.difference is None:
         return UNKNOWN
-    mean, low, high = row.difference.mean, row.difference.low, row.difference.high
-    text = metric_text(row.metric, mean, "+")
-    if low is None or high is None:
-        return text
-    return f"{text} [{metric_text(row.metric, low, '+')}, {metric_text(row.metric, high, '+')}]"
+    return difference_text(row.metric, row.difference.mean, row.difference.low, row.difference.high)

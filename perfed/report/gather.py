@@ -55,7 +55,8 @@ def gathered(places: Sequence[Path]) -> Gathered:
     """Read run directories, whatever state they are in.
 
     The first that can be read says which data set it is about. A run that cannot be read, of other data, with other
-    settings than the same method has in an earlier directory, or that is there twice, is left out with a line.
+    settings than the same method has in an earlier directory (but for rounds within one folder), or that is there
+    twice, is left out with a line.
 
     Raises:
         PerfedError: none of them can be read; says why the first cannot.
@@ -101,7 +102,10 @@ def _difference(run: Run, other: Run, same_method: bool) -> str:
     if run.summary and other.summary and run.summary.dataset != other.summary.dataset:
         return f"data set '{run.summary.dataset}', not '{other.summary.dataset}' as"
     now, was = (leaves(tomllib.loads(one.config_text)) for one in (run, other))
+    beside = run.directory.resolve().parent == other.directory.resolve().parent  # one that went on to more rounds
     for key in dict.fromkeys([*was, *now]):
+        if beside and key == ("rounds",):
+            continue
         absent = key not in now or key not in was
         if key in _OF_PLACES or key[0] in _FREE or (absent and key[0] not in _GIVEN):
             continue

@@ -11,7 +11,7 @@ from perfed.report.comparison import ComparisonRow, compare_table, comparison_ro
 from perfed.report.gains import ClientTable
 from perfed.report.runs import Run, main_metric
 from perfed.report.significance import holm, paired_p
-from perfed.report.text import UNKNOWN, TextTable, axis_title, method_text, metric_text, short_number
+from perfed.report.text import SAME, UNKNOWN, TextTable, axis_title, method_text, metric_text, short_number
 from perfed.report.verdict import best_reference
 
 
@@ -59,7 +59,7 @@ def leaderboard(runs: Sequence[Run], reference: str | None = None, metric: str |
         "Method",
         "Seeds",
         f"{axis_title(metric)}, mean ± std over seeds",
-        f"Better than {base} by [95 % interval]",
+        f"Better than {base} by [95 % interval over clients and seeds]",
         "Worse / equal / better client-runs",
         "Worst client",
         "10 % worst",
@@ -94,4 +94,6 @@ def gain_text(found: MethodVerdict, metric: str) -> str:
     mean = short_number(metric, gain.mean, "+")
     if gain.low is None or gain.high is None:
         return mean
+    if gain.mean == gain.low == gain.high == 0:
+        return SAME
     return f"{mean} [{short_number(metric, gain.low, '+')}, {short_number(metric, gain.high, '+')}]"

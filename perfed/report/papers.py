@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from itertools import groupby
 
-from perfed.report.comparison import ComparisonRow, best_rows, reference_of
+from perfed.report.comparison import ComparisonRow, best_rows, difference_title
 from perfed.report.text import UNKNOWN, axis_title, metric_text
 
 CSV_COLUMNS = (
@@ -22,6 +22,7 @@ CSV_COLUMNS = (
     "difference",
     "low",
     "high",
+    "interval_over",
     "wall_seconds",
 )
 """Of :func:`csv_text`; values in the metric's own unit, accuracy as a fraction of 1."""
@@ -37,7 +38,8 @@ def csv_text(table: Sequence[ComparisonRow]) -> str:
     writer.writerow(CSV_COLUMNS)
     for row in table:
         found = row.difference
-        ends = [None] * 4 if found is None else [found.reference, found.mean, found.low, found.high]
+        over = found.over if found is not None and found.low is not None else None
+        ends = [None] * 5 if found is None else [found.reference, found.mean, found.low, found.high, over]
         own = [row.method, row.metric, row.mean, row.mean_std, len(row.seeds), row.worst]
         writer.writerow(["" if cell is None else cell for cell in [*own, *ends, row.wall_seconds]])
     return text.getvalue()
@@ -70,7 +72,7 @@ def _latex_table(metric: str, rows: Sequence[ComparisonRow]) -> str:
     seeds = sorted({len(row.seeds) for row in rows})
     number = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
     title = axis_title(metric)
-    head = ["Method", title, *([f"Difference to {reference_of(rows)} [95 %]"] if compared else []), "Worst client"]
+    head = ["Method", title, *([difference_title(rows, "95 %")] if compared else []), "Worst client"]
     lines = []
     for at, row in enumerate(rows):
         mean = metric_text(metric, row.mean)

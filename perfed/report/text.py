@@ -10,6 +10,7 @@ from perfed.engine.metrics import metric_of
 from perfed.plugins import POOLED
 
 UNKNOWN = "–"
+SAME = "no difference on these rows"
 
 
 @dataclass(frozen=True)
@@ -48,22 +49,50 @@ def axis_title(metric: str) -> str:
 
 
 def metric_text(metric: str, value: float, sign: str = "") -> str:
-    """A metric in percent with two decimals, any other with four digits; ``sign`` is ``"+"`` for differences."""
+    """A metric in percent with two decimals, any other with four digits.
+
+    ``sign`` is ``"+"`` for differences, which have as many decimals as the metric's values.
+    """
     known = metric_of(metric)
+    if sign and known.decimals is not None:
+        return f"{round(value, known.decimals) + 0.0:{sign}.{known.decimals}f}"
     return f"{known.scale * value:{sign}.{'2f' if known.percent else '4g'}}"
 
 
+def difference_text(metric: str, mean: float, low: float | None, high: float | None) -> str:
+    """``+2.00 [+0.10, +3.90]`` as tables have it; without an interval the difference alone.
+
+    Example:
+        >>> difference_text("accuracy", 0.02, 0.001, 0.039), difference_text("c-index", 2.5e-05, None, None)
+        ('+2.00 [+0.10, +3.90]', '+0.0000')
+        >>> difference_text("accuracy", 0.0, 0.0, 0.0)
+        'no difference on these rows'
+    """
+    if mean == low == high == 0:
+        return SAME
+    ends = [] if low is None or high is None else [metric_text(metric, end, "+") for end in (low, high)]
+    return metric_text(metric, mean, "+") + (f" [{', '.join(ends)}]" if ends else "")
+
+
 def short_number(metric: str, value: float, sign: str = "") -> str:
-    """A metric as sentences have it: percent with one decimal, any other with three digits."""
+    """A difference as sentences have it: percent with one decimal, any other with a decimal or digit less than
+    :func:`metric_text`.
+    """
     known = metric_of(metric)
-    if known.percent:
-        return f"{round(known.scale * value, 1) + 0.0:{sign}.1f}"  # no -0.0
+    if known.percent or known.decimals is not None:
+        decimals = 1 if known.percent or known.decimals is None else known.decimals - 1
+        return f"{round(known.scale * value, decimals) + 0.0:{sign}.{decimals}f}"  # no -0.0
     return f"{value:{sign}.3g}"
 
 
 def amount(metric: str, value: float) -> str:
-    """:func:`short_number` with what it counts: points, or the metric."""
-    return f"{short_number(metric, value)} {'points' if metric_of(metric).percent else f'({metric})'}"
+    """:func:`short_number` with what it counts: points, or the metric.
+
+    Example:
+        >>> amount("accuracy", 0.02), amount("c-index", 0.2041)
+        ('2.0 points', '0.204 of c-index')
+    """
+    return f"{short_number(metric, value)} {'points' if metric_of(metric).percent else f'of {metric}'}"
 
 
 def megabytes(size: float) -> str:

@@ -13,17 +13,18 @@ from perfed.engine.metrics import Metric, metric_of
 from perfed.errors import PerfedError
 from perfed.plugins import POOLED, SKLEARN
 from perfed.report.against import MethodVerdict, against, gainers, headline, sent
+from perfed.report.cautions import Constant, below, constant, learnt_nothing, same_rows, unequal_rounds, unfinished
 from perfed.report.gains import ClientTable, Gain, interval
 from perfed.report.rows import row_intervals
-from perfed.report.runs import Run, main_metric, methods_of
-from perfed.report.text import UNKNOWN, TextTable, amount, metric_text
-
-_STILL = 0.005  # half a point; of errors the same part of their value
+from perfed.report.runs import Run, main_metric
+from perfed.report.text import UNKNOWN, TextTable, difference_text
 
 
 @dataclass(frozen=True)
 class SiteVerdict:
     """What to use at a site: the method with the best mean over the seeds there, of those that a site can have.
+
+    Models that say the same of every row (:func:`perfed.report.cautions.constant`) come after all others.
 
     Attributes:
         local: the best at this site of the models that need no federation; None where none was compared.
@@ -86,19 +87,21 @@ class Verdict:
     def site_table(self) -> TextTable:
         """One row per site."""
         over = _interval_over(self.sites)
-        header = ["Site", "Use", "Best local model", f"Gain over it [95 % interval{over and ' ' + over}]"]
-        rows = [
-            [s.site, s.method, s.local or UNKNOWN, UNKNOWN if s.gain is None else _gain_cell(s.gain, self.metric)]
-            for s in self.sites
-        ]
+        gain = f"Gain of the federated over the local one [95 % interval{over and ' ' + over}]"
+        rows = [[s.site, s.method, s.local or UNKNOWN, s.federated or UNKNOWN, self._gain_at(s)] for s in self.sites]
+        header = ["Site", "Use", "Best local model", "Best federated one", gain]
         return TextTable("what to use at each site", header, rows)
+
+    def _gain_at(self, site: SiteVerdict) -> str:
+        gain = site.gain
+        return UNKNOWN if gain is None else difference_text(self.metric, gain.mean, gain.low, gain.high)
 
     def to_dict(self) -> dict[str, Any]:
         """As ``comparison.json`` has it."""
         return {**asdict(self), "sentences": self.sentences}
 
 
-def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None:
+def verdict(runs: Sequence[Run], reference: str | None = None, failed: Sequence[str] = ()) -> Verdict | None:
     """What the finished ``runs`` say; None where fewer than two methods have measured clients in common.
 
     Intervals are of a bootstrap (Efron and Tibshirani 1993, section 13.3; 2000 resamples, 2.5th and 97.5th percentile)
@@ -110,6 +113,7 @@ def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None
         runs: of several methods and seeds.
         reference: that the others are compared with; if not given, the one with the best mean of those that need no
             federation (``local`` and ``sklearn:``), else the first.
+        failed: lines on runs that failed, the first of the warnings.
     """
     metric, values = main_metric(runs), ClientTable.of(runs)
     if metric is None or len(values.of_method) < 2:
@@ -119,8 +123,17 @@ def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None
     base = reference or best_reference(values, known)
     others = [method for method in values.of_method if method != base]
     found = tuple(against(method, base, values, known, sent(runs, method)) for method in others)
-    warnings = [*_unfinished(runs, metric), *_below(found, base, metric)]
-    return Verdict(metric, base, found, tuple(warnings), _of_sites(runs, values, alone, metric))
+    federated = [of for of in found if not needs_no_federation(of.method) and not of.method.startswith(POOLED)]
+    flat = constant(runs)
+    warnings = [
+        *failed,
+        *unequal_rounds(runs),
+        *learnt_nothing(flat, len(values.sites)),
+        *same_rows(runs),
+        *unfinished(runs, metric),
+        *(below(federated, base, metric) if needs_no_federation(base) else ()),
+    ]
+    return Verdict(metric, base, found, tuple(warnings), _of_sites(runs, values, alone, metric, flat))
 
 
 def best_reference(values: ClientTable, known: Metric) -> str:
@@ -141,17 +154,11 @@ def needs_no_federation(method: str) -> bool:
     return method == "local" or method.startswith(SKLEARN)
 
 
-def _against(method: str, base: str, values: ClientTable, known: Metric) -> MethodVerdict:
-    gains = values.gains(method, base, known)
-    seeds = int(np.isfinite(gains).any(1).sum())
-    counts = [int(np.nansum(found)) for found in (gains > 0, gains == 0, gains < 0)]
-    gain = interval(gains, values.weights) if seeds else Gain(float("nan"), None, None)
-    return MethodVerdict(method, gain, seeds, *counts)
-
-
-def _of_sites(runs: Sequence[Run], values: ClientTable, alone: Sequence[str], metric: str) -> tuple[SiteVerdict, ...]:
-    known = metric_of(metric)
-    found = [own for column in range(len(values.sites)) if (own := _at_site(column, values, alone, known)) is not None]
+def _of_sites(
+    runs: Sequence[Run], values: ClientTable, alone: Sequence[str], metric: str, flat: Constant
+) -> tuple[SiteVerdict, ...]:
+    known, columns = metric_of(metric), range(len(values.sites))
+    found = [own for column in columns if (own := _at_site(column, values, alone, known, flat)) is not None]
     pairs = {own.site: (own.federated, own.local) for own in found if own.federated and own.local}
     over_rows = row_intervals(runs, values, metric, pairs)
     column = {site: number for number, site in enumerate(values.sites)}
@@ -164,10 +171,13 @@ def _of_sites(runs: Sequence[Run], values: ClientTable, alone: Sequence[str], me
     return tuple(found)
 
 
-def _at_site(column: int, values: ClientTable, alone: Sequence[str], known: Metric) -> SiteVerdict | None:
+def _at_site(
+    column: int, values: ClientTable, alone: Sequence[str], known: Metric, flat: Constant
+) -> SiteVerdict | None:
     """What is best at a site by the means over the seeds, without the gain."""
+    site = values.sites[column]
     means = {
-        method: known.direction * float(np.nanmean(own[:, column]))
+        method: (site not in flat.get(method, ()), known.direction * float(np.nanmean(own[:, column])))
         for method, own in values.of_method.items()
         if np.isfinite(own[:, column]).any() and not method.startswith(POOLED)
     }
@@ -177,45 +187,7 @@ def _at_site(column: int, values: ClientTable, alone: Sequence[str], known: Metr
     best = max(order, key=lambda method: means[method])  # of equal ones that which needs no federation
     local = max((m for m in order if m in alone), key=lambda method: means[method], default=None)
     federated = max((m for m in order if m not in alone), key=lambda method: means[method], default=None)
-    return SiteVerdict(values.sites[column], best, local, federated)
-
-
-def _unfinished(runs: Sequence[Run], metric: str) -> list[str]:
-    """The methods that got better with every seed in the last quarter of the rounds, by more than half a point."""
-    known, found = metric_of(metric), []
-    for method in methods_of(runs):
-        curves = [_last_quarter(run, metric) for run in runs if run.method == method]
-        rises = [pair for pair in curves if pair is not None]
-        if not rises or min(rise for rise, _ in rises) <= 0:
-            continue
-        rise, value = (float(np.mean(column)) for column in zip(*rises, strict=True))
-        if rise > _STILL * (1.0 if known.higher_is_better else abs(value)):
-            found.append(
-                f"{method} has not converged: in the last quarter of the rounds it still gained "
-                f"{amount(metric, rise)}; more rounds may change the verdict."
-            )
-    return found
-
-
-def _last_quarter(run: Run, metric: str) -> tuple[float, float] | None:
-    """By how much the mean got better, and what it was before."""
-    curve = {line.round: line.spreads[metric].mean for line in run.rounds if metric in line.spreads}
-    before = [number for number in curve if number <= 0.75 * max(curve)]
-    if not before:
-        return None
-    start, end = curve[max(before)], curve[max(curve)]
-    return metric_of(metric).direction * (end - start), start
-
-
-def _below(found: Sequence[MethodVerdict], base: str, metric: str) -> list[str]:
-    """One line for the methods that end below a model that needs no federation."""
-    federated = [v for v in found if not needs_no_federation(v.method) and not v.method.startswith(POOLED)]
-    none = amount(metric, 0.0)  # as it is printed
-    lost = [v for v in federated if v.gain.mean < 0 and amount(metric, -v.gain.mean) != none]
-    if not lost or not needs_no_federation(base):
-        return []
-    each = ", ".join(f"{v.method} (by {amount(metric, -v.gain.mean)})" for v in lost)
-    return [f"Below {base}, which needs no federation: {each}."]
+    return SiteVerdict(site, best, local, federated)
 
 
 def _over_sites(sites: Sequence[SiteVerdict]) -> list[str]:
@@ -239,10 +211,3 @@ def _interval_over(sites: Sequence[SiteVerdict]) -> str:
     kinds = {s.over_rows for s in sites if s.gain is not None and s.gain.low is not None}
     words = {True: "over its test rows and the seeds", False: "over the seeds alone"}
     return ", at some sites ".join(words[kind] for kind in sorted(kinds, reverse=True))
-
-
-def _gain_cell(gain: Gain, metric: str) -> str:
-    mean = metric_text(metric, gain.mean, "+")
-    if gain.low is None or gain.high is None:
-        return mean
-    return f"{mean} [{metric_text(metric, gain.low, '+')}, {metric_text(metric, gain.high, '+')}]"

@@ -97,6 +97,16 @@ def read(run: Path, evaluations: int = 1) -> list[Predictions]:
     return [_read(found[number]) for number in sorted(found)[-evaluations:]]
 
 
+def marks(run: Path) -> tuple[tuple[str, int], ...]:
+    """Of each client of the run's last evaluation its id and the mark of its samples; none were kept: empty.
+
+    Raises:
+        PerfedError: a file that cannot be read; names it.
+    """
+    found = read(run)
+    return tuple((site, mark) for file in found for site, mark, _ in file.sites())
+
+
 def _read(file: Path) -> Predictions:
     try:
         with np.load(file, allow_pickle=False) as held:

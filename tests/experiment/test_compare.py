@@ -1,11 +1,17 @@
 """``perfed.compare``: the same numbers as runs made one by one, and what can be asked of its result."""
 
 import gc
+import html
 import json
+import re
 import shlex
+import shutil
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+from command_line import EXPERIMENT, TINY
 from command_line import perfed as perfed_command
 from sklearn.linear_model import LogisticRegression
 
@@ -54,7 +60,17 @@ def test_numbers_are_those_of_runs_made_one_by_one(digits, tmp_path):
     arrays = [(c.train.x.numpy(), c.train.y.numpy(), c.test.x.numpy(), c.test.y.numpy()) for c in digits]
     right = [LogisticRegression(max_iter=1000).fit(x, y).score(tx, ty) for x, y, tx, ty in arrays]
     assert table.loc[("accuracy", "sklearn:logistic"), "mean"] == pytest.approx(np.mean(right), abs=1e-15)
-    assert table.loc[("accuracy", "fedavg"), "seeds"] == 2 and np.isnan(table.loc[("accuracy", "local"), "low"])
+    assert table.loc[("accuracy", "fedavg"), "seeds"] == 2
+    kept = json.loads((made.path / "comparison.json").read_text())["verdict"]
+    assert pd.isna(table.loc[("accuracy", kept["reference"]), "low"])
+    for judged in kept["methods"]:
+        row = table.loc[("accuracy", judged["method"])]
+        assert row["reference"] == kept["reference"] and row["interval_over"] == "clients and seeds"
+        assert {name: row[name] for name in ("difference", "low", "high")} == {
+            "difference": judged["gain"]["mean"],
+            "low": judged["gain"]["low"],
+            "high": judged["gain"]["high"],
+        }
     assert ("log-loss", "sklearn:logistic") in table.index
     assert "sklearn:logistic" in made.verdict and made.best("000") in made.methods
     with pytest.raises(PerfedError, match="sklearn:logistic: models of scikit-learn are not kept"):
@@ -114,13 +130,90 @@ def test_what_cannot_be_is_said_before_anything_is_written(digits, changed, prob
     assert not (tmp_path / "out").exists()
 
 
-def test_runs_that_fail_do_not_stop_the_others(digits):
+def test_runs_that_fail_do_not_stop_the_others_and_are_said(digits, tmp_path):
     methods = {"fedavg": {"lr": 1e30, "weight_decay": 1e30, "optimizer": "sgd"}, "local": {}}
     made = perfed.compare(digits, methods, model=MODEL, rounds=3, seeds=[0])
     assert len(made.failed) == 1 and made.failed[0].startswith("fedavg, seed 0: ")
-    assert set(made.table["method"]) == {"local"} and made.verdict == ""
+    reason = made.failed[0].removeprefix("fedavg, seed 0: ")
+    assert set(made.table["method"]) == {"local"} and made.verdict == f"fedavg failed in 1 of 1 seed: {reason}"
+    assert f"fedavg failed in 1 of 1 seed: {html.escape(reason)}" in made.report(tmp_path / "r.html").read_text()
+    with pytest.raises(PerfedError, match=re.escape(f"fedavg failed with seed 0: {reason}")):
+        made.run("fedavg", 0)
     with pytest.raises(PerfedError, match="there is nothing to choose from"):
         made.best("000")
+
+
+def test_a_method_that_failed_is_said_by_every_command_until_it_is_done(tmp_path):
+    out, settings = tmp_path / "out", ("methods.flic-class.lr=1e30", "methods.flic-class.optimizer=sgd")
+    given = ("compare", EXPERIMENT, *TINY, *settings, "--methods", "local,hetfedrep,flic-class", "--seeds", "0..1")
+    done = perfed_command(*given, "--out", out)
+    assert done.code == 2
+    assert "flic-class failed in 2 of 2 seeds: " in done.said
+    kept = json.loads((out / "comparison.json").read_text())
+    assert [(of["method"], of["seed"]) for of in kept["failed"]] == [("flic-class", 0), ("flic-class", 1)]
+    (said,) = [text for text in kept["verdict"]["warnings"] if text.startswith("flic-class failed")]
+    assert said == f"flic-class failed in 2 of 2 seeds: {kept['failed'][0]['reason']}"
+    again = perfed_command("report", out)
+    assert again.code == 0 and " ".join(said.split()) in again.said
+    assert html.escape(said) in (out / "report.html").read_text()
+    for seed in (0, 1):  # as if it had come to an end since
+        shutil.rmtree(out / "flic-class" / f"seed-{seed}", ignore_errors=True)
+        shutil.copytree(out / "hetfedrep" / f"seed-{seed}", out / "flic-class" / f"seed-{seed}")
+    assert "flic-class failed" not in perfed_command("report", out).said
+
+
+def test_seeds_on_the_same_rows_are_said(digits):
+    same = perfed.compare(digits, ["local", "fedavg"], model=MODEL, rounds=1, seeds=[0, 1])
+    line = (
+        "All seeds have the same training and test rows: intervals over seeds are of the training alone; give a "
+        "function from a seed to a federation for folds."
+    )
+    assert line in same.verdict.splitlines()
+    tuned = perfed.compare(digits, ["local", "fedavg"], model=MODEL, rounds=1, seeds=[0, 1], tune=["lr=1e-2"])
+    assert line.replace("training and test rows", "test rows") in tuned.verdict.splitlines()
+    once = perfed.compare(digits, ["local", "fedavg"], model=MODEL, rounds=1, seeds=[0])
+    folds = perfed.compare(
+        lambda seed: load("digits", {"clients": 4, "samples": 20}, seed=seed),
+        ["local", "fedavg"],
+        model=MODEL,
+        rounds=1,
+        seeds=[0, 1],
+    )
+    assert "All seeds" not in once.verdict and "All seeds" not in folds.verdict
+
+
+def test_a_model_of_scikit_learn_is_had_as_the_guide_says(tmp_path):
+    """Three lines of the guide give what the comparison measured, and the message says where they are."""
+    rng = np.random.default_rng(0)
+    frames = {}
+    for site in ("north", "south"):
+        age, kind = rng.normal(50, 10, 60), rng.choice(["a", "b", "c"], 60)
+        frames[site] = pd.DataFrame(
+            {"age": age, "kind": kind, "sick": np.where(age + 9 * (kind == "a") > 52, "y", "n")}
+        )
+    federation = perfed.Federation.from_frames(frames, target="sick", folds=5, seed=0)
+    made = perfed.compare(
+        federation,
+        ["local", "sklearn:logistic"],
+        model={"embedding": {"kind": "linear", "out": 4}, "head": "linear"},
+        rounds=1,
+        seeds=[0],
+        out=tmp_path / "out",
+    )
+    where = tmp_path / "out" / "sklearn.logistic" / "seed-0"
+    (tmp_path / "new.csv").write_text("age,kind\n50,a\n")
+    refused = perfed_command("predict", where, tmp_path / "new.csv", "--site", "north", "--out", tmp_path / "p.csv")
+    assert refused.code == 2 and "sklearn:logistic: models of scikit-learn are not kept; fit its class" in refused.err
+    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    lines = guide[guide.index("client = next(c for c in federation") :].partition("```")[0]
+    known = {"federation": federation, "LogisticRegression": LogisticRegression, "frame": frames["north"]}
+    exec(lines, known)
+    client = known["client"]
+    score = known["model"].score(client.test.x.numpy(), client.test.y.numpy())
+    rows = (line.split(",") for line in (where / "clients.csv").read_text().splitlines())
+    assert float(next(row for row in rows if row[0] == "north")[3]) == pytest.approx(score)
+    assert known["probabilities"].shape == (60, 2)
+    assert made.best("north") in made.methods
 
 
 def test_the_command_of_a_comparison_makes_its_table_again():

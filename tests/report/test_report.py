@@ -247,7 +247,7 @@ def test_the_leaderboard_is_the_verdict_in_a_table(run_dirs):
     assert second.against.gain.mean == pytest.approx(np.nanmean(gains))
     table = leaderboard(runs)
     assert [row[0] for row in table.rows] == ["flic", "fedavg"] and table.rows[0][4] == "0 / 0 / 6"
-    assert table.header[3] == "Better than fedavg by [95 % interval]"
+    assert table.header[3] == "Better than fedavg by [95 % interval over clients and seeds]"
     other = leaderboard(runs, "flic")
     assert other.rows[1][4] == "6 / 0 / 0" and other.rows[0][3] == "–"
     assert other.rows[1][3].startswith("-")

@@ -179,7 +179,7 @@ def test_few_rows_and_seeds_that_agree_are_no_certainty(tmp_path):
     found = verdict(load_runs(runs))
     gain = found.sites[0].gain
     assert gain.mean == pytest.approx(0.1) and gain.low <= 0.0 < 0.1 < gain.high and gain.sign == 0
-    assert "[95 % interval over its test rows and the seeds]" in found.site_table.header[3]
+    assert "[95 % interval over its test rows and the seeds]" in found.site_table.header[4]
     assert found.sentences[-1].endswith(
         "gains over the best local model there at 0, loses at 0, cannot be told from it at 1 "
         "(intervals over its test rows and the seeds)."
@@ -192,7 +192,7 @@ def test_few_rows_and_seeds_that_agree_are_no_certainty(tmp_path):
     without = verdict(load_runs(runs))
     gain = without.sites[0].gain
     assert (gain.low, gain.high) == pytest.approx((0.1, 0.1)) and not without.sites[0].over_rows
-    assert "[95 % interval over the seeds alone]" in without.site_table.header[3]
+    assert "[95 % interval over the seeds alone]" in without.site_table.header[4]
     assert without.sentences[-1].endswith(
         "gains over the best local model there at 1, loses at 0, cannot be told from "
         "it at 0 (intervals over the seeds alone)."
@@ -234,3 +234,54 @@ def test_parts_of_rows_have_the_metrics_as_their_means():
     y, values = rng.normal(size=(30, 2)), rng.normal(size=(30, 2))
     assert METRICS["mse"].rows(y, values).mean() == pytest.approx(np.mean((y - values) ** 2))
     assert METRICS["mae"].rows(y, values).mean() == pytest.approx(mean_absolute_error(y, values))
+
+
+def logits(rng, y, good):
+    """Of two classes; ``good``: better than chance, else the same for every row but for rounding."""
+    if good:
+        return rng.normal(0, 1, (len(y), 2)) + 2 * np.eye(2)[y]
+    return np.tile([0.25, 0.75], (len(y), 1)) * (1 + 1e-8 * rng.normal(size=(len(y), 1)))
+
+
+def test_a_model_that_says_the_same_of_everybody_is_named_and_not_to_be_used(tmp_path):
+    """Outputs are compared and not metrics: rows of one class, or few, tell nothing of a model."""
+    rng = np.random.default_rng(3)
+    mixed, one, few = (
+        np.arange(40) % 4 // 3,
+        np.ones(12, dtype=int),
+        np.array([1, 0, 1]),
+    )  # three of four are of class 0
+    sites = [mixed, one, few, mixed]
+    said = {"hetfedrep": (False, False, False, True), "local": (True, True, True, True)}
+    tables = {
+        method: [[(y, logits(rng, y, good)) for y, good in zip(sites, each, strict=True)] for _ in range(2)]
+        for method, each in said.items()
+    }
+    for seed in tables["hetfedrep"]:
+        seed[0] = (mixed, seed[0][1][:, ::-1])  # class 0: right of three of four
+    for seed in tables["local"]:
+        seed[0] = (mixed, np.eye(2)[1 - mixed] + rng.normal(0, 0.1, (40, 2)))  # worse than that
+    found = verdict(load_runs(of_values(tmp_path, "accuracy", tables, other_rows)))
+    assert [text for text in found.sentences if "everybody" in text] == [
+        "hetfedrep says the same of everybody at 2 of 4 sites (site-0, site-1): it has learnt nothing there."
+    ]
+    means = {method: np.mean([computed("accuracy", *seed[0]) for seed in of]) for method, of in tables.items()}
+    assert means["hetfedrep"] > means["local"] and found.best("site-0") == "local"
+
+
+def test_answers_without_a_doubt_and_few_seeds_are_not_taken_for_nothing(tmp_path):
+    """A tree that is right of rows of one class; a model that says the same with one seed of three."""
+    rng, one, mixed = np.random.default_rng(5), np.zeros(9, dtype=int), np.arange(20) % 2
+    sure = np.log(np.maximum(np.eye(2)[one], np.finfo(float).tiny))
+    good = [(mixed, logits(rng, mixed, True)) for _ in range(3)]
+    tables = {
+        "sklearn:random-forest": [[(one, sure), own] for own in good],
+        "local": [[(one, logits(rng, one, True)), own] for own in [(mixed, logits(rng, mixed, False)), *good[1:]]],
+    }
+    found = verdict(load_runs(of_values(tmp_path, "accuracy", tables, other_rows)))
+    assert not [text for text in found.sentences if "everybody" in text]
+    values = [[(rng.normal(size=(8, 1)), np.full((8, 1), 3.0))]]
+    more = {"local": values, "fedavg": [[(values[0][0][0], rng.normal(size=(8, 1)))]]}
+    (tmp_path / "values").mkdir()
+    found = verdict(load_runs(of_values(tmp_path / "values", "mse", more, other_rows)))
+    assert "local says the same of everybody at 1 of 1 sites (site-0): it has learnt nothing there." in found.sentences

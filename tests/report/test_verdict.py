@@ -10,8 +10,12 @@ from command_line import EXPERIMENT, TINY, perfed
 
 from perfed.engine.evaluate import spread
 from perfed.errors import PerfedError
-from perfed.report import load_runs, verdict, write_report
+from perfed.report import all_tables, first_tables, leaderboard, load_runs, verdict, write_report
+from perfed.report.comparison import judged_table
 from perfed.report.gains import interval
+from perfed.report.leaderboard import gain_text
+from perfed.report.papers import CSV_COLUMNS, csv_text, latex
+from perfed.report.text import difference_text
 
 
 def write(folder, method, seed, values, *, metric="accuracy", curve=(), weights=None):
@@ -24,8 +28,9 @@ def write(folder, method, seed, values, *, metric="accuracy", curve=(), weights=
         rows = csv.writer(file)
         rows.writerow(["id", "n_train", "n_test", f"{metric}_before", f"{metric}_after", "rounds"])
         for number, value in enumerate(values):
-            rows.writerow([f"site-{number}", 5, 10 if weights is None else weights[number], value, "", 1])
-    measured = {metric: spread(values)}
+            there = "" if np.isnan(value) else value
+            rows.writerow([f"site-{number}", 5, 10 if weights is None else weights[number], there, "", 1])
+    measured = {metric: spread([value for value in values if not np.isnan(value)])}
     lines = [{"round": number, "metrics": {metric: spread([mean])}} for number, mean in enumerate(curve, 1)]
     (where / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     summary = {"method": method, "dataset": "made up", "seed": seed, "rounds": len(lines), "wall_seconds": 1.0}
@@ -113,7 +118,7 @@ def test_the_reference_is_the_best_by_the_direction_and_weights_of_the_metric(tm
     assert fedavg.gain.mean == pytest.approx(-0.25) and (fedavg.better, fedavg.worse) == (1, 1)
     assert local.gain.mean == pytest.approx(-0.25) and (local.equal, local.worse) == (1, 1)
     assert found.best("site-0") == "sklearn:ridge" and found.best("site-1") == "fedavg"
-    assert "+0.5" in found.site_table.rows[1][3]
+    assert found.site_table.rows[1][3:] == ["fedavg", "+0.5"]
     assert found.sentences[0].startswith(
         "No method is ahead of sklearn:ridge; fedavg and local cannot be told from it, "
     )
@@ -189,3 +194,94 @@ def test_compare_prints_it_and_keeps_it(tmp_path):
             values[method, seed] = [float(row["accuracy_before"]) for row in rows]
     gains = np.array([np.subtract(values["flic-hl", seed], values["local", seed]) for seed in (0, 1)])
     assert kept["methods"][0]["gain"]["mean"] == pytest.approx(gains.mean())
+
+
+def test_one_interval_for_one_difference_wherever_it_stands(tmp_path):
+    """A site without a metric in some runs: terminal, files for papers, page and Python say what the verdict says."""
+    nan = float("nan")
+    tables = {
+        "local": [[0.50, 0.60, 0.70, nan], [0.52, 0.61, nan, 0.30]],
+        "fedavg": [[0.55, 0.58, 0.90, 0.99], [0.60, 0.66, 0.80, nan]],
+    }
+    # By hand: only what both have with the same seed.
+    gain = np.mean([0.55 - 0.50, 0.58 - 0.60, 0.90 - 0.70, 0.60 - 0.52, 0.66 - 0.61])
+    for metric, side in (("accuracy", 1), ("mse", -1)):
+        (tmp_path / metric).mkdir()
+        runs = [write(tmp_path / metric, m, s, v, metric=metric) for m, t in tables.items() for s, v in enumerate(t)]
+        loaded = load_runs(runs)
+        found = verdict(loaded)
+        (judged,) = found.methods
+        assert judged.gain.mean == pytest.approx(side * gain)
+        (row,) = [row for row in judged_table(loaded, found) if row.difference]
+        ends = sorted((side * judged.gain.low, side * judged.gain.high))
+        assert (row.difference.mean, row.difference.low, row.difference.high) == (side * judged.gain.mean, *ends)
+        assert row.difference.over == "clients and seeds"
+        cells = dict(zip(CSV_COLUMNS, csv_text(judged_table(loaded, found)).splitlines()[2].split(","), strict=True))
+        assert float(cells["low"]) == ends[0] and cells["interval_over"] == "clients and seeds"
+        assert f"Difference to local [95 {chr(92)}% over clients and seeds]" in latex([row], "x")
+        (short,) = first_tables(loaded, found)
+        assert short.header[2] == "Difference to local [95 % over clients and seeds]"
+        assert short.rows[1][2] == difference_text(metric, row.difference.mean, *ends)
+        board = leaderboard(loaded)
+        (there,) = [line for line in board.rows if line[0] == "fedavg"]
+        assert board.header[3] == "Better than local by [95 % interval over clients and seeds]"
+        assert there[3] == gain_text(judged, metric)
+
+
+def test_other_metrics_have_intervals_of_the_same_kind_or_say_which(tmp_path):
+    """Those of each client's loss, as the leaderboard has them; where no client is known Student's t, by its name."""
+    values = {"local": [[0.5, 0.7], [0.4, 0.7]], "fedavg": [[0.6, 0.9], [0.6, 0.7]]}
+    losses = {"local": [[2.0, 1.0], [1.5, 1.2]], "fedavg": [[1.0, 1.1], [1.0, 0.9]]}
+    runs = [write(tmp_path, m, s, v) for m, table in values.items() for s, v in enumerate(table)]
+    for run, own in zip(runs, [own for table in losses.values() for own in table], strict=True):
+        lines = [line.split(",") for line in (run / "clients.csv").read_text().splitlines()]
+        more = [["loss_before", "loss_after"], *([str(value), ""] for value in own)]
+        (run / "clients.csv").write_text("".join(",".join(a + b) + "\n" for a, b in zip(lines, more, strict=True)))
+        summary = json.loads((run / "summary.json").read_text())
+        summary["metrics"] |= {"loss": spread(own)}
+        (run / "summary.json").write_text(json.dumps(summary))
+    loaded = load_runs(runs)
+    found = verdict(loaded)
+    (row,) = [row for row in judged_table(loaded, found) if row.metric == "loss" and row.difference]
+    expected = interval(np.subtract(losses["fedavg"], losses["local"]), np.ones(2))
+    assert (row.difference.low, row.difference.high) == pytest.approx((expected.low, expected.high))
+    heads = [table.header[6] for table in all_tables(loaded, found)]
+    assert heads == ["Difference to local [95 % interval over clients and seeds]"] * 2
+    by_seed = [table.header[6] for table in all_tables(loaded)]  # without a verdict, as where no client was measured
+    assert by_seed == ["Difference to local [95 % interval, Student's t over seeds]"] * 2
+
+
+def test_small_and_equal_differences_are_said_as_such(tmp_path):
+    indices = {"local": {"metric": "c-index"}, "flic-hl": {"metric": "c-index"}}
+    table = {"local": [[0.7, 0.61234]] * 2, "flic-hl": [[0.7, 0.61236532]] * 2}
+    found = made(tmp_path, table, **indices)
+    assert "by 0.000 of c-index (95 % interval 0.000 to 0.000, 2 seeds" in found.sentences[0] or (
+        "(at +0.000: 95 % interval 0.000 to 0.000, 2 seeds" in found.sentences[0]
+    )
+    assert [row[2:] for row in found.site_table.rows] == [
+        ["local", "flic-hl", "no difference on these rows"],
+        ["local", "flic-hl", "+0.0000 [+0.0000, +0.0000]"],
+    ]
+    (tmp_path / "more").mkdir()
+    table = {"local": [[0.7, 0.6]] * 2, "flic-hl": [[0.9, 0.808]] * 2}
+    found = made(tmp_path / "more", table, **indices)
+    assert "is ahead of local by 0.204 of c-index (95 % interval 0.200 to 0.208, 2 seeds" in found.sentences[0]
+
+
+def test_below_is_what_an_interval_says_and_the_others_are_not_above(tmp_path):
+    base = [[0.5, 0.6, 0.7], [0.5, 0.6, 0.7]]
+    level, worse = [[0.4, 0.6, 0.75]] * 2, [[0.4, 0.5, 0.6]] * 2
+    found = made(tmp_path, {"local": base, "fedrep": level, "fedavg": worse})
+    assert "fedrep cannot be told from it" in found.sentences[0]
+    assert found.warnings == ("Below local, which needs no federation: fedavg (by 10.0 points); not above it: fedrep.",)
+    (tmp_path / "level").mkdir()
+    assert made(tmp_path / "level", {"local": base, "fedrep": level}).warnings == (
+        "Not above local, which needs no federation: fedrep.",
+    )
+
+
+def test_the_page_says_what_to_use_at_each_site_among_who_gains(tmp_path):
+    runs = [write(tmp_path, name, 0, [0.5, value]) for name, value in (("local", 0.5), ("fedavg", 0.7))]
+    page = write_report(load_runs(runs), tmp_path / "report.html", title="made up").read_text()
+    gains = page[page.index("Who gains, who loses</h2>") :]
+    assert gains.index("what to use at each site") < gains.index("<h3>Clients</h3>")

@@ -402,6 +402,22 @@ def test_a_comparison_with_an_edited_run_says_which(tmp_path):
     assert lines_of(tmp_path / "out" / "hetfedrep" / "seed-0") == 4
 
 
+def test_a_seed_that_went_on_is_said_and_a_comparison_does_not_go_on_as_one(tmp_path):
+    out = tmp_path / "out"
+    assert (
+        perfed("compare", EXPERIMENT, *TINY, "--methods", "local,hetfedrep", "--seeds", "0..1", "--out", out).code == 0
+    )
+    refused = perfed("resume", out, "rounds=5")
+    assert refused.code == 2 and refused.err.count("\n") == 1
+    assert "give each run to resume by itself" in refused.err and "another comparison with rounds=5" in refused.err
+    assert perfed("resume", out / "hetfedrep" / "seed-1", "rounds=5").code == 0
+    told = perfed("report", out)
+    assert told.code == 0 and "hetfedrep: seeds have 3 and 5 rounds." in told.said and "left out" not in told.out
+    kept = json.loads((out / "comparison.json").read_text())
+    assert [run["seed"] for run in kept["runs"]] == [0, 1, 0, 1]
+    assert "hetfedrep: seeds have 3 and 5 rounds." in kept["verdict"]["warnings"]
+
+
 @pytest.mark.parametrize(("seconds", "kept"), [(0, [0, 1]), (30, [1])])
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(tmp_path, seconds, kept):
     diverging = ("optimizer=sgd", "lr=1e30", "local_epochs=1", "participation.rate=1.0")

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from perfed.report.gains import Gain, interval
 from perfed.report.page import svg
-from perfed.report.page.clients import clients_table
-from perfed.report.page.forms import figure, grid, note, section, select, switched
+from perfed.report.page.clients import FIRST_ROWS, clients_table
+from perfed.report.page.forms import details, figure, grid, note, section, select, switched, table
 from perfed.report.page.look import Look, paint
 from perfed.report.page.study import Study, file_name, thinned
 from perfed.report.text import axis_title, short_number
@@ -92,8 +92,21 @@ def gains_section(study: Study) -> str:
         grid(figure(_forest(study, others)), f"<div>{note(_INTERVALS)}</div>") if others else "",
         switched([select("method", "Clients of", ordered)], panels, best),
         note(told),
+        _sites(study),
         clients_table(study),
     )
+
+
+def _sites(study: Study) -> str:
+    """What to use at each site, as the verdict says, folded away where they are many; nothing without a verdict."""
+    found = study.verdict
+    if found is None or not found.sites:
+        return ""
+    if len(found.sites) > MANY:
+        return note(f"What to use at each of the {len(found.sites)} sites is in comparison.json.")
+    own = found.site_table
+    drawn = table(own, looks=study.looks)
+    return drawn if len(found.sites) <= FIRST_ROWS else details(own.title.capitalize(), drawn)
 
 
 def _paired_methods(study: Study) -> list[str]:

@@ -107,7 +107,7 @@ def _table(study: Study, view: dict[str, Any]) -> str:
     heads = [
         ("", "Method"),
         ("mean", f"{view['title']}, mean ± std over seeds"),
-        ("gain", f"Better than {view['reference']} by, 95 % interval"),
+        ("gain", f"Better than {view['reference']} by, 95 % interval over clients and seeds"),
         ("counts", "Client-runs worse, equal, better"),
         ("worst", "Worst client"),
         ("tenth", "10 % worst"),

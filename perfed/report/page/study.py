@@ -13,7 +13,7 @@ from perfed.engine.metrics import Metric, metric_of
 from perfed.report.gains import ClientTable
 from perfed.report.page.look import Look, looks
 from perfed.report.runs import Run, main_metric, methods_of
-from perfed.report.verdict import best_reference
+from perfed.report.verdict import Verdict, best_reference, verdict
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ class Study:
     def reference(self) -> str:
         """What the others are compared with, as in the verdict; empty where nothing is compared."""
         return best_reference(self.table, self.known) if self.metric and len(self.table.of_method) > 1 else ""
+
+    @cached_property
+    def verdict(self) -> Verdict | None:
+        """That on the runs; None where there is nothing to compare."""
+        return verdict(self.runs)
 
     @property
     def others(self) -> list[str]:

@@ -10,12 +10,12 @@ from perfed.report.page.forms import HINTS, details, named, note, paragraph, sec
 from perfed.report.page.study import Study
 from perfed.report.runs import Run
 from perfed.report.text import amount, axis_title, megabytes, method_text, metric_text, short_number
-from perfed.report.verdict import Verdict, verdict
+from perfed.report.verdict import Verdict
 
 
 def verdict_section(study: Study) -> str:
     """The verdict of a comparison; of one method cards with its metrics; nothing where no run is finished."""
-    found = verdict(study.runs)
+    found = study.verdict
     if found is None:
         return "".join(_cards_of(study, method) for method in study.methods if len(study.methods) == 1)
     first, *others = found.sentences
