@@ -43,7 +43,7 @@ def write_figures(runs: Sequence[Run], folder: Path, maker: Callable[[], ToPdf] 
     Returns:
         The paths, and why there are no PDFs; empty where there are.
     """
-    drawn: dict[str, str] = vars(report)["figures"](runs)
+    drawn = report.figures(runs)
     folder.mkdir(exist_ok=True)
     written = []
     for stem, svg in drawn.items():
