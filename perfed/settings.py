@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, PrivateAttr, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_serializer,
+    model_validator,
+)
 
 STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 """Values do not change, unknown keys and values of another type are errors, and numbers are finite."""
+
+
+LISTED = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+"""For a setting that is a tuple: TOML has lists only."""
 
 
 def unless(value: Any) -> Callable[[Any], bool]:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, NonNegativeInt, field_validator, model_validator
+from pydantic import BaseModel, Field, NonNegativeInt, field_validator, model_validator
 
 from perfed.engine.metrics import chosen
-from perfed.settings import STRICT, unless
-
-# TOML has lists only.
-_LIST = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+from perfed.settings import LISTED, STRICT, unless
 
 
 class Evaluation(BaseModel):
@@ -48,8 +45,8 @@ class Evaluation(BaseModel):
     when: Literal["before", "after"] = "before"
     last: int = Field(1, ge=1)
     weights: Literal["uniform", "samples"] = "uniform"
-    targets: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], _LIST] = ()
-    metrics: Annotated[tuple[str, ...], _LIST] = Field((), exclude_if=unless(()))
+    targets: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], LISTED] = ()
+    metrics: Annotated[tuple[str, ...], LISTED] = Field((), exclude_if=unless(()))
     classes: Literal["all", "held"] = Field("all", exclude_if=unless("all"))
     stop: Literal["last", "validated"] = Field("last", exclude_if=unless("last"))
     patience: int = Field(5, ge=1, exclude_if=unless(5))
@@ -82,4 +79,4 @@ class Snapshots(BaseModel):
     model_config = STRICT
 
     clients: int = Field(3, ge=0)
-    rounds: Annotated[tuple[NonNegativeInt, ...], _LIST] = ()
+    rounds: Annotated[tuple[NonNegativeInt, ...], LISTED] = ()

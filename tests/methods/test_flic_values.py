@@ -12,6 +12,7 @@ from scipy.stats import spearmanr
 from perfed import rng
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
+from perfed.methods.build import build_method
 from perfed.methods.flic import Anchors
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
@@ -263,6 +264,12 @@ def test_the_calibration_is_the_loss_of_the_groups_classes_together():
 def test_groups_must_hold_every_class_once(groups):
     with pytest.raises(PerfedError, match="each of the classes 0 to 3 must be in one group"):
         serve(flic(meta_classes=groups), four_classes(), model=network(4))
+
+
+def test_groups_are_lists_in_toml():
+    assert build_method("flic-class", {"meta_classes": [[0, 1], [2, 3]]}).terms[0].meta_classes == ((0, 1), (2, 3))
+    with pytest.raises(PerfedError, match="meta_classes"):
+        build_method("flic-class", {"meta_classes": [[0, "1"], [2, 3]]})
 
 
 def test_flic_on_groups_learns_all_classes():

@@ -19,6 +19,7 @@ from perfed.methods.flic.classes import ClassAnchors
 from perfed.methods.flic.line import LineAnchors
 from perfed.model.chain import EMBEDDING, stage_of
 from perfed.model.placement import SENT
+from perfed.settings import LISTED
 from perfed.training.batches import IntArray
 from perfed.training.cohort import Cohort
 from perfed.training.early_stopping import best_epochs, hold_out
@@ -71,7 +72,7 @@ class Anchors(Term):
         "closed-form",
         description="W2 against the anchor itself (paper), or against samples of it (authors' program)",
     )
-    meta_classes: tuple[tuple[int, ...], ...] = Field(
+    meta_classes: Annotated[tuple[Annotated[tuple[int, ...], LISTED], ...], LISTED] = Field(
         (), description="groups of classes, by number, that have one anchor each; none: every class has its own"
     )
     send_all: bool = Field(False, description="send the anchors of all classes, unchanged where a client holds none")
