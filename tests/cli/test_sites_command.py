@@ -141,7 +141,7 @@ def test_a_finished_run_goes_on_to_more_rounds(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("export", "RUN", "--site", "nobody"), "unknown client 'nobody'; ids are: 000, 001, 002, 003\n"),
+        (("export", "RUN", "--site", "nobody"), "unknown client 'nobody'; ids are: 000, 001, 002, 003"),
         (("export", "RUN", "--site", "000", "--format", "pmml"), "--format pmml: unknown format; allowed: onnx, pt2"),
         (("export", "ELSEWHERE", "--site", "000"), "no run here"),
         (("predict", "RUN", "ELSEWHERE/new.csv", "--site", "000", "--out", "OUT"), "new.csv: no such file"),
