@@ -16,7 +16,8 @@ from perfed.cli.terminal import conclusion_json, print_conclusion
 from perfed.cli.training import default_out, device_of, resumable, said, shared_settings
 from perfed.errors import PerfedError
 from perfed.experiment.baselines import Baseline
-from perfed.experiment.compare import Comparison, Failure, federated, parse_names, parse_seeds
+from perfed.experiment.compare import Comparison, federated, parse_names, parse_seeds
+from perfed.experiment.conclusion import Failure
 from perfed.experiment.config import find_experiment
 from perfed.experiment.extend import More, extend
 from perfed.experiment.overrides import override

@@ -14,7 +14,8 @@ from perfed.cli.pictures import write_figures
 from perfed.cli.terminal import conclusion_json, print_conclusion
 from perfed.cli.training import default_out
 from perfed.errors import PerfedError
-from perfed.experiment.compare import Comparison, Conclusion, is_comparison
+from perfed.experiment.compare import Comparison, is_comparison
+from perfed.experiment.conclusion import Conclusion
 from perfed.machine import write_atomic
 from perfed.report import verdict, with_communication, write_report
 from perfed.report.comparison import judged_table

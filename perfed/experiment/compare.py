@@ -18,15 +18,14 @@ from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 from perfed.experiment.baselines import Baseline
 from perfed.experiment.command import command_of
+from perfed.experiment.conclusion import Conclusion, Failure, failed_lines
 from perfed.experiment.config import validate
 from perfed.experiment.estimators import baseline_names, check_baseline, is_baseline
 from perfed.experiment.start import is_done, resume, start
 from perfed.machine import write_atomic
 from perfed.method.registry import entry, known_names
 from perfed.methods.presets import method_and_policy
-from perfed.report import Gathered, Verdict, comparison_rows, gathered, verdict, write_report
-from perfed.report.curves import oracle
-from perfed.report.runs import Run as FinishedRun
+from perfed.report import Gathered, comparison_rows, gathered, verdict, write_report
 from perfed.run.directory import RunDirectory, plain
 from perfed.run.run import Run
 
@@ -128,48 +127,6 @@ def readable(file: Path) -> Iterator[Path]:
 
 
 Execute = Callable[[Callable[[], Run | Baseline], str], dict[str, Any]]  # makes a run ready and executes it
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A run that failed, and the first line of why."""
-
-    method: str
-    seed: int
-    reason: str
-
-    @classmethod
-    def of(cls, method: str, seed: int, outcome: PerfedError) -> Failure:
-        """That of an outcome of :meth:`Comparison.outcomes`."""
-        why = str(outcome).removeprefix(f"{method}, seed {seed}: ")
-        return cls(method, seed, next(iter(why.splitlines()), ""))
-
-
-@dataclass(frozen=True)
-class Conclusion:
-    """What the finished runs of a comparison say.
-
-    Attributes:
-        runs: that have started.
-        verdict: of two methods or more.
-        report: its path.
-        failed: a line per method of which runs failed; the verdict's warnings have them too.
-    """
-
-    runs: list[FinishedRun]
-    verdict: Verdict | None
-    report: Path
-    failed: tuple[str, ...] = ()
-
-    @property
-    def sentences(self) -> list[str]:
-        """The verdict's; without one those on runs that failed."""
-        return list(self.failed) if self.verdict is None else self.verdict.sentences
-
-    @property
-    def oracle(self) -> float | None:
-        """Mean accuracy of the Bayes oracle, where the data have one."""
-        return oracle(self.runs)
 
 
 @dataclass(frozen=True)
@@ -318,7 +275,7 @@ class Comparison:
         """
         given = given or gathered(self.started())
         failures = self.failures() if failures is None else failures
-        lines = self._failed_lines(failures)
+        lines = failed_lines(failures, len(self.seeds))
         runs, found = given.runs, verdict(given.runs, failed=lines)
         content = {"runs": comparison_rows(runs), "verdict": None if found is None else found.to_dict()}
         content |= {"failed": [asdict(failure) for failure in failures]} if failures else {}
@@ -336,14 +293,3 @@ class Comparison:
         with readable(file):
             known = [Failure(**entry) for entry in json.loads(file.read_text(encoding="utf-8")).get("failed", [])]
             return [of for of in known if not is_done(self.directory(of.method, of.seed))]
-
-    def _failed_lines(self, failures: Sequence[Failure]) -> list[str]:
-        """One for each method: in how many seeds, and why in the first."""
-        by_method: dict[str, list[Failure]] = {}
-        for failure in failures:
-            by_method.setdefault(failure.method, []).append(failure)
-        number = len(self.seeds)
-        return [
-            f"{method} failed in {len(own)} of {number} seed{'s' if number > 1 else ''}: {own[0].reason}"
-            for method, own in by_method.items()
-        ]

@@ -13,7 +13,8 @@ from perfed.data.federation import Federation
 from perfed.data.tables.problems import pandas
 from perfed.datasets.in_memory import in_memory
 from perfed.errors import PerfedError
-from perfed.experiment.compare import Comparison, Conclusion, Failure, check_names, federated
+from perfed.experiment.compare import Comparison, check_names, federated
+from perfed.experiment.conclusion import Conclusion, Failure
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.search import Search
 from perfed.experiment.start import opened
