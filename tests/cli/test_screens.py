@@ -20,6 +20,7 @@ from perfed.cli import site_commands
 from perfed.cli.console import console, fixed_width
 from perfed.cli.index import INDEX, LISTS
 from perfed.cli.table import fitted, print_table
+from perfed.datasets import load
 from perfed.report import first_tables, load_runs, verdict
 from perfed.report.comparison import judged_table
 from perfed.report.runs import Run
@@ -153,6 +154,21 @@ def test_tune(there):
         lines = check(text)
         assert any(line.startswith("local") and "lr=" in line for line in lines)
         assert lines[-2:] == ["chosen settings: t/chosen.toml", "whole grid: t/grid.json"]
+
+
+def test_export_predict_and_join(there, tmp_path):
+    """Paths are whole words that no line breaks, so they are short here."""
+    run, rng = Path("c/local/seed-0"), np.random.default_rng(0)
+    client = load("digits-views", {"clients": 4, "samples_per_client": 12}, seed=0).clients[0]
+    names = ",".join(f"x{number}" for number in range(client.train.x.shape[1]))
+    np.savetxt("new.csv", client.test.x.numpy(), delimiter=",", header=names, comments="")
+    np.savez("west.npz", x_train=rng.normal(size=(12, 64)).astype(np.float32), y_train=np.arange(12) % 4)
+    for command in (
+        ("export", run, "--site", client.id, "--format", "safetensors", "--out", "e/north.safetensors"),
+        ("predict", run, "new.csv", "--site", client.id, "--out", "said.csv"),
+        ("join", run, "west.npz", "--site", "west"),
+    ):
+        assert len(check(done(*command).out)) >= 1
 
 
 def test_init_check_and_partition(there):
