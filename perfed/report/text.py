@@ -48,6 +48,11 @@ def axis_title(metric: str) -> str:
     return f"{metric.capitalize()} ({unit})" if unit else metric
 
 
+def directed_title(metric: str) -> str:
+    """The same, and that lower is better where it is."""
+    return axis_title(metric) + ("" if metric_of(metric).higher_is_better else ", lower is better")
+
+
 def metric_text(metric: str, value: float, sign: str = "") -> str:
     """A metric in percent with two decimals, any other with four digits.
 

@@ -13,7 +13,7 @@ from perfed.report.page.forms import figure, grid, note, radio, section, switche
 from perfed.report.page.look import Look
 from perfed.report.page.study import Study, thinned
 from perfed.report.participation import participation
-from perfed.report.text import axis_title
+from perfed.report.text import directed_title
 from perfed.run.targets import percent
 
 MOST_POINTS, MOST_HINTS = 60, 15  # per line
@@ -41,7 +41,7 @@ class Curves:
     def kinds(self) -> list[Kind]:
         """Mean, 10 % worst, clients used so far; those that there are."""
         runs, known = self.study.runs, self.study.known
-        title, unit = axis_title(self.metric), f" {known.unit}".rstrip()
+        title, unit = directed_title(self.metric), f" {known.unit}".rstrip()
         shares = used_curves(runs, self.metric)
         every = [
             Kind("mean", f"{title}, mean over the clients", unit, metric_curves(runs, self.metric)),

@@ -204,7 +204,8 @@ def _sorted(study: Study, of: Paired) -> str:
             parts.append(svg.bar(*box, colour, hint))
             parts.append(svg.interval(frame.y(of.low[i]), frame.y(of.high[i]), middle, seed_line, upright=True))
     parts.append(svg.line([(frame.x.start, zero), (frame.x.end, zero)], _GROUND))
-    words = f"{len(of.mean)} clients, sorted: {int((of.mean < 0).sum())} lose, {int((of.mean > 0).sum())} gain"
+    worse, equal, better = (int(found.sum()) for found in (of.mean < 0, of.mean == 0, of.mean > 0))
+    words = f"{len(of.mean)} clients, sorted: {worse} worse, {equal} equal, {better} better"
     parts.append(svg.words(frame.x.end, frame.y.start + 20, words, text_anchor="end"))
     return svg.drawing(title, words, *parts)
 

@@ -13,7 +13,7 @@ from perfed.report.page.forms import data, heading, named, note, scrolled, secti
 from perfed.report.page.study import Study
 from perfed.report.page.verdict import share
 from perfed.report.runs import reported
-from perfed.report.text import UNKNOWN, axis_title, method_text
+from perfed.report.text import UNKNOWN, axis_title, directed_title, method_text
 
 MOST_REFERENCES = 12
 
@@ -82,7 +82,7 @@ def _view(study: Study, metric: str, reference: str) -> dict[str, Any]:
         method: {**_row(of, low - margin, high + margin), "best": known.direction * of.row.mean == best}
         for method, of in found.items()
     }
-    return {"title": f"{axis_title(metric)}", "reference": reference, "rows": rows}
+    return {"title": directed_title(metric), "reference": reference, "rows": rows}
 
 
 def _row(of: Standing, low: float, high: float) -> dict[str, Any]:

@@ -139,7 +139,7 @@ if (clients) {
       });
       return line;
     }));
-    const some = found.length > 100 ? ", the first 100 are shown" : "";
+    const some = found.length > 100 ? ", the first 100 are shown" : found.length > 8 ? "; the table scrolls" : "";
     told.textContent = `${found.length} of ${clients.rows.length} clients${some}`;
   };
   search.addEventListener("input", show);

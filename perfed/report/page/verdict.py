@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from perfed.engine.metrics import metric_of
+from perfed.plugins import POOLED
 from perfed.report.against import ENOUGH_SEEDS, MethodVerdict, sent
 from perfed.report.page.forms import HINTS, details, named, note, paragraph, section
 from perfed.report.page.study import Study
@@ -42,25 +43,40 @@ def _cards(study: Study, found: Verdict, best: MethodVerdict) -> str:
     gain, metric, base = best.gain, found.metric, escape(found.reference)
     step = f"{amount(metric, abs(gain.mean))} {'ahead of' if gain.mean >= 0 else 'behind'} {found.reference}"
     if gain.sign > 0:
-        who = _card("Which method won?", named(best.method, study.looks), escape(step))
+        who = _card("Which method won?", named(best.method, study.looks), escape(step), _second(found, best))
     else:
         who = _card("Which method won?", "none", f"{named(best.method, study.looks)}, the closest, is {escape(step)}")
-    chance = {1: "unlikely chance", 0: "can be chance", -1: "unlikely chance"}[gain.sign]
-    weak = f"{best.seeds} seed{'s' if best.seeds > 1 else ''}" + (
-        ": weak evidence" if best.seeds < ENOUGH_SEEDS else ""
-    )
-    ends = "no interval"
-    if gain.low is not None and gain.high is not None:
-        ends = f"{short_number(metric, gain.low, '+')} to {short_number(metric, gain.high, '+')}"
-        ends = f"95 % interval {ends}, {'without' if gain.sign else 'with'} 0 in it"
-    sure = _card("Can it be chance?", chance, escape(ends), escape(weak))
+    sure = _card("Can it be chance?", "probably not" if gain.sign else "it can", *map(escape, _doubts(found, best)))
     hurt = _card(
         "Who loses?",
         f"{best.worse} of {best.runs} client-runs" if best.worse else "nobody",
         share(best.worse, best.equal, best.better),
-        f"against {base}: worse for {best.worse}, equal for {best.equal}, better for {best.better}",
+        f"{escape(best.method)} against {base}: worse for {best.worse}, equal for {best.equal}, "
+        f"better for {best.better}",
     )
     return f'<div class="cards">{who}{sure}{hurt}</div>'
+
+
+def _second(found: Verdict, best: MethodVerdict) -> str:
+    """How far behind the next method is; empty where the reference is the next."""
+    others = [v for v in found.methods if v is not best and v.runs and not v.method.startswith(POOLED)]
+    second = max(others, key=lambda v: v.gain.mean, default=best)
+    if second is best or second.gain.mean <= 0:
+        return ""
+    return escape(f"{amount(found.metric, best.gain.mean - second.gain.mean)} ahead of the second, {second.method}")
+
+
+def _doubts(found: Verdict, best: MethodVerdict) -> list[str]:
+    """The interval, and what speaks against relying on it."""
+    gain, metric, lines = best.gain, found.metric, ["no interval"]
+    if gain.low is not None and gain.high is not None:
+        ends = f"{short_number(metric, gain.low, '+')} to {short_number(metric, gain.high, '+')}"
+        lines = [f"95 % interval {ends}, {'without' if gain.sign else 'with'} 0 in it"]
+    if best.seeds < ENOUGH_SEEDS:
+        lines.append(f"only {best.seeds} seed{'s' if best.seeds > 1 else ''} (repetitions): weak evidence")
+    if any(warning.startswith(f"{best.method} has not converged") for warning in found.warnings):
+        lines.append("it was still getting better when it stopped")
+    return lines
 
 
 def share(worse: int, equal: int, better: int) -> str:
