@@ -45,6 +45,11 @@ def leaves(table: Mapping[str, Any], where: tuple[str, ...] = ()) -> dict[tuple[
     return found
 
 
+def stated(value: Any) -> str:
+    """A setting in a sentence; ``None``: it is not there."""
+    return "not there" if value is None else repr(value)
+
+
 class Table(BaseModel):
     """Settings that are written as they were given: the same keys in the same order, and no others."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -40,6 +41,11 @@ def check_new(file: Path) -> None:
     """
     if file.exists():
         raise PerfedError(f"{file}: exists already; choose another name")
+
+
+def file_name(site: str) -> str:
+    """A site's name as that of a file."""
+    return re.sub(r"[^\w.-]", "_", site)
 
 
 ExperimentName = Annotated[

@@ -56,17 +56,17 @@ def report_command(
     """Write the report of one or several directories anew, print their tables and verdict, and write files."""
     files.check()
     with alone_on_stdout(show.as_json):
-        places, notes = _places(directories)
+        places, empty = _places(directories)
         found = gathered(places)
-        notes += found.notes
+        found = replace(found, left_out=[*empty, *found.left_out])
         runs = found.runs if communication is None else [with_communication(run, communication) for run in found.runs]
         _check_reference(reference, runs)
         concluded = _concluded(directories, replace(found, runs=runs), reference, communication, files.out)
-        for note in notes:
+        for note in found.notes:
             say_whole(note, style="yellow")
         written = _write(files, concluded, show.all_metrics)
         if show.as_json:
-            print_json(conclusion_json(concluded, notes=notes, files=[str(path) for path in written]))
+            print_json(conclusion_json(concluded, notes=found.notes, files=[str(path) for path in written]))
             return
         for path in written:
             say_where("written", path)
@@ -76,15 +76,15 @@ def report_command(
 def _places(directories: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """Directories of runs, in order; where a directory has none, why."""
     places: list[Path] = []
-    notes: list[str] = []
+    problems: list[str] = []
     for directory in directories:
         try:
             places += _runs_in(directory)
         except PerfedError as error:
-            notes.append(f"left out: {error}")
+            problems.append(str(error))
     if not places:
-        raise PerfedError(notes[0].removeprefix("left out: "))
-    return places, notes
+        raise PerfedError(problems[0])
+    return places, problems
 
 
 def _runs_in(directory: Path) -> list[Path]:
@@ -117,9 +117,13 @@ def _concluded(
             out = default_out("report").with_suffix(".html")
         name = "report.html" if communication is None else f"report-communication-{communication:g}.html"
         title = ", ".join(directory.resolve().name for directory in directories)
-        report = write_report(runs, out or first / name, title=title, left_out=given.left_out)
-        concluded = Conclusion(runs, verdict(runs), report)
-    return concluded if reference is None else replace(concluded, verdict=verdict(runs, reference, concluded.failed))
+        found = verdict(runs)
+        report = write_report(runs, out or first / name, title=title, left_out=given.left_out, found=found)
+        concluded = Conclusion(runs, found, report)
+    if reference is None:
+        return concluded
+    against = verdict(runs, reference)
+    return replace(concluded, verdict=None if against is None else against.warned(concluded.failed))
 
 
 def _write(files: Files, found: Conclusion, all_metrics: bool) -> list[Path]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from perfed.cli.commands import app
-from perfed.cli.options import DataOption, RunArgument, SiteOption, check_new
+from perfed.cli.options import DataOption, RunArgument, SiteOption, check_new, file_name
 
 
 @app.command("export", epilog="Example: perfed export runs/one --site 003 --format onnx")
@@ -20,11 +20,12 @@ def export_command(
     data_dir: DataOption = None,
 ) -> None:
     """Write one site's own model for use without perfed, and a model card."""
-    for file in [] if out is None else (out, out.with_suffix(".md")):
-        check_new(file)
+    file = out or directory / "models" / f"{file_name(site)}.{format_}"
+    for path in (file, file.with_suffix(".md")):
+        check_new(path)
     from perfed.cli import sites
 
-    sites.export_command(directory, site, format_, out, data_dir)
+    sites.export_command(directory, site, format_, file, data_dir)
 
 
 @app.command("predict", epilog="Example: perfed predict runs/one --site north new.csv --out proba.csv")

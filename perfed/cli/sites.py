@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from perfed.cli.console import say, say_where, say_whole
-from perfed.cli.options import check_new
+from perfed.cli.options import file_name
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.newcomer import newcomer, newcomer_from_frame
@@ -28,13 +27,10 @@ from perfed.run.site import DOMAIN, FACTS, SiteModel, load_site
 _TARGET = "y"
 
 
-def export_command(directory: Path, site: str, format_: str, out: Path | None, data_dir: Path | None) -> None:
+def export_command(directory: Path, site: str, format_: str, file: Path, data_dir: Path | None) -> None:
     """Write one site's model, and its card beside it."""
     if format_ not in FORMATS:
         raise PerfedError(f"--format {format_}: unknown format; allowed: {', '.join(FORMATS)}")
-    file = out or directory / "models" / f"{_file_name(site)}.{format_}"
-    for path in (file, file.with_suffix(".md")):
-        check_new(path)
     model = _site(directory, site, data_dir)
     file.parent.mkdir(parents=True, exist_ok=True)
     found = export(model, file, next(known for known in FORMATS if known == format_))
@@ -75,7 +71,7 @@ def predict_command(directory: Path, file: Path, site: str, out: Path, data_dir:
 
 def join_command(directory: Path, file: Path, site: str, data_dir: Path | None) -> None:
     """Let a new site make its own model against what a finished run shares; no other file of the run changes."""
-    folder = directory / "joined" / _file_name(site)
+    folder = directory / "joined" / file_name(site)
     if (folder / FACTS).exists():
         raise PerfedError(f"{folder}: site '{site}' has joined already")
     run = opened(directory, data_dir=data_dir)
@@ -89,7 +85,7 @@ def join_command(directory: Path, file: Path, site: str, data_dir: Path | None) 
 
 def _site(directory: Path, site: str, data_dir: Path | None) -> SiteModel:
     """The model of a site of the run, or of one that has joined it."""
-    folder = directory / "joined" / _file_name(site)
+    folder = directory / "joined" / file_name(site)
     if (folder / FACTS).exists():
         return load_site(folder)
     run = opened(directory, data_dir=data_dir)
@@ -138,7 +134,3 @@ def _numbers(frame: Any, file: Path, others: tuple[str, ...]) -> Any:
             problems += [f"{file}: {problem}" for problem in found]
     refuse(problems)
     return made
-
-
-def _file_name(site: str) -> str:
-    return re.sub(r"[^\w.-]", "_", site)

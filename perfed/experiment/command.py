@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfed.experiment.config import experiment_names, find_experiment
+from perfed.settings import leaves
 
 
 def command_of(table: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int]) -> str:
@@ -23,19 +24,12 @@ def command_of(table: Mapping[str, Any], methods: Sequence[str], seeds: Sequence
     name = str(table.get("name"))
     if name not in experiment_names():
         return ""
-    shipped = _leaves(find_experiment(name))
-    own = {key: value for key, value in _leaves(table).items() if key not in ("method", "seed", "device")}
-    changed = [f"{key}={_text(value)}" for key, value in own.items() if shipped.get(key, "") != value]
+    shipped = leaves(find_experiment(name))
+    own = {key: value for key, value in leaves(table).items() if key not in (("method",), ("seed",), ("device",))}
+    changed = [f"{'.'.join(key)}={_text(value)}" for key, value in own.items() if shipped.get(key, "") != value]
     run = f"{seeds[0]}..{seeds[-1]}" if [*seeds] == [*range(seeds[0], seeds[-1] + 1)] else ",".join(map(str, seeds))
     parts = ["perfed", "compare", name, "--methods", ",".join(methods), "--seeds", run, *changed]
     return shlex.join(parts)
-
-
-def _leaves(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in table.items():
-        found |= _leaves(value, f"{before}{key}.") if isinstance(value, Mapping) else {before + key: value}
-    return found
 
 
 def _text(value: Any) -> str:

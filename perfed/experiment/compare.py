@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from perfed.errors import PerfedError
 from perfed.experiment.baselines import Baseline
 from perfed.experiment.command import command_of
 from perfed.experiment.conclusion import Conclusion, Failure, failed_lines
-from perfed.experiment.config import validate
+from perfed.experiment.config import readable, validate
 from perfed.experiment.estimators import baseline_names, check_baseline, is_baseline
 from perfed.experiment.start import is_done, resume, start
 from perfed.machine import write_atomic
@@ -117,15 +117,6 @@ def _check_policies(table: dict[str, Any], methods: list[str]) -> None:
         )
 
 
-@contextmanager
-def readable(file: Path) -> Iterator[Path]:
-    """Say in one line that ``file`` is not what was written: missing, damaged, or with other content."""
-    try:
-        yield file
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise PerfedError(f"{file}: cannot be read: {error}") from None
-
-
 Execute = Callable[[Callable[[], Run | Baseline], str], dict[str, Any]]  # makes a run ready and executes it
 
 
@@ -165,13 +156,18 @@ class Comparison:
         RunDirectory.create(path)
         if device is not None:
             table = {**table, "device": str(device)}
-        content = {"methods": methods, "seeds": seeds, "experiment": table}
-        write_atomic(path / "comparison.toml", tomli_w.dumps(content))
-        return cls(path, table, methods, seeds)
+        made = cls(path, table, methods, seeds)
+        made.write()
+        return made
+
+    def write(self) -> None:
+        """Write ``comparison.toml``, which says what is run."""
+        content = {"methods": self.methods, "seeds": self.seeds, "experiment": self.table}
+        write_atomic(self.path / "comparison.toml", tomli_w.dumps(content))
 
     @classmethod
     def read(cls, path: Path) -> Comparison:
-        """The comparison that :meth:`create` wrote."""
+        """The comparison that :meth:`write` wrote."""
         with readable(path / "comparison.toml") as file:
             content = tomllib.loads(file.read_text(encoding="utf-8"))
             names, seeds = [str(name) for name in content["methods"]], [int(seed) for seed in content["seeds"]]
@@ -276,14 +272,21 @@ class Comparison:
         given = given or gathered(self.started())
         failures = self.failures() if failures is None else failures
         lines = failed_lines(failures, len(self.seeds))
-        runs, found = given.runs, verdict(given.runs, failed=lines)
-        content = {"runs": comparison_rows(runs), "verdict": None if found is None else found.to_dict()}
+        runs, found = given.runs, verdict(given.runs)
+        judged = None if found is None else found.warned(lines)
+        content = {"runs": comparison_rows(runs), "verdict": None if judged is None else judged.to_dict()}
         content |= {"failed": [asdict(failure) for failure in failures]} if failures else {}
         write_atomic(self.path / "comparison.json", json.dumps(plain(content), indent=2) + "\n")
         title, command = str(self.table.get("name", "comparison")), command_of(self.table, self.methods, self.seeds)
-        left_out = [*lines, *given.left_out]
-        report = write_report(runs, self.path / "report.html", title=title, command=command, left_out=left_out)
-        return Conclusion(runs, found, report, tuple(lines))
+        report = write_report(
+            runs,
+            self.path / "report.html",
+            title=title,
+            command=command,
+            left_out=[*lines, *given.left_out],
+            found=found,
+        )
+        return Conclusion(runs, judged, report, tuple(lines))
 
     def failures(self) -> list[Failure]:
         """The runs that failed when the comparison was last worked on, and have not finished since."""

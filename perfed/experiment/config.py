@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -245,3 +246,12 @@ def _table(name: str) -> dict[str, Any]:
     if path.is_file() and isinstance(table.get("data"), dict):
         table["data"] = located(table["data"], path.parent)
     return table
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[Path]:
+    """Say in one line that ``file`` is not what was written: missing, damaged, or with other content."""
+    try:
+        yield file
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PerfedError(f"{file}: cannot be read: {error}") from None

@@ -6,17 +6,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import tomli_w
 import torch
 
 from perfed.errors import PerfedError
 from perfed.experiment.compare import Comparison, check_starts, federated, is_comparison
 from perfed.experiment.config import validate
 from perfed.experiment.overrides import override
-from perfed.machine import write_atomic
 from perfed.plugins import bare_name
 from perfed.run.directory import RunDirectory
-from perfed.settings import leaves
+from perfed.settings import leaves, stated
 
 
 @dataclass(frozen=True)
@@ -58,8 +56,7 @@ def extend(path: Path, more: More, data_dir: Path | None, device: torch.device |
     after = replace(after, table=_same(path, before.table, table, added))
     _check_data(before, data_dir)
     check_starts(after.table, methods, seeds[-1], data_dir, device)
-    content = {"methods": methods, "seeds": seeds, "experiment": after.table}
-    write_atomic(path / "comparison.toml", tomli_w.dumps(content))
+    after.write()
     return after
 
 
@@ -71,14 +68,10 @@ def _same(path: Path, before: dict[str, Any], after: dict[str, Any], added: list
         own = key[0] == "methods" and len(key) > 1 and bare_name(key[1]) in new
         if was.get(key) != now.get(key) and key[0] not in ("method", "seed", "device") and not own:
             raise PerfedError(
-                f"--extend {path}: {'.'.join(key)} is {_shown(now.get(key))} and was {_shown(was.get(key))} in the "
+                f"--extend {path}: {'.'.join(key)} is {stated(now.get(key))} and was {stated(was.get(key))} in the "
                 "runs that are there; give the same, or begin another comparison"
             )
     return {**after, **({"device": before["device"]} if "device" in before else {})}
-
-
-def _shown(value: Any) -> str:
-    return "not there" if value is None else repr(value)
 
 
 def _check_data(before: Comparison, data_dir: Path | None) -> None:

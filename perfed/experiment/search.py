@@ -19,8 +19,8 @@ import torch
 from perfed.data.held_out import TUNING_FRACTION
 from perfed.engine.metrics import main_metric, metric_of, shown
 from perfed.errors import PerfedError
-from perfed.experiment.compare import Execute, check_starts, method_table, readable
-from perfed.experiment.config import Experiment, validate
+from perfed.experiment.compare import Execute, check_starts, method_table
+from perfed.experiment.config import Experiment, readable, validate
 from perfed.experiment.overrides import grid_points, override, parse_value, resolve
 from perfed.experiment.start import start
 from perfed.machine import write_atomic

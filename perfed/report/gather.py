@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from perfed.errors import PerfedError
 from perfed.plugins import bare_name
 from perfed.report.runs import Run, load_run, methods_of, reported_by
-from perfed.settings import leaves
+from perfed.settings import leaves, stated
 
 _FREE = {"name", "description", "method", "seed", "device", "checkpoint_seconds", "plan", "snapshots"}
 _OF_PLACES = {("data", "files"), ("data", "test_files")}  # the same tables may lie elsewhere
@@ -112,7 +111,7 @@ def _difference(run: Run, other: Run, same_method: bool) -> str:
         if key[0] != "data" and not (same_method and _concerns(key, run.method)):
             continue
         if now.get(key) != was.get(key):
-            return f"{'.'.join(key)} is {_shown(now.get(key))}, not {_shown(was.get(key))} as"
+            return f"{'.'.join(key)} is {stated(now.get(key))}, not {stated(was.get(key))} as"
     return ""
 
 
@@ -120,10 +119,6 @@ def _concerns(key: tuple[str, ...], method: str) -> bool:
     """Whether the setting is not another method's."""
     own = bare_name(method)
     return key[0] != "methods" or len(key) < 2 or own == bare_name(key[1]) or own.startswith(f"{bare_name(key[1])}+")
-
-
-def _shown(value: Any) -> str:
-    return "not there" if value is None else repr(value)
 
 
 def _remarks(runs: Sequence[Run]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from perfed.engine.metrics import Metric, metric_of
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, some
 from perfed.plugins import POOLED, SKLEARN
 from perfed.report.against import MethodVerdict, against, gainers, headline, sent
 from perfed.report.cautions import Constant, below, constant, learnt_nothing, same_rows, unequal_rounds, unfinished
@@ -80,8 +80,8 @@ class Verdict:
         for found in self.sites:
             if found.site == site:
                 return found.method
-        known = ", ".join(found.site for found in self.sites[:5])
-        raise PerfedError(f"nothing was measured at site '{site}'; sites are: {known}, ...")
+        known = some([found.site for found in self.sites])
+        raise PerfedError(f"nothing was measured at site '{site}'; sites are: {known}")
 
     @property
     def site_table(self) -> TextTable:
@@ -96,12 +96,16 @@ class Verdict:
         gain = site.gain
         return UNKNOWN if gain is None else difference_text(self.metric, gain.mean, gain.low, gain.high)
 
+    def warned(self, lines: Sequence[str]) -> Verdict:
+        """The same with further warnings before the others."""
+        return replace(self, warnings=(*lines, *self.warnings))
+
     def to_dict(self) -> dict[str, Any]:
         """As ``comparison.json`` has it."""
         return {**asdict(self), "sentences": self.sentences}
 
 
-def verdict(runs: Sequence[Run], reference: str | None = None, failed: Sequence[str] = ()) -> Verdict | None:
+def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None:
     """What the finished ``runs`` say; None where fewer than two methods have measured clients in common.
 
     Intervals are of a bootstrap (Efron and Tibshirani 1993, section 13.3; 2000 resamples, 2.5th and 97.5th percentile)
@@ -113,7 +117,6 @@ def verdict(runs: Sequence[Run], reference: str | None = None, failed: Sequence[
         runs: of several methods and seeds.
         reference: that the others are compared with; if not given, the one with the best mean of those that need no
             federation (``local`` and ``sklearn:``), else the first.
-        failed: lines on runs that failed, the first of the warnings.
     """
     metric, values = main_metric(runs), ClientTable.of(runs)
     if metric is None or len(values.of_method) < 2:
@@ -126,7 +129,6 @@ def verdict(runs: Sequence[Run], reference: str | None = None, failed: Sequence[
     federated = [of for of in found if not needs_no_federation(of.method) and not of.method.startswith(POOLED)]
     flat = constant(runs)
     warnings = [
-        *failed,
         *unequal_rounds(runs),
         *learnt_nothing(flat, len(values.sites)),
         *same_rows(runs),
@@ -141,12 +143,6 @@ def best_reference(values: ClientTable, known: Metric) -> str:
     alone = [method for method in values.of_method if needs_no_federation(method)]
     first = next(iter(values.of_method), "")
     return max(alone, key=lambda method: known.direction * values.mean(method), default=first)
-
-
-def sentences(runs: Sequence[Run]) -> list[str]:
-    """Those of :func:`verdict`; none where there is nothing to compare."""
-    found = verdict(runs)
-    return [] if found is None else found.sentences
 
 
 def needs_no_federation(method: str) -> bool:

@@ -18,8 +18,8 @@ def holdings(federation: Federation) -> dict[str, Any]:
     """
     classes = federation.class_names or [str(label) for label in range(federation.num_classes or 0)]
     domains = [federation.domain_name(number) for number in range(federation.num_domains)]
-    tables = [set(c.table.feature_names_in_) for c in federation if c.table is not None]
-    shared = set.intersection(*tables) if tables else set()
+    tables = [c.table.columns_there for c in federation if c.table is not None]
+    shared = frozenset.intersection(*tables) if tables else frozenset()
     return {
         "data": f"{federation.fingerprint:08x}",
         "classes": [str(name) for name in classes],
@@ -28,7 +28,7 @@ def holdings(federation: Federation) -> dict[str, Any]:
     }
 
 
-def _held(client: Client, classes: int, domains: int, shared: set[str]) -> dict[str, Any]:
+def _held(client: Client, classes: int, domains: int, shared: frozenset[str]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "rows": {name: len(part) for name in SPLITS if (part := client.split(name)) is not None},
         "inputs": client.train.x[0].numel() if len(client.train) else 0,
@@ -38,8 +38,8 @@ def _held(client: Client, classes: int, domains: int, shared: set[str]) -> dict[
     if domains and client.train.domain is not None:
         found["domains"] = _counts(client.train.domain, domains)
     if client.table is not None:
-        names = client.table.feature_names_in_
-        found["columns"] = {"shared": sum(n in shared for n in names), "own": sum(n not in shared for n in names)}
+        there = client.table.columns_there  # as perfed check counts them
+        found["columns"] = {"shared": len(there & shared), "own": len(there - shared)}
     return found
 
 

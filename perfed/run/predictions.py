@@ -93,8 +93,7 @@ def read(run: Path, evaluations: int = 1) -> list[Predictions]:
     Raises:
         PerfedError: a file that cannot be read; names it.
     """
-    found = {int(file.stem.removeprefix("round-")): file for file in (run / FOLDER).glob("round-*.npz")}
-    return [_read(found[number]) for number in sorted(found)[-evaluations:]]
+    return [_whole(file) for file in _files(run)[-evaluations:]]
 
 
 def marks(run: Path) -> tuple[tuple[str, int], ...]:
@@ -103,14 +102,24 @@ def marks(run: Path) -> tuple[tuple[str, int], ...]:
     Raises:
         PerfedError: a file that cannot be read; names it.
     """
-    found = read(run)
-    return tuple((site, mark) for file in found for site, mark, _ in file.sites())
+    found = [_arrays(file, ("ids", "marks")) for file in _files(run)[-1:]]
+    return tuple(pair for ids, numbers in found for pair in zip(ids.tolist(), numbers.tolist(), strict=True))
 
 
-def _read(file: Path) -> Predictions:
+def _files(run: Path) -> list[Path]:
+    """By round."""
+    return sorted((run / FOLDER).glob("round-*.npz"), key=lambda file: int(file.stem.removeprefix("round-")))
+
+
+def _whole(file: Path) -> Predictions:
+    ids, counts, marks, targets, outputs = _arrays(file, ("ids", "counts", "marks", "targets", "outputs"))
+    return Predictions(ids.tolist(), counts, marks, targets, outputs.astype(np.float64))
+
+
+def _arrays(file: Path, names: Sequence[str]) -> list[NDArray[Any]]:
+    """Those of the file's arrays; the others are not read."""
     try:
         with np.load(file, allow_pickle=False) as held:
-            ids, counts, marks, targets, outputs = (held[n] for n in ("ids", "counts", "marks", "targets", "outputs"))
+            return [held[name] for name in names]
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise PerfedError(f"{file}: cannot be read: {error}") from None
-    return Predictions(ids.tolist(), counts, marks, targets, outputs.astype(np.float64))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from perfed.errors import some
 from perfed.report.holdings import Held, Holdings, first_holdings
 from perfed.report.page.forms import data, heading, note, scrolled
 from perfed.report.page.study import Study
@@ -88,8 +89,7 @@ def _named(counts: Sequence[int], names: Sequence[str]) -> str:
     there = [name for count, name in zip(counts, names, strict=False) if count]
     if len(there) == len(names) and len(names) > MOST_NAMES:
         return f"all {len(names)}"
-    more = f" and {len(there) - MOST_NAMES} more" if len(there) > MOST_NAMES else ""
-    return ", ".join(there[:MOST_NAMES]) + more
+    return some(there, MOST_NAMES)
 
 
 def _sample_columns(study: Study) -> list[Column]:

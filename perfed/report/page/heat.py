@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfed.errors import some
 from perfed.report.page import svg
 from perfed.report.page.look import paint
 from perfed.report.page.study import thinned
@@ -97,9 +98,8 @@ def heat_map(title: str, rows: Sequence[str], columns: Sequence[str], counts: ND
     def hint(place: int) -> str:
         row = place * len(rows) // len(shown)
         there = np.flatnonzero(counts[row])
-        told = ", ".join(f"{columns[j]}: {counts[row, j]:g}" for j in there[:12])
-        more = f" and {len(there) - 12} more" if len(there) > 12 else ""
-        return f"client {rows[row]}: {told or 'nothing'}{more}"
+        told = some([f"{columns[j]}: {counts[row, j]:g}" for j in there.tolist()], 12)
+        return f"client {rows[row]}: {told or 'nothing'}"
 
     parts = [svg.words(4, 14, title, font_weight="bold"), *heat(shown, box, most, hint), *strip(424, 46, most)]
     told = f"{len(rows)} clients by {len(columns)} columns, at most {counts.max():g}"

@@ -24,6 +24,8 @@ def leaderboard_section(study: Study) -> str:
         return ""
     metrics, references = _metrics(study), _references(study)
     views = {f"{m}|{r}": _view(study, m, r) for m in metrics for r in references}
+    first = next(iter(views.values()))
+    ordered = sorted(first["rows"], key=lambda method: -study.known.direction * first["rows"][method]["sort"][0])
     controls = [
         select("metric", "Metric", {metric: axis_title(metric) for metric in metrics}),
         select("reference", "Compared with", {method: method for method in references}),
@@ -34,7 +36,7 @@ def leaderboard_section(study: Study) -> str:
         "leaderboard",
         "Leaderboard",
         f'<div class="picks script-only">{"".join(controls)}</div>',
-        _table(study, next(iter(views.values()))),
+        _table(study, ordered, first),
         _copy(),
         note(
             f"{f'Which numbers: {shown}. ' if shown else ''}"
@@ -42,7 +44,7 @@ def leaderboard_section(study: Study) -> str:
             "interval over clients and seeds. Seeds are averaged. p-values: Wilcoxon's signed-rank test over the "
             "clients, corrected for the number of methods (Holm); below 0.05 a difference is rarely chance."
         ),
-        data("views", {"methods": [of.row.method for of in _ordered(study)], "views": views}),
+        data("views", {"methods": ordered, "views": views}),
     )
 
 
@@ -61,12 +63,6 @@ def _everywhere(name: str, known: Sequence[ClientValues]) -> bool:
 def _references(study: Study) -> list[str]:
     others = [method for method in study.table.of_method if method != study.reference]
     return [study.reference, *others][:MOST_REFERENCES]
-
-
-def _ordered(study: Study) -> list[Standing]:
-    """The best mean first."""
-    found = standings(study.runs, study.reference or None, study.metric)
-    return sorted(found, key=lambda of: -study.known.direction * of.row.mean)
 
 
 def _view(study: Study, metric: str, reference: str) -> dict[str, Any]:
@@ -103,7 +99,7 @@ def _p(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.3f}" if value >= 1e-3 else "< 0.001"
 
 
-def _table(study: Study, view: dict[str, Any]) -> str:
+def _table(study: Study, methods: Sequence[str], view: dict[str, Any]) -> str:
     heads = [
         ("", "Method"),
         ("mean", f"{view['title']}, mean ± std over seeds"),
@@ -117,7 +113,7 @@ def _table(study: Study, view: dict[str, Any]) -> str:
         ("p-value", "p (Holm)"),
     ]
     head = "".join(heading(text, sortable=True, name=name) for name, text in heads)
-    rows = "\n".join(_line(study, of.row.method, view["rows"].get(of.row.method)) for of in _ordered(study))
+    rows = "\n".join(_line(study, method, view["rows"].get(method)) for method in methods)
     inside = f'<table class="sortable" id="board"><thead><tr>{head}</tr></thead><tbody>\n{rows}\n</tbody></table>'
     return scrolled("Leaderboard", inside)
 

@@ -10,11 +10,12 @@ from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from perfed.plugins import SKLEARN
+from perfed.plugins import POOLED, SKLEARN
 from perfed.report.holdings import holdings_of
 from perfed.report.page.forms import details, note, section, table
 from perfed.report.page.study import Study
 from perfed.report.text import UNKNOWN, TextTable
+from perfed.settings import leaves
 
 LEFT_OUT = ("method", "methods", "seed", "plan", "description")
 
@@ -61,7 +62,7 @@ def _versions(study: Study) -> TextTable:
 
 def _differing(study: Study) -> TextTable:
     """Settings that two methods have with different values; scikit-learn's models are left out."""
-    firsts = {m: study.members(m)[0] for m in study.methods if not m.startswith((SKLEARN, "pooled:"))}
+    firsts = {m: study.members(m)[0] for m in study.methods if not m.startswith((SKLEARN, POOLED))}
     found: dict[str, dict[str, str]] = {}
     for method, run in firsts.items():
         table_ = {k: v for k, v in tomllib.loads(run.config_text).items() if k not in LEFT_OUT}
@@ -76,15 +77,9 @@ def _differing(study: Study) -> TextTable:
     return TextTable("", ["Setting", *firsts], rows)
 
 
-def _flat(table_: Mapping[str, Any], before: str = "") -> dict[str, str]:
+def _flat(table_: Mapping[str, Any]) -> dict[str, str]:
     """Leaves by their dotted names, as text."""
-    found = {}
-    for key, value in table_.items():
-        if isinstance(value, Mapping):
-            found.update(_flat(value, f"{before}{key}."))
-        else:
-            found[f"{before}{key}"] = value if isinstance(value, str) else json.dumps(value)
-    return found
+    return {".".join(k): v if isinstance(v, str) else json.dumps(v) for k, v in leaves(table_).items()}
 
 
 def _notes(study: Study) -> str:

@@ -22,11 +22,12 @@ class Study:
 
     runs: tuple[Run, ...]
     metric: str | None
+    found: Verdict | None = None
 
     @classmethod
-    def of(cls, runs: Sequence[Run]) -> Study:
-        """All that the page is about."""
-        return cls(tuple(runs), main_metric(runs))
+    def of(cls, runs: Sequence[Run], found: Verdict | None = None) -> Study:
+        """All that the page is about; ``found``: the verdict, if it is known already."""
+        return cls(tuple(runs), main_metric(runs), found)
 
     @cached_property
     def methods(self) -> list[str]:
@@ -56,7 +57,7 @@ class Study:
     @cached_property
     def verdict(self) -> Verdict | None:
         """That on the runs; None where there is nothing to compare."""
-        return verdict(self.runs)
+        return self.found or verdict(self.runs)
 
     @property
     def others(self) -> list[str]:

@@ -21,10 +21,17 @@ from perfed.report.page.svg import standalone
 from perfed.report.page.verdict import verdict_section
 from perfed.report.runs import Run, methods_of
 from perfed.report.text import listed
+from perfed.report.verdict import Verdict
 
 
 def write_report(
-    runs: Sequence[Run], out: Path, *, title: str, command: str = "", left_out: Sequence[str] = ()
+    runs: Sequence[Run],
+    out: Path,
+    *,
+    title: str,
+    command: str = "",
+    left_out: Sequence[str] = (),
+    found: Verdict | None = None,
 ) -> Path:
     """Write the report of the runs (several methods and seeds of one data set) to ``out`` and return it.
 
@@ -36,8 +43,9 @@ def write_report(
         title: of the page.
         command: that made the runs.
         left_out: lines on what is not in the page (:func:`perfed.report.gather.gathered`).
+        found: the verdict on the runs, if it is known already.
     """
-    study = Study.of(runs)
+    study = Study.of(runs, found)
     sections = [
         verdict_section(study),
         leaderboard_section(study),
