@@ -107,7 +107,7 @@ def marks(run: Path) -> tuple[tuple[str, int], ...]:
 
 
 def _files(run: Path) -> list[Path]:
-    """By round."""
+    """The rounds whose predictions are kept, in order."""
     return sorted((run / FOLDER).glob("round-*.npz"), key=lambda file: int(file.stem.removeprefix("round-")))
 
 
