@@ -16,6 +16,7 @@ from perfed.engine.host import Exchange
 from perfed.errors import PerfedError
 from perfed.method.exchange import Each, FederationInfo, Fold, Replies, Reply, ServerState
 from perfed.method.term import payload_of
+from perfed.participation.invitation import Invitation
 from perfed.tree import Tree
 
 # Transactions of one number must not share random keys.
@@ -71,8 +72,19 @@ class Snapshot:
     trace: str
 
 
+class NobodyReplied(Exception):
+    """No reply of an exchange can be used: nothing comes of the round."""
+
+
 class RoundClients:
-    """The clients of one transaction."""
+    """The clients of one transaction.
+
+    Attributes:
+        ids: that the next exchange goes to, sorted; where time is real, those whose replies were used so far.
+        invitation: of the round, where time is real.
+        arrived: seconds after which the replies of the first exchange came, by id, where time is real.
+        seconds: of all exchanges, where time is real.
+    """
 
     def __init__(
         self,
@@ -94,6 +106,9 @@ class RoundClients:
         self.losses: list[torch.Tensor] = []
         self.carrying: list[Replies] = []  # replies of the exchanges that carried terms
         self.state: ServerState | None = None
+        self.invitation: Invitation | None = None
+        self.arrived: dict[str, float] = {}
+        self.seconds = 0.0
         self.record = RoundRecord(self.ids, float("nan"))
 
     def key(self, purpose: str) -> torch.Tensor:
@@ -154,14 +169,41 @@ class RoundClients:
         folds = {name: self._counted(name, fold) for name, fold in reduce.items()}
         record.outputs = []
         kept = record.outputs if self._keeps else None
-        replies, record.after = self._engine.run(exchange, payload, self.ids, folds, kept)
+        sent = sum(_sent(value, len(self.ids)) for value in payload.values())
+        replies, record.after = self._engine.run(exchange, payload, self.ids, folds, kept, self._asked())
+        if self.invitation is not None:
+            self._arrived(replies)
         record.exchanges += 1
         self.losses.append(replies.train_loss)
         record.bytes_up += sum(_size(value) for name, value in replies.content.items() if name not in folds)
-        sent = sum(_sent(value, len(self.ids)) for value in payload.values())
         # The first exchange goes to all invited clients, those whose replies are not used among them.
         record.bytes_down += sent * self._invited // len(self.ids) if record.exchanges == 1 else sent
         return replies
+
+    def ended(self) -> RoundRecord:
+        """What the transaction left behind, with the mean loss of its exchanges."""
+        losses = [float(loss[torch.isfinite(loss)].mean()) for loss in self.losses if torch.isfinite(loss).any()]
+        if losses:
+            self.record.train_loss = sum(losses) / len(losses)
+        return self.record
+
+    def _asked(self) -> Invitation | None:
+        """Whose replies the next exchange needs; those that were not used in an earlier one are out of the round."""
+        if self.invitation is None or self.record.exchanges == 0:
+            return self.invitation
+        return Invitation.of_all(self.ids, strict=self.invitation.strict)
+
+    def _arrived(self, replies: Replies) -> None:
+        """Take note of when the replies came, whose were used, and whose could not be."""
+        engine, record = self._engine, self.record
+        if record.exchanges == 0:
+            self.arrived = dict(engine.arrived)
+        self.seconds += max(engine.arrived.values(), default=0.0)
+        for name, ids in engine.lost.items():
+            self.count(name, ids)
+        if not replies.ids:
+            raise NobodyReplied
+        self.ids = record.participants = replies.ids
 
     def _counted(self, name: str, fold: Fold) -> Fold:
         """``fold`` that counts the bytes of entry ``name`` of every reply."""

@@ -19,6 +19,7 @@ from perfed.engine.metrics import Scoring
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.method.exchange import Each, Fold, Replies
+from perfed.participation.invitation import Invitation
 from perfed.training.cohort import Cohort
 from perfed.training.plan import Plan
 from perfed.tree import Tree
@@ -40,6 +41,8 @@ class Engine(ABC):
         states: committed state of each client that has one; a client without starts from its initial values.
         changed: clients whose committed state changed since the set was last cleared.
         scoring: what is measured of the clients' models; the engine's owner may say.
+        arrived: seconds after which each reply of the latest exchange came, by id; empty where time is virtual.
+        lost: clients whose replies could not be used in the latest exchange, by what happened to them.
     """
 
     def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
@@ -52,12 +55,17 @@ class Engine(ABC):
         self.scoring = Scoring(scale=federation.target_scale)
         self.states: dict[str, Tree] = {}
         self.changed: set[str] = set()
+        self.arrived: dict[str, float] = {}
+        self.lost: dict[str, list[str]] = {}
         self._pending: dict[str, Tree] = {}
         self._layouts = layouts_of(self.background.shapes, setup, plan)
 
     @abstractmethod
-    def perform(self, works: Iterable[Work]) -> Iterator[Done]:
-        """Let chunks of clients do their work; what was done, in the same order."""
+    def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
+        """Let chunks of clients do their work; what was done, in the same order.
+
+        ``invitation``: where time is real, which replies are enough; without one all are needed.
+        """
 
     @abstractmethod
     def cohorts(
@@ -72,11 +80,13 @@ class Engine(ABC):
         ids: Sequence[str],
         reduce: Mapping[str, Fold] | None = None,
         outputs: list[Outputs] | None = None,
+        invitation: Invitation | None = None,
     ) -> tuple[Replies, Metrics]:
         """Run a program at ``ids``; their new states stay pending until :meth:`commit`.
 
         Entries named in ``reduce`` are folded in the sorted order of ids and dropped; their totals are in the replies.
-        What the measured models say of every sample is appended to ``outputs``, if given.
+        What the measured models say of every sample is appended to ``outputs``, if given. With an ``invitation``, as
+        :meth:`perform` takes it, replies may be those of fewer clients.
 
         Returns:
             Replies in sorted id order, and each client's metrics if ``exchange.measure`` asks for them.
@@ -85,7 +95,7 @@ class Engine(ABC):
         losses: dict[str, Tensor] = {}
         metrics: Metrics = {}
         chunks = self._chunks(ids, by_id=bool(reduce))
-        for done in self.perform(self._works(exchange, payload, chunks, outputs is not None)):
+        for done in self.perform(self._works(exchange, payload, chunks, outputs is not None), invitation):
             for row, client in enumerate(done.ids):
                 inbox.add(client, partial(done.reply, row))
                 losses[client] = done.losses[row]
@@ -94,7 +104,8 @@ class Engine(ABC):
             if outputs is not None:
                 outputs += done.outputs
         order = sorted(losses)
-        return Replies(order, inbox.content(), torch.stack([losses[i] for i in order])), metrics
+        found = torch.stack([losses[i] for i in order]) if order else torch.zeros(0)
+        return Replies(order, inbox.content(), found), metrics
 
     def evaluate(
         self,
@@ -179,7 +190,7 @@ class InProcessEngine(Engine):
         super().__init__(federation, setup, plan)
         self.host = Host(federation, self.background, setup, plan)
 
-    def perform(self, works: Iterable[Work]) -> Iterator[Done]:
+    def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
         """One chunk after the other."""
         return map(self.host.run, works)
 
@@ -235,7 +246,9 @@ class Inbox:
             self.rows[first] = self._folded(self._waiting.pop(first)())
 
     def content(self) -> dict[str, Any]:
-        """All replies stacked in the sorted order of ids, and the totals."""
+        """All replies stacked in the sorted order of ids, and the totals; who has not replied is left out."""
+        for client in sorted(self._waiting):
+            self.rows[client] = self._folded(self._waiting.pop(client)())
         order = sorted(self.rows)
         stacked = tree.stack([self.rows[i] for i in order]) if order else {}
         return {**stacked, **self.totals}

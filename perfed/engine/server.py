@@ -23,7 +23,7 @@ from perfed.method.term import absorb, payload_of
 from perfed.model.chain import Model
 from perfed.model.placement import PER_DOMAIN
 from perfed.participation.clock import Clock, Population
-from perfed.participation.policies import Selection
+from perfed.participation.policies import Choice, Selection
 from perfed.participation.settings import Participation
 from perfed.training.cohort import Cohort
 from perfed.training.plan import Plan
@@ -36,9 +36,8 @@ class Server:
         federation: the clients.
         setup: method, model, seed and dtype.
         plan: how work is cut up.
-        participation: who takes part in a round.
+        participation, clock: who takes part in a round, and how long the clients take.
         rounds: number of rounds of the whole run.
-        clock: how long the clients take.
 
     Raises:
         PerfedError: settings of participation or clock that do not fit the clients.
@@ -175,6 +174,10 @@ class Server:
         except BaseException:
             self._recall(policy)
             raise
+        return self._ended(record, number, choice)
+
+    def _ended(self, record: RoundRecord, number: int, choice: Choice) -> RoundRecord:
+        """Tell the policy, do the method's work with all clients after the round, and count the time."""
         self._observe(record, number)
         everyone = RoundClients(self.engine, [*self.engine.clients], number, "finish", None)
         extra = self._transaction(everyone, self._finish)
@@ -226,8 +229,8 @@ class Server:
         What the method does then is :attr:`perfed.method.method.Method.joins`. The server's sets stay as they are.
         """
         before = self.sets
-        steps = [("prepare", 0, self._prepare), *(("settle", number + 1, self._catch_up) for number in range(rounds))]
-        for kind, number, program in steps:
+        for number in range(rounds + 1):
+            kind, program = ("settle", self._catch_up) if number else ("prepare", self._prepare)
             self._transaction(RoundClients(self.engine, [client], number, kind, None), program)
             self.state = ServerState(before)
 
@@ -267,10 +270,7 @@ class Server:
             self.engine.discard()
             raise
         self.engine.commit(clients.ids)
-        losses = [float(loss[torch.isfinite(loss)].mean()) for loss in clients.losses if torch.isfinite(loss).any()]
-        if losses:
-            clients.record.train_loss = sum(losses) / len(losses)
-        return clients.record
+        return clients.ended()
 
     def own_models(self, ids: Sequence[str], round_: int) -> Iterator[Cohort]:
         """Cohorts of ``ids`` with the clients' own models, as evaluation after ``round_`` uses them; on copies."""

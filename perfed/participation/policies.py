@@ -47,9 +47,13 @@ class Policy:
         wanted: replies of a round, by the rate.
         state: what is remembered between rounds, plain data.
         wants_gradient: whether :meth:`observe` needs the gradient.
+        strict: whether a round needs every client that is invited; else it does without those that do not reply.
+        limit: seconds after which replies no longer count.
     """
 
     wants_gradient = False
+    strict = True
+    limit = math.inf
 
     def __init__(self, settings: Participation, who: Population, seed: int, rounds: int) -> None:
         self.settings = settings
@@ -101,6 +105,8 @@ def _first(arrivals: Arrivals, count: int | None = None) -> tuple[Rows, float]:
 
 
 class _OverSelection(Policy):
+    strict = False
+
     def select(self, round_: int, ask: Ask) -> tuple[Rows, float]:
         if self.for_all(round_):
             return super().select(round_, ask)
@@ -109,6 +115,8 @@ class _OverSelection(Policy):
 
 
 class _Deadline(Policy):
+    strict = False
+
     def __init__(self, settings: Participation, who: Population, seed: int, rounds: int) -> None:
         super().__init__(settings, who, seed, rounds)
         if settings.deadline.seconds is None:
@@ -124,6 +132,8 @@ class _Deadline(Policy):
 
 
 class _Srpfl(Policy):
+    strict = False
+
     def __init__(self, settings: Participation, who: Population, seed: int, rounds: int) -> None:
         super().__init__(settings, who, seed, rounds)
         own = settings.srpfl
@@ -155,6 +165,8 @@ class _Srpfl(Policy):
 
 
 class _Flanp(Policy):
+    strict = False
+
     def __init__(self, settings: Participation, who: Population, seed: int, rounds: int) -> None:
         super().__init__(settings, who, seed, rounds)
         own = settings.flanp

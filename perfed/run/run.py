@@ -52,8 +52,8 @@ class Run(OwnModels):
         name: of the method, for reports.
         rounds, seed, dtype, device, participation, clock, evaluation, snapshots, plan: as in
             :class:`~perfed.experiment.config.Experiment`.
-        directory: where results and checkpoints go; ``None`` keeps everything in memory.
-        checkpoint_seconds: least time between two checkpoints.
+        directory: where results and checkpoints go (``None``: kept in memory), these ``checkpoint_seconds`` apart.
+        server: makes the run's server, in place of one whose clients are in this process.
 
     Attributes:
         history: one record per round, as in ``rounds.jsonl``; of a resumed run those before it too.
@@ -87,6 +87,7 @@ class Run(OwnModels):
         plan: Plan | None = None,
         directory: RunDirectory | None = None,
         checkpoint_seconds: float = 30.0,
+        server: Callable[..., Server] = Server,
     ) -> None:
         if rounds < 1:
             raise PerfedError(f"rounds must be at least 1 (given: {rounds})")
@@ -100,7 +101,7 @@ class Run(OwnModels):
         self.directory: RunDirectory | Memory = directory or Memory()
         self.federation, split, said = scored_split(method, federation, self.evaluation.split, self.name, seed)
         setup = Setup(method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"))
-        self.server = Server(self.federation, setup, self.plan, participation or Participation(), rounds, clock=clock)
+        self.server = server(self.federation, setup, self.plan, participation or Participation(), rounds, clock=clock)
         self._evaluator = Evaluator(self.evaluation, self.server, self.federation, split, rounds)
         own = [*method.notes(federation, setup.model), *nothing_shared(self.name, self.server)]
         self.notes: list[str] = [*said, *own, *self._evaluator.notes()]

@@ -1,0 +1,61 @@
+"""What a reply must be like: the program's own reply for a client that is made up, with the facts of a real one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfed.data.client import Client, Split
+from perfed.engine.flower.checks import Entry, like
+from perfed.engine.flower.wire import reply_tree
+from perfed.engine.host import Background, Host, Work
+from perfed.engine.setup import Setup
+from perfed.rng import key, uniform
+from perfed.training.plan import Plan
+
+_EACH = 2  # samples of each class
+
+
+def rehearsed(work: Work, client: Client, background: Background, setup: Setup) -> dict[str, Entry]:
+    """Names, shapes and dtypes of what the site ``client`` replies to ``work``, which is done for a made-up client.
+
+    Shapes of replies depend on classes, domains and shapes of inputs, never on the number of samples. An entry that is
+    not finite for the made-up client need not be so for the real one.
+
+    Args:
+        work: that the site is asked to do, with its payload.
+        client: of whom facts are known.
+        background: of the federation.
+        setup: method, model, seed.
+    """
+    host = Host([made_up(client, background, setup)], background, setup, Plan("sequential", threads=1))
+    done = host.run(replace(work, exchange=replace(work.exchange, measure=None), states={}))
+    found = like(reply_tree(done))
+    values = _leaves(reply_tree(done))
+    return {name: replace_finite(entry, values[name]) for name, entry in found.items()}
+
+
+def replace_finite(entry: Entry, value: Tensor) -> Entry:
+    """The entry, which may hold what is not finite where ``value`` does."""
+    return entry._replace(finite=bool(torch.isfinite(value).all()))
+
+
+def made_up(client: Client, background: Background, setup: Setup) -> Client:
+    """A client with the facts of ``client``, but two samples of each class (or four), whose inputs are 0 and 1."""
+    info, train = background.info, client.train
+    labels = [label for label, count in enumerate(train.held_classes) if count]
+    count = _EACH * (len(labels) or 2)
+    keys = key(setup.seed, "made up", torch.arange(count))
+    size = max(1, int(torch.tensor(train.input_shape).prod()))
+    x = uniform(keys, size).round().view(count, *train.input_shape).to(setup.dtype)
+    drawn = uniform(keys, max(1, int(torch.tensor(train.target_shape).prod())), setup.dtype)
+    y = drawn.view(count, *train.target_shape) + 0.5
+    if info.task == "classification":
+        y = torch.tensor(labels).repeat(_EACH)
+    elif info.task == "survival":
+        y[:, 1] = torch.arange(count) % 2
+    domain = torch.arange(count) % info.num_domains if info.num_domains else None
+    return Client(client.id, Split(x, y, domain))

@@ -1,0 +1,122 @@
+"""A site in a run: it answers the server's messages, one after the other, and keeps its own state."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from perfed.data.client import Client
+from perfed.data.target_scale import TargetScale
+from perfed.engine.chores import CHORES
+from perfed.engine.flower.checks import Bounds, wrong_payload
+from perfed.engine.flower.message import pack, unpack
+from perfed.engine.flower.outgoing import OutgoingLog
+from perfed.engine.flower.store import SiteStore
+from perfed.engine.flower.wire import done_message, work_of
+from perfed.engine.host import Background, Host
+from perfed.engine.setup import Setup
+from perfed.errors import PerfedError
+from perfed.machine import write_atomic
+from perfed.method.exchange import FederationInfo
+from perfed.training.plan import Plan
+
+MODEL = "model.message"
+"""File beside the states: the last message by which the site has made its own model."""
+_OLDER = 6  # states before the newest base that stay, for a server that comes back from an older checkpoint
+
+
+class Site:
+    """One client where its data are.
+
+    Args:
+        client: with inputs in the run's dtype.
+        setup: method, model, seed.
+        plan: how work is cut up.
+        info: what the server knows of the federation, but for what every message says anew.
+        scale: what targets were standardised by.
+        store, log: on the site's disk.
+        run: id of the run.
+        limit: bytes of one message.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        setup: Setup,
+        plan: Plan,
+        *,
+        info: FederationInfo,
+        scale: TargetScale | None,
+        store: SiteStore,
+        log: OutgoingLog,
+        run: str,
+        limit: int = 2**30,
+    ) -> None:
+        self.client, self.setup, self.plan = client, setup, plan
+        self._info, self._scale, self._store, self._log = info, scale, store, log
+        self._run, self._limit = run, limit
+        self._host: Host | None = None
+
+    def answer(self, data: bytes) -> bytes:
+        """The reply to a message of the server, logged before it is returned; a mistake is a reply too, in one line."""
+        try:
+            reply = self._answered(data)
+        except PerfedError as error:
+            reply = pack({"kind": "error", "site": self.client.id, "error": str(error)}, {})
+        self._log.append(reply)
+        return reply
+
+    def _answered(self, data: bytes) -> bytes:
+        header, tree = unpack(data)
+        problem = wrong_payload(header, tree, self._run, self._programs(), self._spec(), Bounds(self._limit))
+        if problem:
+            raise PerfedError(problem)
+        asked, sequence = hashlib.sha256(data).hexdigest(), header["sequence"]
+        stored = self._store.reply(sequence)
+        if stored is not None and unpack(stored)[0].get("asked") == asked:
+            return stored
+        state = self._store.state(header["base"])
+        work = work_of(header, tree, self.client.id, state, self._scale)
+        done = self._at(header).run(work)
+        reply = done_message(done, {**header, "asked": asked})
+        if header["index"] < 0:
+            write_atomic(self._store.path / MODEL, data)
+        else:
+            self._store.put(sequence, done.states[self.client.id], reply)
+            self._store.forget(self._needed(header["base"], sequence))
+        return reply
+
+    def _needed(self, base: int, sequence: int) -> set[int]:
+        """States that the server may still name: replies between ``base`` and ``sequence`` were not accepted."""
+        stored = self._store.sequences()
+        return {base, *[n for n in stored if n >= sequence], *[n for n in stored if n < base][-_OLDER:]}
+
+    def _at(self, header: Mapping[str, Any]) -> Host:
+        """The host, which knows of the federation what the message says."""
+        info = replace(self._info, ids=tuple(header["ids"]), num_domains=header["domains"])
+        background = Background(info, (self.client.input_shape,), tuple(header["trained"]), None)
+        if self._host is None or self._host.background != background:
+            self._host = Host([self.client], background, self.setup, self.plan)
+        return self._host
+
+    def _programs(self) -> list[str]:
+        """What the server may ask for: public client programs of the method and its terms, and the engine's chores."""
+        method = self.setup.method
+        own = [name for name in dir(type(method)) if not name.startswith("_")]
+        terms = [f"{term.name}.{name}" for term in method.terms for name in dir(type(term)) if not name.startswith("_")]
+        return [*own, *terms, *(f":{name}" for name in CHORES)]
+
+
+def model_message(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Header and tree of the last message by which the site in ``path`` has made its own model.
+
+    Raises:
+        PerfedError: there is none yet.
+    """
+    try:
+        return unpack((path / MODEL).read_bytes())
+    except FileNotFoundError:
+        raise PerfedError(f"{path}: no model has been made yet; it is when the run is evaluated") from None

@@ -1,0 +1,83 @@
+"""Work and what was done as messages: the one place that says which words go over the network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from perfed.data.target_scale import TargetScale
+from perfed.engine.flower.message import pack
+from perfed.engine.host import Background, Done, Exchange, Work
+from perfed.engine.metrics import Scoring
+from perfed.tree import Tree
+
+ROUND = 10_000
+"""Exchanges of one round have the numbers from ROUND times the round on."""
+
+
+def work_message(work: Work, run: str, sequence: int, base: int, background: Background) -> bytes:
+    """What one site is asked to do.
+
+    Args:
+        work: of one client.
+        run: id of the run.
+        sequence: number of the exchange.
+        base: number of the exchange whose state the site starts from; 0: its initial values.
+        background: of the federation, for the site's host.
+    """
+    (site,) = work.ids
+    info = background.info
+    header = {
+        "kind": "work",
+        "run": run,
+        "sequence": sequence,
+        "base": base,
+        **asdict(work.exchange),
+        "scoring": {"metrics": list(work.scoring.metrics), "held": work.scoring.held},
+        "ids": list(info.ids),
+        "domains": info.num_domains,
+        "trained": list(background.trained),
+    }
+    return pack(header, {"shared": work.shared, "row": work.rows.get(site, {})})
+
+
+def work_of(
+    header: Mapping[str, Any], tree: Mapping[str, Any], site: str, state: Tree | None, scale: TargetScale | None
+) -> Work:
+    """The inverse of :func:`work_message` at ``site``, whose state is ``state``."""
+    exchange = Exchange(*(header[name] for name in ("program", "round", "index", "measure", "terms")))
+    scoring = Scoring(tuple(header["scoring"]["metrics"]), header["scoring"]["held"], scale)
+    states = {} if state is None else {site: state}
+    return Work(exchange, (site,), tree["shared"], {site: tree["row"]}, states, scoring, keeps=False)
+
+
+def done_message(done: Done, header: Mapping[str, Any]) -> bytes:
+    """What a site replies to the message with ``header``: no model of its own, no word on single samples."""
+    (site,) = done.ids
+    fields = {name: header[name] for name in ("run", "sequence", "program", "round")}
+    return pack({"kind": "done", "site": site, **fields, "metrics": done.metrics.get(site)}, reply_tree(done))
+
+
+def reply_tree(done: Done) -> dict[str, Any]:
+    """What a reply holds: the program's, and the mean training loss."""
+    return {"reply": done.reply(0), "loss": done.losses[0].double()}
+
+
+def done_of(header: Mapping[str, Any], tree: Mapping[str, Any]) -> Done:
+    """The inverse of :func:`done_message`; in the place of the site's new state is the number of the exchange."""
+    site, measured = header["site"], header["metrics"]
+    content = {name: [value] for name, value in tree["reply"].items()}
+    state = {"sequence": torch.tensor(header["sequence"])}
+    return Done(
+        (site,), content, ({},), tree["loss"][None], {} if measured is None else {site: measured}, [], {site: state}
+    )
+
+
+def wrong_metrics(header: Mapping[str, Any]) -> str:
+    """What is wrong with the metrics of a reply; empty if nothing is."""
+    found = header.get("metrics")
+    fits = isinstance(found, dict) and len(found) < 1000 and all(type(v) in (int, float) for v in found.values())
+    return "" if found is None or fits else f"the reply of site '{header['site']}': metrics are names with numbers"
