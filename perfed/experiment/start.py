@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from perfed.data.federation import Federation
+from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.method.term import full_name
@@ -27,10 +28,11 @@ def start(
     out: Path | str | None = None,
     federation: Federation | None = None,
     device: torch.device | str | None = None,
+    server: Callable[..., Server] = Server,
 ) -> Run:
     """A new run of ``experiment``; with ``out``, its directory is made and the configuration written.
 
-    ``device``: in place of the experiment's.
+    ``device``: in place of the experiment's. ``server``: as in :class:`~perfed.run.run.Run`.
 
     Raises:
         PerfedError: bad settings or data, or ``out`` already holds a run; nothing is written then.
@@ -44,7 +46,7 @@ def start(
     if federation is None:
         federation = experiment.data.load(experiment.seed, data_dir)
     experiment = _on(experiment, device)
-    run = _build(experiment, federation)
+    run = _build(experiment, federation, server)
     if out is not None:
         run.directory = RunDirectory.create(Path(out))
         _keep_config(run, experiment, run.directory)
@@ -58,13 +60,14 @@ def resume(
     federation: Federation | None = None,
     device: torch.device | str | None = None,
     rounds: int | None = None,
+    server: Callable[..., Server] = Server,
 ) -> Run:
     """The run in ``path``, at its last whole checkpoint; ends with the same bits as if never interrupted.
 
     A run whose ``config.toml`` asks for more rounds than it was made with, or that is given more ``rounds``, goes on to
     those, finished or not.
 
-    ``device``: in place of the one that it was started on.
+    ``device``: in place of the one that it was started on. ``server``: as in :class:`~perfed.run.run.Run`.
 
     Raises:
         PerfedError: no run in ``path``, another process works on it, all its checkpoints are damaged, or its
@@ -79,7 +82,7 @@ def resume(
         ...     resume(f"{folder}/one").execute()["accuracy"] == done["accuracy"]
         True
     """
-    run, experiment, directory = _found(path, data_dir, federation, device, rounds)
+    run, experiment, directory = _found(path, data_dir, federation, device, rounds, server)
     run.directory = directory
     with directory.alone():
         run.restore()
@@ -107,6 +110,7 @@ def _found(
     federation: Federation | None,
     device: torch.device | str | None,
     rounds: int | None,
+    server: Callable[..., Server] = Server,
 ) -> tuple[Run, Experiment, RunDirectory]:
     """The run of the configuration in ``path``, at its start."""
     directory = RunDirectory(Path(path))
@@ -118,7 +122,7 @@ def _found(
     if federation is None:
         federation = experiment.data.load(experiment.seed, data_dir)
     experiment = _on(experiment, device).model_copy(update={} if rounds is None else {"rounds": rounds})
-    return _build(experiment, federation), experiment, directory
+    return _build(experiment, federation, server), experiment, directory
 
 
 def _check_models(directory: RunDirectory) -> None:
@@ -197,7 +201,7 @@ def _on(experiment: Experiment, device: torch.device | str | None) -> Experiment
     return experiment if device is None else experiment.model_copy(update={"device": str(device)})
 
 
-def _build(experiment: Experiment, federation: Federation) -> Run:
+def _build(experiment: Experiment, federation: Federation, server: Callable[..., Server]) -> Run:
     return Run(
         federation,
         experiment.built_method,
@@ -213,6 +217,7 @@ def _build(experiment: Experiment, federation: Federation) -> Run:
         snapshots=experiment.snapshots,
         plan=experiment.plan.build(),
         checkpoint_seconds=experiment.checkpoint_seconds,
+        server=server,
     )
 
 

@@ -1,0 +1,200 @@
+"""The server's program of a deployment: what sites tell, what is agreed, and then a run as any other."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from perfed.data.agreement import Agreement, Told, agreed
+from perfed.data.facts import ClientFacts
+from perfed.data.federation import Federation
+from perfed.deploy.options import table_options
+from perfed.engine.flower.engine import FlowerEngine, Limits
+from perfed.engine.flower.journal import Journal
+from perfed.engine.flower.message import pack, unpack
+from perfed.engine.flower.server import RealTimeServer
+from perfed.engine.flower.transport import Transport
+from perfed.errors import PerfedError
+from perfed.experiment.config import Experiment, read
+from perfed.experiment.start import resume, start
+from perfed.machine import write_atomic
+from perfed.run.run import Run
+
+AGREED = "agreed.json"
+"""File of a run's directory: what sites told, what was agreed, and the facts of each."""
+JOURNAL = "journal"
+"""Folder of a run's directory."""
+LINE = "perfed: "
+"""What a line for who has submitted the run begins with; JSON follows."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a submitted run is told beside its study.
+
+    Attributes:
+        out: the run's directory, on the server; a run that is there goes on.
+        wait: seconds in which all sites must be there.
+        deadline: seconds that an exchange may take.
+        norm: longest Euclidean norm of one reply; 0: any.
+    """
+
+    out: str
+    wait: float = 300.0
+    deadline: float = 600.0
+    norm: float = 0.0
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Settings:
+        """Of the configuration of a Flower run.
+
+        Raises:
+            PerfedError: no ``out``, or numbers that are none.
+        """
+        known = {name: config[name] for name in cls.__dataclass_fields__ if name in config}
+        if not isinstance(known.get("out"), str) or not known["out"]:
+            raise PerfedError("the run's configuration names no directory (out)")
+        numbers = {name: value for name, value in known.items() if name != "out"}
+        for name, value in numbers.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+                raise PerfedError(f"{name} is {value!r}; a number of seconds, at least 0, is needed")
+        return cls(known["out"], **{name: float(value) for name, value in numbers.items()})
+
+
+def main(transport: Transport, config: Mapping[str, Any], *, study: str) -> None:
+    """Run the study with the sites of ``transport``.
+
+    Args:
+        transport: the network.
+        config: see :class:`Settings`.
+        study: the experiment, as TOML.
+
+    Raises:
+        PerfedError: sites that are missing, or whose tables do not fit; a run that cannot go on. It is printed too.
+    """
+    try:
+        _main(transport, Settings.of(config), study)
+    except PerfedError as error:
+        tell(error=str(error))
+        raise
+
+
+def _main(transport: Transport, settings: Settings, study: str) -> None:
+    experiment, out = read(study, "the study"), Path(settings.out)
+    sites: list[str] = list(experiment.data.options["files"])
+    tell(stage=f"waiting for {len(sites)} sites")
+    missing = transport.wait_for(sites, settings.wait)
+    if missing:
+        raise PerfedError(f"not there after {settings.wait:g} seconds: {', '.join(missing)}; see perfed site there")
+    run = hashlib.sha256(f"{out.resolve()} {study}".encode()).hexdigest()[:16]
+    opening = Opening(transport, sites, experiment, study, run, settings.deadline)
+    federation = opening.federation(out / AGREED)
+    journal = Journal(_made(out) / JOURNAL)
+    limits = Limits(settings.deadline, norm=settings.norm or None)
+    engine = partial(FlowerEngine, transport=transport, journal=journal, run=run, limits=limits)
+    going = _run(experiment, federation, out, partial(RealTimeServer, engine=engine))
+    going.notes += journal.notes
+    if going.resumed is not None:
+        tell(stage=f"continues from round {going.resumed} of {going.rounds}")
+    going.execute(_progress(journal, going))
+    tell(done=going.done, out=str(out))
+
+
+def _run(experiment: Experiment, federation: Federation, out: Path, server: Callable[..., Any]) -> Run:
+    """The run in ``out``, which goes on, or a new one; every round leaves a checkpoint."""
+    if (out / "config.toml").exists():
+        run = resume(out, federation=federation, server=server)
+    else:
+        run = start(experiment, federation=federation, out=out, server=server)
+    run.checkpoint_seconds = 0.0
+    return run
+
+
+def _progress(journal: Journal, run: Run) -> Callable[[int, int, float | None], None]:
+    def progress(number: int, rounds: int, accuracy: float | None) -> None:
+        journal.forget(before=(number - 1) * ROUND)
+        tell(round=number, rounds=rounds, accuracy=accuracy, counts=(run.history or [{}])[-1].get("counts", {}))
+
+    return progress
+
+
+class Opening:
+    """What passes between server and sites before the first round.
+
+    Args:
+        transport: the network.
+        sites: all of them.
+        experiment, study: parsed and as text.
+        run: id of the run.
+        deadline: seconds of an exchange.
+    """
+
+    def __init__(
+        self, transport: Transport, sites: list[str], experiment: Experiment, study: str, run: str, deadline: float
+    ) -> None:
+        self._transport, self._sites, self._deadline = transport, sites, deadline
+        self._experiment, self._study, self._run = experiment, study, run
+
+    def federation(self, file: Path) -> Federation:
+        """The clients as the server knows them; what is agreed is written to ``file``, or as it is there.
+
+        Raises:
+            PerfedError: a site that does not answer, whose table does not fit, or whose data have changed since.
+        """
+        known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        if known is not None and known["study"] != hashlib.sha256(self._study.encode()).hexdigest():
+            raise PerfedError(f"{file.parent}: holds a run of another study; submit with another --out")
+        agreement = self._agreement() if known is None else Agreement.of_plain(known["agreement"], str(file))
+        told = self._ask("agreement", {"agreement": agreement.plain()}, "facts")
+        facts = {site: ClientFacts.of_plain({**values, "id": site}) for site, values in told.items()}
+        plain = {site: facts[site].plain() for site in sorted(facts)}
+        if known is not None and plain != known["facts"]:
+            changed = next(site for site in plain if plain[site] != known["facts"].get(site))
+            raise PerfedError(f"site '{changed}': its data are not those that the run in {file.parent} was begun with")
+        if known is None:
+            content = {
+                "study": hashlib.sha256(self._study.encode()).hexdigest(),
+                "agreement": agreement.plain(),
+                "facts": plain,
+            }
+            write_atomic(_made(file.parent) / file.name, json.dumps(content, indent=1) + "\n")
+        return federation_of(facts, agreement, self._experiment.data.name)
+
+    def _agreement(self) -> Agreement:
+        told = {site: Told.of_plain(v, f"site '{site}'") for site, v in self._ask("study", {}, "told").items()}
+        return agreed(told, table_options(self._experiment))
+
+    def _ask(self, kind: str, fields: Mapping[str, Any], answer: str) -> dict[str, Any]:
+        """The field ``answer`` of each site's reply."""
+        message = pack({"kind": kind, "run": self._run, "study": self._study, **fields}, {})
+        found, failed = {}, []
+        for reply in self._transport.exchange(dict.fromkeys(self._sites, message), self._deadline):
+            problem = reply.error
+            if reply.body is not None:
+                header, _ = unpack(reply.body)
+                problem = f"site '{reply.site}': {header['error']}" if "error" in header else ""
+                found[reply.site] = header.get(answer)
+            failed += [problem] if problem else []
+        if failed:
+            raise PerfedError("; ".join(failed))
+        return {site: found[site] for site in sorted(found)}
+
+
+def federation_of(facts: Mapping[str, ClientFacts], agreement: Agreement, name: str) -> Federation:
+    """The clients as the server knows them."""
+    raise NotImplementedError
+
+
+def tell(**what: Any) -> None:
+    """Print a line for who has submitted the run."""
+    print(LINE + json.dumps(what), flush=True)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
