@@ -89,7 +89,7 @@ class _Cut:
             size = min(round(self.fraction * len(labels)), len(labels) - len(classes))
         part = np.zeros(len(labels), dtype=np.bool_)
         part[np.argsort(position, kind="stable")[:size]] = True
-        return part != self.rest
+        return ~part if self.rest else part
 
     def __call__(self, split: Split) -> Split:
         """The samples that are meant."""

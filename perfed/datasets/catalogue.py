@@ -62,8 +62,8 @@ def dataset(
     keyword-only parameters are the options: each needs a type (with pydantic's ``Field`` for limits) and a
     default. The fields of ``shared`` are further options, for data sets that have many in common; its validators
     check how options fit together. Options among ``paths`` are files or folders, or lists of them, and relative ones
-    are looked up beside the experiment's file. Every data set also has ``validation_fraction`` and ``domain_input``, which
-    :func:`load` handles.
+    are looked up beside the experiment's file. Every data set also has ``validation_fraction`` and ``domain_input``,
+    which :func:`load` handles.
 
     Raises:
         PerfedError: the name is taken by a data set of another module (the same may register it again), or a parameter
