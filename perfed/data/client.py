@@ -1,19 +1,17 @@
-"""What one client holds, and what is refused of it."""
+"""What one client holds."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from perfed.data.inputs import as_tensor, check_names, column_names, domain_ids
+from perfed.data.facts import SPLITS as SPLITS
+from perfed.data.facts import ClientFacts, Counts, SplitFacts, padded
 from perfed.data.tables.site import SiteTable
-from perfed.errors import PerfedError
-
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, repr=False)
@@ -39,7 +37,88 @@ class Split:
         return self.x.shape[0]
 
     def __repr__(self) -> str:
-        return f"<Split: {len(self)} samples of shape {tuple(self.x.shape[1:])}>"
+        return f"<Split: {len(self)} samples of shape {self.input_shape}>"
+
+    # Facts, which a deferred split knows without reading -----------------------------------------------------
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(self.x.shape[1:])
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Shape of one target."""
+        return tuple(self.y.shape[1:])
+
+    @property
+    def has_values(self) -> bool:
+        """Whether targets are floating-point values, not labels."""
+        return torch.is_floating_point(self.y)
+
+    @property
+    def bytes(self) -> int:
+        """Of the inputs."""
+        return self.x.numel() * self.x.element_size()
+
+    @property
+    def held_classes(self) -> Counts:
+        """Samples of class 0, 1, ..., up to the last that occurs."""
+        return tuple(torch.bincount(self.y).tolist())
+
+    @property
+    def has_domains(self) -> bool:
+        """Whether the domain of every sample is known."""
+        return self.domain is not None
+
+    @property
+    def held_domains(self) -> Counts | None:
+        """Samples of domain 0, 1, ..., up to the last that occurs; ``None`` where domains are unknown."""
+        return None if self.domain is None else tuple(torch.bincount(self.domain).tolist())
+
+    @property
+    def events(self) -> int:
+        """Of survival: samples with an event."""
+        return int(self.y[:, 1].sum())
+
+    def class_counts(self, classes: int) -> list[int]:
+        """Samples of each of ``classes`` classes."""
+        return padded(self.held_classes, classes)
+
+    def domain_counts(self, domains: int) -> list[int]:
+        """Samples of each of ``domains`` domains; all 0 where they are unknown."""
+        return padded(self.held_domains or (), domains)
+
+    def facts(self, survival: bool = False) -> SplitFacts:
+        """All that is known of the samples without them."""
+        classes = None if self.has_values else self.held_classes
+        events = self.events if survival else None
+        return SplitFacts(len(self), self.input_shape, self.target_shape, classes, self.held_domains, events)
+
+    def mark(self, where: str, before: int) -> int:
+        """``before``, changed by ``where`` the samples are, their shape and their targets."""
+        facts = f"{where} {(len(self), *self.input_shape)}".encode()
+        return zlib.crc32(self.y.double().cpu().numpy().tobytes(), zlib.crc32(facts, before))
+
+    # Samples -----------------------------------------------------------------------------------------------
+
+    def loaded(self) -> Split:
+        """The split with its samples in memory: itself."""
+        return self
+
+    @property
+    def deferred(self) -> bool:
+        """Whether the samples are read when they are used; see :mod:`perfed.data.deferred`."""
+        return False
+
+    def then(self, change: Callable[[Split], Split], facts: Callable[[SplitFacts], SplitFacts] | None = None) -> Split:
+        """What ``change`` makes of the samples; of a deferred split when they are read.
+
+        Args:
+            change: can be pickled, and gives equal samples for equal ones.
+            facts: what becomes of them, where that is known; otherwise a deferred split is read once for them.
+        """
+        return change(self)
 
     def take(self, index: Tensor) -> Split:
         """The samples at ``index`` (int64, in that order)."""
@@ -49,6 +128,10 @@ class Split:
         """The same samples on ``device``, with floating-point inputs and targets in ``dtype``."""
         y = self.y.to(device, dtype) if torch.is_floating_point(self.y) else self.y.to(device)
         return Split(self.x.to(device, dtype), y, None if self.domain is None else self.domain.to(device))
+
+    def with_targets(self, change: Callable[[Tensor], Tensor]) -> Split:
+        """The same inputs with other targets of the same shape and kind, made of those that there are."""
+        return replace(self, y=change(self.y))
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,7 +166,16 @@ class Client:
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, without the sample axis."""
-        return tuple(self.train.x.shape[1:])
+        return self.train.input_shape
+
+    def facts(self, survival: bool = False) -> ClientFacts:
+        """All that a server may know of the client without its samples; see :meth:`Federation.of_facts`."""
+        splits = {name: split for name in SPLITS if (split := self.split(name)) is not None}
+        mark = 0
+        for name, split in splits.items():
+            mark = split.mark(f"{self.id} {name}", mark)
+        known = {name: split.facts(survival) for name, split in splits.items()}
+        return ClientFacts(self.id, known, self.feature_names, mark)
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Client:
         """The same client, its splits :meth:`Split.to` there."""
@@ -92,7 +184,7 @@ class Client:
     def with_targets(self, change: Callable[[Tensor], Tensor]) -> Client:
         """The same client with other targets in every split, made of those that it has."""
         splits = {name: split for name in SPLITS if (split := getattr(self, name)) is not None}
-        return replace(self, **{name: replace(split, y=change(split.y)) for name, split in splits.items()})
+        return replace(self, **{name: split.with_targets(change) for name, split in splits.items()})
 
     def split(self, name: str) -> Split | None:
         """The split called ``name`` ("train", "validation" or "test"); ``None`` if absent or empty."""
@@ -104,133 +196,3 @@ def sizes_of(clients: Sequence[Client]) -> str:
     """How many samples there are of each split that occurs."""
     counts = {name: sum(len(split) for c in clients if (split := c.split(name)) is not None) for name in SPLITS}
     return f"{', '.join(f'{count} {name}' for name, count in counts.items() if count)} samples"
-
-
-def new_inputs(client: Client, x: Any, domain: Any, num_domains: int) -> tuple[Tensor, Tensor | None]:
-    """Inputs and domain ids for a client's model, checked as its own data are.
-
-    Raises:
-        PerfedError: another shape or other columns, values that are not finite, domains that there are not.
-    """
-    where, columns = f"client '{client.id}'", column_names(x)
-    if columns is not None and client.feature_names is not None:
-        check_names(where, "x", columns, "its training data", client.feature_names)
-    inputs = as_tensor(x, "x", client.id)
-    if tuple(inputs.shape[1:]) != client.input_shape:
-        raise PerfedError(f"{where} has inputs of shape {client.input_shape}, not {tuple(inputs.shape[1:])}")
-    _check_finite(client, "new", inputs)
-    if domain is None:
-        return inputs, None
-    ids = domain_ids(as_tensor(domain, "domain", client.id))
-    if ids.shape != (len(inputs),):
-        raise PerfedError(f"{where}: new inputs and domain ids must have the same length")
-    check_ids(where, "new", ids, num_domains)
-    return inputs, ids
-
-
-def check_client(client: Client, num_classes: int | None, survival: bool = False) -> None:
-    """Refuse a client's data that no model can be trained or tested on.
-
-    Raises:
-        PerfedError: no training data, lengths, shapes or types that do not fit, labels that there are not, values that
-            are not finite; names the client and the split.
-    """
-    where = f"client '{client.id}'"
-    if len(client.train) == 0:
-        raise PerfedError(f"{where} has no training data; every client needs at least one sample")
-    for name in SPLITS:
-        split = client.split(name)
-        if split is None:
-            continue
-        if split.y.shape[0] != len(split) or (split.domain is not None and split.domain.shape != (len(split),)):
-            raise PerfedError(f"{where}: {name} inputs, targets and domain ids must have the same length")
-        if torch.is_floating_point(split.y) != torch.is_floating_point(client.train.y):
-            raise PerfedError(f"{where}: {name} targets are {split.y.dtype}, training targets {client.train.y.dtype}")
-        if 0 in split.x.shape[1:]:
-            raise PerfedError(f"{where}: {name} inputs have shape {tuple(split.x.shape[1:])}, so no features at all")
-        if tuple(split.x.shape[1:]) != client.input_shape:
-            raise PerfedError(
-                f"{where}: {name} inputs have shape {tuple(split.x.shape[1:])}, training inputs {client.input_shape}"
-            )
-        _check_finite(client, name, split.x)
-        if torch.is_floating_point(split.y) and not bool(torch.isfinite(split.y).all()):
-            raise PerfedError(f"{where}: {name} targets hold NaN or infinity; targets must be finite")
-        if num_classes is not None:
-            if split.y.ndim != 1:
-                shape = tuple(split.y.shape)
-                raise PerfedError(f"{where}: {name} labels have shape {shape}; ({len(split)},) is needed")
-            low, high = int(split.y.min()), int(split.y.max())
-            if low < 0 or high >= num_classes:
-                bad = low if low < 0 else high
-                raise PerfedError(f"{where}: {name} label {bad} is outside the classes 0..{num_classes - 1}")
-    if client.feature_names is not None and (len(client.feature_names),) != client.input_shape:
-        raise PerfedError(
-            f"{where}: {len(client.feature_names)} feature names for inputs of shape {client.input_shape}"
-        )
-    if survival:
-        _check_survival(client)
-
-
-def _check_survival(client: Client) -> None:
-    """Targets are pairs of a time and an event."""
-    for name in SPLITS:
-        split = client.split(name)
-        if split is None:
-            continue
-        where, y = f"client '{client.id}': {name} targets", split.y
-        if y.shape[1:] != (2,) or not torch.is_floating_point(y):
-            needed = f"floating-point ({len(split)}, 2), times and events"
-            raise PerfedError(f"{where} have shape {tuple(y.shape)}, {y.dtype}; survival needs {needed}")
-        early, other = torch.nonzero(y[:, 0] <= 0).flatten(), torch.nonzero((y[:, 1] != 0) & (y[:, 1] != 1)).flatten()
-        if len(early):
-            row = int(early[0])
-            raise PerfedError(f"{where} hold the time {float(y[row, 0]):g} in row {row}; times must be above 0")
-        if len(other):
-            row = int(other[0])
-            raise PerfedError(f"{where} hold the event {float(y[row, 1]):g} in row {row}; allowed: 0 (censored), 1")
-
-
-def _check_finite(client: Client, name: str, x: Tensor) -> None:
-    finite = torch.isfinite(x)
-    if not bool(finite.all()):
-        first = torch.nonzero(~finite)[0].tolist()
-        column = ",".join(str(i) for i in first[1:])
-        if client.feature_names is not None:
-            column += f" ('{client.feature_names[first[1]]}')"
-        raise PerfedError(
-            f"client '{client.id}': {name} inputs hold NaN or infinity in column {column}, row {first[0]}; "
-            "features must be finite"
-        )
-
-
-def check_domains(clients: Sequence[Client], names: Sequence[str] | None) -> None:
-    """Refuse domain ids that only some samples have, or that there are not.
-
-    Raises:
-        PerfedError: names the client and the split.
-    """
-    splits = [(c, name, s) for c in clients for name in SPLITS if (s := c.split(name)) is not None]
-    known = [(c, name, s.domain) for c, name, s in splits if s.domain is not None]
-    if known and len(known) < len(splits):
-        client, name = next((c, name) for c, name, s in splits if s.domain is None)
-        other, given = known[0][:2]
-        raise PerfedError(
-            f"client '{client.id}': {name} samples without domain ids, while client '{other.id}' has them for its "
-            f"{given} samples; all samples of all clients need one, or none"
-        )
-    samples = sum(len(split) for _, _, split in splits)
-    for client, name, domain in known:
-        check_ids(f"client '{client.id}'", name, domain, None if names is None else len(names))
-        if names is None and int(domain.max()) >= samples:
-            problem = "ids count the domains from 0, and there are fewer samples than that"
-            raise PerfedError(f"client '{client.id}': {name} domain id {int(domain.max())} is not allowed: {problem}")
-
-
-def check_ids(where: str, name: str, domain: Tensor, domains: int | None) -> None:
-    """Domain ids are integers from 0 on, below ``domains`` if that is known."""
-    if domain.dtype != torch.int64:
-        raise PerfedError(f"{where}: {name} domain ids must be integers, not {domain.dtype}")
-    low, high = int(domain.min()), int(domain.max())
-    if low < 0 or (domains is not None and high >= domains):
-        allowed = "at least 0" if domains is None else f"from 0 to {domains - 1}, as there are {domains} domain names"
-        raise PerfedError(f"{where}: {name} domain id {low if low < 0 else high} is not allowed; ids are {allowed}")

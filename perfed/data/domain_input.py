@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -30,12 +30,13 @@ def with_domain_input(federation: Federation) -> Federation:
             f"(client '{federation.ids[0]}': train samples without domain ids)"
         )
 
+    extend = _Extended(len(names))
+
     def extended(split: Split | None) -> Split | None:
-        if split is None or split.domain is None:
+        if split is None or not split.has_domains:
             return split
-        hot = F.one_hot(split.domain, len(names)).to(split.x.dtype)
-        planes = hot.view(*hot.shape, *([1] * (split.x.ndim - 2))).expand(*hot.shape, *split.x.shape[2:])
-        return replace(split, x=torch.cat([split.x, planes], 1))
+        inputs, *rest = split.input_shape
+        return split.then(extend, lambda facts: replace(facts, input_shape=(inputs + len(names), *rest)))
 
     def client_with(client: Client) -> Client:
         features = client.feature_names and (*client.feature_names, *(f"domain {name}" for name in names))
@@ -44,3 +45,14 @@ def with_domain_input(federation: Federation) -> Federation:
         return replace(client, feature_names=features, table=table, **splits)  # type: ignore[arg-type]
 
     return replace(federation, clients=tuple(client_with(client) for client in federation))
+
+
+@dataclass(frozen=True)
+class _Extended:
+    domains: int
+
+    def __call__(self, split: Split) -> Split:
+        assert split.domain is not None
+        hot = F.one_hot(split.domain, self.domains).to(split.x.dtype)
+        planes = hot.view(*hot.shape, *([1] * (split.x.ndim - 2))).expand(*hot.shape, *split.x.shape[2:])
+        return replace(split, x=torch.cat([split.x, planes], 1))

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
 from perfed.data.augment import CropFlip
-from perfed.data.client import SPLITS, Client, Split, check_client, check_domains, sizes_of
+from perfed.data.checks import check_client, check_domains
+from perfed.data.client import SPLITS, Client, Split, sizes_of
+from perfed.data.deferred import HOLD, Held, Source, stays
+from perfed.data.facts import ClientFacts
+from perfed.data.folder import ClientFolder
 from perfed.data.inputs import arrays_of
 from perfed.data.labels import Classes, Task, coded
 from perfed.data.summary import FederationFacts
+from perfed.data.survey import Arrays, FromArrays, surveyed
 from perfed.data.tables.schema import Mode
 from perfed.data.target_scale import TargetScale
 from perfed.errors import PerfedError
@@ -172,8 +177,122 @@ class Federation:
     @property
     def num_outputs(self) -> int:
         """What a model says of a sample: C logits, as many values as there are targets, or one log hazard."""
-        y = self.clients[0].train.y
-        return self.num_classes or (int(y.shape[1]) if y.ndim > 1 and not self.survival else 1)
+        target = self.clients[0].train.target_shape
+        return self.num_classes or (target[0] if target and not self.survival else 1)
+
+    @classmethod
+    def from_source(
+        cls,
+        read: Arrays,
+        clients: Iterable[str | ClientFacts],
+        *,
+        task: Task | None = None,
+        num_classes: int | None = None,
+        name: str = "data",
+        class_names: Sequence[str] | None = None,
+        domain_names: Sequence[str] | None = None,
+        hold: int = HOLD,
+    ) -> Federation:
+        """Build a federation whose samples are read when they are used, such as one that is larger than memory.
+
+        Args:
+            read: from a client's id to what :meth:`from_arrays` takes for one client; the arrays may be memory-mapped.
+                Equal calls give equal arrays. Other processes call it too, where it can be pickled.
+            clients: their ids, or what is known of them. Of ids each client is read once, one after the other, and only
+                facts are kept; with facts nothing is read, and labels are 0, 1, ... below ``num_classes``.
+            task, num_classes, name, class_names, domain_names: as for :meth:`from_arrays`; floating-point targets need
+                ``task``.
+            hold: bytes of samples that are kept in memory, those used last.
+
+        Raises:
+            PerfedError: as :meth:`from_arrays`, or facts of some clients only. Samples are checked when they are read.
+
+        Example:
+            >>> def read(client):
+            ...     return {"x_train": torch.eye(3) * int(client), "y_train": torch.tensor([0, 1, 1])}
+            >>> Federation.from_source(read, ["1", "2"])
+            <Federation 'data': 2 clients, 6 train samples, 2 classes>
+        """
+        given = list(clients)
+        known = [facts for facts in given if isinstance(facts, ClientFacts)]
+        classes: Classes | None = None if num_classes is None else tuple(range(num_classes))
+        if num_classes is None and known and class_names is not None:
+            classes = tuple(range(len(class_names)))
+        if known and len(known) < len(given):
+            raise PerfedError("clients: give the facts of all clients, or only ids")
+        if not known:
+            ids = [str(client) for client in given]
+            known, classes = surveyed(ids, read, task, num_classes, class_names)
+        return cls._deferred(FromArrays(read, classes), known, task, name, class_names, domain_names, hold)
+
+    @classmethod
+    def from_folder(
+        cls,
+        path: Path | str,
+        *,
+        task: Task | None = None,
+        num_classes: int | None = None,
+        name: str = "data",
+        class_names: Sequence[str] | None = None,
+        domain_names: Sequence[str] | None = None,
+        hold: int = HOLD,
+    ) -> Federation:
+        """Build a federation whose samples are in the files of a folder and read when they are used.
+
+        Args:
+            path: of the folder. A file ``ID.npz`` is one client, with the keys of :meth:`from_arrays`; so is a folder
+                ``ID`` of files ``x_train.npy`` and so on. At first only targets, domain ids and the shapes of inputs
+                are read.
+            task, num_classes, name, class_names, domain_names, hold: as for :meth:`from_source`.
+
+        Raises:
+            PerfedError: no such folder, no client in it, a file that cannot be read, or as :meth:`from_source`.
+        """
+        folder = ClientFolder.of(Path(path))
+        known, classes = surveyed(folder.places, folder.heads, task, num_classes, class_names)
+        return cls._deferred(FromArrays(folder, classes), known, task, name, class_names, domain_names, hold)
+
+    @classmethod
+    def _deferred(
+        cls,
+        read: FromArrays,
+        known: Sequence[ClientFacts],
+        task: Task | None,
+        name: str,
+        class_names: Sequence[str] | None,
+        domain_names: Sequence[str] | None,
+        hold: int,
+    ) -> Federation:
+        classes, survival = read.classes, task == "survival"
+        if classes is not None and class_names is None and classes != tuple(range(len(classes))):
+            class_names = tuple(map(str, classes))
+        size = None if classes is None else len(classes)
+        source = Source(read, size, survival, Held(hold))
+        names, domains = (None if given is None else tuple(given) for given in (class_names, domain_names))
+        clients = tuple(source.client(facts) for facts in known)
+        return cls(clients, size, name, names, domain_names=domains, classes=classes, survival=survival)
+
+    @classmethod
+    def of_facts(cls, facts: Iterable[ClientFacts], num_classes: int | None, **about: Any) -> Federation:
+        """A federation as a server sees it whose clients' samples stay at their sites; to read any is an error.
+
+        Args:
+            facts: of each client, as :meth:`perfed.data.client.Client.facts` gives them at its site.
+            num_classes: of the whole federation.
+            about: its other attributes by name, such as ``domain_names`` or ``survival``.
+
+        Raises:
+            PerfedError: any fault listed for :class:`Federation` that facts show.
+
+        Example:
+            >>> from perfed.data.facts import SplitFacts
+            >>> facts = ClientFacts("north", {"train": SplitFacts(3, (2,), classes=(1, 2))})
+            >>> Federation.of_facts([facts], num_classes=2).clients[0].train.x
+            Traceback (most recent call last):
+            perfed.errors.PerfedError: client 'north': its data stay at the site
+        """
+        source = Source(stays, num_classes, bool(about.get("survival")))
+        return cls(tuple(source.client(known) for known in facts), num_classes, **about)
 
     @classmethod
     def from_frames(
@@ -274,22 +393,27 @@ class Federation:
         domains = [self.domain_name(number) for number in range(self.num_domains)]
         return FederationFacts.of(self.clients, classes, domains, self.notes, survival=self.survival)
 
-    @property
+    @cached_property
     def num_domains(self) -> int:
         """Number of domains M: the largest domain id + 1; 0 where domains are unknown."""
         splits = [s for c in self.clients for name in SPLITS if (s := c.split(name)) is not None]
-        return 1 + max((int(s.domain.max()) for s in splits if s.domain is not None), default=-1)
+        return max((len(s.held_domains or ()) for s in splits), default=0)
 
     def domains_in(self, split: str) -> list[int]:
         """Ids of the domains that the clients' ``split`` has samples of, ascending."""
-        parts = (s for c in self.clients if (s := c.split(split)) is not None)
-        return sorted({m for s in parts if s.domain is not None for m in s.domain.unique().tolist()})
+        return [m for m, count in enumerate(self._domain_counts(split)) if count]
 
     def domain_samples(self, split: str) -> dict[str, int]:
         """How many samples of each domain the clients' ``split`` has, by the domain's name."""
-        ids = [s.domain.cpu() for c in self.clients if (s := c.split(split)) is not None and s.domain is not None]
-        counts = torch.bincount(torch.cat(ids)).tolist() if ids else []
-        return {self.domain_name(m): count for m, count in enumerate(counts) if count}
+        return {self.domain_name(m): count for m, count in enumerate(self._domain_counts(split)) if count}
+
+    def _domain_counts(self, split: str) -> list[int]:
+        counts = [0] * self.num_domains
+        for client in self.clients:
+            part = client.split(split)
+            for m, count in enumerate((part and part.held_domains) or ()):
+                counts[m] += count
+        return counts
 
     def domain_name(self, domain: int) -> str:
         """What the domain is called in reports."""
@@ -308,15 +432,13 @@ class Federation:
 
     @cached_property
     def fingerprint(self) -> int:
-        """A number that changes with the clients' ids, sizes, shapes or targets."""
+        """A number that changes with the clients' ids, sizes, shapes or targets; of deferred data with their facts."""
         mark = 0
         for client in self.clients:
             for name in SPLITS:
                 split = client.split(name)
                 if split is not None:
-                    facts = f"{client.id} {name} {tuple(split.x.shape)}".encode()
-                    targets = split.y.double().cpu().numpy().tobytes()
-                    mark = zlib.crc32(targets, zlib.crc32(facts, mark))
+                    mark = split.mark(f"{client.id} {name}", mark)
         return mark
 
     def to(self, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Federation:

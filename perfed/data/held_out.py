@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,15 +24,9 @@ def with_validation(client: Client, fraction: float, stratify: bool, seed: int) 
     """
     if client.split("validation") is not None:
         return client
-    labels = _strata(client.train, stratify)
-    position = _evenly(labels, generator(seed, f"validation of {client.id}"))
-    classes = np.unique(labels)
-    for label in classes:
-        members = np.flatnonzero(labels == label)
-        position[members[position[members].argmax()]] = np.inf
-    size = min(round(fraction * len(labels)), len(labels) - len(classes))
-    validation, train = _cut(client.train, position, size)
-    return client if validation is None else replace(client, train=train, validation=validation)
+    cut = _Cut(f"validation of {client.id}", seed, stratify, fraction)
+    validation, train = _part(client.train, cut), _part(client.train, replace(cut, rest=True))
+    return client if validation is None or train is None else replace(client, train=train, validation=validation)
 
 
 def scored_apart(federation: Federation, seed: int) -> Federation:
@@ -47,9 +41,8 @@ def scored_apart(federation: Federation, seed: int) -> Federation:
         held = client.split("validation")
         if held is None:
             return replace(client, test=None)
-        position = _evenly(_strata(held, stratify), generator(seed, f"scored apart of {client.id}"))
-        own, scored = _cut(held, position, len(held) // 2)
-        return replace(client, validation=own, test=scored)
+        cut = _Cut(f"scored apart of {client.id}", seed, stratify)
+        return replace(client, validation=_part(held, cut), test=_part(held, replace(cut, rest=True)))
 
     return replace(federation, clients=tuple(halved(client) for client in federation))
 
@@ -68,8 +61,52 @@ def _evenly(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.f
     return position
 
 
-def _cut(split: Split, position: NDArray[np.float64], size: int) -> tuple[Split | None, Split]:
-    """The ``size`` samples of lowest position (``None`` if that is 0), and the others."""
-    order = torch.from_numpy(np.argsort(position, kind="stable"))
-    first, rest = order[:size].sort().values, order[size:].sort().values
-    return split.take(first) if size else None, split.take(rest)
+@dataclass(frozen=True)
+class _Cut:
+    """A random part of a client's samples, spread evenly over every class, or the rest of them.
+
+    Attributes:
+        purpose, seed: of the draw.
+        stratify: whether by class, of survival by event.
+        fraction: of the samples, of which one of each class stays in the rest; ``None``: half of them, rounded down.
+        rest: whether the samples are meant that are not in the part.
+    """
+
+    purpose: str
+    seed: int
+    stratify: bool
+    fraction: float | None = None
+    rest: bool = False
+
+    def chosen(self, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which samples are meant, by their classes."""
+        position, size = _evenly(labels, generator(self.seed, self.purpose)), len(labels) // 2
+        if self.fraction is not None:
+            classes = np.unique(labels)
+            for label in classes:
+                members = np.flatnonzero(labels == label)
+                position[members[position[members].argmax()]] = np.inf
+            size = min(round(self.fraction * len(labels)), len(labels) - len(classes))
+        part = np.zeros(len(labels), dtype=np.bool_)
+        part[np.argsort(position, kind="stable")[:size]] = True
+        return ~part if self.rest else part
+
+    def __call__(self, split: Split) -> Split:
+        """The samples that are meant."""
+        return split.take(torch.from_numpy(np.flatnonzero(self.chosen(_strata(split, self.stratify)))))
+
+
+def _part(split: Split, cut: _Cut) -> Split | None:
+    """What ``cut`` leaves of ``split``; ``None`` for nothing."""
+    if split.has_domains or (split.has_values and cut.stratify) or not split.deferred:
+        part = cut(split)
+        return None if len(part) == 0 else split.then(cut) if split.deferred else part
+    # How many of each class there will be depends on how many there are, not on their order.
+    classes = np.repeat(np.arange(len(split.held_classes)), split.held_classes)
+    chosen = cut.chosen(classes if cut.stratify else np.zeros(len(split), dtype=np.int64))
+    if not chosen.any():
+        return None
+    if not cut.stratify and not split.has_values:
+        return split.then(cut)  # which classes they are depends on the order
+    held = None if split.has_values else tuple(np.bincount(classes[chosen]).tolist())
+    return split.then(cut, lambda facts: replace(facts, samples=int(chosen.sum()), classes=held))

@@ -157,13 +157,16 @@ def _samples(data: Any, where: str) -> list[Any]:
 # A client's data ---------------------------------------------------------------------------------------------
 
 
-def arrays_of(client: str, given: Any, splits: Sequence[str]) -> tuple[Parts, tuple[str, ...] | None]:
+def arrays_of(
+    client: str, given: Any, splits: Sequence[str], only: str | None = None
+) -> tuple[Parts, tuple[str, ...] | None]:
     """One client's inputs, targets and domain ids by split, without empty ones, and the names of its features.
 
     Args:
         client: its id.
         given: as :meth:`perfed.data.federation.Federation.from_arrays` takes it.
         splits: names of the splits, "train" among them.
+        only: the split that is wanted; the arrays of others are not touched. Default: all.
 
     Raises:
         PerfedError: no mapping, missing or unknown keys, no training data, or what :func:`as_tensor` refuses.
@@ -182,7 +185,7 @@ def arrays_of(client: str, given: Any, splits: Sequence[str]) -> tuple[Parts, tu
     given_names = arrays.get("feature_names")
     names = None if given_names is None else tuple(given_names)
     source = "feature_names"
-    for split in splits:
+    for split in splits if only is None else (only,):
         keys = [f"{part}_{split}" for part in ("x", "y", "domain")]
         x, y, domain = _values(client, arrays, split, keys)
         if x is None:
@@ -196,7 +199,7 @@ def arrays_of(client: str, given: Any, splits: Sequence[str]) -> tuple[Parts, tu
         if len(xt) or len(yt):
             ids = None if domain is None else domain_ids(as_tensor(domain, keys[2], client))
             parts[split] = (xt if torch.is_floating_point(xt) else xt.float(), yt, ids)
-    if "train" not in parts:
+    if only is None and "train" not in parts:
         raise PerfedError(f"client '{client}' has no training data; 'x_train' and 'y_train' are needed")
     return parts, names
 

@@ -121,3 +121,21 @@ def positions(where: str, y: NDArray[Any], classes: Classes) -> Tensor:
             f"{where} label '{y[known[position] != y][0]}' is not among the classes {', '.join(map(str, classes))}"
         )
     return torch.from_numpy(position.astype(np.int64))
+
+
+def as_classes(where: str, y: Tensor | NDArray[np.str_], classes: Classes | None) -> Tensor:
+    """Targets of one client as numbers of ``classes`` that are known already; as values where there are none.
+
+    Raises:
+        PerfedError: texts where values are needed or the classes are numbers, or a label that is not among the classes.
+    """
+    if classes is None:
+        if not isinstance(y, Tensor):
+            raise PerfedError(f"{where} targets are texts; numbers are needed for regression")
+        return y if torch.is_floating_point(y) else y.double()
+    labels = _whole(where, y) if isinstance(y, Tensor) else y
+    if any(isinstance(label, str) for label in classes):
+        labels = labels.astype(str)
+    elif labels.dtype.kind == "U":
+        raise PerfedError(f"{where} targets are texts; the classes are {', '.join(map(str, classes))}")
+    return positions(where, labels, classes)

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from perfed.data.client import SPLITS, Client, Split
 from perfed.data.federation import Federation
 from perfed.data.held_out import with_validation
 from perfed.data.inputs import arrays_of
-from perfed.data.labels import positions
+from perfed.data.labels import as_classes
 from perfed.data.tables.newcomer import TESTED, newcomer_table
 from perfed.errors import PerfedError
 
@@ -57,15 +56,5 @@ def newcomer_from_frame(federation: Federation, name: str, frame: Any, source: s
 
 
 def _targets(federation: Federation, name: str, split: str, y: Any) -> Tensor:
-    if federation.num_classes is None:
-        if not isinstance(y, Tensor):
-            raise PerfedError(f"client '{name}': {split} targets are texts; numbers are needed for regression")
-        values = y if torch.is_floating_point(y) else y.double()
-        return values if federation.target_scale is None else federation.target_scale.down(values)
-    labels = y.long().numpy() if isinstance(y, Tensor) else y
-    classes = federation.classes or ()
-    if any(isinstance(label, str) for label in classes):
-        labels = labels.astype(str)
-    elif labels.dtype.kind == "U":
-        raise PerfedError(f"client '{name}': {split} targets are texts; the classes are {', '.join(map(str, classes))}")
-    return positions(f"client '{name}': {split}", labels, classes)
+    values = as_classes(f"client '{name}': {split}", y, federation.classes)
+    return values if federation.target_scale is None else federation.target_scale.down(values)

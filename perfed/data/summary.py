@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from math import prod
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from perfed.data.client import SPLITS, Client
 from perfed.data.tables.site import SiteTable
@@ -110,15 +108,15 @@ def facts_of(
     return SiteFacts(
         site=client.id,
         rows={split: len(part) for split, part in rows.items()},
-        inputs=client.train.x[0].numel(),
+        inputs=prod(client.input_shape),
         shared=None if table is None else len(table.columns_there & shared),
         own=None if table is None else len(table.columns_there - shared),
         constant=None if table is None else len(table.constant),
         missing=None if table is None else sum(column.missing for column in table.columns),
         cells=None if table is None else len(client.train) * len(table.columns),
-        events=sum(int(part.y[:, 1].sum()) for part in rows.values()) if survival else None,
-        classes=_counts([part.y for part in rows.values()], num_classes),
-        domains=_counts([p.domain for p in rows.values() if p.domain is not None], num_domains),
+        events=sum(part.events for part in rows.values()) if survival else None,
+        classes=_sums([part.class_counts(num_classes) for part in rows.values()]) if num_classes else [],
+        domains=_sums([part.domain_counts(num_domains) for part in rows.values()]),
     )
 
 
@@ -162,6 +160,6 @@ def _cells(counts: Sequence[int]) -> list[str]:
     return [f"{sum(count > 0 for count in counts)} of {len(counts)}"]
 
 
-def _counts(codes: Sequence[Tensor], number: int) -> list[int]:
-    """How often each of 0, ..., number - 1 occurs; nothing where there are none."""
-    return torch.bincount(torch.cat(list(codes)), minlength=number).tolist() if number else []
+def _sums(counts: Sequence[Sequence[int]]) -> list[int]:
+    """The sum of the rows, number by number."""
+    return [sum(column) for column in zip(*counts, strict=True)]

@@ -61,9 +61,9 @@ def dataset(
     The function is called as ``build(seed, data_dir, **options)`` and returns a :class:`Federation`. Its
     keyword-only parameters are the options: each needs a type (with pydantic's ``Field`` for limits) and a
     default. The fields of ``shared`` are further options, for data sets that have many in common; its validators
-    check how options fit together. Options among ``paths`` are lists of files, and relative ones are looked up
-    beside the experiment's file. Every data set also has ``validation_fraction`` and ``domain_input``, which
-    :func:`load` handles.
+    check how options fit together. Options among ``paths`` are files or folders, or lists of them, and relative ones
+    are looked up beside the experiment's file. Every data set also has ``validation_fraction`` and ``domain_input``,
+    which :func:`load` handles.
 
     Raises:
         PerfedError: the name is taken by a data set of another module (the same may register it again), or a parameter
@@ -267,10 +267,14 @@ def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         ['/data/north.csv']
     """
     entry = DATASETS.get(str(data.get("name")))
+
+    def whole_path(path: Any) -> Any:
+        return str((folder / path).resolve()) if isinstance(path, str) else path
+
     whole = {
-        key: [str((folder / path).resolve()) if isinstance(path, str) else path for path in data[key]]
+        key: [whole_path(path) for path in data[key]] if isinstance(data[key], list) else whole_path(data[key])
         for key in (entry.paths if entry else ())
-        if isinstance(data.get(key), list)
+        if data.get(key)
     }
     return {**data, **whole}
 

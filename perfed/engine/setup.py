@@ -197,7 +197,7 @@ class Setup:
 
     def _check_outputs(self, federation: Federation) -> None:
         first = federation.clients[0]
-        chain, target = self.chain(first.input_shape), tuple(first.train.y.shape[1:])
+        chain, target = self.chain(first.input_shape), first.train.target_shape
         shape = chain.output_shapes[chain.stages[-1]]
         if federation.survival:
             fits, needed = prod(shape) == 1, "survival times, for which one output is needed (log hazard)"
@@ -215,7 +215,10 @@ class Setup:
         begin = self.chain(first.input_shape).stages[0]
         if any(place in SENT for name, place in places.items() if stage_of(name) == begin):
             self._check_columns(federation, begin)
+        first_of: dict[Shape, Client] = {}
         for client in federation:
+            first_of.setdefault(client.input_shape, client)
+        for client in first_of.values():
             for name, tensor in self.chain(client.input_shape).tensors().items():
                 if places.get(name) in SENT and tensor.shape != expected[name].shape:
                     raise PerfedError(

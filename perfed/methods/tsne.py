@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perfed.data.client import SPLITS, Client
+from perfed.data.client import SPLITS, Client, Split
 from perfed.method.registry import register
 from perfed.methods.fedrep import FedRep
 
@@ -44,5 +44,7 @@ class TSNEFedRep(FedRep):
             )
             found = tsne.fit_transform(x)
         parts = torch.from_numpy(found).to(client.train.x.dtype).split([len(split) for split in splits.values()])
-        new: dict[str, Any] = {name: replace(splits[name], x=part) for name, part in zip(splits, parts, strict=True)}
+        new: dict[str, Any] = {
+            name: Split(part, splits[name].y, splits[name].domain) for name, part in zip(splits, parts, strict=True)
+        }
         return replace(client, **new, feature_names=None)

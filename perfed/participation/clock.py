@@ -116,7 +116,7 @@ class Stragglers(BaseModel):
 
     def times(self, who: Population, rows: Rows, seed: int, round_: int) -> Seconds:
         """Seconds of the clients in ``rows``."""
-        slow = rng.order(rng.key(seed, "straggler", who.words))[: round(self.share * len(who))].numpy()
+        slow = rng.first(rng.key(seed, "straggler", who.words), round(self.share * len(who))).numpy()
         mean: Seconds = np.full(len(who), self.fast)
         mean[slow] = self.slow
         return _exponential(seed, who.words[torch.from_numpy(rows)]) * mean[rows]

@@ -95,7 +95,7 @@ class Policy:
         if self.for_all(round_) or count >= len(self.who):
             return np.arange(len(self.who))
         keys = rng.key(self.seed, "participation", *(words or (round_,)), self.who.words)
-        return np.sort(rng.order(keys)[:count].numpy())
+        return np.sort(rng.first(keys, count).numpy())
 
 
 def _first(arrivals: Arrivals, count: int | None = None) -> tuple[Rows, float]:

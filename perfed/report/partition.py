@@ -65,9 +65,9 @@ class ClassTable:
             for split, part in _parts(client):
                 sizes[split][row] += len(part)
                 if num_classes:
-                    counts[split][row] += np.bincount(part.y.numpy(), minlength=num_classes)
-                if part.domain is not None:
-                    domain_counts[split][row] += np.bincount(part.domain.numpy(), minlength=len(domains))
+                    counts[split][row] += part.class_counts(num_classes)
+                if part.has_domains:
+                    domain_counts[split][row] += part.domain_counts(len(domains))
         return cls(
             name=federation.name,
             ids=federation.ids,

@@ -39,7 +39,8 @@ def data_facts(client: Client, federation: Federation) -> dict[str, Any]:
         and largest, in the unit of the data; of survival the times); ``per_domain``; ``inputs``: mean, standard
         deviation, smallest and largest over all of them, and whether they are ``whole`` numbers.
     """
-    train, x = client.train, client.train.x.double()
+    train = client.train.loaded()
+    x = train.x.double()
     counts = {name: 0 if (split := client.split(name)) is None else len(split) for name in SPLITS}
     found: dict[str, Any] = dict(counts)
     if federation.num_classes is None:
@@ -48,10 +49,10 @@ def data_facts(client: Client, federation: Federation) -> dict[str, Any]:
             values = federation.target_scale.up(values)
         found["targets"] = {"smallest": float(values.min()), "largest": float(values.max())}
     else:
-        held = torch.bincount(train.y, minlength=federation.num_classes).tolist()
+        held = train.class_counts(federation.num_classes)
         found["per_class"] = {str(name): n for name, n in zip(federation.classes or (), held, strict=True)}
-    if train.domain is not None:
-        held = torch.bincount(train.domain, minlength=federation.num_domains).tolist()
+    if train.has_domains:
+        held = train.domain_counts(federation.num_domains)
         found["per_domain"] = {federation.domain_name(m): n for m, n in enumerate(held)}
     found["inputs"] = {
         "mean": float(x.mean()),

@@ -78,7 +78,7 @@ def scoring_of(settings: Evaluation, federation: Federation, seen: Federation) -
     held = settings.classes == "held"
     if held and federation.num_classes is None:
         raise PerfedError(f"evaluation.classes = 'held' is for classification, but {_kind(federation)}")
-    lacking = held and any(len(client.train.y.unique()) < (federation.num_classes or 0) for client in seen)
+    lacking = held and any(0 in client.train.class_counts(federation.num_classes or 0) for client in seen)
     return Scoring(tuple(names), lacking, federation.target_scale)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
-
-import numpy as np
-from torch import Tensor
 
 from perfed.data.client import SPLITS, Client
 from perfed.data.federation import Federation
@@ -31,18 +29,13 @@ def holdings(federation: Federation) -> dict[str, Any]:
 def _held(client: Client, classes: int, domains: int, shared: frozenset[str]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "rows": {name: len(part) for name in SPLITS if (part := client.split(name)) is not None},
-        "inputs": client.train.x[0].numel() if len(client.train) else 0,
+        "inputs": prod(client.input_shape),
     }
     if classes:
-        found["classes"] = _counts(client.train.y, classes)
-    if domains and client.train.domain is not None:
-        found["domains"] = _counts(client.train.domain, domains)
+        found["classes"] = client.train.class_counts(classes)
+    if domains and client.train.has_domains:
+        found["domains"] = client.train.domain_counts(domains)
     if client.table is not None:
         there = client.table.columns_there  # as perfed check counts them
         found["columns"] = {"shared": len(there & shared), "own": len(there - shared)}
     return found
-
-
-def _counts(labels: Tensor, number: int) -> list[int]:
-    counts: list[int] = np.bincount(labels.cpu().numpy().astype(int), minlength=number).tolist()
-    return counts

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed import tree
-from perfed.data.client import Client, new_inputs
+from perfed.data.checks import new_inputs
+from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.engine import evaluate
 from perfed.engine.joining import joined
@@ -168,5 +169,5 @@ def _measured(model: SiteModel, client: Client, federation: Federation) -> dict[
         return {}
     outputs = model.outputs(*model.checked(test.x, test.domain))
     if federation.target_scale is not None:
-        test = replace(test, y=federation.target_scale.up(test.y))
+        test = test.with_targets(federation.target_scale.up)
     return metrics_with_intervals(test, outputs, federation.task, federation.num_classes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -31,7 +32,7 @@ NOT_KEPT = (
 def too_many(federation: Federation, split: str, evaluations: int = 1) -> bool:
     """Whether the outputs of ``evaluations`` evaluations on ``split`` are more than :data:`MOST` numbers."""
     splits = [found for client in federation if (found := client.split(split)) is not None]
-    width = federation.num_classes or (1 if federation.survival else max(s.y[0].numel() for s in splits))
+    width = federation.num_classes or (1 if federation.survival else max(prod(s.target_shape) for s in splits))
     return evaluations * width * sum(map(len, splits)) > MOST
 
 

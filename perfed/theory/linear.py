@@ -98,6 +98,13 @@ class LinearProblem:
     noise: float
     seed: int
 
+    def domains(self, clients: Tensor, draw: int) -> Tensor:
+        """z of every sample of these clients in that draw, ``(clients, samples)``; only with a mixture."""
+        assert self.mixture is not None
+        u = rng.uniform(_key(self.seed, "domain", draw, clients), int(self.sizes.max()), F64)
+        edges = self.mixture[clients, None, :-1].cumsum(-1)
+        return (u[..., None] >= edges).sum(-1)
+
     def sample(self, clients: Tensor, draw: int) -> Batch:
         """Draw number ``draw`` of these clients: x ~ N(0, I), z ~ pi_i, y ~ N(w_z^T B^T x, sigma^2)."""
         width, d = int(self.sizes.max()), len(self.basis)
@@ -107,9 +114,7 @@ class LinearProblem:
         if self.mixture is None:
             member, heads = real[..., None], self.heads[clients, None]
         else:
-            u = rng.uniform(_key(self.seed, "domain", draw, clients), width, F64)
-            edges = self.mixture[clients, None, :-1].cumsum(-1)
-            domain = (u[..., None] >= edges).sum(-1)
+            domain = self.domains(clients, draw)
             member = torch.nn.functional.one_hot(domain, len(self.heads)) * real[..., None]
             heads = self.heads[domain]
         y = ((x @ self.basis) * heads).sum(-1)

@@ -83,12 +83,12 @@ class View:
         """Number of clients in the view."""
         return len(self.clients)
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         """Of inputs and parameters."""
         return self.clients[0].train.x.dtype
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         """Where the data and the parameters are."""
         return self.clients[0].train.x.device
@@ -103,8 +103,8 @@ class View:
         """Training samples per client and class, ``(n, C)``."""
         if self.num_classes is None:
             raise no_labels("class counts need", self.task)
-        counts = [torch.bincount(c.train.y, minlength=self.num_classes) for c in self.clients]
-        return torch.stack(counts).to(self.dtype)
+        counts = [c.train.class_counts(self.num_classes) for c in self.clients]
+        return torch.tensor(counts, device=self.device).to(self.dtype)
 
     def objective(self, class_weights: str) -> Objective:
         """What the plain loss is, with classes weighed as the setting ``class_weights`` says."""
@@ -119,8 +119,8 @@ class View:
             shapes = {c.input_shape for c in self.clients}
             width = max(s[0] for s in shapes) if len(shapes) > 1 else None
             none = torch.arange(0, device=self.device)
-            empty = [c.train.take(none) for c in self.clients]
-            parts = [c.split(split) or nothing for c, nothing in zip(self.clients, empty, strict=True)]
+            own = ((c, c.split(split)) for c in self.clients)
+            parts = [c.train.take(none) if part is None else part.loaded() for c, part in own]
             self._packed[split] = Samples.pack(parts, width)
         return self._packed[split]
 

@@ -1,0 +1,178 @@
+"""What is refused of a client's data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfed.data.client import Client, Split
+from perfed.data.facts import SPLITS
+from perfed.data.inputs import as_tensor, check_names, column_names, domain_ids
+from perfed.errors import PerfedError
+
+
+def new_inputs(client: Client, x: Any, domain: Any, num_domains: int) -> tuple[Tensor, Tensor | None]:
+    """Inputs and domain ids for a client's model, checked as its own data are.
+
+    Raises:
+        PerfedError: another shape or other columns, values that are not finite, domains that there are not.
+    """
+    where, columns = f"client '{client.id}'", column_names(x)
+    if columns is not None and client.feature_names is not None:
+        check_names(where, "x", columns, "its training data", client.feature_names)
+    inputs = as_tensor(x, "x", client.id)
+    if tuple(inputs.shape[1:]) != client.input_shape:
+        raise PerfedError(f"{where} has inputs of shape {client.input_shape}, not {tuple(inputs.shape[1:])}")
+    _check_finite(f"{where}: new", inputs, client.feature_names)
+    if domain is None:
+        return inputs, None
+    ids = domain_ids(as_tensor(domain, "domain", client.id))
+    if ids.shape != (len(inputs),):
+        raise PerfedError(f"{where}: new inputs and domain ids must have the same length")
+    check_ids(where, "new", ids, num_domains)
+    return inputs, ids
+
+
+def check_client(client: Client, num_classes: int | None, survival: bool = False) -> None:
+    """Refuse a client's data that no model can be trained or tested on; of deferred data what is known of them.
+
+    Raises:
+        PerfedError: no training data, lengths, shapes or types that do not fit, labels that there are not, values that
+            are not finite; names the client and the split.
+    """
+    where = f"client '{client.id}'"
+    if len(client.train) == 0:
+        raise PerfedError(f"{where} has no training data; every client needs at least one sample")
+    for name in SPLITS:
+        split = client.split(name)
+        if split is None:
+            continue
+        if split.has_values != client.train.has_values:
+            kinds = [_kind(part) for part in (split, client.train)]
+            raise PerfedError(f"{where}: {name} targets are {kinds[0]}, training targets {kinds[1]}")
+        if 0 in split.input_shape:
+            raise PerfedError(f"{where}: {name} inputs have shape {split.input_shape}, so no features at all")
+        if split.input_shape != client.input_shape:
+            raise PerfedError(
+                f"{where}: {name} inputs have shape {split.input_shape}, training inputs {client.input_shape}"
+            )
+        if split.deferred:  # its samples are checked when they are read
+            _check_classes(f"{where}: {name}", split, num_classes, survival)
+        else:
+            check_samples(f"{where}: {name}", split, client.feature_names, num_classes, survival)
+    if client.feature_names is not None and (len(client.feature_names),) != client.input_shape:
+        raise PerfedError(
+            f"{where}: {len(client.feature_names)} feature names for inputs of shape {client.input_shape}"
+        )
+
+
+def _kind(split: Split) -> str:
+    return "values" if split.has_values else "labels"
+
+
+def check_samples(
+    where: str, split: Split, feature_names: Sequence[str] | None, num_classes: int | None, survival: bool
+) -> None:
+    """Refuse samples that no model can be trained or tested on; ``where`` is the client and the split.
+
+    Raises:
+        PerfedError: lengths that differ, values that are not finite, labels that there are not.
+    """
+    x, y = split.x, split.y
+    if y.shape[0] != len(split) or (split.domain is not None and split.domain.shape != (len(split),)):
+        raise PerfedError(f"{where} inputs, targets and domain ids must have the same length")
+    _check_finite(where, x, feature_names)
+    if split.has_values and not bool(torch.isfinite(y).all()):
+        raise PerfedError(f"{where} targets hold NaN or infinity; targets must be finite")
+    if num_classes is not None:
+        if y.ndim != 1:
+            raise PerfedError(f"{where} labels have shape {tuple(y.shape)}; ({len(split)},) is needed")
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= num_classes:
+            bad = low if low < 0 else high
+            raise PerfedError(f"{where} label {bad} is outside the classes 0..{num_classes - 1}")
+    if survival:
+        _check_survival(f"{where} targets", y)
+
+
+def _check_classes(where: str, split: Split, num_classes: int | None, survival: bool) -> None:
+    """The same of what is known of samples that are not read."""
+    if num_classes is not None and split.has_values:
+        raise PerfedError(f"{where} targets are values; labels of {num_classes} classes are needed")
+    if num_classes is not None and len(split.held_classes) > num_classes:
+        last = len(split.held_classes) - 1
+        raise PerfedError(f"{where} label {last} is outside the classes 0..{num_classes - 1}")
+    if survival and (split.target_shape != (2,) or not split.has_values):
+        raise PerfedError(f"{where} targets have shape {split.target_shape}; survival needs a time and an event each")
+
+
+def _check_survival(where: str, y: Tensor) -> None:
+    """Targets are pairs of a time and an event."""
+    if y.shape[1:] != (2,) or not torch.is_floating_point(y):
+        needed = f"floating-point ({len(y)}, 2), times and events"
+        raise PerfedError(f"{where} have shape {tuple(y.shape)}, {y.dtype}; survival needs {needed}")
+    early, other = torch.nonzero(y[:, 0] <= 0).flatten(), torch.nonzero((y[:, 1] != 0) & (y[:, 1] != 1)).flatten()
+    if len(early):
+        row = int(early[0])
+        raise PerfedError(f"{where} hold the time {float(y[row, 0]):g} in row {row}; times must be above 0")
+    if len(other):
+        row = int(other[0])
+        raise PerfedError(f"{where} hold the event {float(y[row, 1]):g} in row {row}; allowed: 0 (censored), 1")
+
+
+def _check_finite(where: str, x: Tensor, feature_names: Sequence[str] | None) -> None:
+    finite = torch.isfinite(x)
+    if not bool(finite.all()):
+        first = torch.nonzero(~finite)[0].tolist()
+        column = ",".join(str(i) for i in first[1:])
+        if feature_names is not None and len(first) == 2 and first[1] < len(feature_names):
+            column += f" ('{feature_names[first[1]]}')"
+        raise PerfedError(
+            f"{where} inputs hold NaN or infinity in column {column}, row {first[0]}; features must be finite"
+        )
+
+
+def check_domains(clients: Sequence[Client], names: Sequence[str] | None) -> None:
+    """Refuse domain ids that only some samples have, or that there are not.
+
+    Raises:
+        PerfedError: names the client and the split.
+    """
+    splits = [(c, name, s) for c in clients for name in SPLITS if (s := c.split(name)) is not None]
+    known = [(c, name, s) for c, name, s in splits if s.has_domains]
+    if known and len(known) < len(splits):
+        client, name = next((c, name) for c, name, s in splits if not s.has_domains)
+        other, given = known[0][:2]
+        raise PerfedError(
+            f"client '{client.id}': {name} samples without domain ids, while client '{other.id}' has them for its "
+            f"{given} samples; all samples of all clients need one, or none"
+        )
+    samples, number = sum(len(split) for _, _, split in splits), None if names is None else len(names)
+    for client, name, split in known:
+        where = f"client '{client.id}'"
+        if split.deferred:
+            last = len(split.held_domains or ()) - 1
+            _check_range(where, name, 0, last, number)
+        else:
+            assert split.domain is not None
+            check_ids(where, name, split.domain, number)
+            last = int(split.domain.max())
+        if names is None and last >= samples:
+            problem = "ids count the domains from 0, and there are fewer samples than that"
+            raise PerfedError(f"{where}: {name} domain id {last} is not allowed: {problem}")
+
+
+def check_ids(where: str, name: str, domain: Tensor, domains: int | None) -> None:
+    """Domain ids are integers from 0 on, below ``domains`` if that is known."""
+    if domain.dtype != torch.int64:
+        raise PerfedError(f"{where}: {name} domain ids must be integers, not {domain.dtype}")
+    _check_range(where, name, int(domain.min()), int(domain.max()), domains)
+
+
+def _check_range(where: str, name: str, low: int, high: int, domains: int | None) -> None:
+    if low < 0 or (domains is not None and high >= domains):
+        allowed = "at least 0" if domains is None else f"from 0 to {domains - 1}, as there are {domains} domain names"
+        raise PerfedError(f"{where}: {name} domain id {low if low < 0 else high} is not allowed; ids are {allowed}")

@@ -1,0 +1,290 @@
+"""Samples that are read when they are used: federations larger than memory, and clients whose data are elsewhere.
+
+What a run must know beforehand are facts (:mod:`perfed.data.facts`). Samples come from a source, one split of one
+client at a time, are checked and compared with the facts then, and are held as long as there is room.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from math import prod
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from perfed.data.checks import check_ids, check_samples
+from perfed.data.client import Client, Split
+from perfed.data.facts import ClientFacts, Counts, SplitFacts
+from perfed.errors import PerfedError
+
+HOLD = 256 << 20
+"""Bytes of samples that a federation holds by default."""
+
+Change = Callable[[Split], Split]
+
+
+class Held:
+    """The splits used last, up to a number of bytes; threads may share it, and a copy for another process is empty.
+
+    Args:
+        limit: bytes. A split that alone is larger is handed out and not held.
+
+    Attributes:
+        bytes: of what is held.
+        reads: how often a split was not there and had to be read.
+    """
+
+    def __init__(self, limit: int = HOLD) -> None:
+        if limit < 0:
+            raise PerfedError(f"hold is {limit} bytes; at least 0 is needed")
+        self.limit, self.bytes, self.reads = limit, 0, 0
+        self._splits: OrderedDict[Hashable, Split] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, read: Callable[[], Split]) -> Split:
+        """What is held under ``key``, or else what ``read`` gives."""
+        with self._lock:
+            if key in self._splits:
+                self._splits.move_to_end(key)
+                return self._splits[key]
+            self.reads += 1
+        split = read()
+        size = _size(split)
+        with self._lock:
+            if size <= self.limit and key not in self._splits:
+                self._splits[key] = split
+                self.bytes += size
+                while self.bytes > self.limit:
+                    self.bytes -= _size(self._splits.popitem(last=False)[1])
+        return split
+
+    def __reduce__(self) -> tuple[type[Held], tuple[int]]:
+        return Held, (self.limit,)
+
+
+def _size(split: Split) -> int:
+    return sum(t.numel() * t.element_size() for t in (split.x, split.y, split.domain) if t is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Where the samples of a federation's clients come from.
+
+    Attributes:
+        read: from a client's id and a split's name ("train", "validation" or "test") to the samples; labels are class
+            numbers. Can be pickled where other processes are to read.
+        num_classes, survival: of the federation.
+        held: what was read last.
+    """
+
+    read: Callable[[str, str], Split]
+    num_classes: int | None = None
+    survival: bool = False
+    held: Held = field(default_factory=Held)
+
+    def samples(self, client: ClientFacts, name: str) -> Split:
+        """The samples of a client's split, checked.
+
+        Raises:
+            PerfedError: they cannot be read, no model can be trained on them, or they are not what the facts say.
+        """
+        where = f"client '{client.id}': {name}"
+        try:
+            split = self.read(client.id, name)
+        except PerfedError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise PerfedError(f"{where} samples cannot be read: {reason}") from error
+        if len(split) == 0:
+            raise PerfedError(f"{where} samples: there are 0, but its facts say {client.splits[name].samples}")
+        check_samples(where, split, client.feature_names, self.num_classes, self.survival)
+        if split.domain is not None:
+            check_ids(f"client '{client.id}'", name, split.domain, None)
+        _check_facts(where, split.facts(self.survival), client.splits[name])
+        return split
+
+    def client(self, facts: ClientFacts) -> Client:
+        """The client that ``facts`` are of, its samples unread."""
+        splits = {name: DeferredSplit(self, facts, name) for name in facts.splits}
+        train, test, validation = (splits.get(name) for name in ("train", "test", "validation"))
+        assert train is not None
+        return Client(facts.id, train, test, validation, facts.feature_names)
+
+
+def _check_facts(where: str, found: SplitFacts, said: SplitFacts) -> None:
+    for name in ("samples", "input_shape", "target_shape", "classes", "domains", "events"):
+        there, known = getattr(found, name), getattr(said, name)
+        if there != known and not (name == "events" and known is None):
+            raise PerfedError(f"{where} samples have {name} = {there}, but the client's facts say {known}")
+
+
+class DeferredSplit(Split):
+    """Samples of one client that are read when they are used; their facts are known.
+
+    Args:
+        source: where they come from.
+        client: facts of the client as the source has it.
+        name: of the split there.
+        changes: what is made of the samples after reading, in order.
+        facts: of the result (default: as they are read).
+        itemsize: bytes of one input number in the result.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        client: ClientFacts,
+        name: str,
+        changes: tuple[Change, ...] = (),
+        facts: SplitFacts | None = None,
+        itemsize: int = 4,
+    ) -> None:
+        own = {"source": source, "client": client, "name": name, "changes": changes, "itemsize": itemsize}
+        self.__dict__.update(own, known=client.splits[name] if facts is None else facts)
+
+    source: Source
+    client: ClientFacts
+    name: str
+    changes: tuple[Change, ...]
+    itemsize: int
+    known: SplitFacts
+
+    def loaded(self) -> Split:
+        """The samples in memory.
+
+        Raises:
+            PerfedError: as :meth:`Source.samples`.
+        """
+        return self.source.held.get((self.client.id, self.name, self.changes), self._read)
+
+    def _read(self) -> Split:
+        split = self.source.samples(self.client, self.name)
+        for change in self.changes:
+            split = change(split)
+        return split
+
+    @property
+    def deferred(self) -> bool:
+        """Yes."""
+        return True
+
+    @property
+    def x(self) -> Tensor:
+        """Inputs, read."""
+        return self.loaded().x
+
+    @property
+    def y(self) -> Tensor:
+        """Targets, read."""
+        return self.loaded().y
+
+    @property
+    def domain(self) -> Tensor | None:
+        """Domain ids, read."""
+        return self.loaded().domain if self.has_domains else None
+
+    # Facts -------------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return self.known.samples
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return self.known.input_shape
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Shape of one target."""
+        return self.known.target_shape
+
+    @property
+    def has_values(self) -> bool:
+        """Whether targets are floating-point values, not labels."""
+        return self.known.classes is None
+
+    @property
+    def bytes(self) -> int:
+        """Of the inputs, once they are read."""
+        return len(self) * prod(self.input_shape) * self.itemsize
+
+    @property
+    def held_classes(self) -> Counts:
+        """Samples of class 0, 1, ..., up to the last that occurs."""
+        return self.known.classes or ()
+
+    @property
+    def has_domains(self) -> bool:
+        """Whether the domain of every sample is known."""
+        return self.known.domains is not None
+
+    @property
+    def held_domains(self) -> Counts | None:
+        """Samples of domain 0, 1, ..., up to the last that occurs; ``None`` where domains are unknown."""
+        return self.known.domains
+
+    @property
+    def events(self) -> int:
+        """Of survival: samples with an event; read where the facts do not say."""
+        return self.loaded().events if self.known.events is None else self.known.events
+
+    def facts(self, survival: bool = False) -> SplitFacts:
+        """All that is known of the samples without them."""
+        return self.known
+
+    def mark(self, where: str, before: int) -> int:
+        """``before``, changed by the facts and by the mark that the source gives the client."""
+        made = [change for change in self.changes if not isinstance(change, _To)]
+        return zlib.crc32(f"{where} {self.known} {self.client.mark} {made}".encode(), before)
+
+    # Samples -----------------------------------------------------------------------------------------------
+
+    def then(self, change: Change, facts: Callable[[SplitFacts], SplitFacts] | None = None) -> Split:
+        """What ``change`` makes of the samples when they are read; they are read now where ``facts`` are not given."""
+        known = change(self.loaded()).facts(self.source.survival) if facts is None else facts(self.known)
+        return DeferredSplit(self.source, self.client, self.name, (*self.changes, change), known, self.itemsize)
+
+    def take(self, index: Tensor) -> Split:
+        """The samples at ``index``, read."""
+        return self.loaded().take(index)
+
+    def to(self, dtype: torch.dtype, device: torch.device | str) -> Split:
+        """The same samples on ``device`` in ``dtype``, once they are read."""
+        changes: tuple[Change, ...] = (*self.changes, _To(dtype, str(device)))
+        return DeferredSplit(self.source, self.client, self.name, changes, self.known, dtype.itemsize)
+
+    def with_targets(self, change: Callable[[Tensor], Tensor]) -> Split:
+        """The same inputs with other targets of the same shape and kind, made when they are read."""
+        return self.then(_Targets(change), lambda facts: facts)
+
+
+@dataclass(frozen=True)
+class _To:
+    dtype: torch.dtype
+    device: str
+
+    def __call__(self, split: Split) -> Split:
+        return split.to(self.dtype, self.device)
+
+
+@dataclass(frozen=True)
+class _Targets:
+    change: Callable[[Tensor], Tensor]
+
+    def __call__(self, split: Split) -> Split:
+        return split.with_targets(self.change)
+
+
+def stays(client: str, split: str) -> NoReturn:
+    """Read nothing: the samples are at a site of their own.
+
+    Raises:
+        PerfedError: always.
+    """
+    raise PerfedError(f"client '{client}': its data stay at the site")
