@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perfed.codec import flatten
 from perfed.data.federation import Federation
 from perfed.engine.engine import Engine
 from perfed.engine.flower.checks import Bounds, Expected, Spec, like, wrong_reply
@@ -140,7 +141,7 @@ class FlowerEngine(Engine):
     def _sequence(self, exchange: Exchange) -> int:
         """The number of an exchange; one that is done again after a crash has the same."""
         if exchange.index >= 0:
-            return exchange.round * ROUND + exchange.index
+            return exchange.round * ROUND + 1 + exchange.index  # 0 is the initial state
         round_, count = self._copies
         self._copies = exchange.round, count + 1 if round_ == exchange.round else 1
         return exchange.round * ROUND + _COPIES + self._copies[1]
@@ -149,7 +150,9 @@ class FlowerEngine(Engine):
         """What the reply to ``work`` must be like: what the program replies for clients that are made up."""
         (site,) = work.ids
         exchange = work.exchange
-        kind = exchange.program, exchange.terms, self.clients[site].input_shape
+        payload = flatten({"shared": work.shared, "row": work.rows.get(site, {})})
+        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in payload.items())
+        kind = exchange.program, exchange.terms, self.clients[site].input_shape, shapes
         if kind not in self._specs:
             self._specs[kind] = rehearsed(work, self.clients[site], self.background, self.setup)
         bounds = Bounds(self._limits.bytes, self._limits.norm)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor
 
+from perfed.codec import flatten
 from perfed.data.client import Client, Split
 from perfed.engine.flower.checks import Entry, like
-from perfed.engine.flower.wire import reply_tree
+from perfed.engine.flower.wire import LOSS, reply_tree
 from perfed.engine.host import Background, Host, Work
 from perfed.engine.setup import Setup
 from perfed.rng import key, uniform
@@ -33,14 +32,10 @@ def rehearsed(work: Work, client: Client, background: Background, setup: Setup) 
     """
     host = Host([made_up(client, background, setup)], background, setup, Plan("sequential", threads=1))
     done = host.run(replace(work, exchange=replace(work.exchange, measure=None), states={}))
-    found = like(reply_tree(done))
-    values = _leaves(reply_tree(done))
-    return {name: replace_finite(entry, values[name]) for name, entry in found.items()}
-
-
-def replace_finite(entry: Entry, value: Tensor) -> Entry:
-    """The entry, which may hold what is not finite where ``value`` does."""
-    return entry._replace(finite=bool(torch.isfinite(value).all()))
+    reply = reply_tree(done)
+    finite = {name: bool(torch.isfinite(value).all()) for name, value in flatten(reply).items()}
+    finite[LOSS] = False  # there is none where nothing was trained
+    return {name: entry._replace(finite=finite[name]) for name, entry in like(reply).items()}
 
 
 def made_up(client: Client, background: Background, setup: Setup) -> Client:

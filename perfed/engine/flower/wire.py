@@ -18,6 +18,10 @@ ROUND = 10_000
 """Exchanges of one round have the numbers from ROUND times the round on."""
 
 
+LOSS = "loss"
+"""Beside the program's reply: the mean training loss."""
+
+
 def work_message(work: Work, run: str, sequence: int, base: int, background: Background) -> bytes:
     """What one site is asked to do.
 
@@ -57,13 +61,13 @@ def work_of(
 def done_message(done: Done, header: Mapping[str, Any]) -> bytes:
     """What a site replies to the message with ``header``: no model of its own, no word on single samples."""
     (site,) = done.ids
-    fields = {name: header[name] for name in ("run", "sequence", "program", "round")}
+    fields = {name: header[name] for name in ("run", "sequence", "program", "round", "asked")}
     return pack({"kind": "done", "site": site, **fields, "metrics": done.metrics.get(site)}, reply_tree(done))
 
 
 def reply_tree(done: Done) -> dict[str, Any]:
     """What a reply holds: the program's, and the mean training loss."""
-    return {"reply": done.reply(0), "loss": done.losses[0].double()}
+    return {"reply": done.reply(0), LOSS: done.losses[0].double()}
 
 
 def done_of(header: Mapping[str, Any], tree: Mapping[str, Any]) -> Done:
@@ -72,7 +76,7 @@ def done_of(header: Mapping[str, Any], tree: Mapping[str, Any]) -> Done:
     content = {name: [value] for name, value in tree["reply"].items()}
     state = {"sequence": torch.tensor(header["sequence"])}
     return Done(
-        (site,), content, ({},), tree["loss"][None], {} if measured is None else {site: measured}, [], {site: state}
+        (site,), content, ({},), tree[LOSS][None], {} if measured is None else {site: measured}, [], {site: state}
     )
 
 

@@ -1,0 +1,109 @@
+"""A federation of sites in one process: their messages pass as bytes, nothing else does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from engines import network_for
+
+from perfed.data.federation import Federation
+from perfed.engine.flower.engine import FlowerEngine, Limits
+from perfed.engine.flower.journal import Journal
+from perfed.engine.flower.outgoing import OutgoingLog
+from perfed.engine.flower.server import RealTimeServer
+from perfed.engine.flower.site import Site
+from perfed.engine.flower.store import SiteStore
+from perfed.engine.flower.transport import Answer
+from perfed.engine.setup import Setup
+from perfed.method.method import Method
+from perfed.participation.settings import Participation
+from perfed.training.plan import Plan
+
+RUN = "run"
+
+
+def facts_of(federation: Federation) -> Federation:
+    """The same as a server sees it."""
+    about = {name: getattr(federation, name) for name in ("domain_names", "class_names", "classes", "survival")}
+    facts = [client.facts(federation.survival) for client in federation]
+    return Federation.of_facts(facts, federation.num_classes, target_scale=federation.target_scale, **about)
+
+
+class Direct:
+    """Sites answer in a given order, each a second after the one before it."""
+
+    def __init__(self, sites: Mapping[str, Site]) -> None:
+        self.at = dict(sites)
+        self.silent: set[str] = set()
+        self.first: list[str] = []
+        self.sent: list[tuple[str, bytes]] = []
+        self.came: list[tuple[str, bytes]] = []
+
+    def sites(self) -> list[str]:
+        return sorted(set(self.at) - self.silent)
+
+    def wait_for(self, names: list[str], seconds: float) -> list[str]:
+        return sorted(set(names) - set(self.sites()))
+
+    def exchange(self, messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+        order = sorted(messages, key=lambda name: (name not in self.first, name))
+        for seconds, name in enumerate(order, start=1):
+            self.sent.append((name, messages[name]))
+            if name in self.silent or seconds > deadline:
+                yield Answer(name, None, f"site '{name}' has not answered within {deadline:g} seconds", deadline)
+                continue
+            reply = self.at[name].answer(messages[name])
+            self.came.append((name, reply))
+            yield Answer(name, reply, "", float(seconds))
+
+
+class Sites:
+    """A server and its sites, in folders below ``path``; made again there, they go on."""
+
+    def __init__(
+        self,
+        path: Path,
+        method: Method,
+        federation: Federation,
+        *,
+        participation: Participation | None = None,
+        limits: Limits | None = None,
+        dtype: torch.dtype = torch.float64,
+        seed: int = 0,
+        rounds: int = 10,
+    ) -> None:
+        model = network_for(method, federation.num_classes or 1)
+        setups = [Setup(method, model, seed, dtype) for _ in range(len(federation) + 1)]
+        self.stores = {c.id: SiteStore(path / c.id, RUN) for c in federation}
+        self.logs = {c.id: OutgoingLog(path / c.id / "outgoing.jsonl") for c in federation}
+        self.transport = Direct(
+            {
+                client.id: Site(
+                    client.to(dtype, "cpu"),
+                    setup,
+                    Plan("sequential", threads=1),
+                    info=setup.info(replace(federation, clients=(client,))),
+                    scale=federation.target_scale,
+                    store=self.stores[client.id],
+                    log=self.logs[client.id],
+                    run=RUN,
+                )
+                for client, setup in zip(federation, setups, strict=False)
+            }
+        )
+        self.journal = Journal(path / "journal")
+        engine = partial(FlowerEngine, transport=self.transport, journal=self.journal, run=RUN, limits=limits)
+        policy = participation or Participation()
+        self.server = RealTimeServer(facts_of(federation), setups[-1], Plan("sequential", threads=1), policy, rounds, engine=engine)
+
+    def close(self) -> None:
+        for held in (*self.stores.values(), *self.logs.values()):
+            held.close()
+
+    def state(self, client: str) -> object:
+        """What the site has on its disk of the state that the server names."""
+        return self.stores[client].state(int(self.server.engine.states[client]["sequence"]))

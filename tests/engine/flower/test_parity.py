@@ -1,0 +1,36 @@
+"""Sites over messages end where a simulation ends, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engines import blobs, leaves, make, serve, train
+from sites import Sites
+
+from perfed.method.registry import known_names
+from perfed.participation.settings import Participation
+
+
+def same(sites: Sites, server) -> None:
+    for path, tensor in leaves(server.state.tree()):
+        found = dict(leaves(sites.server.state.tree()))[path]
+        assert torch.equal(found, tensor), path
+    for client, state in server.engine.states.items():
+        if client in sites.server.engine.states:
+            found = dict(leaves(sites.state(client)))
+            for path, tensor in leaves(state):
+                assert torch.equal(found[path], tensor), (client, path)
+
+
+@pytest.mark.parametrize("name", known_names())
+def test_every_method_ends_with_the_same_bits(name, tmp_path):
+    federation = blobs((12, 7, 5), dims=(4,))
+    method = make(name)
+    if method.changes_data:
+        pytest.skip("projects the data of all clients")
+    simulated = train(serve(make(name), federation, engine="sequential", plan=None, rounds=2), 2)
+    sites = Sites(tmp_path, method, federation, rounds=2)
+    train(sites.server, 2)
+    same(sites, simulated)
+    a, b = simulated.evaluate("test", round_=2), sites.server.evaluate("test", round_=2)
+    assert a == b
