@@ -18,13 +18,15 @@ from perfed.tree import Tree
 
 _EMPTY = "//empty"
 _RESERVED = "__metadata__"  # of the safetensors header
+_DEEPEST = 64
 
 
 def flatten(tree: Tree) -> dict[str, Tensor]:
     """One level of names joined by "/"; an empty dictionary leaves a zero-size marker so that it survives.
 
     Raises:
-        PerfedError: a name is empty, reserved or holds "/"; a value is neither a tensor nor a dictionary.
+        PerfedError: a name is empty, reserved or holds "/"; a value is neither a tensor nor a dictionary; more than 64
+            dictionaries are inside each other.
     """
     flat: dict[str, Tensor] = {}
     for name, value in tree.items():
@@ -37,6 +39,8 @@ def flatten(tree: Tree) -> dict[str, Tensor]:
         else:
             inner = flatten(value) if value else {_EMPTY: torch.zeros(0)}
             flat.update({f"{name}/{path}": tensor for path, tensor in inner.items()})
+            if any(path.count("/") > _DEEPEST for path in inner):
+                raise PerfedError(f"'{name}' holds more than {_DEEPEST} dictionaries inside each other")
     return flat
 
 
@@ -69,6 +73,10 @@ def decode(data: bytes) -> dict[str, Any]:
         PerfedError: the bytes are truncated or not such a tree.
     """
     try:
-        return unflatten(load(data))
-    except (SafetensorError, ValueError, KeyError) as error:
+        flat = load(data)
+        tree = unflatten(flat)
+        if {name: t.shape for name, t in flatten(tree).items()} != {name: t.shape for name, t in flat.items()}:
+            raise ValueError("no tree has these names")
+        return tree
+    except (SafetensorError, ValueError, KeyError, RecursionError) as error:
         raise PerfedError(f"not a tree of tensors: {error}") from None

@@ -64,9 +64,25 @@ def write_atomic(path: Path, data: bytes | str) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # as of a full disk
+            error.filename = str(path)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until files that were made in ``folder``, or moved there, would be found there after a power cut.
+
+    Nothing to do on Windows, which opens no folders.
+    """
+    if _fcntl is None:
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @contextmanager

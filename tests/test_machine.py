@@ -86,6 +86,13 @@ def test_locks_of_windows_keep_other_processes_out(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_no_folder_is_opened_where_there_are_no_locks(tmp_path):
+    program = HIDDEN + "\nfrom pathlib import Path\nfrom perfed.machine import sync_folder, write_atomic\n"
+    program += f"write_atomic(Path({str(tmp_path)!r}, 'a'), 'whole')\nsync_folder(Path({str(tmp_path)!r}))\n"
+    done = without(program)
+    assert done.returncode == 0 and (tmp_path / "a").read_text() == "whole", done.stderr
+
+
 def test_memory_is_in_mebibytes_on_every_system(monkeypatch):
     status = Path("/proc/self/status")
     peak = peak_memory_mb()

@@ -1,0 +1,209 @@
+"""What leaves a site: a log of every message, for its data officer, written before the message goes.
+
+One line of JSON per message or note, with the hash of the line before it: a line that was changed, removed or moved
+shows. Lines stand in the order in which they were written, whatever the clock said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from perfed.codec import flatten
+from perfed.engine.flower.message import unpack
+from perfed.errors import PerfedError
+from perfed.machine import locked, sync_folder
+
+BEGINNING = "0" * 64
+"""What stands for the hash of a line before the first."""
+_OWN = ("run", "round", "program")  # of the header, by themselves in a line
+
+
+class OutgoingLog:
+    """The log in the file ``path``, for one process at a time; see :func:`read` for what a line holds.
+
+    A last line that a crash has torn is removed when the log is opened, and a note says so: its message has not left.
+
+    Attributes:
+        path: the file.
+        head: hash of the last line. Who has noted it elsewhere can show that no later line was removed.
+
+    Raises:
+        PerfedError: another process writes this log, or it is broken; it is not continued then.
+
+    Example:
+        >>> import torch
+        >>> from tempfile import TemporaryDirectory
+        >>> from perfed.engine.flower.message import pack
+        >>> message = pack({"run": "flic-1", "round": 2, "program": "train"}, {"bias": torch.zeros(3)})
+        >>> with TemporaryDirectory() as folder, OutgoingLog(Path(folder, "outgoing.jsonl")) as log:
+        ...     log.append(message)
+        ...     [(line["program"], line["entries"]) for line in read(log.path)]
+        [('train', [{'dtype': 'float32', 'name': 'bias', 'shape': [3]}])]
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.head = BEGINNING
+        self._end = 0
+        self._last = ""  # the latest time in the log
+        with ExitStack() as held:
+            try:
+                held.enter_context(locked(path.parent))
+            except BlockingIOError:
+                raise PerfedError(f"{path}: another process is writing this log") from None
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o600)
+            held.callback(os.close, self._handle)
+            sync_folder(path.parent)
+            self._open()
+            self._held = held.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let other processes write the log."""
+        self._held.close()
+        self._handle = -1  # the number may become another file's
+
+    def append(self, body: bytes) -> None:
+        """Write down that the message ``body`` leaves; what is said of it is read from these very bytes.
+
+        The line is on disk when this returns. The message may leave only then.
+
+        Raises:
+            PerfedError: ``body`` is not a message (:func:`perfed.engine.flower.message.pack`).
+            OSError: the disk is full, or the like; the log is as it was.
+        """
+        header, tree = unpack(body)
+        self._write(
+            {
+                **{name: header.get(name) for name in _OWN},
+                "header": {name: value for name, value in header.items() if name not in _OWN},
+                "entries": [
+                    {"name": name, "shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
+                    for name, tensor in flatten(tree).items()
+                ],
+                "bytes": len(body),
+                "sha256": hashlib.sha256(body).hexdigest(),
+            }
+        )
+
+    def _open(self) -> None:
+        """Find the end of the chain, and mend a torn last line."""
+        torn = 0
+        for number, line, problem in _walk(self.path):
+            if problem and line.endswith(b"\n"):
+                raise PerfedError(f"{self.path}: line {number} {problem}; the log is not continued: move it away first")
+            if problem:
+                torn = len(line)
+            else:
+                entry = json.loads(line)
+                self.head, self._last = entry["hash"], max(self._last, entry["time"])
+                self._end += len(line)
+        if torn:
+            self._write({"note": f"a line that a crash had torn was removed ({torn} bytes); its message has not left"})
+
+    def _write(self, content: Mapping[str, Any]) -> None:
+        now = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
+        entries = [content]
+        if now < self._last:
+            entries.insert(0, {"note": f"the clock has jumped back: a line before this one says {self._last}"})
+        head, lines = self.head, b""
+        for entry in entries:
+            head, line = _line({**entry, "time": now, "previous": head})
+            lines += line
+        try:
+            os.ftruncate(self._handle, self._end)  # of what an attempt that failed may have left
+            os.lseek(self._handle, self._end, os.SEEK_SET)
+            rest = lines
+            while rest:
+                rest = rest[os.write(self._handle, rest) :]
+            os.fsync(self._handle)
+        except OSError as error:
+            with suppress(OSError):
+                os.ftruncate(self._handle, self._end)
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
+        self.head, self._last, self._end = head, now, self._end + len(lines)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log in their order, up to the first that is broken (see :func:`verify`).
+
+    A line of a message has ``run``, ``round`` and ``program``, ``header`` (the other fields that went with it),
+    ``entries`` (``name``, ``shape`` and ``dtype`` of each tensor), ``bytes`` and ``sha256`` of the message as it left.
+    One that something had to be noted in has ``note``. Both have ``time`` (UTC), ``previous`` and ``hash``.
+
+    Raises:
+        PerfedError: there is no log.
+    """
+    return [json.loads(line) for _, line, problem in _walk(path) if not problem]
+
+
+def verify(path: Path, head: str | None = None) -> str | None:
+    """Where the chain is broken first, in one line; ``None`` where it is whole.
+
+    That lines at the end were removed shows only to who gives a ``head`` that the log had.
+
+    Raises:
+        PerfedError: there is no log.
+    """
+    hashes = {BEGINNING}
+    for number, line, problem in _walk(path):
+        if problem:
+            return f"{path}: line {number} {problem}"
+        hashes.add(json.loads(line)["hash"])
+    if head is not None and head not in hashes:
+        return f"{path}: lines at the end were removed: none of the {len(hashes) - 1} has the hash {head}"
+    return None
+
+
+def _walk(path: Path) -> Iterator[tuple[int, bytes, str]]:
+    """Number, bytes and problem (empty if there is none) of every line; the first problem ends it."""
+    previous, number = BEGINNING, 0
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                problem = _problem(line, previous)
+                yield number, line, problem
+                if problem:
+                    return
+                previous = json.loads(line)["hash"]
+    except FileNotFoundError:
+        raise PerfedError(f"{path}: there is no log of what has left") from None
+
+
+def _problem(line: bytes, previous: str) -> str:
+    if not line.endswith(b"\n"):
+        return "is torn, as a crash leaves it (opening the log mends it); its message has not left"
+    try:
+        entry = json.loads(line)
+        entry.pop("hash")
+        if _line(entry)[1] != line:
+            return "has been changed"
+        found = entry["previous"]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return "has been changed"
+    if found != previous:
+        return "does not follow the line before it: lines were removed, added or reordered"
+    return ""
+
+
+def _line(entry: Mapping[str, Any]) -> tuple[str, bytes]:
+    """The hash of an entry, and its line."""
+    digest = hashlib.sha256(_text(entry)).hexdigest()
+    return digest, _text({**entry, "hash": digest}) + b"\n"
+
+
+def _text(entry: Mapping[str, Any]) -> bytes:
+    return json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()

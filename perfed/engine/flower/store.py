@@ -1,0 +1,137 @@
+"""A site's states on its own disk: what a client was after each exchange that the server may still come back to.
+
+State and reply of an exchange are one file, so that a site that is killed has done an exchange whole or not at all, and
+a message that is sent once more gets the reply of the first time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from perfed.codec import decode, encode
+from perfed.engine.flower.message import frame, unframe
+from perfed.errors import PerfedError
+from perfed.machine import locked, sync_folder, write_atomic
+from perfed.tree import Tree
+
+_SUFFIX = ".exchange"
+
+
+class SiteStore:
+    """States and replies of one run, in the folder ``run`` below ``path``; held by this process until it is closed.
+
+    An exchange is called by its sequence number, from 1; 0 stands for the initial state, which is nowhere stored.
+
+    Attributes:
+        path: the run's folder.
+        notes: one line for each reply that was damaged, and was taken as not there.
+
+    Raises:
+        PerfedError: ``run`` cannot name a folder, the folder cannot be made, or another process works on it.
+
+    Example:
+        >>> import torch
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder, SiteStore(Path(folder), "flic-1") as store:
+        ...     store.put(10_001, {"embedding": torch.ones(2)}, b"reply")
+        ...     print(store.reply(10_001), store.state(10_001), store.state(0))
+        b'reply' {'embedding': tensor([1., 1.])} None
+    """
+
+    def __init__(self, path: Path, run: str) -> None:
+        if not re.fullmatch(r"\w[\w.-]{0,99}", run, re.ASCII):
+            raise PerfedError(f"'{run}' cannot name a run; letters, digits, '_', '-' and '.', at most 100, can")
+        self.path = path / run
+        self.notes: list[str] = []
+        self._run = run
+        self._held = ExitStack()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._held.enter_context(locked(self.path))
+            sync_folder(path)
+        except BlockingIOError:
+            raise PerfedError(f"{self.path}: another process is working on this site's states") from None
+        except OSError as error:
+            raise PerfedError(f"{self.path}: a site's states cannot be kept there: {error.strerror}") from None
+        for file in self.path.glob(".*.tmp"):  # of a process that was killed while it wrote
+            file.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let other processes work on the folder."""
+        self._held.close()
+
+    def sequences(self) -> list[int]:
+        """Numbers of the exchanges that are stored, in ascending order."""
+        return sorted(int(file.stem) for file in self.path.glob(f"*{_SUFFIX}") if file.stem.isdecimal())
+
+    def state(self, sequence: int) -> dict[str, Any] | None:
+        """The client's state after exchange ``sequence``; ``None`` for 0, the initial one.
+
+        Raises:
+            PerfedError: names the file that is missing or damaged.
+        """
+        if sequence == 0:
+            return None
+        try:
+            state, _ = self._read(sequence)
+            return decode(state)
+        except FileNotFoundError:
+            raise PerfedError(f"{self._file(sequence)}: the state after exchange {sequence} is not here") from None
+        except PerfedError as error:
+            raise PerfedError(f"{self._file(sequence)} is damaged ({error})") from None
+
+    def reply(self, sequence: int) -> bytes | None:
+        """The reply of exchange ``sequence``; ``None`` where it was not done, or must be done again (see notes)."""
+        try:
+            return self._read(sequence)[1]
+        except FileNotFoundError:
+            return None
+        except PerfedError as error:
+            self.notes.append(f"{self._file(sequence)} is damaged ({error}); exchange {sequence} is done again")
+            return None
+
+    def put(self, sequence: int, state: Tree, reply: bytes) -> None:
+        """Store an exchange that was done: on disk as a whole when this returns, not at all if it does not.
+
+        Raises:
+            PerfedError: ``sequence`` is not positive, or the state cannot be written (see :mod:`perfed.codec`).
+            OSError: the disk is full, or the like; what was there is still there.
+        """
+        if sequence < 1:
+            raise PerfedError(f"exchange {sequence} cannot be stored; numbers begin with 1, and 0 is the initial state")
+        encoded = encode(state)
+        header = {"run": self._run, "sequence": sequence, "state": len(encoded)}
+        write_atomic(self._file(sequence), frame(header, encoded, reply))
+        sync_folder(self.path)
+
+    def forget(self, keep: Collection[int]) -> None:
+        """Remove the exchanges whose number is neither in ``keep`` nor the highest."""
+        for sequence in self.sequences()[:-1]:
+            if sequence not in keep:
+                self._file(sequence).unlink(missing_ok=True)
+
+    def _file(self, sequence: int) -> Path:
+        return self.path / f"{sequence:012d}{_SUFFIX}"
+
+    def _read(self, sequence: int) -> tuple[bytes, bytes]:
+        """Encoded state and reply.
+
+        Raises:
+            FileNotFoundError: the exchange is not stored.
+            PerfedError: the file is damaged, or of another exchange or run.
+        """
+        header, body = unframe(self._file(sequence).read_bytes())
+        found = (header.get("run"), header.get("sequence"))
+        if found != (self._run, sequence):
+            raise PerfedError(f"it is of exchange {found[1]} of run '{found[0]}'")
+        return body[: header["state"]], body[header["state"] :]
