@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
+_LONG = 300  # characters of what was given that a message shows
+
 
 class PerfedError(ValueError):
     """Bad input or an impossible request: one line saying what, where and what is allowed.
@@ -56,8 +58,12 @@ def first_problem(error: ValidationError, where: str) -> PerfedError:
     # One message per member of a union, e.g. an integer or the word 'validated'.
     same = [d for d in error.errors() if d["loc"][:1] == detail["loc"][:1] and _path(d["loc"]) == _path(detail["loc"])]
     message = ", or: ".join(dict.fromkeys(_message(d["msg"]) for d in same))
-    given = "" if detail["type"] == "missing" else f" (given: {detail['input']!r})"
+    given = "" if detail["type"] == "missing" else f" (given: {_short(repr(detail['input']))})"
     return PerfedError(f"{key}: {message}{given}")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONG else f"{text[:_LONG]}..."
 
 
 def _message(text: str) -> str:

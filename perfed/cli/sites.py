@@ -14,6 +14,7 @@ from perfed.cli.options import file_name
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.newcomer import newcomer, newcomer_from_frame
+from perfed.data.site_data import arrays_in
 from perfed.data.tables.files import read_table
 from perfed.data.tables.kinds import Column, read
 from perfed.data.tables.problems import refuse
@@ -97,7 +98,7 @@ def _site(directory: Path, site: str, data_dir: Path | None) -> SiteModel:
 
 def _newcomer(federation: Federation, site: str, file: Path, seed: int) -> Client:
     if file.suffix == ".npz":
-        return newcomer(federation, site, _arrays(file), seed)
+        return newcomer(federation, site, arrays_in(file), seed)
     frame, _ = read_table(file)
     if any(client.table is not None for client in federation):
         return newcomer_from_frame(federation, site, frame, str(file), seed)
@@ -113,16 +114,6 @@ def _newcomer(federation: Federation, site: str, file: Path, seed: int) -> Clien
         given["domain"] = numbers.pop(DOMAIN).astype(np.int64)
     names = federation.clients[0].feature_names
     return newcomer(federation, site, {**given, "x": numbers.to_numpy() if names is None else numbers}, seed)
-
-
-def _arrays(file: Path) -> dict[str, Any]:
-    try:
-        with np.load(file, allow_pickle=False) as held:
-            return dict(held)
-    except FileNotFoundError:
-        raise PerfedError(f"{file}: no such file") from None
-    except (OSError, ValueError) as error:
-        raise PerfedError(f"{file}: cannot be read as .npz ({str(error).splitlines()[0]})") from None
 
 
 def _numbers(frame: Any, file: Path, others: tuple[str, ...]) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
+from perfed.data.agreement import Agreement
 from perfed.data.augment import CropFlip
 from perfed.data.checks import check_client, check_domains
 from perfed.data.client import SPLITS, Client, Split, sizes_of
@@ -22,6 +23,7 @@ from perfed.data.inputs import arrays_of
 from perfed.data.labels import Classes, Task, coded
 from perfed.data.summary import FederationFacts
 from perfed.data.survey import Arrays, FromArrays, surveyed
+from perfed.data.tables.options import TableOptions
 from perfed.data.tables.schema import Mode
 from perfed.data.target_scale import TargetScale
 from perfed.errors import PerfedError
@@ -339,9 +341,6 @@ class Federation:
             >>> Federation.from_frames({"north": north}, target="sick", test=0.5).classes
             ('no', 'yes')
         """
-        from perfed.data.tables.frames import build
-        from perfed.data.tables.options import TableOptions
-
         options = TableOptions(
             target=target,
             event=event,
@@ -358,11 +357,52 @@ class Federation:
             seed=seed,
         )
         tests = test if isinstance(test, Mapping) else None
-        built = build(frames, options, tests=tests, sources=sources, test_sources=test_sources)
-        made = cls.from_arrays(built.arrays, task=built.task, name=name, domain_names=built.domains)
-        made = made.standardised() if made.task == "regression" else made
-        clients = tuple(replace(client, table=built.tables[client.id]) for client in made)
-        return replace(made, clients=clients, notes={"told": built.told, "remarks": built.remarks})
+        return cls.of_tables(frames, options, name=name, tests=tests, sources=sources, test_sources=test_sources)
+
+    @classmethod
+    def of_tables(
+        cls, frames: Mapping[str, Any], options: TableOptions, *, name: str = "tables", **more: Any
+    ) -> Federation:
+        """As :meth:`from_frames`; ``more`` as :func:`perfed.data.tables.frames.build`."""
+        from perfed.data.tables.frames import build
+
+        built = build(frames, options, **more)
+        notes = {"told": built.told, "remarks": built.remarks}
+        return cls.of_agreement(tuple(built.clients.values()), built.agreement, name=name, notes=notes)
+
+    @classmethod
+    def of_agreement(
+        cls,
+        clients: tuple[Client, ...],
+        agreement: Agreement,
+        *,
+        name: str = "data",
+        notes: Mapping[str, Any] | None = None,
+    ) -> Federation:
+        """Clients that were made by one agreement, be they all that there are or those at one place.
+
+        Args:
+            clients: their targets coded, or standardised, by the agreement.
+            agreement: what holds at all sites.
+            name: what reports call the data.
+            notes: see :class:`Federation`.
+
+        Raises:
+            PerfedError: any fault listed for :class:`Federation`.
+        """
+        classes = agreement.classes
+        plain = classes is None or classes == tuple(range(len(classes)))
+        return cls(
+            clients,
+            None if classes is None else len(classes),
+            name,
+            None if plain else tuple(map(str, classes or ())),
+            notes=notes or {},
+            domain_names=agreement.domain_names,
+            classes=classes,
+            survival=agreement.task == "survival",
+            target_scale=agreement.target_scale,
+        )
 
     def standardised(self) -> Federation:
         """The same with targets of mean 0 and variance 1 over all clients' training samples (of a regression).

@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import Tensor
-
-from perfed.data.client import SPLITS, Client, Split
+from perfed.data.client import Client
 from perfed.data.federation import Federation
+from perfed.data.from_arrays import client_of
 from perfed.data.held_out import with_validation
-from perfed.data.inputs import arrays_of
-from perfed.data.labels import as_classes
 from perfed.data.tables.newcomer import TESTED, newcomer_table
 from perfed.errors import PerfedError
 
@@ -34,9 +31,7 @@ def newcomer(federation: Federation, name: str, given: Mapping[str, Any], seed: 
     if name in federation.ids:
         raise PerfedError(f"site '{name}' is in the run already; choose another name")
     full = {f"{key}_train" if key in ("x", "y", "domain") else key: value for key, value in given.items()}
-    parts, features = arrays_of(name, full, SPLITS)
-    splits = {split: Split(x, _targets(federation, name, split, y), domain) for split, (x, y, domain) in parts.items()}
-    client = Client(name, splits["train"], splits.get("test"), splits.get("validation"), features)
+    client = client_of(name, full, federation.classes, federation.target_scale)
     if client.split("test") is None:
         kept = client.validation
         cut = with_validation(replace(client, validation=None), TESTED, federation.num_classes is not None, seed)
@@ -53,8 +48,3 @@ def newcomer_from_frame(federation: Federation, name: str, frame: Any, source: s
     tables = [client.table for client in federation if client.table is not None]
     arrays, table = newcomer_table(name, frame, source, tables, federation.task, seed)
     return replace(newcomer(federation, name, arrays, seed), table=table)
-
-
-def _targets(federation: Federation, name: str, split: str, y: Any) -> Tensor:
-    values = as_classes(f"client '{name}': {split}", y, federation.classes)
-    return values if federation.target_scale is None else federation.target_scale.down(values)

@@ -4,11 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Self
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from perfed.errors import PerfedError
+
+_MOST = 1000  # values in one target
+_EPS = torch.finfo(torch.float64).eps
+
+
+class Sums(BaseModel):
+    """What a client tells of its training targets ``(samples, ...)``.
+
+    Attributes:
+        number: of samples, at least 1.
+        total: of each value of a sample, the sum.
+        squares: of each, the sum of squares about the client's mean (about 0, those of large numbers would cancel).
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    number: Annotated[int, Field(ge=1, le=2**53)]
+    total: Annotated[tuple[float, ...], Field(min_length=1, max_length=_MOST)]
+    squares: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1, max_length=_MOST)]
+
+    @model_validator(mode="after")
+    def _as_many(self) -> Self:
+        if len(self.total) != len(self.squares):
+            raise PerfedError(f"{len(self.total)} sums, but {len(self.squares)} sums of squares; one each is needed")
+        return self
+
+    @classmethod
+    def of(cls, y: Tensor) -> Sums:
+        """Of the targets ``y``, ``(samples, ...)``."""
+        rows = y.double().reshape(len(y), -1)
+        total = rows.sum(0)
+        squares = (rows - total / len(rows)).square().sum(0)
+        return cls(number=len(rows), total=tuple(total.tolist()), squares=tuple(squares.tolist()))
 
 
 @dataclass(frozen=True)
@@ -31,12 +66,24 @@ class TargetScale:
         Raises:
             PerfedError: a value is the same for all samples of all clients.
         """
-        rows = [y.double().reshape(len(y), -1) for y in targets]
-        count = sum(len(y) for y in rows)
-        mean = torch.stack([y.sum(0) for y in rows]).sum(0) / count
-        # About the mean: sums of squares of large numbers would cancel.
-        std = (torch.stack([(y - mean).square().sum(0) for y in rows]).sum(0) / count).sqrt()
-        if not bool((std > 0).all()):
+        return cls.of_sums([Sums.of(y) for y in targets])
+
+    @classmethod
+    def of_sums(cls, sums: Sequence[Sums]) -> TargetScale:
+        """Of what clients tell, in the order in which the sums are added up.
+
+        Raises:
+            PerfedError: a value is the same for all samples of all clients, but for rounding.
+        """
+        number = sum(of.number for of in sums)
+        numbers = torch.tensor([[float(of.number)] for of in sums], dtype=torch.float64)
+        totals, squares = (
+            torch.tensor([getattr(of, name) for of in sums], dtype=torch.float64) for name in ("total", "squares")
+        )
+        mean = totals.sum(0) / number
+        between = numbers * (totals / numbers - mean).square()
+        std = ((squares.sum(0) + between.sum(0)) / number).sqrt()
+        if not bool((std > 4 * _EPS * mean.abs()).all()):
             raise PerfedError("the target is the same for all samples of all clients; nothing can be learnt of it")
         return cls(tuple(mean.tolist()), tuple(std.tolist()))
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from perfed.data.federation import Federation
 from perfed.data.tables.files import read_sites
+from perfed.data.tables.options import TableOptions
 from perfed.data.tables.schema import Mode
 from perfed.datasets.catalogue import NonNegative, ValidationFraction, dataset
 from perfed.errors import PerfedError
@@ -57,6 +58,24 @@ class TableSettings(BaseModel):
             raise PerfedError(f"data.{splits[0]} and data.{splits[1]} are two ways to split; leave one of them out")
         return self
 
+    def options(self, seed: int) -> TableOptions:
+        """What the columns are for, and the split of this seed."""
+        return TableOptions(
+            target=self.target,
+            event=self.event or None,
+            domain=self.domain or None,
+            drop=self.drop,
+            dates=self.dates,
+            categories=self.categories,
+            group=self.group or None,
+            task=None if self.task == "auto" else self.task,
+            test_fraction=0.0 if self.test_files else self.test_fraction,
+            folds=self.folds,
+            columns=self.columns,
+            preprocess=self.preprocess or None,
+            seed=seed,
+        )
+
 
 @dataset("tables", shared=TableSettings, paths=("files", "test_files"))
 def tables(seed: int, data_dir: Path | None, **given: Any) -> Federation:
@@ -69,21 +88,10 @@ def tables(seed: int, data_dir: Path | None, **given: Any) -> Federation:
     site_column = settings.site_column or None
     read = read_sites([Path(file) for file in settings.files], site_column)
     tests = read_sites([Path(file) for file in settings.test_files], site_column) if settings.test_files else None
-    federation = Federation.from_frames(
+    federation = Federation.of_tables(
         read.frames,
-        target=settings.target,
-        event=settings.event or None,
-        domain=settings.domain or None,
-        drop=settings.drop,
-        dates=settings.dates,
-        categories=settings.categories,
-        group=settings.group or None,
-        task=None if settings.task == "auto" else settings.task,
-        test=settings.test_fraction if tests is None else tests.frames,
-        folds=settings.folds,
-        columns=settings.columns,
-        preprocess=settings.preprocess or None,
-        seed=seed,
+        settings.options(seed),
+        tests=None if tests is None else tests.frames,
         sources=read.sources,
         test_sources=None if tests is None else tests.sources,
     )

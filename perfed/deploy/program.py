@@ -10,15 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from perfed.deploy.options import table_options
+
 from perfed.data.agreement import Agreement, Told, agreed
 from perfed.data.facts import ClientFacts
 from perfed.data.federation import Federation
-from perfed.deploy.options import table_options
 from perfed.engine.flower.engine import FlowerEngine, Limits
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.server import RealTimeServer
 from perfed.engine.flower.transport import Transport
+from perfed.engine.flower.wire import ROUND
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.experiment.start import resume, start

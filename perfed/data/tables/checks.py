@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.labels import Task
-from perfed.data.tables.kinds import Column, cells, guess, read
+from perfed.data.tables.kinds import Column, Kind, cells, guess, read
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.problems import Frame, Problem, in_rows, listed, merged, refuse, unknown
-from perfed.data.tables.schema import agreed
-from perfed.data.tables.targets import events_of, targets_of
+from perfed.data.tables.schema import agreed_kinds
+from perfed.data.tables.targets import CONSTANT, constant, events_of, named, targets_of
 from perfed.errors import PerfedError
+
+UNDECIDED: frozenset[Kind] = frozenset({"boolean", "empty"})
+"""What other sites may know better where all have one schema: see :func:`perfed.data.tables.schema.agreed_kinds`."""
 
 _ABOVE = "drop these rows, or add half a unit to them"
 
@@ -41,19 +44,16 @@ class Checked:
     Attributes:
         main: each site's rows, by name.
         given: rows that sites are tested on, where they were given.
-        columns: per site, of those that may enter, what they hold.
-        targets, test_targets: per site, of its rows and of those that were given to test on.
+        columns: per site, of those that may enter, what it takes them for.
+        targets: per site.
         task: what the targets are for.
-        domains: their names, sorted; ``None`` without a domain column.
     """
 
     main: Sequence[Part]
     given: Sequence[Part]
     columns: Mapping[str, Sequence[Column]]
     targets: Mapping[str, NDArray[Any]]
-    test_targets: Mapping[str, NDArray[Any]]
     task: Task
-    domains: tuple[str, ...] | None
 
 
 def checked(
@@ -63,8 +63,13 @@ def checked(
     tests: Mapping[str, Frame] | None = None,
     sources: Mapping[str, str] | None = None,
     test_sources: Mapping[str, str] | None = None,
+    alone: bool = False,
 ) -> Checked:
     """The tables of all sites, if nothing is wrong with them; arguments as :func:`perfed.data.tables.frames.build`.
+
+    With ``alone`` there are other sites that are not known here, and what they decide is left: whether the target
+    varies, whether somebody has a column that is to be dropped, and what a column is taken for that holds 0 and 1, or
+    nothing, here.
 
     Raises:
         TableProblems: first of names and of rows that are needed, then of everything else.
@@ -84,26 +89,30 @@ def checked(
     parts = [*main, *given]
     refuse(_lines(_structure(part) for part in parts))
     refuse(_lines(_roles(part, options) for part in parts))
-    refuse(_dropped(parts, options))
+    refuse([] if alone else _dropped(parts, options))
     columns = {part.site: _columns(part, options) for part in main}
-    values, task, problems = _targets(parts, options)
-    domains = _domains(parts, options)
+    values, task, problems = _targets(parts, options, alone=alone)
     problems += _lines(_unfit(part, columns[part.site], options) for part in main)
-    if options.columns != "own":
-        columns, found = agreed(columns, {part.site: part.source for part in main})
+    read_as: Mapping[str, Sequence[Column]] = columns
+    if options.columns != "own" and not alone:
+        read_as, found = agreed_kinds(columns, {part.site: part.source for part in main})
         problems += found
-    problems += _lines(_unreadable(part, columns[part.site], options) for part in parts)
+    late = UNDECIDED if options.columns != "own" and alone else frozenset[Kind]()
+    problems += _lines(unreadable(part, read_as[part.site], late) for part in parts)
     problems += _lines(_too_small(part, options, given) for part in main)
     refuse(problems)
-    of_test = dict(zip((part.site for part in given), values[len(main) :], strict=True))
-    return Checked(main, given, columns, dict(zip(columns, values, strict=False)), of_test, task, domains)
+    return Checked(main, given, columns, dict(zip(columns, values, strict=False)), task)
 
 
-def _targets(parts: Sequence[Part], options: TableOptions) -> tuple[list[NDArray[Any]], Task, list[str]]:
+def _targets(
+    parts: Sequence[Part], options: TableOptions, *, alone: bool = False
+) -> tuple[list[NDArray[Any]], Task, list[str]]:
     """Labels, values, or times and events ``(rows, 2)``; see :func:`perfed.data.tables.targets.targets_of`."""
     survival = options.event is not None
     columns = [(part.source, part.frame[options.target]) for part in parts]
     values, task, problems = targets_of(columns, options.target, "regression" if survival else options.task)
+    if not alone and not problems and constant(values):
+        problems.append(CONSTANT.format(named(options.target)))
     if options.event is None:
         return values, task, problems
     events, found = events_of([(part.source, part.frame[options.event]) for part in parts], options.event)
@@ -141,13 +150,6 @@ def _columns(part: Part, options: TableOptions) -> list[Column]:
         for name in part.frame.columns
         if name not in roles
     ]
-
-
-def _domains(parts: Sequence[Part], options: TableOptions) -> tuple[str, ...] | None:
-    if options.domain is None:
-        return None
-    texts = [read(part.frame[options.domain], Column(options.domain, "category"))[0] for part in parts]
-    return tuple(sorted({name for column in texts for name in column.dropna()}))
 
 
 def _structure(part: Part) -> list[Problem]:
@@ -198,12 +200,12 @@ def _unfit(part: Part, columns: Sequence[Column], options: TableOptions) -> list
     return part.said(f"column '{column.name}' {ways[column.kind]}" for column in columns if column.kind in ways)
 
 
-def _unreadable(part: Part, columns: Sequence[Column], options: TableOptions) -> list[Problem]:
-    """Values that are not of their column's kind, by row; columns that rows to be tested on lack."""
+def unreadable(part: Part, columns: Sequence[Column], but: Set[Kind] = frozenset()) -> list[Problem]:
+    """Values that are not of their column's kind, by row, ``but`` for some; columns that rows to be tested on lack."""
     names = list(part.frame.columns)
     found = [unknown(column.name, names) for column in columns if column.name not in names]
     for column in columns:
-        if column.name in names:
+        if column.name in names and column.kind not in but:
             found += read(part.frame[column.name], column)[1]
     return part.said(found)
 

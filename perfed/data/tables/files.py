@@ -18,7 +18,10 @@ MISSING = frozenset({"", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL
 """Cells of a file that stand for a missing value."""
 
 _TEXT, _PARQUET, _EXCEL = (".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".xlsx", ".xlsm")
-_ALLOWED = ", ".join((*_TEXT, *_PARQUET, *_EXCEL))
+ENDINGS = (*_TEXT, *_PARQUET, *_EXCEL)
+"""Of files that are read as tables."""
+
+_ALLOWED = ", ".join(ENDINGS)
 _DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 _TRIED = 50  # rows that decide the delimiter
 _COMMA, _POINT = (re.compile(rf"[+-]?\d+{sign}\d+([eE][+-]?\d+)?") for sign in (",", r"\."))
@@ -83,7 +86,7 @@ def table_files(paths: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found = sorted(file for file in path.iterdir() if file.suffix.lower() in (*_TEXT, *_PARQUET, *_EXCEL))
+            found = sorted(file for file in path.iterdir() if file.suffix.lower() in ENDINGS)
             if not found:
                 raise PerfedError(f"{path}: the folder holds no table; endings that are read: {_ALLOWED}")
             files += found

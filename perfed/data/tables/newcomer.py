@@ -10,13 +10,13 @@ import numpy as np
 
 from perfed.data.labels import Task
 from perfed.data.tables.checks import checked
-from perfed.data.tables.frames import build
 from perfed.data.tables.kinds import Column
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.preprocess import column_transformer
 from perfed.data.tables.problems import Frame, pandas, refuse
 from perfed.data.tables.schema import learnt
 from perfed.data.tables.site import SiteTable, domain_ids
+from perfed.data.tables.site_rows import SiteRows
 from perfed.data.tables.splits import held_out
 
 TESTED = 0.25
@@ -39,7 +39,7 @@ def newcomer_table(
         seed: of the split.
 
     Raises:
-        PerfedError: as :func:`perfed.data.tables.frames.build`; a domain that no other site has.
+        PerfedError: as :func:`perfed.data.tables.checks.checked`; a domain that no other site has.
     """
     first, schema = tables[0], _schema(tables)
     frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
@@ -64,14 +64,15 @@ def newcomer_table(
     strata = np.zeros(len(frame)) if column is None else pandas().factorize(frame[column])[0]
     held = held_out(strata, None, TESTED, seed, f"test rows of {site}")
     rows = {"train": frame[~held], "test": frame[held]}
-    built = build({site: rows["train"]}, options, tests={site: rows["test"]}, sources={site: source})
+    data = checked({site: rows["train"]}, options, tests={site: rows["test"]}, sources={site: source})
+    own = SiteRows.of(data, options)[site]
     named = tuple(name for name in frame.columns if any(name in other.ids for other in tables))
-    table = replace(built.tables[site], domains=first.domains, domain_input=first.domain_input, ids=named)
+    table = replace(own.own_table(first.domains), domain_input=first.domain_input, ids=named)
     if schema is not None:
         inputs = tuple(_own(column, rows["train"]) for column in schema)
         table = replace(table, inputs=inputs, transformer=column_transformer(inputs))
         table.transformer.fit(table.read(rows["train"]))
-    arrays = {key: value for key, value in built.arrays[site].items() if key.startswith("y_")}
+    arrays: dict[str, Any] = {f"y_{split}": y for split, (part, y) in own.rows().items() if len(part)}
     for split, part in rows.items():
         if len(part):
             if first.domain is not None:

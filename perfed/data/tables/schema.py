@@ -1,4 +1,4 @@
-"""Which columns enter: each site's own, or one schema for all, and what sites must tell each other for it."""
+"""Which columns enter: each site's own, or one schema for all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from perfed.data.labels import Task
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind, read
 from perfed.data.tables.problems import Frame
 
@@ -30,7 +29,7 @@ def learnt(frame: Frame, column: Column) -> Column:
     return replace(column, missing=missing, constant=constant, masked=missing > 0, **found)
 
 
-def agreed(
+def agreed_kinds(
     columns: Mapping[str, Sequence[Column]], sources: Mapping[str, str]
 ) -> tuple[dict[str, list[Column]], list[str]]:
     """Columns of one name with one kind at all sites, where kinds do not contradict each other; and where they do.
@@ -86,21 +85,3 @@ def shared_columns(columns: Mapping[str, Sequence[Column]], mode: Mode) -> dict[
         for site, held in entering.items():
             held.append(replace(found.get(site, lacking), **one))
     return entering
-
-
-def told(mode: Mode, columns: Mapping[str, Sequence[Column]], task: Task, domain: bool) -> list[str]:
-    """What sites must tell each other before they train, for the schema ``columns``; never a row."""
-    of_task: dict[Task, list[str]] = {
-        "classification": ["the names of the classes"],
-        "regression": ["the number of their training rows, the sum of the target and of its squares"],
-        "survival": [],
-    }
-    lines = of_task[task]
-    lines += ["the names of the domains"] if domain else []
-    if mode != "own":
-        lines.append("names and kinds of their columns, and which are constant or have missing values")
-        schema = next(iter(columns.values()))
-        categories = [column.name for column in schema if column.kind == "category"]
-        if categories:
-            lines.append(f"the categories, without the rare ones, of: {', '.join(categories)}")
-    return lines

@@ -4,18 +4,95 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfed.data.labels import Task
+from perfed.data.labels import Classes, Task
 from perfed.data.tables.kinds import Column, read, words
 from perfed.data.tables.problems import Series, in_rows, pandas
 
 _EVENTS = {"1": 1.0, "1.0": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "0.0": 0.0, "false": 0.0, "no": 0.0}
 _EVENT_WORDS = frozenset({"event", "status", "death", "dead", "died", "censored"})
-_CLASSES = 20  # different whole numbers that are taken for classes
+CONSTANT = "{} is the same in all rows of all sites; there is nothing to predict"
+FEW = 20
+"""So many different whole numbers at most are taken for classes."""
+
+
+def named(target: str | None) -> str:
+    """What messages call the column to predict, or targets that are no column."""
+    return "the target" if target is None else f"column '{target}', the target,"
+
+
+def contradictions(labels: Sequence[tuple[str, str, str]], where: str) -> list[str]:
+    """Labels that are texts, or have texts among them, while those of others are numbers.
+
+    Args:
+        labels: where they are from, whether they are "numbers", "texts" or "mixed", and in which rows texts are.
+        where: the column, for messages.
+    """
+    if not {"numbers", "texts"} <= {held for _, held, _ in labels}:
+        return []
+    return [
+        f"{source}: {where} holds texts{rows}; others' targets are numbers"
+        for source, held, rows in labels
+        if held != "numbers"
+    ]
+
+
+LabelsAre = Literal["numbers", "texts", "mixed"]
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """A site's column to predict, in the parts of its rows: as texts, and as numbers where these are some."""
+
+    texts: list[Series]
+    numbers: list[Series]
+
+    @classmethod
+    def of(cls, columns: Iterable[Series], name: str) -> Labels:
+        """The column called ``name``."""
+        texts = [read(column, Column(name, "category"))[0] for column in columns]
+        return cls(texts, [pandas().to_numeric(text, errors="coerce").astype(float) for text in texts])
+
+    @property
+    def kind(self) -> LabelsAre:
+        """Whether all of a part are texts, all are numbers, or neither."""
+        kinds = {_kind(number) for number in self.numbers}
+        return "texts" if "texts" in kinds else "numbers" if kinds == {"numbers"} else "mixed"
+
+    @property
+    def whole(self) -> bool:
+        """Whether all are whole numbers."""
+        return all(bool(number.notna().all()) and bool((number == number.round()).all()) for number in self.numbers)
+
+    @property
+    def names(self) -> list[NDArray[np.str_]]:
+        """As texts, by part."""
+        return [text.to_numpy().astype(np.str_) for text in self.texts]
+
+    @property
+    def values(self) -> list[NDArray[np.float64]]:
+        """As numbers, by part."""
+        return [number.to_numpy() for number in self.numbers]
+
+    @property
+    def whole_numbers(self) -> list[NDArray[np.int64]]:
+        """As whole numbers, by part."""
+        return [values.astype(np.int64) for values in self.values]
+
+    def outside(self, classes: Classes) -> list[Any]:
+        """The rows whose label is none of ``classes``."""
+        held = self.texts if any(isinstance(label, str) for label in classes) else self.numbers
+        return [row for of in held for row in of.index[~of.isin(classes)]]
+
+
+def _kind(numbers: Series) -> LabelsAre:
+    missing = numbers.isna()
+    return "numbers" if not missing.any() else "texts" if missing.all() else "mixed"
 
 
 def targets_of(
@@ -31,10 +108,9 @@ def targets_of(
         name: of the column.
         task: what the targets are for.
     """
-    texts = [read(column, Column(name, "category"))[0] for _, column in columns]
-    numbers = [pandas().to_numeric(text, errors="coerce").astype(float) for text in texts]
+    held, where = Labels.of((column for _, column in columns), name), named(name)
+    numbers = held.numbers
     numeric = [bool(number.notna().all()) for number in numbers]
-    where = f"column '{name}', the target,"
     endless = [
         f"{source}: {where} holds infinity {in_rows(number.index[np.isinf(number)])}"
         for (source, _), number in zip(columns, numbers, strict=True)
@@ -45,26 +121,17 @@ def targets_of(
     found = {value for number in numbers for value in number.tolist()} if all(numeric) else set()
     whole = all(numeric) and all(value == round(value) for value in found)
     if task is None:
-        task = "regression" if all(numeric) and not (whole and len(found) <= _CLASSES) else "classification"
-    problems = []
-    codes_and_names = any(numeric) and any(number.isna().all() for number in numbers)
-    if codes_and_names or (task == "regression" and not all(numeric)):
-        for (source, _), number in zip(columns, numbers, strict=True):
-            if number.isna().any():
-                rows = in_rows(number.index[number.isna()])
-                needed = "numbers are needed for regression" if task == "regression" else "others' targets are numbers"
-                problems.append(f"{source}: {where} holds texts {rows}; {needed}")
-        return [], task, problems
-    made: list[NDArray[Any]]
+        task = "regression" if all(numeric) and not (whole and len(found) <= FEW) else "classification"
+    texts = [(source, n, f" {in_rows(n.index[n.isna()])}") for (source, _), n in zip(columns, numbers, strict=True)]
+    problems = contradictions([(source, _kind(number), rows) for source, number, rows in texts], where)
     if task == "regression":
-        made = [number.to_numpy() for number in numbers]
-    elif whole:
-        made = [number.to_numpy().astype(np.int64) for number in numbers]
-    else:
-        made = [text.to_numpy().astype(np.str_) for text in texts]
-    if len({value for values in made for value in values.tolist()}) < 2:
-        problems.append(f"{where} is the same in all rows of all sites; there is nothing to predict")
-    return made, task, problems
+        needed = "numbers are needed for regression"
+        problems = [f"{s}: {where} holds texts{rows}; {needed}" for s, n, rows in texts if n.isna().any()]
+    if problems:
+        return [], task, problems
+    if task == "regression":
+        return [*held.values], task, []
+    return [*held.whole_numbers] if whole else [*held.names], task, []
 
 
 def looks_like_event(column: Column) -> bool:
@@ -77,6 +144,11 @@ def event_option(name: str) -> str:
     if "censored" in words(name):
         return "--event takes a column that is 1 where the event was seen, which is the opposite"
     return f"--event {shlex.quote(name)}"
+
+
+def constant(targets: Iterable[NDArray[Any]]) -> bool:
+    """Whether all rows of all sites have one target."""
+    return len({value for values in targets for value in values.tolist()}) < 2
 
 
 def numeric(targets: Iterable[NDArray[Any]]) -> bool:

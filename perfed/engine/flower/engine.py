@@ -14,7 +14,7 @@ from typing import Any
 from perfed.codec import flatten
 from perfed.data.federation import Federation
 from perfed.engine.engine import Engine
-from perfed.engine.flower.checks import Bounds, Expected, Spec, like, wrong_reply
+from perfed.engine.flower.checks import Bounds, Expected, Spec, wrong_reply
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import unpack
 from perfed.engine.flower.rehearsal import rehearsed

@@ -11,7 +11,6 @@ from typing import Any
 from perfed.data.client import Client
 from perfed.data.target_scale import TargetScale
 from perfed.engine.chores import CHORES
-from perfed.engine.flower.checks import Bounds, wrong_payload
 from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.outgoing import OutgoingLog
 from perfed.engine.flower.store import SiteStore

@@ -1,0 +1,295 @@
+"""What sites tell before they train, and what is agreed from it: plain values, checked where they arrive."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from perfed.data.labels import Classes, Task
+from perfed.data.tables.kinds import Column, Kind
+from perfed.data.tables.options import TableOptions
+from perfed.data.tables.problems import refuse
+from perfed.data.tables.schema import agreed_kinds, shared_columns
+from perfed.data.tables.targets import CONSTANT, FEW, LabelsAre, contradictions, named
+from perfed.data.target_scale import Sums, TargetScale
+from perfed.errors import PerfedError, first_problem, some
+
+_Name = Annotated[str, Field(max_length=1000)]
+_Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+_Names = Annotated[tuple[_Name, ...], Field(max_length=100_000)]
+_Domains = _Names | Annotated[int, Field(ge=1, le=100_000)]
+
+
+class _Message(BaseModel):
+    """Values that travel as JSON."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    def plain(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def of_plain(cls, values: Any, where: str) -> Self:
+        """What :meth:`plain` gave, at another machine.
+
+        Args:
+            values: as they arrived.
+            where: whose they are, for messages, such as "site 'north'".
+
+        Raises:
+            PerfedError: an unknown, missing, wrong or too long field; names it.
+        """
+        try:
+            return cls.model_validate_json(json.dumps(values))
+        except ValidationError as error:
+            raise PerfedError(f"{where}: {first_problem(error, '')}") from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise PerfedError(f"{where}: these are no plain values ({error})") from None
+
+
+class ToldColumn(_Message):
+    """What a site tells of one of its columns.
+
+    Attributes:
+        name, kind: as the site has it.
+        constant, missing: whether its training rows hold one value alone, and whether some lack it.
+        levels: of a category, those that are not rare; of a boolean, how it is written.
+    """
+
+    name: _Name
+    kind: Kind
+    constant: bool
+    missing: bool
+    levels: _Names
+
+    def column(self) -> Column:
+        """As sites have them."""
+        return Column(self.name, self.kind, constant=self.constant, levels=self.levels, masked=self.missing)
+
+
+class Told(_Message):
+    """All that a site tells before it trains; never a row.
+
+    Attributes:
+        task: what its targets are for.
+        labels: of classification, whether its labels are "numbers", "texts", or some of them ("mixed").
+        classes: of classification, its labels as texts, sorted; ``None`` otherwise.
+        numbers: the same as whole numbers, sorted, if all of them are.
+        sums: of regression, what it tells of its training targets; ``None`` otherwise.
+        domains: names of its domains, or how many there are where they are numbers; ``None`` without domains.
+        columns: where sites have one schema, its columns that may enter; ``None`` otherwise.
+    """
+
+    task: Task
+    labels: LabelsAre | None = None
+    classes: _Names | None = None
+    numbers: Annotated[tuple[_Whole, ...], Field(max_length=100_000)] | None = None
+    sums: Sums | None = None
+    domains: _Domains | None = None
+    columns: Annotated[tuple[ToldColumn, ...], Field(max_length=100_000)] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        needed = {"labels": "classification", "classes": "classification", "sums": "regression"}
+        for name, task in needed.items():
+            if (getattr(self, name) is not None) != (self.task == task):
+                raise PerfedError(f"'{name}' goes with {task} and nothing else, and task is {self.task}")
+        if self.numbers is not None and self.labels != "numbers":
+            raise PerfedError("'numbers' are given, and labels are not")
+        for name in ("classes", "numbers"):
+            if (labels := getattr(self, name)) is not None and list(labels) != sorted(set(labels)):
+                raise PerfedError(f"'{name}' are not sorted, or one occurs twice")
+        _check_names(self.columns or ())
+        return self
+
+
+class AgreedColumn(_Message):
+    """A column of the schema of all sites; see :class:`perfed.data.tables.kinds.Column`."""
+
+    name: _Name
+    kind: Kind
+    masked: bool
+    levels: _Names
+
+
+class Scale(_Message):
+    """Values of a :class:`perfed.data.target_scale.TargetScale`."""
+
+    mean: Annotated[tuple[float, ...], Field(min_length=1, max_length=1000)]
+    std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1, max_length=1000)]
+
+
+class Agreement(_Message):
+    """What holds at all sites.
+
+    Attributes:
+        task: of the targets.
+        classes: of classification, in order: class j is ``classes[j]``; ``None`` otherwise.
+        domains: names of the domains 0, 1, ..., or their number; ``None`` without domains.
+        scale: of regression, what targets are standardised by; ``None`` otherwise.
+        columns: those that enter, in order, where sites have one schema; ``None`` otherwise.
+    """
+
+    task: Task
+    classes: Annotated[tuple[_Whole | _Name, ...], Field(max_length=100_000)] | None = None
+    domains: _Domains | None = None
+    scale: Scale | None = None
+    columns: Annotated[tuple[AgreedColumn, ...], Field(max_length=100_000)] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for name, task in (("classes", "classification"), ("scale", "regression")):
+            if (getattr(self, name) is not None) != (self.task == task):
+                raise PerfedError(f"'{name}' goes with {task} and nothing else, and task is {self.task}")
+        classes = self.classes or ()
+        if len(set(classes)) < len(classes) or len({type(label) for label in classes}) > 1:
+            raise PerfedError("'classes' hold one twice, or texts and numbers")
+        if self.scale is not None and len(self.scale.mean) != len(self.scale.std):
+            raise PerfedError("'scale' has not as many means as deviations")
+        _check_names(self.columns or ())
+        return self
+
+    @property
+    def target_scale(self) -> TargetScale | None:
+        """What targets are standardised by."""
+        return None if self.scale is None else TargetScale(self.scale.mean, self.scale.std)
+
+    @property
+    def domain_names(self) -> tuple[str, ...] | None:
+        """Names of the domains, where they have names."""
+        return self.domains if isinstance(self.domains, tuple) else None
+
+
+def _check_names(columns: tuple[ToldColumn, ...] | tuple[AgreedColumn, ...]) -> None:
+    names = [column.name for column in columns]
+    if len(set(names)) < len(names):
+        raise PerfedError("two 'columns' have one name")
+
+
+def agreed(
+    tolds: Mapping[str, Told], options: TableOptions | None = None, sources: Mapping[str, str] | None = None
+) -> Agreement:
+    """What holds at all sites, from what each tells, whatever the order.
+
+    Args:
+        tolds: by site.
+        options: how the sites' tables become a federation; ``None`` where they bring arrays.
+        sources: what messages call the sites (default: "site 'NAME'").
+
+    Raises:
+        TableProblems: sites that contradict each other, by name: all of it.
+        PerfedError: a target that is the same everywhere.
+    """
+    if not tolds:
+        raise PerfedError("no site has told anything; one at least is needed")
+    tolds = {site: tolds[site] for site in sorted(tolds)}
+    called = {site: (sources or {}).get(site, f"site '{site}'") for site in tolds}
+    mode = "own" if options is None else options.columns
+    domain = None if options is None else options.domain is not None
+    refuse([problem for key in ("domains", "columns") for problem in _lacking(tolds, called, key, mode, domain)])
+    held, problems = agreed_kinds({s: [c.column() for c in told.columns or ()] for s, told in tolds.items()}, called)
+    where = named(None if options is None else options.target)
+    task_of_study = None if options is None else "survival" if options.event is not None else options.task
+    problems = [*_of_targets(tolds, called, where, task_of_study), *problems]
+    task = next(iter(tolds.values())).task
+    classes = _classes(tolds) if task == "classification" else None
+    if not problems and options is not None and classes is not None:
+        problems += _doubtful(classes, where, said=task_of_study is not None)
+    refuse(problems)
+    scale = TargetScale.of_sums([told.sums for told in tolds.values() if told.sums]) if task == "regression" else None
+    schema = next(iter(shared_columns(held, mode).values())) if mode != "own" else None
+    columns = (AgreedColumn(name=c.name, kind=c.kind, masked=c.masked, levels=c.levels) for c in schema or ())
+    return Agreement(
+        task=task,
+        classes=classes,
+        domains=_domains(tolds),
+        scale=None if scale is None else Scale(mean=scale.mean, std=scale.std),
+        columns=None if schema is None else tuple(columns),
+    )
+
+
+def _lacking(
+    tolds: Mapping[str, Told], called: Mapping[str, str], key: str, mode: str, domain: bool | None
+) -> list[str]:
+    """Sites that tell what was not asked, or do not tell what was, or tell it in another way."""
+    kinds = {site: type(getattr(told, key)) for site, told in tolds.items()}
+    wanted: Any = next(iter(kinds.values()))
+    if key == "columns":
+        wanted = type(None) if mode == "own" else tuple
+    elif domain is not None:
+        wanted = tuple if domain else type(None)
+    return [
+        f"{called[site]}: {f'no {key} are told' if kind is type(None) else f'{key} are told, and as others do not'}; "
+        "all sites need the same study"
+        for site, kind in kinds.items()
+        if kind is not wanted
+    ]
+
+
+def _of_targets(tolds: Mapping[str, Told], called: Mapping[str, str], where: str, task: Task | None) -> list[str]:
+    """Sites whose targets are for something else than those of others, or than the study's ``task``."""
+    odd = [called[site] for site, told in tolds.items() if task is not None and told.task != task]
+    if odd:
+        return [f"{some(odd)}: {where} is not of {task}, which the study is of"]
+    backwards = list(tolds.items())[::-1]  # so that the first site of each kind is named
+    tasks = {told.task: called[site] for site, told in backwards}
+    if len(tasks) > 1:
+        seen = ", ".join(f"of {task} in {source}" for task, source in sorted(tasks.items()))
+        return [f"{where} is {seen}; say task in the study"]
+    widths = {len(told.sums.total): called[site] for site, told in backwards if told.sums is not None}
+    if len(widths) > 1:
+        return [f"{where} has " + ", ".join(f"{width} values in {source}" for width, source in sorted(widths.items()))]
+    return contradictions([(called[site], told.labels or "numbers", "") for site, told in tolds.items()], where)
+
+
+def _doubtful(classes: Classes, where: str, *, said: bool) -> list[str]:
+    """What is wrong with the labels of a table's column; ``said``: the study says that they are labels."""
+    if len(classes) < 2:
+        return [CONSTANT.format(where)]
+    if not said and len(classes) > FEW and isinstance(classes[0], int):
+        return [f"{where} has {len(classes)} different whole numbers, classes or values; say task in the study"]
+    return []
+
+
+def _classes(tolds: Mapping[str, Told]) -> Classes:
+    """The labels of any site: whole numbers if they are so at all sites, else texts."""
+    if all(told.numbers is not None for told in tolds.values()):
+        return tuple(sorted({number for told in tolds.values() for number in told.numbers or ()}))
+    return tuple(sorted({label for told in tolds.values() for label in told.classes or ()}))
+
+
+def _domains(tolds: Mapping[str, Told]) -> tuple[str, ...] | int | None:
+    found = [told.domains for told in tolds.values()]
+    names = {name for held in found if isinstance(held, tuple) for name in held}
+    numbers = [held for held in found if isinstance(held, int)]
+    return tuple(sorted(names)) if names else max(numbers, default=None)
+
+
+def in_words(tolds: Mapping[str, Told], agreement: Agreement) -> list[str]:
+    """What sites told each other for an agreement; never a row."""
+    of_task: dict[Task, list[str]] = {
+        "classification": ["the names of the classes"],
+        "regression": ["the number of their training rows, the sum of the target and of its squares"],
+        "survival": [],
+    }
+    lines = of_task[agreement.task]
+    lines += [] if agreement.domains is None else ["the names of the domains"]
+    if agreement.columns is None:
+        return lines
+    of_kind: dict[str, dict[str, None]] = {"boolean": {}, "category": {}}
+    for column in (column for told in tolds.values() for column in told.columns or ()):
+        of_kind.get(column.kind, {})[column.name] = None
+    categories = [column.name for column in agreement.columns if column.kind == "category"]
+    told = {
+        "how booleans are written": list(of_kind["boolean"]),
+        "the categories, without the rare ones, of columns that do not enter": [
+            name for name in of_kind["category"] if name not in categories
+        ],
+        "the categories, without the rare ones, of": categories,
+    }
+    lines.append("names and kinds of their columns, and which are constant or have missing values")
+    return lines + [f"{what}: {', '.join(names)}" for what, names in told.items() if names]

@@ -1,0 +1,185 @@
+"""A site's own data: a table or arrays, from a file; what it tells, and the client that an agreement makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from perfed.data.agreement import Agreement, Told
+from perfed.data.checks import check_client, check_domains, check_ids
+from perfed.data.client import SPLITS, Client
+from perfed.data.from_arrays import client_of
+from perfed.data.inputs import arrays_of
+from perfed.data.labels import Task, coded
+from perfed.data.tables.files import ENDINGS, read_table
+from perfed.data.tables.options import TableOptions
+from perfed.data.tables.problems import TableProblems
+from perfed.data.tables.site_rows import SiteRows
+from perfed.data.target_scale import Sums
+from perfed.errors import PerfedError
+
+_ARRAYS = ".npz"
+_TEST = "test"
+
+
+class SiteData(Protocol):
+    """Data at a site, in which nothing is wrong as far as the site can see alone."""
+
+    def told(self) -> Told:
+        """What the site tells before it trains."""
+
+    def faults(self, agreement: Agreement) -> list[str]:
+        """What keeps the site from the agreement, a line each."""
+
+    def client(self, agreement: Agreement) -> Client:
+        """The site's client.
+
+        Raises:
+            PerfedError: the data do not fit the agreement.
+        """
+
+
+def site_data(site: str, path: Path, options: TableOptions | None = None) -> SiteData:
+    """What a site's file holds, or the one file of a folder.
+
+    Beside a table there may be another one called "test", such as test.csv: the rows to test on, in place of a split.
+
+    Args:
+        site: its name.
+        path: a table (CSV, Parquet, Excel), or an ``.npz`` file with ``x_train``, ``y_train`` and so on, as
+            :meth:`perfed.data.federation.Federation.from_arrays` takes them for one client.
+        options: what the columns of a table are for.
+
+    Raises:
+        PerfedError: no such file, several in the folder, damaged ones, or everything that is wrong with what they hold
+            (:class:`perfed.data.tables.problems.TableProblems`).
+    """
+    file, test = _files(path)
+    if file.suffix.lower() == _ARRAYS:
+        if test is not None:
+            raise PerfedError(f"{test}: an {_ARRAYS} file has its rows to test on as x_test and y_test")
+        arrays = SiteArrays(site, arrays_in(file))
+        arrays.told()
+        return arrays
+    if options is None:
+        raise PerfedError(f"{file}: the study is of arrays; an {_ARRAYS} file is needed")
+    tested = None if test is None else read_table(test)[0]
+    return SiteRows.alone(site, read_table(file)[0], options, tested, sources=(str(file), str(test)))
+
+
+def problems(
+    site: str, path: Path, options: TableOptions | None = None, agreement: Agreement | None = None
+) -> list[str]:
+    """What is wrong with a site's data and what does not fit an agreement, a line each.
+
+    Args:
+        site, path, options: as of :func:`site_data`.
+        agreement: what holds at all sites, where that is known.
+    """
+    try:
+        data = site_data(site, path, options)
+        return [] if agreement is None else data.faults(agreement)
+    except TableProblems as error:
+        return list(error.problems)
+    except PerfedError as error:
+        return [str(error)]
+
+
+def arrays_in(file: Path) -> dict[str, Any]:
+    """The arrays of an ``.npz`` file; pickled objects are never read.
+
+    Raises:
+        PerfedError: no such file, or another one.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as held:
+            return dict(held)
+    except FileNotFoundError:
+        raise PerfedError(f"{file}: no such file") from None
+    except Exception as error:  # zipfile, zlib and numpy raise each their own
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise PerfedError(f"{file}: cannot be read as {_ARRAYS} ({reason})") from None
+
+
+def _files(path: Path) -> tuple[Path, Path | None]:
+    """The file with the site's rows, and one with those to test on."""
+    if not path.is_dir():
+        return path, None
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in (*ENDINGS, _ARRAYS))
+    tests = [file for file in files if file.stem.lower() == _TEST]
+    mains = [file for file in files if file not in tests]
+    if len(mains) != 1 or len(tests) > 1:
+        held = ", ".join(file.name for file in files) or "none"
+        raise PerfedError(
+            f"{path}: one file with the site's rows is needed, and at most one called 'test'; found: {held}"
+        )
+    return mains[0], next(iter(tests), None)
+
+
+@dataclass(frozen=True, eq=False)
+class SiteArrays:
+    """Arrays at their site.
+
+    Attributes:
+        site: its name.
+        given: as :meth:`perfed.data.federation.Federation.from_arrays` takes them for one client.
+        task: as that method takes it.
+    """
+
+    site: str
+    given: Mapping[str, Any]
+    task: Task | None = None
+
+    def told(self) -> Told:
+        """What the site tells before it trains.
+
+        Raises:
+            PerfedError: what :meth:`perfed.data.federation.Federation.from_arrays` refuses.
+        """
+        parts, _ = arrays_of(self.site, self.given, SPLITS)
+        targets = [(f"client '{self.site}': {split}", y) for split, (_, y, _) in parts.items()]
+        values, classes = coded(targets, self.task, None, None)
+        domains = None
+        for split, (_, _, ids) in parts.items():
+            if ids is not None:
+                check_ids(f"client '{self.site}'", split, ids, None)
+                domains = max(domains or 0, int(ids.max()) + 1)
+        if classes is None:
+            task = self.task or "regression"
+            sums = Sums.of(values[list(parts).index("train")]) if task == "regression" else None
+            return Told(task=task, sums=sums, domains=domains)
+        numbers = tuple(label for label in classes if isinstance(label, int)) or None
+        return Told(
+            task="classification",
+            labels="numbers" if numbers else "texts",
+            classes=tuple(sorted(map(str, classes))),
+            numbers=numbers,
+            domains=domains,
+        )
+
+    def faults(self, agreement: Agreement) -> list[str]:
+        """What keeps the site from the agreement, in one line; nothing otherwise."""
+        try:
+            self.client(agreement)
+        except PerfedError as error:
+            return [str(error)]
+        return []
+
+    def client(self, agreement: Agreement) -> Client:
+        """The site's client.
+
+        Raises:
+            PerfedError: the arrays do not fit the agreement.
+        """
+        task = self.told().task
+        if task != agreement.task:
+            raise PerfedError(f"site '{self.site}': the target is of {task}, and the study is of {agreement.task}")
+        client = client_of(self.site, self.given, agreement.classes, agreement.target_scale)
+        check_client(client, None if agreement.classes is None else len(agreement.classes), task == "survival")
+        number = agreement.domains if isinstance(agreement.domains, int) else len(agreement.domains or ())
+        check_domains([client], [str(domain) for domain in range(number)])
+        return client

@@ -1,0 +1,299 @@
+"""A site's table at the site: what it must tell before it trains, and the client that an agreement makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from perfed.data.agreement import AgreedColumn, Agreement, Told, ToldColumn
+from perfed.data.checks import check_client
+from perfed.data.client import Client
+from perfed.data.from_arrays import client_of
+from perfed.data.labels import Task
+from perfed.data.tables.checks import UNDECIDED, Checked, Part, checked, unreadable
+from perfed.data.tables.kinds import Column, guess, read
+from perfed.data.tables.options import TableOptions
+from perfed.data.tables.preprocess import column_transformer, output_names, outputs, own_transformer
+from perfed.data.tables.problems import Frame, in_rows, merged, refuse, unknown
+from perfed.data.tables.schema import agreed_kinds, learnt
+from perfed.data.tables.site import SiteTable, domain_ids
+from perfed.data.tables.splits import fold_of, held_out
+from perfed.data.tables.targets import Labels, events_of, named
+from perfed.data.target_scale import Sums
+from perfed.errors import PerfedError, some
+
+Rows = Mapping[str, tuple[Frame, NDArray[Any]]]
+"""Rows of a site and their targets (labels, values, or times and events), by split."""
+
+
+@dataclass(frozen=True, eq=False)
+class SiteRows:
+    """A table in which nothing is wrong, at its site.
+
+    Attributes:
+        main: the site's rows.
+        given: rows that it is tested on, in place of a split.
+        columns: what it takes those for that may enter.
+        task: what its targets are for.
+        options: what the columns are for.
+    """
+
+    main: Part
+    given: Part | None
+    columns: Sequence[Column]
+    task: Task
+    options: TableOptions
+
+    @classmethod
+    def of(cls, data: Checked, options: TableOptions) -> dict[str, SiteRows]:
+        """Each site's, by name."""
+        given = {part.site: part for part in data.given}
+        return {
+            part.site: cls(part, given.get(part.site), data.columns[part.site], data.task, options)
+            for part in data.main
+        }
+
+    @classmethod
+    def alone(
+        cls,
+        site: str,
+        frame: Frame,
+        options: TableOptions,
+        test: Frame | None = None,
+        sources: tuple[str, str] | None = None,
+    ) -> SiteRows:
+        """One site's table where those of the others are not known.
+
+        Args:
+            site: its name.
+            frame: its rows; the index names them in messages.
+            options: what the columns are for.
+            test: rows that it is tested on, in place of a split.
+            sources: where ``frame`` and ``test`` are from, for messages (default: "site 'NAME'").
+
+        Raises:
+            TableProblems: everything that is wrong with rows and columns, whatever other sites hold.
+        """
+        tests = None if test is None else {site: test}
+        own, other = ({site: name} for name in sources or (f"site '{site}'", f"site '{site}' (test)"))
+        data = checked({site: frame}, options, tests=tests, sources=own, test_sources=other, alone=True)
+        return cls.of(data, options)[site]
+
+    @property
+    def _parts(self) -> list[Part]:
+        return [self.main] if self.given is None else [self.main, self.given]
+
+    @cached_property
+    def _labels(self) -> Labels:
+        return Labels.of([part.frame[self.options.target] for part in self._parts], self.options.target)
+
+    @cached_property
+    def _held(self) -> NDArray[np.bool_]:
+        """Which of the site's rows it is tested on."""
+        options, site, y = self.options, self.main.site, self._targets(numbers=self._labels.whole)[0]
+        strata = {"classification": y, "survival": y.reshape(len(y), -1)[:, -1]}.get(self.task, np.zeros(len(y)))
+        groups = None if options.group is None else self.main.frame[options.group].astype(str).to_numpy()
+        if not options.folds:
+            return held_out(strata, groups, options.test_fraction, options.seed, f"test rows of {site}")
+        repetition, held = divmod(options.seed, options.folds)
+        return np.equal(fold_of(strata, groups, options.folds, repetition, f"folds of {site}"), held)
+
+    def _targets(self, *, numbers: bool) -> list[NDArray[Any]]:
+        """Of each part labels, as whole ``numbers`` or texts, values, or times and events."""
+        if self.task == "classification":
+            return self._labels.whole_numbers if numbers else self._labels.names
+        if self.options.event is None:
+            return self._labels.values
+        events, _ = events_of([(p.source, p.frame[self.options.event]) for p in self._parts], self.options.event)
+        return [np.column_stack(pair) for pair in zip(self._labels.values, events, strict=True)]
+
+    def rows(self, *, numbers: bool | None = None) -> Rows:
+        """Rows to train on and to test on, with labels as whole ``numbers`` or texts (default: as the site has them).
+
+        Which are tested on, the site's own labels say.
+        """
+        y, *tested = self._targets(numbers=self._labels.whole if numbers is None else numbers)
+        train, test = self._frames
+        if self.given is not None:
+            return {"train": (train, y), "test": (test, tested[0])}
+        return {"train": (train, y[~self._held]), "test": (test, y[self._held])}
+
+    @cached_property
+    def _frames(self) -> tuple[Frame, Frame]:
+        """Rows to train on, and to test on."""
+        if self.given is not None:
+            return self.main.frame, self.given.frame
+        return self.main.frame[~self._held], self.main.frame[self._held]
+
+    def told(self) -> Told:
+        """What the site tells before it trains."""
+        domain, labels = self.options.domain, self._labels
+        of_task: dict[str, Any] = {}
+        if self.task == "classification":
+            numbers = (
+                tuple(sorted({y for part in labels.whole_numbers for y in part.tolist()})) if labels.whole else None
+            )
+            of_task = {"labels": labels.kind, "numbers": numbers}
+            of_task["classes"] = tuple(sorted({name for part in labels.names for name in part.tolist()}))
+        elif self.task == "regression":
+            of_task = {"sums": Sums.of(torch.from_numpy(np.array(self.rows()["train"][1])))}
+        shared = self.options.columns != "own"
+        return Told(
+            task=self.task,
+            domains=None if domain is None else self._domains(domain),
+            columns=tuple(map(self._told, self.columns)) if shared else None,
+            **of_task,
+        )
+
+    def _domains(self, name: str) -> tuple[str, ...]:
+        texts = [read(part.frame[name], Column(name, "category"))[0] for part in self._parts]
+        return tuple(sorted({text for column in texts for text in column.dropna()}))
+
+    def _told(self, column: Column) -> ToldColumn:
+        found = self._learnt(column)
+        levels = found.levels
+        if column.kind == "boolean":  # a category if it is one at another site
+            levels = self._learnt(replace(column, kind="category")).levels
+        return ToldColumn(
+            name=found.name, kind=found.kind, constant=found.constant, missing=found.missing > 0, levels=levels
+        )
+
+    def _learnt(self, column: Column) -> Column:
+        """``column`` with what the training rows say."""
+        if column not in self._known:
+            self._known[column] = learnt(self._frames[0], column)
+        return self._known[column]
+
+    @cached_property
+    def _known(self) -> dict[Column, Column]:
+        return {}
+
+    # By an agreement ----------------------------------------------------------------------------------------------
+
+    def faults(self, agreement: Agreement) -> list[str]:
+        """What keeps the site from an agreement that others made, or made while its table was another: a line each."""
+        where = named(self.options.target)
+        if agreement.task != self.task:
+            return [f"{self.main.source}: {where} is of {self.task}, and the study is of {agreement.task}"]
+        found = [problem for part in self._parts for problem in part.said(self._unknown(part, agreement))]
+        columns, contradicting = self.as_agreed(agreement)
+        late = [column for own, column in zip(self.columns, columns, strict=True) if own.kind in UNDECIDED]
+        found += [problem for part in self._parts for problem in unreadable(part, late)]
+        return [*contradicting, *merged(found)]
+
+    def _unknown(self, part: Part, agreement: Agreement) -> list[str]:
+        """Classes, domains and columns of a part that are not of the agreement, or the other way round."""
+        names, domain, where = list(part.frame.columns), self.options.domain, named(self.options.target)
+        found = []
+        if agreement.classes is not None:
+            bad = Labels.of([part.frame[self.options.target]], self.options.target).outside(agreement.classes)
+            allowed = some([str(label) for label in agreement.classes])
+            found += [f"{where} holds no known class {in_rows(bad)}; allowed: {allowed}"] if len(bad) else []
+        if domain is not None:
+            found += domain_ids(part.frame[domain], domain, agreement.domain_names or ())[1]
+        if self.options.columns == "common" and part is self.main:
+            found += [unknown(c.name, names) for c in agreement.columns or () if c.name not in names]
+        return found
+
+    def as_agreed(self, agreement: Agreement) -> tuple[list[Column], list[str]]:
+        """The site's columns as what is agreed that they hold, and which contradict it, a line each."""
+        schema = {column.name: Column(column.name, column.kind) for column in agreement.columns or ()}
+        both = {self.main.site: [c for c in self.columns if c.name in schema], "": list(schema.values())}
+        _, problems = agreed_kinds(both, {self.main.site: self.main.source, "": "the study"})
+        return [replace(c, kind=schema[c.name].kind) if c.name in schema else c for c in self.columns], problems
+
+    def client(self, agreement: Agreement) -> Client:
+        """The site's client, its table with it.
+
+        Raises:
+            TableProblems: the table does not fit the agreement.
+            PerfedError: no column is left, or a transformer of the user's own cannot be used.
+        """
+        refuse(self.faults(agreement))
+        numbers = not any(isinstance(label, str) for label in agreement.classes or ())
+        rows = self.rows(numbers=numbers)
+        known = [self._learnt(column) for column in self.as_agreed(agreement)[0]]
+        table = self._table(
+            known, self._entering(known, agreement.columns), rows["train"], agreement.domain_names or ()
+        )
+        made = client_of(self.main.site, self._arrays(table, rows), agreement.classes, agreement.target_scale)
+        made = replace(made, table=table)
+        check_client(made, None if agreement.classes is None else len(agreement.classes), self.task == "survival")
+        return made
+
+    def _entering(self, known: Sequence[Column], schema: Sequence[AgreedColumn] | None = None) -> list[Column]:
+        """Those of the columns ``known`` that enter, and those that do elsewhere and that it lacks.
+
+        Where each site has its own, a transformer of the user's gets all, else those enter that are not constant.
+        """
+        if schema is None:
+            return [column for column in known if self.options.preprocess is not None or not column.constant]
+        own = {column.name: column for column in known}
+        return [
+            replace(own.get(c.name, Column(c.name, c.kind, absent=True)), masked=c.masked, levels=c.levels)
+            for c in schema
+        ]
+
+    def own_table(self, domains: Sequence[str]) -> SiteTable:
+        """Its preprocessing of columns of its own."""
+        known = [self._learnt(column) for column in self.columns]
+        return self._table(known, self._entering(known), self.rows()["train"], domains)
+
+    def _table(
+        self,
+        known: Sequence[Column],
+        entering: Sequence[Column],
+        train: tuple[Frame, NDArray[Any]],
+        domains: Sequence[str],
+    ) -> SiteTable:
+        """Its preprocessing of the columns ``entering``, fitted on the rows ``train``; all are ``known``."""
+        options, columns = self.options, self.main.frame.columns
+        if not entering:
+            raise PerfedError(
+                f"{self.main.source}: no column is left to enter; those that there are do not vary, or are dropped"
+            )
+        names = {c.name for c in entering if not c.absent} | {options.target, options.event, options.domain}
+        out = [name for name in (options.group, *options.drop) if name in columns and name is not None]
+        ids = tuple(n for n in out if n == options.group or guess(self.main.frame[n], n).kind == "id")
+        table = SiteTable(
+            self.main.site,
+            tuple(entering),
+            _transformer(options.preprocess, entering),
+            options.target,
+            domain=options.domain,
+            domains=tuple(domains),
+            ignored=tuple(name for name in columns if name not in names),
+            own=options.preprocess is not None,
+            event=options.event,
+            ids=ids,
+            constant=tuple(column.name for column in known if column.constant and column.name not in names),
+        )
+        table.transformer.fit(table.read(train[0]), train[1])
+        return table
+
+    def _arrays(self, table: SiteTable, rows: Rows) -> dict[str, Any]:
+        arrays: dict[str, Any] = {}
+        for split, (frame, y) in rows.items():
+            if len(frame):
+                arrays[f"x_{split}"] = outputs(table.transformer, table.read(frame), f"site '{table.site}'")
+                arrays[f"y_{split}"] = y
+                if table.domain is not None:
+                    arrays[f"domain_{split}"] = domain_ids(frame[table.domain], table.domain, table.domains)[0]
+        names = output_names(table.transformer)
+        return arrays if names is None else {**arrays, "feature_names": names}
+
+
+def _transformer(preprocess: Any, entering: Sequence[Column]) -> Any:
+    if preprocess is None:
+        return column_transformer(entering)
+    if isinstance(preprocess, str):
+        return own_transformer(preprocess)
+    from sklearn.base import clone
+
+    return clone(preprocess)
