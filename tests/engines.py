@@ -14,8 +14,8 @@ from torch import Tensor
 import perfed.methods  # noqa: F401 - registers every method
 from perfed.codec import decode, encode
 from perfed.data.federation import Federation
-from perfed.engine import Exchange, InProcessEngine
 from perfed.engine.evaluate import Metrics
+from perfed.engine.inprocess import Exchange, InProcessEngine
 from perfed.engine.server import Server
 from perfed.engine.setup import Setup
 from perfed.method.method import Method

@@ -7,7 +7,7 @@ import torch
 from engines import ENGINES, assert_same_metrics, blobs, make, mean_accuracy, opposite_labels, quick, serve, train
 
 from perfed.data.federation import Federation
-from perfed.engine import Exchange
+from perfed.engine.inprocess import Exchange
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.hypcluster import HypCluster
 from perfed.methods.terms.proximal import Proximal
