@@ -14,9 +14,9 @@ from torch import Tensor
 import perfed.methods  # noqa: F401 - registers every method
 from perfed.codec import decode, encode
 from perfed.data.federation import Federation
-from perfed.engine import Engine, Exchange, InProcessEngine
+from perfed.engine.engine import Engine, InProcessEngine
 from perfed.engine.evaluate import Metrics
-from perfed.engine.host import Done, Work
+from perfed.engine.host import Done, Exchange, Work
 from perfed.engine.server import Server
 from perfed.engine.setup import Setup
 from perfed.method.method import Method

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from perfed.deploy.options import table_options
-
 from perfed.data.agreement import Agreement, Told, agreed
+from perfed.data.deferred import Source, stays
 from perfed.data.facts import ClientFacts
 from perfed.data.federation import Federation
+from perfed.deploy.station import table_options
 from perfed.engine.flower.engine import FlowerEngine, Limits
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import pack, unpack
@@ -188,8 +188,10 @@ class Opening:
 
 
 def federation_of(facts: Mapping[str, ClientFacts], agreement: Agreement, name: str) -> Federation:
-    """The clients as the server knows them."""
-    raise NotImplementedError
+    """The clients as the server knows them: their data stay where they are."""
+    classes = None if agreement.classes is None else len(agreement.classes)
+    source = Source(stays, classes, agreement.task == "survival")
+    return Federation.of_agreement(tuple(source.client(facts[site]) for site in sorted(facts)), agreement, name=name)
 
 
 def tell(**what: Any) -> None:

@@ -100,18 +100,43 @@ def wrong_reply(site: str, header: Mapping[str, Any], tree: Tree, expected: Expe
 
 
 def wrong_payload(
-    header: Mapping[str, Any], tree: Tree, run: str, programs: Collection[str], spec: Spec, bounds: Bounds
+    header: Mapping[str, Any],
+    tree: Tree,
+    run: str,
+    programs: Collection[str],
+    parameters: Mapping[str, Tensor],
+    limit: int,
 ) -> str | None:
     """What is wrong with a payload, at a site: of another run, for no program of the method, or not as declared.
 
     The header must have all fields of a message: ``run``, ``sequence``, ``base``, ``keep``, ``program``, ``round``,
     ``index``, ``measure`` and ``terms``.
+
+    Args:
+        header, tree: of the message.
+        run: id of the site's run.
+        programs: names of what the server may ask for.
+        parameters: of the site's model: a tensor of that name must have its dtype and last axes. There may be axes in
+            front, of domains or of several models.
+        limit: bytes of all tensors together.
     """
     problem = wrong_header(header, {"run": run}) or _wrong_request(header)
     if not problem and header["program"] not in programs:
-        problem = f"program is {header['program']!r}; there are {some(sorted(programs))}"
-    problem = problem or wrong_tree(tree, spec, bounds)
+        problem = f"program is {header['program']!r}, which the method of the study has not"
+    problem = problem or _wrong_sent(flatten(tree), parameters, limit)
     return problem and f"the server's message: {problem}"
+
+
+def _wrong_sent(found: Mapping[str, Tensor], parameters: Mapping[str, Tensor], limit: int) -> str | None:
+    size = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+    if size > limit:
+        return f"{size} bytes of tensors; at most {limit} are taken"
+    for name, tensor in found.items():
+        known = parameters.get(name.rpartition("/")[2])
+        axes = tensor.shape if known is None else (*tensor.shape[: max(0, tensor.ndim - known.ndim)], *known.shape)
+        if problem := _wrong_tensor(tensor, Entry(tuple(axes), tensor.dtype if known is None else known.dtype)):
+            return f"entry '{name}' {problem}"
+    return None
 
 
 def wrong_header(header: Mapping[str, Any], expected: Mapping[str, Any]) -> str | None:
@@ -187,7 +212,8 @@ def _is_count(value: Any) -> bool:
 
 
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("sequence", "base", "round", "index"), (_is_count, "a whole number that is not negative")),
+    **dict.fromkeys(("sequence", "base", "round"), (_is_count, "a whole number that is not negative")),
+    "index": (lambda value: type(value) is int and value >= -1, "a whole number from -1 on"),
     "keep": (lambda value: isinstance(value, list) and all(map(_is_count, value)), "a list of whole numbers"),
     **dict.fromkeys(("program", "terms"), (lambda value: isinstance(value, str), "a text")),
     "measure": (lambda value: value is None or isinstance(value, str), "a text or null"),

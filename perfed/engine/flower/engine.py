@@ -7,7 +7,7 @@ its end: what was not accepted is never named again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +59,7 @@ class FlowerEngine(Engine):
 
     Attributes:
         strict: whether an exchange outside of rounds needs every site; else it does without those that do not reply.
+        kept: of a site the numbers of exchanges whose states it must not forget, besides the newest.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class FlowerEngine(Engine):
     ) -> None:
         super().__init__(federation, setup, plan)
         self.strict = True
+        self.kept: Callable[[str], Collection[int]] = lambda site: ()
         self._transport, self._journal, self._run = transport, journal, run
         self._limits = limits or Limits()
         self._copies = 0, 0  # round, and how many exchanges on copies it has had
@@ -136,7 +138,7 @@ class FlowerEngine(Engine):
     def _message(self, site: str, work: Work, sequence: int) -> bytes:
         state: Any = work.states.get(site)
         base = 0 if state is None else int(state["sequence"])
-        return work_message(work, self._run, sequence, base, self.background)
+        return work_message(work, self._run, sequence, base, self.kept(site), self.background)
 
     def _sequence(self, exchange: Exchange) -> int:
         """The number of an exchange; one that is done again after a crash has the same."""

@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from perfed.data.client import Client
 from perfed.data.target_scale import TargetScale
 from perfed.engine.chores import CHORES
-from perfed.engine.flower.message import pack, unpack
-from perfed.engine.flower.outgoing import OutgoingLog
+from perfed.engine.flower.checks import wrong_payload
+from perfed.engine.flower.message import unpack
 from perfed.engine.flower.store import SiteStore
 from perfed.engine.flower.wire import done_message, work_of
 from perfed.engine.host import Background, Host
@@ -36,7 +38,7 @@ class Site:
         plan: how work is cut up.
         info: what the server knows of the federation, but for what every message says anew.
         scale: what targets were standardised by.
-        store, log: on the site's disk.
+        store: on the site's disk.
         run: id of the run.
         limit: bytes of one message.
     """
@@ -50,27 +52,22 @@ class Site:
         info: FederationInfo,
         scale: TargetScale | None,
         store: SiteStore,
-        log: OutgoingLog,
         run: str,
         limit: int = 2**30,
     ) -> None:
         self.client, self.setup, self.plan = client, setup, plan
-        self._info, self._scale, self._store, self._log = info, scale, store, log
+        self._info, self._scale, self._store = info, scale, store
         self._run, self._limit = run, limit
         self._host: Host | None = None
 
     def answer(self, data: bytes) -> bytes:
-        """The reply to a message of the server, logged before it is returned; a mistake is a reply too, in one line."""
-        try:
-            reply = self._answered(data)
-        except PerfedError as error:
-            reply = pack({"kind": "error", "site": self.client.id, "error": str(error)}, {})
-        self._log.append(reply)
-        return reply
+        """The reply to a message of the server; to one that is sent once more that of the first time.
 
-    def _answered(self, data: bytes) -> bytes:
+        Raises:
+            PerfedError: a message that is none or does not fit, a state that is not here, or training that diverged.
+        """
         header, tree = unpack(data)
-        problem = None
+        problem = wrong_payload(header, tree, self._run, self._programs(), self._parameters(), self._limit)
         if problem:
             raise PerfedError(problem)
         asked, sequence = hashlib.sha256(data).hexdigest(), header["sequence"]
@@ -85,7 +82,7 @@ class Site:
             write_atomic(self._store.path / MODEL, data)
         else:
             self._store.put(sequence, done.states[self.client.id], reply)
-            self._store.forget(self._needed(header["base"], sequence))
+            self._store.forget({*header["keep"], *self._needed(header["base"], sequence)})
         return reply
 
     def _needed(self, base: int, sequence: int) -> set[int]:
@@ -107,6 +104,10 @@ class Site:
         own = [name for name in dir(type(method)) if not name.startswith("_")]
         terms = [f"{term.name}.{name}" for term in method.terms for name in dir(type(term)) if not name.startswith("_")]
         return [*own, *terms, *(f":{name}" for name in CHORES)]
+
+    def _parameters(self) -> dict[str, Tensor]:
+        """Parameters of the model by name: what is called like one must be like it."""
+        return self.setup.chain(self.client.input_shape).tensors()
 
 
 def model_message(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -22,7 +22,9 @@ LOSS = "loss"
 """Beside the program's reply: the mean training loss."""
 
 
-def work_message(work: Work, run: str, sequence: int, base: int, background: Background) -> bytes:
+def work_message(
+    work: Work, run: str, sequence: int, base: int, keep: Collection[int], background: Background
+) -> bytes:
     """What one site is asked to do.
 
     Args:
@@ -30,6 +32,7 @@ def work_message(work: Work, run: str, sequence: int, base: int, background: Bac
         run: id of the run.
         sequence: number of the exchange.
         base: number of the exchange whose state the site starts from; 0: its initial values.
+        keep: numbers of other exchanges whose states the site must not forget.
         background: of the federation, for the site's host.
     """
     (site,) = work.ids
@@ -39,6 +42,7 @@ def work_message(work: Work, run: str, sequence: int, base: int, background: Bac
         "run": run,
         "sequence": sequence,
         "base": base,
+        "keep": sorted(keep),
         **asdict(work.exchange),
         "scoring": {"metrics": list(work.scoring.metrics), "held": work.scoring.held},
         "ids": list(info.ids),

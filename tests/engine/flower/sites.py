@@ -13,12 +13,13 @@ from engines import network_for
 from perfed.data.federation import Federation
 from perfed.engine.flower.engine import FlowerEngine, Limits
 from perfed.engine.flower.journal import Journal
-from perfed.engine.flower.outgoing import OutgoingLog
+from perfed.engine.flower.message import pack
 from perfed.engine.flower.server import RealTimeServer
 from perfed.engine.flower.site import Site
 from perfed.engine.flower.store import SiteStore
 from perfed.engine.flower.transport import Answer
 from perfed.engine.setup import Setup
+from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.participation.settings import Participation
 from perfed.training.plan import Plan
@@ -56,7 +57,10 @@ class Direct:
             if name in self.silent or seconds > deadline:
                 yield Answer(name, None, f"site '{name}' has not answered within {deadline:g} seconds", deadline)
                 continue
-            reply = self.at[name].answer(messages[name])
+            try:
+                reply = self.at[name].answer(messages[name])
+            except PerfedError as error:
+                reply = pack({"error": str(error)}, {})
             self.came.append((name, reply))
             yield Answer(name, reply, "", float(seconds))
 
@@ -79,7 +83,6 @@ class Sites:
         model = network_for(method, federation.num_classes or 1)
         setups = [Setup(method, model, seed, dtype) for _ in range(len(federation) + 1)]
         self.stores = {c.id: SiteStore(path / c.id, RUN) for c in federation}
-        self.logs = {c.id: OutgoingLog(path / c.id / "outgoing.jsonl") for c in federation}
         self.transport = Direct(
             {
                 client.id: Site(
@@ -89,7 +92,6 @@ class Sites:
                     info=setup.info(replace(federation, clients=(client,))),
                     scale=federation.target_scale,
                     store=self.stores[client.id],
-                    log=self.logs[client.id],
                     run=RUN,
                 )
                 for client, setup in zip(federation, setups, strict=False)
@@ -101,7 +103,7 @@ class Sites:
         self.server = RealTimeServer(facts_of(federation), setups[-1], Plan("sequential", threads=1), policy, rounds, engine=engine)
 
     def close(self) -> None:
-        for held in (*self.stores.values(), *self.logs.values()):
+        for held in self.stores.values():
             held.close()
 
     def state(self, client: str) -> object:

@@ -146,7 +146,7 @@ def test_the_norm_is_of_all_values_together():
 
 def payload(tree=TREE, **fields: object) -> str | None:
     sent = pack({**REQUEST, **fields}, tree)
-    return wrong_payload(*unpack(sent), "flic-1", {"train", "prepare"}, like(TREE), Bounds(bytes=SIZE))
+    return wrong_payload(*unpack(sent), "flic-1", {"train", "prepare"}, TREE["shared"], 1000)
 
 
 def test_a_payload_as_declared_is_accepted():
@@ -158,7 +158,7 @@ def test_a_payload_as_declared_is_accepted():
     ("fields", "said"),
     [
         ({"run": "other"}, "run is 'other'; 'flic-1' is expected"),
-        ({"program": "__init__"}, "program is '__init__'; there are prepare, train"),
+        ({"program": "__init__"}, "program is '__init__', which the method of the study has not"),
         ({"program": 3}, "program is 3; a text is needed"),
         ({"sequence": -1}, "sequence is -1; a whole number that is not negative is needed"),
         ({"sequence": True}, "sequence is True; a whole number that is not negative is needed"),
@@ -178,7 +178,7 @@ def test_a_payload_of_something_else_is_refused(fields, said):
 @pytest.mark.parametrize("name", REQUEST)
 def test_a_payload_that_lacks_a_field_is_refused(name):
     header = {field: value for field, value in REQUEST.items() if field != name}
-    said = wrong_payload(header, TREE, "flic-1", {"train"}, like(TREE), Bounds(bytes=SIZE))
+    said = wrong_payload(header, TREE, "flic-1", {"train"}, TREE["shared"], SIZE)
     assert said.startswith(f"the server's message: {name} is missing from the header")
 
 
@@ -186,4 +186,9 @@ def test_a_payload_with_a_tree_that_is_not_declared_is_refused():
     assert payload(shared(weight=weight(math.nan))) == (
         "the server's message: entry 'shared/weight' has 1 value that is not finite"
     )
-    assert "lacks 'shared/weight'" in payload({**TREE, "shared": {"scale": TREE["shared"]["scale"]}})
+    wide = weight(1.0).new_ones(*weight(1.0).shape[:-1], 7)
+    assert "entry 'shared/weight' has shape" in payload(shared(weight=wide))
+    assert "entry 'shared/weight' is float64" in payload(shared(weight=weight(1.0).double()))
+    assert payload(shared(weight=weight(1.0).expand(5, *weight(1.0).shape))) is None  # one of each domain
+    few = wrong_payload(REQUEST, TREE, "flic-1", {"train"}, TREE["shared"], SIZE - 1)
+    assert f"{SIZE} bytes of tensors; at most {SIZE - 1} are taken" in few

@@ -8,7 +8,6 @@ from engines import blobs, leaves, make, serve, train
 from sites import Sites
 
 from perfed.method.registry import known_names
-from perfed.participation.settings import Participation
 
 
 def same(sites: Sites, server) -> None:

@@ -1,0 +1,194 @@
+"""A site in a deployment: what it tells before a run, the client that is made of its data, and its part of the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from perfed.data.agreement import Agreement
+from perfed.data.federation import Federation
+from perfed.data.site_data import SiteData, site_data
+from perfed.data.tables.options import TableOptions
+from perfed.datasets.catalogue import at_site
+from perfed.datasets.tables import TableSettings
+from perfed.engine.flower.message import pack, unpack
+from perfed.engine.flower.outgoing import OutgoingLog
+from perfed.engine.flower.site import Site
+from perfed.engine.flower.store import SiteStore
+from perfed.engine.setup import Setup
+from perfed.errors import PerfedError
+from perfed.experiment.config import Experiment, read
+from perfed.machine import write_atomic
+from perfed.training.device import usable_device
+from perfed.training.plan import Plan
+
+LOG = "outgoing.jsonl"
+"""File of a site's folder: what has left it."""
+_RUN = "run.json"  # the run that the site is in: its id, its study, and what was agreed
+_RUNS = "runs"  # folder of its states
+
+
+def table_options(experiment: Experiment) -> TableOptions:
+    """What the columns of the sites' tables are for."""
+    return TableSettings.model_construct(**experiment.data.options).options(experiment.seed)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run as a site has agreed to it.
+
+    Attributes:
+        site: its name.
+        data: its file or folder.
+        run: id of the run.
+        study: the experiment, as TOML.
+        agreement: what holds at all sites.
+    """
+
+    site: str
+    data: Path
+    run: str
+    study: str
+    agreement: Agreement
+
+    @classmethod
+    def of(cls, folder: Path, site: str, data: Path) -> Part | None:
+        """The run that the site in ``folder`` is in; ``None`` where it is in none.
+
+        Raises:
+            PerfedError: the file that says so is damaged.
+        """
+        file = folder / _RUN
+        if not file.exists():
+            return None
+        try:
+            held = json.loads(file.read_text(encoding="utf-8"))
+            return cls(site, data, held["run"], held["study"], Agreement.of_plain(held["agreement"], str(file)))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise PerfedError(f"{file}: cannot be read: {error}") from None
+
+    def write(self, folder: Path) -> None:
+        """Let :meth:`of` find it."""
+        content = {"run": self.run, "study": self.study, "agreement": self.agreement.plain()}
+        write_atomic(folder / _RUN, json.dumps(content, indent=1) + "\n")
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The study, parsed."""
+        return read(self.study, "the study")
+
+    @cached_property
+    def federation(self) -> Federation:
+        """The site's client alone, by the agreement.
+
+        Raises:
+            PerfedError: its data do not fit.
+        """
+        data, experiment = site_data(self.site, self.data, table_options(self.experiment)), self.experiment
+        alone = Federation.of_agreement((data.client(self.agreement),), self.agreement, name=experiment.data.name)
+        return at_site(alone, experiment.data.options, experiment.seed)
+
+    @cached_property
+    def setup(self) -> Setup:
+        """Method, model and seed of the study."""
+        experiment = self.experiment
+        device = usable_device(experiment.device, f"device = '{experiment.device}'")
+        model = experiment.build_model(self.federation.num_outputs)
+        return Setup(experiment.built_method, model, experiment.seed, experiment.torch_dtype, device)
+
+    @property
+    def plan(self) -> Plan:
+        """One client at a time, on the study's threads."""
+        return Plan("sequential", threads=self.experiment.plan.threads)
+
+    def states(self, folder: Path) -> SiteStore:
+        """Where the site in ``folder`` keeps its states of the run."""
+        return SiteStore(folder / _RUNS, self.run)
+
+
+class Station:
+    """Answers every message of the server, and writes down what leaves.
+
+    Args:
+        folder: of the site, where its log and its states are.
+        site: its name.
+        data: its file or folder.
+        study: the study that it takes part in, and no other; ``None``: that of the server.
+    """
+
+    def __init__(self, folder: Path, site: str, data: Path, study: str | None = None) -> None:
+        self._folder, self._name, self._data, self._study = folder, site, data, study
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log = OutgoingLog(folder / LOG)
+        self._store: SiteStore | None = None
+        self._site: Site | None = None
+        self._part = Part.of(folder, site, data)
+
+    def close(self) -> None:
+        """Let another process work for the site."""
+        self._log.close()
+        if self._store is not None:
+            self._store.close()
+
+    def answer(self, data: bytes) -> bytes:
+        """The reply to a message, logged before it is returned; a mistake is a reply too, in one line."""
+        try:
+            header, _ = unpack(data)
+            reply = self._answered(header, data)
+        except PerfedError as error:
+            reply = pack({"kind": "error", "site": self._name, "error": " ".join(str(error).split())}, {})
+        self._log.append(reply)
+        return reply
+
+    def _answered(self, header: Mapping[str, Any], data: bytes) -> bytes:
+        kind = header.get("kind")
+        if kind == "work":
+            return self._at(str(header.get("run"))).answer(data)
+        if kind not in ("study", "agreement"):
+            raise PerfedError(f"a message of kind {kind!r}; allowed: study, agreement, work")
+        study = header.get("study")
+        if not isinstance(study, str) or (self._study is not None and study != self._study):
+            raise PerfedError("the server's study is not the one that this site was given")
+        fields = {"site": self._name, "run": header.get("run"), "round": 0, "program": kind}
+        if kind == "study":
+            return pack({"kind": "told", **fields, "told": self._told(study).told().plain()}, {})
+        agreement = Agreement.of_plain(header.get("agreement"), "the server's agreement")
+        self._join(Part(self._name, self._data, str(header.get("run")), study, agreement))
+        client = self._at(str(header.get("run"))).client
+        facts = client.facts(agreement.task == "survival")
+        return pack({"kind": "facts", **fields, "facts": facts.plain()}, {})
+
+    def _told(self, study: str) -> SiteData:
+        return site_data(self._name, self._data, table_options(read(study, "the study")))
+
+    def _join(self, part: Part) -> None:
+        """Take part in a run from here on, in the place of any other."""
+        part.federation  # noqa: B018 - which finds out whether the data fit
+        if self._store is not None:
+            self._store.close()
+        self._store = self._site = None
+        part.write(self._folder)
+        self._part = part
+
+    def _at(self, run: str) -> Site:
+        """The site's part of the run, which is read and prepared once."""
+        part = self._part
+        if part is None or part.run != run:
+            raise PerfedError("this site is not in that run; the server must begin with the study")
+        if self._site is None:
+            (client,) = part.federation.to(dtype=part.setup.dtype, device=part.setup.device)
+            self._store = part.states(self._folder)
+            self._site = Site(
+                client,
+                part.setup,
+                part.plan,
+                info=part.setup.info(part.federation),
+                scale=part.federation.target_scale,
+                store=self._store,
+                run=run,
+            )
+        return self._site

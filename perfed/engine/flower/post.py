@@ -1,0 +1,249 @@
+"""A transport over a post office: a thread carries letters, and whoever waits for answers looks at the clock only.
+
+Every call of the office may hang, as Flower's do while the server is away; the thread hangs then, never the waiting.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from perfed.engine.flower.transport import Answer
+from perfed.errors import PerfedError
+
+POLL, SHARE = 0.05, 0.02
+"""Seconds between two looks for replies; more in a long exchange: this share of its time so far, up to ``REFRESH``."""
+REFRESH = 1.0
+"""Seconds between two looks for sites."""
+LATE = 60.0
+"""Seconds that a message lives beyond its deadline: late replies are taken away, and clocks may differ by so much."""
+PATIENCE = 5.0
+"""Seconds after which a call of the office counts as hanging."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One connection of a site.
+
+    Attributes:
+        number: the office's own number of it; a site that is started again may get another one.
+        site: the name of the site.
+        place: where its worker is, as far as known: two connections of one name and place are one site started again.
+        since: when it was activated, as a text that sorts.
+    """
+
+    number: int
+    site: str
+    place: str = ""
+    since: str = ""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A reply or an error for the letter with this number."""
+
+    letter: str
+    body: bytes | None
+    error: str = ""
+
+
+class Office(Protocol):
+    """What delivers letters; :class:`PostTransport` calls it from one thread only."""
+
+    def nodes(self) -> Sequence[Node]:
+        """All connections that are alive."""
+
+    def send(self, node: int, body: bytes, seconds: float) -> str:
+        """Post a letter that expires after ``seconds``; its number."""
+
+    def collect(self, letters: Sequence[str]) -> Sequence[Delivery]:
+        """What has come for these letters since the last call; does not wait for more."""
+
+
+@dataclass
+class _Letter:
+    site: str
+    body: bytes
+    exchange: int
+    ends: float  # by the monotonic clock
+    node: int = 0
+
+
+class PostTransport:
+    """A :class:`~perfed.engine.flower.transport.Transport` over an :class:`Office`.
+
+    Args:
+        office: what delivers letters.
+    """
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        self._changed = threading.Condition()  # guards what follows; the thread changes it, the caller waits for it
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self._refreshed = float("-inf")
+        self._looked = float("-inf")
+        self._nodes: dict[str, Node] = {}
+        self._twice = ""
+        self._waiting: dict[str, _Letter] = {}  # by site: not yet posted
+        self._posted: dict[str, _Letter] = {}  # by number: not yet answered
+        self._answers: list[Answer] = []
+        self._exchange = 0
+        self._began = 0.0
+        self._calling_since: float | None = None
+        self._broken: BaseException | None = None
+
+    def sites(self) -> list[str]:
+        """Names of the sites that are connected now, sorted."""
+        with self._until(lambda: self._refreshed > 0, 2 * PATIENCE):
+            if self._refreshed < 0:
+                raise PerfedError(f"the server has not answered for {2 * PATIENCE:.1f} seconds")
+            return sorted(self._nodes)
+
+    def wait_for(self, names: list[str], seconds: float) -> list[str]:
+        """Wait until all ``names`` are connected, at most ``seconds``; those that are still missing, sorted."""
+        with self._until(lambda: set(names) <= set(self._nodes), seconds):
+            return sorted(set(names) - set(self._nodes))
+
+    def exchange(self, messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+        """Send each site its message and give the answers as they come, one for each message."""
+        with self._until(lambda: True, 0):
+            self._exchange += 1
+            self._began = time.monotonic()
+            self._answers = []
+            ends = self._began + deadline
+            letters = [_Letter(site, body, self._exchange, ends) for site, body in sorted(messages.items())]
+            self._waiting = {letter.site: letter for letter in letters}
+            return self._receive(self._exchange, set(messages), ends)
+
+    def close(self) -> None:
+        """Let the thread end; what is still on its way is dropped."""
+        self._closed.set()
+
+    @contextmanager
+    def _until(self, condition: Callable[[], bool], seconds: float) -> Iterator[None]:
+        """Hold the lock, after ``condition`` or ``seconds``; raises what keeps the post from working."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._carry, name="perfed-post", daemon=True)
+            self._thread.start()
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._broken or self._twice) or condition(), max(seconds, 0))
+            if self._broken is not None:
+                raise self._broken
+            if self._twice:
+                raise PerfedError(self._twice)
+            yield
+
+    def _receive(self, exchange: int, missing: set[str], ends: float) -> Iterator[Answer]:
+        try:
+            while missing:
+                with self._until(lambda: bool(self._answers), ends - time.monotonic()):
+                    if self._exchange != exchange:
+                        raise RuntimeError("the next exchange has begun")
+                    came, self._answers = self._answers, []
+                    if not came:
+                        came = [self._too_late(site) for site in sorted(missing)]
+                missing -= {answer.site for answer in came}
+                yield from came
+        finally:
+            with self._changed:
+                if self._exchange == exchange:
+                    self._waiting = {}
+
+    def _too_late(self, site: str) -> Answer:
+        now = time.monotonic()
+        seconds = now - self._began
+        if self._calling_since is not None and now - self._calling_since > PATIENCE:
+            why = f"the server has not answered for {now - self._calling_since:.1f} seconds"
+        elif site not in self._waiting:
+            why = f"no answer within {seconds:.1f} seconds"
+        elif self._busy(site):
+            why = f"still busy with an earlier message after {seconds:.1f} seconds"
+        elif site in self._nodes:
+            why = f"its message could not be sent within {seconds:.1f} seconds"
+        else:
+            why = f"not connected within {seconds:.1f} seconds"
+        return Answer(site, None, f"site '{site}': {why}", seconds)
+
+    def _busy(self, site: str) -> bool:
+        return any(letter.site == site for letter in self._posted.values())
+
+    def _carry(self) -> None:
+        """The thread: look for sites, post what waits, collect what came."""
+        try:
+            while not self._closed.wait(POLL):
+                if time.monotonic() - self._refreshed > REFRESH:
+                    self._refresh()
+                self._post()
+                self._collect()
+        except BaseException as error:
+            with self._changed:
+                self._broken = error
+                self._changed.notify_all()
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        self._calling_since = time.monotonic()
+        yield
+        self._calling_since = None
+
+    def _refresh(self) -> None:
+        with self._calling():
+            nodes = self._office.nodes()
+        with self._changed:
+            self._refreshed = time.monotonic()
+            self._twice = ""
+            found: dict[str, Node] = {}
+            for node in sorted(nodes, key=lambda node: node.since):
+                other = found.get(node.site)
+                if other is not None and (other.place != node.place or not node.place):
+                    self._twice = f"two sites are called '{node.site}'; every site needs a name of its own"
+                found[node.site] = node
+            self._nodes = found
+            for number, letter in list(self._posted.items()):
+                now_at = found.get(letter.site)
+                if now_at is not None and now_at.number != letter.node:
+                    self._arrived(Delivery(number, None, "it was started again before it answered"))
+            self._changed.notify_all()
+
+    def _post(self) -> None:
+        with self._changed:
+            ready = [
+                (letter, self._nodes[site].number)
+                for site, letter in self._waiting.items()
+                if site in self._nodes and not self._busy(site) and time.monotonic() < letter.ends
+            ]
+        for letter, node in ready:
+            letter.node = node
+            with self._calling():
+                number = self._office.send(node, letter.body, max(letter.ends - time.monotonic(), 0) + LATE)
+            with self._changed:
+                self._posted[number] = letter
+                if self._waiting.get(letter.site) is letter:
+                    del self._waiting[letter.site]
+
+    def _collect(self) -> None:
+        with self._changed:
+            numbers = list(self._posted)
+            now = time.monotonic()
+            pause = min(SHARE * (now - self._began), REFRESH)  # each look costs the server 10 ms
+        if not numbers or now - self._looked < pause:
+            return
+        with self._calling():
+            came = self._office.collect(numbers)
+        with self._changed:
+            self._looked = time.monotonic()
+            for delivery in came:
+                self._arrived(delivery)
+            self._changed.notify_all()
+
+    def _arrived(self, delivery: Delivery) -> None:
+        """The letter's site is free again; its answer counts if its exchange is the one that is running."""
+        letter = self._posted.pop(delivery.letter, None)
+        if letter is not None and letter.exchange == self._exchange:
+            error = f"site '{letter.site}': {delivery.error}" if delivery.body is None else ""
+            self._answers.append(Answer(letter.site, delivery.body, error, time.monotonic() - self._began))

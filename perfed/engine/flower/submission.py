@@ -1,0 +1,177 @@
+"""Submitting a run to a SuperLink with Flower's own commands: registered sites, the run's log, its true status."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from perfed.engine.flower.processes import Process, command
+from perfed.errors import PerfedError
+
+TIMEOUT = 30.0
+"""Seconds that one of Flower's commands may take."""
+PATIENCE = 60.0
+"""Seconds without an answer of the server after which following a run ends."""
+_LOOK = 5.0  # seconds between two looks for the status: each starts a process
+_NAME = "perfed"
+_OWN = ("Using SuperLink: ", "Starting logstream for run_id", "╭", "│", "╰")  # what the command itself says
+
+
+class Submitter:
+    """One who may submit runs to a server.
+
+    Args:
+        home: a folder for Flower's own files; its configuration is written there.
+        address: ``host:port`` of the SuperLink.
+        ca: certificate of the authority that signed the server's; ``None``: no TLS.
+    """
+
+    def __init__(self, home: Path, address: str, ca: Path | None = None) -> None:
+        self._home, self._address = home, address
+        secure: dict[str, object] = {"insecure": True} if ca is None else {"root-certificates": str(ca.resolve())}
+        home.mkdir(parents=True, exist_ok=True)
+        tables = {"superlink": {"default": _NAME, _NAME: {"address": address, **secure}}}
+        (home / "config.toml").write_text(tomli_w.dumps(tables), encoding="utf-8")
+
+    def register(self, public_key: Path, name: str) -> None:
+        """Let the site with this key take part under ``name``.
+
+        Raises:
+            PerfedError: the server does not answer, or refuses: the key may be registered already.
+        """
+        self._ask("supernode", "register", public_key, _NAME, "--name", name)
+
+    def submit(self, app: Path, config: Mapping[str, object]) -> int:
+        """Start a run of the app in a folder; its number.
+
+        Args:
+            app: a folder with ``pyproject.toml`` and modules, at most 10 MB.
+            config: what the run's configuration has in place of the app's defaults.
+
+        Raises:
+            PerfedError: the server does not answer, or refuses the app.
+        """
+        file = self._home / "run.toml"
+        file.write_text(tomli_w.dumps(dict(config)), encoding="utf-8")
+        changed = ("--run-config", file) if config else ()
+        return int(self._ask("run", app, _NAME, *changed)["run-id"])
+
+    def status(self, run: int) -> str:
+        """``pending``, ``starting``, ``running``, or ``finished:`` with ``completed``, ``failed`` or ``stopped``.
+
+        Raises:
+            PerfedError: the server does not answer, or has no such run.
+        """
+        return str(self._ask("ls", _NAME, "--run-id", run)["runs"][0]["status"])
+
+    def stop(self, run: int) -> None:
+        """End a run.
+
+        Raises:
+            PerfedError: the server does not answer, or the run has ended already.
+        """
+        self._ask("stop", run, _NAME)
+
+    def follow(self, run: int, write: Callable[[str], None], deadline: float) -> str:
+        """Write the lines of the run's log as they come, until it ends; its status then.
+
+        A server that is started again meanwhile interrupts nothing.
+
+        Raises:
+            PerfedError: the run has not ended after ``deadline`` seconds, or the server does not answer for a minute.
+        """
+        ends, heard, status = time.monotonic() + deadline, time.monotonic(), ""
+        lines = _Lines(command("flwr", "log", run, _NAME, "--stream"), self._home)
+        try:
+            while not status.startswith("finished"):
+                lines.until(time.monotonic() + _LOOK, write)
+                try:
+                    status, heard = self.status(run), time.monotonic()
+                except PerfedError as error:
+                    if time.monotonic() - heard > PATIENCE:
+                        raise PerfedError(f"the server has not answered for {PATIENCE:.0f} seconds: {error}") from None
+                if time.monotonic() > ends:
+                    raise PerfedError(f"run {run} has not ended after {deadline:.0f} seconds; it goes on")
+            lines.until(time.monotonic() + _LOOK, write)
+        finally:
+            lines.close()
+        return status
+
+    def _ask(self, *arguments: object) -> Any:
+        process = Process(command("flwr", *arguments, "--format", "json"), self._home, None)
+        timer = threading.Timer(TIMEOUT, process.stop)
+        timer.start()
+        try:
+            text = process.output.read().decode(errors="replace")
+        finally:
+            timer.cancel()
+            process.stop()
+        found = _last_json(text)
+        if found is None or not found.get("success"):
+            said = (found or {}).get("error-message") or text or f"no answer for {TIMEOUT:.0f} seconds"
+            last = str(said).strip().rpartition("\n\n")[2]  # behind what the command says of itself
+            raise PerfedError(f"server {self._address}: {' '.join(last.split())}")
+        return found
+
+
+class _Lines:
+    """A log that a command follows; it is started again when it ends, and no line is written twice."""
+
+    def __init__(self, following: list[str], home: Path) -> None:
+        self._following, self._home = following, home
+        self._written = 0
+        self._open()
+
+    def _open(self) -> None:
+        self._process = Process(self._following, self._home, None)
+        self._queue: queue.Queue[str | None] = queue.Queue()
+        self._skip = self._written
+        threading.Thread(target=self._read, args=(self._process, self._queue), daemon=True).start()
+
+    @staticmethod
+    def _read(process: Process, into: queue.Queue[str | None]) -> None:
+        for line in process.output:
+            into.put(line.decode(errors="replace").rstrip("\n"))
+        into.put(None)
+
+    def until(self, ends: float, write: Callable[[str], None]) -> None:
+        """Write what comes, until ``ends`` or until the command ends."""
+        while (left := ends - time.monotonic()) > 0:
+            try:
+                line = self._queue.get(timeout=left)
+            except queue.Empty:
+                return
+            if line is None:
+                self.close()
+                self._open()
+                return
+            if any(sign in line for sign in _OWN):
+                continue
+            if self._skip:
+                self._skip -= 1
+            else:
+                self._written += 1
+                write(line)
+
+    def close(self) -> None:
+        """End the command."""
+        self._process.stop()
+
+
+def _last_json(text: str) -> dict[str, Any] | None:
+    start = text.find("{")
+    while start >= 0:
+        try:
+            found = json.loads(text[start:])
+        except ValueError:
+            start = text.find("{", start + 1)
+            continue
+        return found if isinstance(found, dict) else None
+    return None

@@ -1,0 +1,147 @@
+"""No wait without an end, whatever the sites and the server do."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from memory_post import MemoryOffice
+
+from perfed.engine.flower import post
+from perfed.engine.flower.post import Node, PostTransport
+from perfed.errors import PerfedError
+
+NAMES = ["north", "south", "west"]
+ALL = {name: name.encode() for name in NAMES}
+
+
+@pytest.fixture
+def office():
+    return MemoryOffice(dict.fromkeys(NAMES, bytes.upper))
+
+
+@pytest.fixture
+def transport(office, monkeypatch):
+    monkeypatch.setattr(post, "POLL", 0.005)
+    monkeypatch.setattr(post, "REFRESH", 0.02)
+    transport = PostTransport(office)
+    yield transport
+    office.hang.clear()
+    transport.close()
+
+
+def errors(answers):
+    """By site; how many seconds it took depends on the machine."""
+    return {a.site: re.sub(r"\d\.\d", "N", a.error) for a in answers if a.body is None}
+
+
+def test_an_exchange_gives_every_reply_as_it_comes(office, transport):
+    office.delay = {"north": 0.3, "south": 0.1}
+    assert transport.sites() == NAMES
+    answers = list(transport.exchange(ALL, 5))
+    assert [answer.site for answer in answers] == ["west", "south", "north"]
+    assert all(answer.body == answer.site.upper().encode() and not answer.error for answer in answers)
+    assert 0.3 <= answers[-1].seconds < 1
+
+
+def test_who_is_missing_at_the_deadline_is_named_with_why(office, transport):
+    office.drop, office.away, office.fail = {"north"}, {"south"}, {"west": "no memory"}
+    began = time.monotonic()
+    answers = list(transport.exchange(ALL, 0.5))
+    assert 0.5 <= time.monotonic() - began < 0.8
+    assert errors(answers) == {
+        "west": "site 'west': no memory",
+        "north": "site 'north': no answer within N seconds",
+        "south": "site 'south': not connected within N seconds",
+    }
+
+
+def test_a_site_that_connects_before_the_deadline_gets_its_message(office, transport):
+    office.away = {"south"}
+    answers = transport.exchange(ALL, 5)
+    first = [next(answers), next(answers)]
+    office.away = set()
+    assert next(answers).body == b"SOUTH"
+    assert {answer.site for answer in first} == {"north", "west"}
+
+
+def test_a_straggler_gets_its_next_message_after_its_late_reply_which_is_dropped(office, transport):
+    office.delay = {"west": 0.6}
+    answers = transport.exchange(ALL, 5)
+    first = [next(answers).site, next(answers).site]
+    answers.close()
+    assert sorted(first) == ["north", "south"]
+    assert errors(transport.exchange({"west": b"second"}, 0.2)) == {
+        "west": "site 'west': still busy with an earlier message after N seconds"
+    }
+    (answer,) = transport.exchange({"west": b"third"}, 5)
+    assert answer.body == b"THIRD"
+    assert office.got["west"] == [b"west", b"third"]  # what was not sent in time is never sent
+
+
+def test_a_server_that_hangs_is_named_at_the_deadline(office, transport, monkeypatch):
+    monkeypatch.setattr(post, "PATIENCE", 0.2)
+    assert transport.sites() == NAMES
+    office.hang.set()
+    began = time.monotonic()
+    found = errors(transport.exchange(ALL, 0.6))
+    assert time.monotonic() - began < 0.9
+    assert found == {name: f"site '{name}': the server has not answered for N seconds" for name in NAMES}
+    office.hang.clear()
+    assert not errors(transport.exchange(ALL, 5))
+
+
+def test_a_server_that_never_answered_ends_the_question_for_sites(office, transport, monkeypatch):
+    monkeypatch.setattr(post, "PATIENCE", 0.1)
+    office.hang.set()
+    with pytest.raises(PerfedError, match="the server has not answered"):
+        transport.sites()
+    assert transport.wait_for(NAMES, 0.1) == NAMES
+
+
+def test_waiting_for_sites_says_who_is_missing(office, transport):
+    office.away = {"south", "north"}
+    began = time.monotonic()
+    assert transport.wait_for(NAMES, 0.3) == ["north", "south"]
+    assert time.monotonic() - began < 0.6
+    office.away = set()
+    assert transport.wait_for(NAMES, 5) == []
+
+
+def test_a_site_that_was_started_again_is_found_under_its_new_number(office, transport):
+    office.drop = {"west"}
+    answers = transport.exchange({"west": b"lost"}, 5)
+    while not office.got["west"]:
+        time.sleep(0.01)
+    office.numbers["west"] = 77
+    (answer,) = answers
+    assert answer.error == "site 'west': it was started again before it answered"
+    office.drop = set()
+    (answer,) = transport.exchange({"west": b"again"}, 5)
+    assert answer.body == b"AGAIN"
+
+
+def test_of_two_connections_of_one_site_the_later_counts(office, transport):
+    office.extra = [Node(77, "west", "here", "2")]
+    assert transport.sites() == NAMES
+    (answer,) = transport.exchange({"west": b"again"}, 5)
+    assert answer.body == b"AGAIN"
+
+
+@pytest.mark.parametrize("place", ["elsewhere", ""])
+def test_two_sites_with_one_name_are_refused(office, transport, place):
+    office.extra = [Node(77, "west", place, "2")]
+    with pytest.raises(PerfedError, match="two sites are called 'west'; every site needs a name of its own"):
+        transport.sites()
+
+
+def test_what_breaks_the_office_is_raised_where_answers_are_awaited(office, transport, monkeypatch):
+    assert transport.sites() == NAMES
+
+    def broken(letters):
+        raise RuntimeError("the run was stopped")
+
+    monkeypatch.setattr(office, "collect", broken)
+    with pytest.raises(RuntimeError, match="the run was stopped"):
+        list(transport.exchange(ALL, 5))
