@@ -127,11 +127,27 @@ def test_free_axes_take_any_size_within_the_bound():
     )
 
 
+def test_an_axis_beside_none_is_bounded_too():
+    spec = {"rows": Entry((None, None), torch.complex64)}
+    hostile = {"rows": torch.empty(0, 2**62, dtype=torch.complex64)}
+    assert wrong_tree(hostile, spec, Bounds(bytes=120)) == f"has an axis of {2**62}; at most 120 are expected"
+    assert wrong_tree({"rows": torch.empty(0, 3, dtype=torch.complex64)}, spec, Bounds(bytes=120)) is None
+
+
 def test_what_may_be_missing_may_be_nan():
     spec = {"loss": Entry((), torch.float32, finite=False), "n": Entry((), torch.float32)}
     nan, one = torch.tensor(math.nan), torch.tensor(1.0)
     assert wrong_tree({"loss": nan, "n": one}, spec, Bounds(bytes=8)) is None
     assert wrong_tree({"loss": one, "n": nan}, spec, Bounds(bytes=8)) == "entry 'n' has 1 value that is not finite"
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.float64, torch.int8])
+def test_values_of_every_dtype_are_looked_at(dtype):
+    tree = {"a": torch.ones(3).to(dtype)}
+    assert wrong_tree(tree, like(tree), Bounds(bytes=100, norm=2.0)) is None
+    if dtype.is_floating_point:
+        bad = {"a": torch.tensor([1.0, math.nan, 1.0]).to(dtype)}
+        assert wrong_tree(bad, like(tree), Bounds(bytes=100)) == "entry 'a' has 1 value that is not finite"
 
 
 def test_the_norm_is_of_all_values_together():
