@@ -104,8 +104,8 @@ def wrong_payload(
 ) -> str | None:
     """What is wrong with a payload, at a site: of another run, for no program of the method, or not as declared.
 
-    The header must have all fields of a message: ``run``, ``sequence``, ``base``, ``keep``, ``program``, ``round``,
-    ``index``, ``measure`` and ``terms``.
+    The header must have all fields of a message: ``run``, ``sequence``, ``base``, ``program``, ``round``, ``index``,
+    ``measure`` and ``terms``.
     """
     problem = wrong_header(header, {"run": run}) or _wrong_request(header)
     if not problem and header["program"] not in programs:
@@ -191,8 +191,8 @@ def _is_count(value: Any) -> bool:
 
 
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("sequence", "base", "round", "index"), (_is_count, "a whole number that is not negative")),
-    "keep": (lambda value: isinstance(value, list) and all(map(_is_count, value)), "a list of whole numbers"),
+    **dict.fromkeys(("sequence", "base", "round"), (_is_count, "a whole number that is not negative")),
+    "index": (lambda value: type(value) is int, "a whole number"),  # below 0 for work on copies
     **dict.fromkeys(("program", "terms"), (lambda value: isinstance(value, str), "a text")),
     "measure": (lambda value: value is None or isinstance(value, str), "a text or null"),
 }

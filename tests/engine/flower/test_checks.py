@@ -13,7 +13,7 @@ from perfed.engine.flower.message import pack, unpack
 
 HEADER = {"site": "north", "run": "flic-1", "sequence": 30_001, "program": "train"}
 REQUEST = {
-    **{"run": "flic-1", "sequence": 30_001, "base": 20_001, "keep": [20_001, 10_001], "program": "train"},
+    **{"run": "flic-1", "sequence": 30_001, "base": 20_001, "program": "train"},
     **{"round": 3, "index": 1, "measure": None, "terms": "all"},
 }
 TREE = {
@@ -167,7 +167,7 @@ def payload(tree=TREE, **fields: object) -> str | None:
 
 def test_a_payload_as_declared_is_accepted():
     assert payload() is None
-    assert payload(base=0, keep=[], measure="after", program="prepare") is None
+    assert payload(base=0, index=-1, measure="after", program="prepare") is None
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_a_payload_as_declared_is_accepted():
         ({"sequence": 2.5}, "sequence is 2.5; a whole number that is not negative is needed"),
         ({"base": 30_001}, "base is 30001; a number below the message's own, 30001, is needed"),
         ({"base": None}, "base is None; a whole number that is not negative is needed"),
-        ({"keep": 3}, "keep is 3; a list of whole numbers is needed"),
-        ({"keep": [1, "2"]}, "keep is [1, '2']; a list of whole numbers is needed"),
+        ({"index": False}, "index is False; a whole number is needed"),
+        ({"round": -1}, "round is -1; a whole number that is not negative is needed"),
         ({"measure": 1}, "measure is 1; a text or null is needed"),
         ({"terms": None}, "terms is None; a text is needed"),
     ],
