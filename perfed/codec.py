@@ -78,5 +78,11 @@ def decode(data: bytes) -> dict[str, Any]:
         if {name: t.shape for name, t in flatten(tree).items()} != {name: t.shape for name, t in flat.items()}:
             raise ValueError("no tree has these names")
         return tree
-    except (SafetensorError, ValueError, KeyError, RecursionError) as error:
-        raise PerfedError(f"not a tree of tensors: {error}") from None
+    except (
+        SafetensorError,
+        ValueError,
+        KeyError,
+        RuntimeError,
+    ) as error:  # the last for sizes that overflow, and depth
+        reason = str(error).partition("\n")[0]
+        raise PerfedError(f"not a tree of tensors: {reason}") from None

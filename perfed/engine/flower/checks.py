@@ -155,6 +155,9 @@ def wrong_tree(tree: Tree, spec: Spec, bounds: Bounds) -> str | None:
     size = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
     if size > bounds.bytes:
         return f"{size} bytes of tensors; at most {bounds.bytes} are expected"
+    longest = max((length for tensor in found.values() for length in tensor.shape), default=0)
+    if longest > bounds.bytes:  # beside an axis of length 0 it takes no bytes, and would overflow later
+        return f"has an axis of {longest}; at most {bounds.bytes} are expected"
     if lacking := sorted(spec.keys() - found.keys()):
         return f"lacks {some([repr(name) for name in lacking])}"
     if strange := sorted(found.keys() - spec.keys()):
@@ -186,7 +189,8 @@ def _wrong_tensor(tensor: Tensor, entry: Entry) -> str | None:
         return f"has shape {shape}; ({needed}) is expected"
     if tensor.dtype != entry.dtype:
         return f"is {_name(tensor.dtype)}; {_name(entry.dtype)} is expected"
-    if entry.finite and (bad := int((~torch.isfinite(tensor)).sum())):
+    values = tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+    if entry.finite and (bad := int((~torch.isfinite(values)).sum())):
         return f"has {bad} values that are not finite" if bad > 1 else "has 1 value that is not finite"
     return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import struct
@@ -12,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+
+import pytest
 
 _KIB = 1024
 
@@ -51,6 +54,29 @@ def full_after(kib: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def kept_on_disk(patch: pytest.MonkeyPatch) -> list[str]:
+    """In the order in which it happens from now on: contents on disk, files that get their name, folders on disk.
+
+    Content must come before the name, and the folder after it: only then does a power cut leave all or nothing.
+    """
+    done: list[str] = []
+    sync, replace = os.fsync, os.replace
+
+    def noting_sync(handle: int) -> None:
+        name = Path(f"/proc/self/fd/{handle}").readlink().name
+        temporary = re.fullmatch(r"\.(.*)\.\d+\.tmp", name)
+        done.append(f"content of {temporary[1]}" if temporary else name)
+        sync(handle)
+
+    def noting_replace(old: Path, new: Path) -> None:
+        done.append(new.name)
+        replace(old, new)
+
+    patch.setattr(os, "fsync", noting_sync)
+    patch.setattr(os, "replace", noting_replace)
+    return done
 
 
 def flip(file: Path, position: int) -> None:

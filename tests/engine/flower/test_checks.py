@@ -13,7 +13,7 @@ from perfed.engine.flower.message import pack, unpack
 
 HEADER = {"site": "north", "run": "flic-1", "sequence": 30_001, "program": "train"}
 REQUEST = {
-    **{"run": "flic-1", "sequence": 30_001, "base": 20_001, "keep": [20_001, 10_001], "program": "train"},
+    **{"run": "flic-1", "sequence": 30_001, "base": 20_001, "program": "train"},
     **{"round": 3, "index": 1, "measure": None, "terms": "all"},
 }
 TREE = {
@@ -127,11 +127,27 @@ def test_free_axes_take_any_size_within_the_bound():
     )
 
 
+def test_an_axis_beside_none_is_bounded_too():
+    spec = {"rows": Entry((None, None), torch.complex64)}
+    hostile = {"rows": torch.empty(0, 2**62, dtype=torch.complex64)}
+    assert wrong_tree(hostile, spec, Bounds(bytes=120)) == f"has an axis of {2**62}; at most 120 are expected"
+    assert wrong_tree({"rows": torch.empty(0, 3, dtype=torch.complex64)}, spec, Bounds(bytes=120)) is None
+
+
 def test_what_may_be_missing_may_be_nan():
     spec = {"loss": Entry((), torch.float32, finite=False), "n": Entry((), torch.float32)}
     nan, one = torch.tensor(math.nan), torch.tensor(1.0)
     assert wrong_tree({"loss": nan, "n": one}, spec, Bounds(bytes=8)) is None
     assert wrong_tree({"loss": one, "n": nan}, spec, Bounds(bytes=8)) == "entry 'n' has 1 value that is not finite"
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.float64, torch.int8])
+def test_values_of_every_dtype_are_looked_at(dtype):
+    tree = {"a": torch.ones(3).to(dtype)}
+    assert wrong_tree(tree, like(tree), Bounds(bytes=100, norm=2.0)) is None
+    if dtype.is_floating_point:
+        bad = {"a": torch.tensor([1.0, math.nan, 1.0]).to(dtype)}
+        assert wrong_tree(bad, like(tree), Bounds(bytes=100)) == "entry 'a' has 1 value that is not finite"
 
 
 def test_the_norm_is_of_all_values_together():
@@ -151,7 +167,7 @@ def payload(tree=TREE, **fields: object) -> str | None:
 
 def test_a_payload_as_declared_is_accepted():
     assert payload() is None
-    assert payload(base=0, keep=[], measure="after", program="prepare") is None
+    assert payload(base=0, index=-1, measure="after", program="prepare") is None
 
 
 @pytest.mark.parametrize(
@@ -165,8 +181,8 @@ def test_a_payload_as_declared_is_accepted():
         ({"sequence": 2.5}, "sequence is 2.5; a whole number that is not negative is needed"),
         ({"base": 30_001}, "base is 30001; a number below the message's own, 30001, is needed"),
         ({"base": None}, "base is None; a whole number that is not negative is needed"),
-        ({"keep": 3}, "keep is 3; a list of whole numbers is needed"),
-        ({"keep": [1, "2"]}, "keep is [1, '2']; a list of whole numbers is needed"),
+        ({"index": False}, "index is False; a whole number is needed"),
+        ({"round": -1}, "round is -1; a whole number that is not negative is needed"),
         ({"measure": 1}, "measure is 1; a text or null is needed"),
         ({"terms": None}, "terms is None; a text is needed"),
     ],

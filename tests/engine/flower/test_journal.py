@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from faults import damages, full_after, killed
+from faults import damages, full_after, kept_on_disk, killed
 
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.transport import Answer
@@ -31,6 +31,13 @@ def test_answers_come_back_with_order_times_and_failures(tmp_path):
     again = Journal(tmp_path / "run" / "journal")
     assert again.answers(0) == ANSWERS and again.answers(10_001) == [] and again.answers(10_002) is None
     assert not again.notes
+
+
+def test_they_would_be_there_after_a_power_cut(tmp_path, monkeypatch):
+    journal = Journal(tmp_path / "journal")
+    done = kept_on_disk(monkeypatch)
+    journal.write(1, ANSWERS)
+    assert done == ["content of 000000000001.answers", "000000000001.answers", "journal"]
 
 
 def test_a_second_time_replaces_the_first(tmp_path):

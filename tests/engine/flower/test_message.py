@@ -101,6 +101,15 @@ def test_a_marker_of_emptiness_carries_nothing():
         unpack(honest(b"{}", save({"a///empty": torch.zeros(1000)})))
 
 
+@pytest.mark.parametrize("shape", [[0, 2**62, 3], [0, 2**62, 2**31, 3], [-1, 0], [0, 1.5]])
+def test_sizes_that_no_tensor_has_are_refused(shape):
+    text = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+    body = len(text).to_bytes(8, "little") + text
+    with pytest.raises(PerfedError, match="not a tree of tensors: ") as refused:
+        unpack(honest(b"{}", body))
+    assert "\n" not in str(refused.value)
+
+
 def test_a_body_made_by_hand_gives_a_tree_or_one_line():
     draw, whole = random.Random(0), save({"a": torch.ones(3), "b/c": torch.zeros(2, 2).bfloat16()})
     length = 8 + int.from_bytes(whole[:8], "little")  # of what describes the tensors

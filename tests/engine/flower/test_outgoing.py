@@ -253,12 +253,15 @@ def test_a_broken_log_is_let_go(path, five):
 def test_nothing_is_written_to_a_log_that_was_closed(path, tmp_path):
     with OutgoingLog(path) as log:
         pass
-    with (tmp_path / "other").open("wb") as other:  # which may get the number of the log's handle
-        other.write(b"precious")
-        other.flush()
-        with pytest.raises(OSError, match="outgoing"):
-            log.append(message(1))
-    assert (tmp_path / "other").read_bytes() == b"precious" and path.read_bytes() == b""
+    others = [os.open(tmp_path / str(number), os.O_RDWR | os.O_CREAT) for number in range(4)]
+    for other in others:  # one of them has the number that the log's handle had
+        os.write(other, b"precious")
+    with pytest.raises(OSError, match="outgoing"):
+        log.append(message(1))
+    for other in others:
+        os.close(other)
+    assert path.read_bytes() == b""
+    assert [(tmp_path / str(number)).read_bytes() for number in range(4)] == [b"precious"] * 4
 
 
 def test_a_log_that_is_not_there_is_named(path):

@@ -6,12 +6,11 @@ import multiprocessing
 import os
 import random
 import resource
-from pathlib import Path
 
 import pytest
 import torch
 from engines import leaves
-from faults import damages, flip, full_after, killed
+from faults import damages, flip, full_after, kept_on_disk, killed
 
 from perfed.engine.flower.store import SiteStore
 from perfed.errors import PerfedError
@@ -70,23 +69,9 @@ def test_the_initial_state_is_nobodys_to_write(store, number):
 
 
 def test_it_would_be_there_after_a_power_cut(store, monkeypatch):
-    """The content is on disk before the file has its name, and the name before ``put`` returns."""
-    done: list[tuple[str, str]] = []
-    sync, replace = os.fsync, os.replace
-
-    def noting_sync(handle: int) -> None:
-        done.append(("sync", Path(f"/proc/self/fd/{handle}").readlink().name))
-        sync(handle)
-
-    def noting_replace(old: Path, new: Path) -> None:
-        done.append((old.name, new.name))
-        replace(old, new)
-
-    monkeypatch.setattr(os, "fsync", noting_sync)
-    monkeypatch.setattr(os, "replace", noting_replace)
+    done = kept_on_disk(monkeypatch)
     store.put(1, state(1), b"")
-    temporary = f".000000000001.exchange.{os.getpid()}.tmp"
-    assert done == [("sync", temporary), (temporary, "000000000001.exchange"), ("sync", "flic-1")]
+    assert done == ["content of 000000000001.exchange", "000000000001.exchange", "flic-1"]
 
 
 def test_a_second_time_replaces_the_first(store):
