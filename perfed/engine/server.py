@@ -266,7 +266,8 @@ class Server:
             self.state = ServerState(before)
             self.engine.discard()
             raise
-        self.engine.commit(clients.ids)
+        if clients.record.exchanges:  # else nothing is pending, of however many clients
+            self.engine.commit(clients.ids)
         losses = [float(loss[torch.isfinite(loss)].mean()) for loss in clients.losses if torch.isfinite(loss).any()]
         if losses:
             clients.record.train_loss = sum(losses) / len(losses)
