@@ -70,6 +70,13 @@ def test_order_is_a_uniform_random_permutation():
     assert stats.chisquare(counts.numpy()).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("count", [0, 1, 7, 999, 1000, 1001])
+def test_the_first_of_an_order_need_no_order_of_the_others(count):
+    keys = rng.key(3, "first", torch.arange(1000))
+    for given in (keys, keys % 5):  # the second has ties, which keep their order
+        assert torch.equal(rng.first(given, count), torch.argsort(given, stable=True)[:count])
+
+
 def test_torch_seed_is_keyed_and_leaves_the_global_generator_alone():
     torch.manual_seed(17)
     before = torch.random.get_rng_state()

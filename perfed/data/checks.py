@@ -141,28 +141,36 @@ def check_domains(clients: Sequence[Client], names: Sequence[str] | None) -> Non
     Raises:
         PerfedError: names the client and the split.
     """
-    splits = [(c, name, s) for c in clients for name in SPLITS if (s := c.split(name)) is not None]
-    known = [(c, name, s) for c, name, s in splits if s.has_domains]
-    if known and len(known) < len(splits):
-        client, name = next((c, name) for c, name, s in splits if not s.has_domains)
-        other, given = known[0][:2]
+    # There may be very many clients: no list of all their splits.
+    samples, first = 0, dict[bool, tuple[Client, str]]()
+    for client in clients:
+        for name in SPLITS:
+            if (split := client.split(name)) is not None:
+                samples += len(split)
+                first.setdefault(split.has_domains, (client, name))
+    if len(first) == 2:
+        (client, name), (other, given) = first[False], first[True]
         raise PerfedError(
             f"client '{client.id}': {name} samples without domain ids, while client '{other.id}' has them for its "
             f"{given} samples; all samples of all clients need one, or none"
         )
-    samples, number = sum(len(split) for _, _, split in splits), None if names is None else len(names)
-    for client, name, split in known:
-        where = f"client '{client.id}'"
-        if split.deferred:
-            last = len(split.held_domains or ()) - 1
-            _check_range(where, name, 0, last, number)
-        else:
-            assert split.domain is not None
-            check_ids(where, name, split.domain, number)
-            last = int(split.domain.max())
-        if names is None and last >= samples:
-            problem = "ids count the domains from 0, and there are fewer samples than that"
-            raise PerfedError(f"{where}: {name} domain id {last} is not allowed: {problem}")
+    for client in clients if True in first else ():
+        for name in SPLITS:
+            if (split := client.split(name)) is not None:
+                _check_domains_of(f"client '{client.id}'", name, split, samples, None if names is None else len(names))
+
+
+def _check_domains_of(where: str, name: str, split: Split, samples: int, domains: int | None) -> None:
+    if split.deferred:
+        last = len(split.held_domains or ()) - 1
+        _check_range(where, name, 0, last, domains)
+    else:
+        assert split.domain is not None
+        check_ids(where, name, split.domain, domains)
+        last = int(split.domain.max())
+    if domains is None and last >= samples:
+        problem = "ids count the domains from 0, and there are fewer samples than that"
+        raise PerfedError(f"{where}: {name} domain id {last} is not allowed: {problem}")
 
 
 def check_ids(where: str, name: str, domain: Tensor, domains: int | None) -> None:

@@ -179,7 +179,10 @@ class Client:
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Client:
         """The same client, its splits :meth:`Split.to` there."""
-        return replace(self, **{n: s.to(dtype, device) for n in SPLITS if (s := getattr(self, n)) is not None})
+        splits = (self.train, self.test, self.validation)
+        train, test, validation = (None if split is None else split.to(dtype, device) for split in splits)
+        assert train is not None
+        return Client(self.id, train, test, validation, self.feature_names, self.table)
 
     def with_targets(self, change: Callable[[Tensor], Tensor]) -> Client:
         """The same client with other targets in every split, made of those that it has."""

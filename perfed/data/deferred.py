@@ -9,8 +9,9 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
 from typing import NoReturn
 
@@ -46,22 +47,23 @@ class Held:
         self._splits: OrderedDict[Hashable, Split] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, read: Callable[[], Split]) -> Split:
-        """What is held under ``key``, or else what ``read`` gives."""
+    def find(self, key: Hashable) -> Split | None:
+        """What is held under ``key``."""
         with self._lock:
             if key in self._splits:
                 self._splits.move_to_end(key)
-                return self._splits[key]
-            self.reads += 1
-        split = read()
+            return self._splits.get(key)
+
+    def keep(self, key: Hashable, split: Split) -> None:
+        """Hold ``split``, which has just been read, in place of those that were not used for longest."""
         size = _size(split)
         with self._lock:
+            self.reads += 1
             if size <= self.limit and key not in self._splits:
                 self._splits[key] = split
                 self.bytes += size
                 while self.bytes > self.limit:
                     self.bytes -= _size(self._splits.popitem(last=False)[1])
-        return split
 
     def __reduce__(self) -> tuple[type[Held], tuple[int]]:
         return Held, (self.limit,)
@@ -76,38 +78,43 @@ class Source:
     """Where the samples of a federation's clients come from.
 
     Attributes:
-        read: from a client's id and a split's name ("train", "validation" or "test") to the samples; labels are class
-            numbers. Can be pickled where other processes are to read.
+        read: from the ids of clients and a split's name ("train", "validation" or "test") to the samples of each;
+            labels are class numbers. Can be pickled where other processes are to read.
         num_classes, survival: of the federation.
         held: what was read last.
     """
 
-    read: Callable[[str, str], Split]
+    read: Callable[[Sequence[str], str], Sequence[Split]]
     num_classes: int | None = None
     survival: bool = False
     held: Held = field(default_factory=Held)
 
-    def samples(self, client: ClientFacts, name: str) -> Split:
-        """The samples of a client's split, checked.
+    def samples(self, clients: Sequence[ClientFacts], name: str) -> list[Split]:
+        """The samples of split ``name`` of each client, checked.
 
         Raises:
             PerfedError: they cannot be read, no model can be trained on them, or they are not what the facts say.
         """
-        where = f"client '{client.id}': {name}"
         try:
-            split = self.read(client.id, name)
+            found = self.read([client.id for client in clients], name)
         except PerfedError:
             raise
         except Exception as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise PerfedError(f"{where} samples cannot be read: {reason}") from error
+            who = f"client{'s' if len(clients) > 1 else ''} {', '.join(repr(client.id) for client in clients[:3])}"
+            raise PerfedError(f"{who}: {name} samples cannot be read: {reason}") from error
+        for client, split in zip(clients, found, strict=True):
+            self._check(client, name, split)
+        return list(found)
+
+    def _check(self, client: ClientFacts, name: str, split: Split) -> None:
+        where, said = f"client '{client.id}': {name}", client.splits[name]
         if len(split) == 0:
-            raise PerfedError(f"{where} samples: there are 0, but its facts say {client.splits[name].samples}")
+            raise PerfedError(f"{where} samples: there are none, but the client's facts say {said.samples}")
         check_samples(where, split, client.feature_names, self.num_classes, self.survival)
         if split.domain is not None:
             check_ids(f"client '{client.id}'", name, split.domain, None)
-        _check_facts(where, split.facts(self.survival), client.splits[name])
-        return split
+        _check_facts(where, split.facts(self.survival), said)
 
     def client(self, facts: ClientFacts) -> Client:
         """The client that ``facts`` are of, its samples unread."""
@@ -145,8 +152,9 @@ class DeferredSplit(Split):
         facts: SplitFacts | None = None,
         itemsize: int = 4,
     ) -> None:
-        own = {"source": source, "client": client, "name": name, "changes": changes, "itemsize": itemsize}
-        self.__dict__.update(own, known=client.splits[name] if facts is None else facts)
+        own = self.__dict__  # a split is frozen
+        own["source"], own["client"], own["name"], own["changes"] = source, client, name, changes
+        own["known"], own["itemsize"] = client.splits[name] if facts is None else facts, itemsize
 
     source: Source
     client: ClientFacts
@@ -161,13 +169,12 @@ class DeferredSplit(Split):
         Raises:
             PerfedError: as :meth:`Source.samples`.
         """
-        return self.source.held.get((self.client.id, self.name, self.changes), self._read)
+        return loaded([self])[0]
 
-    def _read(self) -> Split:
-        split = self.source.samples(self.client, self.name)
-        for change in self.changes:
-            split = change(split)
-        return split
+    @property
+    def key(self) -> Hashable:
+        """Under which the samples are held."""
+        return self.client.id, self.name, self.changes
 
     @property
     def deferred(self) -> bool:
@@ -256,12 +263,18 @@ class DeferredSplit(Split):
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Split:
         """The same samples on ``device`` in ``dtype``, once they are read."""
-        changes: tuple[Change, ...] = (*self.changes, _To(dtype, str(device)))
+        changes = (*self.changes, _to(dtype, str(device)))
         return DeferredSplit(self.source, self.client, self.name, changes, self.known, dtype.itemsize)
 
     def with_targets(self, change: Callable[[Tensor], Tensor]) -> Split:
         """The same inputs with other targets of the same shape and kind, made when they are read."""
         return self.then(_Targets(change), lambda facts: facts)
+
+
+@cache
+def _to(dtype: torch.dtype, device: str) -> Change:
+    """One for all clients."""
+    return _To(dtype, device)
 
 
 @dataclass(frozen=True)
@@ -281,10 +294,36 @@ class _Targets:
         return split.with_targets(self.change)
 
 
-def stays(client: str, split: str) -> NoReturn:
+def loaded(splits: Sequence[Split]) -> list[Split]:
+    """``splits`` with their samples in memory; what one source is to read of several clients it reads at once.
+
+    Raises:
+        PerfedError: as :meth:`Source.samples`.
+    """
+    found: dict[int, Split] = {}
+    missing: dict[tuple[int, str], list[tuple[int, DeferredSplit]]] = {}
+    for at, split in enumerate(splits):
+        if not isinstance(split, DeferredSplit):
+            found[at] = split
+        elif (held := split.source.held.find(split.key)) is not None:
+            found[at] = held
+        else:
+            missing.setdefault((id(split.source), split.name), []).append((at, split))
+    for group in missing.values():
+        source, name = group[0][1].source, group[0][1].name
+        read = source.samples([split.client for _, split in group], name)
+        for (at, split), samples in zip(group, read, strict=True):
+            for change in split.changes:
+                samples = change(samples)
+            source.held.keep(split.key, samples)
+            found[at] = samples
+    return [found[at] for at in range(len(splits))]
+
+
+def stays(clients: Sequence[str], split: str) -> NoReturn:
     """Read nothing: the samples are at a site of their own.
 
     Raises:
         PerfedError: always.
     """
-    raise PerfedError(f"client '{client}': its data stay at the site")
+    raise PerfedError(f"client '{clients[0]}': its data stay at the site")

@@ -35,9 +35,12 @@ class FromArrays:
     read: Arrays
     classes: Classes | None
 
-    def __call__(self, client: str, split: str) -> Split:
-        """The samples of ``split``; none where there are none."""
-        parts, _ = arrays_of(client, self.read(client), SPLITS, only=split)
+    def __call__(self, clients: Sequence[str], split: str) -> list[Split]:
+        """The samples of ``split`` of each client."""
+        return [self._one(client, split) for client in clients]
+
+    def _one(self, client: str, split: str) -> Split:
+        parts, _ = arrays_of(client, _given(self.read, client, f"{split} samples"), SPLITS, only=split)
         if split not in parts:
             raise PerfedError(f"client '{client}': {split} samples: there are none, but its facts say that there are")
         x, y, domain = parts[split]
@@ -79,7 +82,7 @@ def surveyed(
     for client in ids:
         if client in found:
             raise PerfedError(f"client id '{client}' occurs twice; ids must be unique")
-        parts, names = arrays_of(client, look(client), SPLITS)
+        parts, names = arrays_of(client, _given(look, client, "its data"), SPLITS)
         seen = {name: _seen(f"client '{client}': {name}", task, *part) for name, part in parts.items()}
         found[client] = seen, names
     splits = [seen for parts, _ in found.values() for seen in parts.values()]
@@ -97,6 +100,17 @@ def surveyed(
         for client, (parts, names) in found.items()
     ]
     return facts, classes
+
+
+def _given(read: Arrays, client: str, what: str) -> Any:
+    """What a user's function gives; its errors in one line."""
+    try:
+        return read(client)
+    except PerfedError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise PerfedError(f"client '{client}': {what} cannot be read: {reason}") from error
 
 
 def _seen(where: str, task: Task | None, x: Tensor, y: Tensor | NDArray[np.str_], domain: Tensor | None) -> _Seen:

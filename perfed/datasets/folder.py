@@ -19,8 +19,6 @@ def folder(
     path: str = "",
     task: Literal["auto", "classification", "regression", "survival"] = "auto",
     num_classes: NonNegative = 0,
-    class_names: list[str] = [],
-    domain_names: list[str] = [],
     hold_megabytes: NonNegative = HOLD >> 20,
 ) -> Federation:
     """Arrays of your own, larger than memory: a file ID.npz, or a folder ID of .npy files, per client.
@@ -28,14 +26,10 @@ def folder(
     See :meth:`perfed.data.federation.Federation.from_folder`; samples used last are held, up to ``hold_megabytes``.
     """
     if not path:
-        raise PerfedError(
-            "data.path is needed: the folder with a file ID.npz, or a folder ID of .npy files, per client"
-        )
+        raise PerfedError("data.path is needed: the folder with a file ID.npz or a folder ID per client")
     return Federation.from_folder(
         path,
         task=None if task == "auto" else task,
         num_classes=num_classes or None,
-        class_names=class_names or None,
-        domain_names=domain_names or None,
         hold=hold_megabytes << 20,
     )

@@ -67,17 +67,16 @@ class _Drawn:
     problems: dict[str, LinearProblem]
     rows: dict[str, int]
 
-    def __call__(self, client: str, split: str) -> Split:
-        return self.splits(split, [self.rows[client]])[0]
+    def __call__(self, clients: Sequence[str], split: str) -> list[Split]:
+        return self.splits(split, [self.rows[client] for client in clients])
 
     def splits(self, name: str, rows: Sequence[int]) -> list[Split]:
         """The samples of split ``name`` of each of the clients ``rows``."""
-        batch = self.problems[name].sample(torch.tensor(rows), self._draw(name))
-        found = []
-        for x, y, member in zip(*batch, strict=True):
-            held = member.sum(1) > 0
-            found.append(Split(x[held], y[held], member[held].argmax(1)))
-        return found
+        problem, clients = self.problems[name], torch.tensor(rows)
+        batch = problem.sample(clients, self._draw(name))
+        parts = zip(problem.sizes[clients].tolist(), batch.x, batch.y, batch.member.argmax(2), strict=True)
+        # Copies: a part of the batch would keep all of it alive.
+        return [Split(x[:size].clone(), y[:size].clone(), domain[:size].clone()) for size, x, y, domain in parts]
 
     def facts(self, mark: int) -> Iterator[ClientFacts]:
         """Of every client, without its samples."""
@@ -93,7 +92,7 @@ class _Drawn:
         domains = problem.domains(torch.arange(len(self.rows)), self._draw(name))
         real = torch.arange(domains.shape[1]) < problem.sizes[:, None]
         counts = torch.zeros(len(domains), len(problem.heads), dtype=torch.int64)
-        return counts.scatter_add_(1, domains, real.long()).tolist()  # type: ignore[no-any-return]
+        return counts.scatter_add_(1, domains, real.long()).tolist()
 
     def _draw(self, name: str) -> int:
         return [*self.problems].index(name)

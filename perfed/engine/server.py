@@ -269,7 +269,8 @@ class Server:
             self.state = ServerState(before)
             self.engine.discard()
             raise
-        self.engine.commit(clients.ids)
+        if clients.record.exchanges:  # else nothing is pending, of however many clients
+            self.engine.commit(clients.ids)
         return clients.ended()
 
     def own_models(self, ids: Sequence[str], round_: int) -> Iterator[Cohort]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -98,16 +99,21 @@ class LinearProblem:
     noise: float
     seed: int
 
+    @cached_property
+    def width(self) -> int:
+        """Samples of the client that has the most."""
+        return int(self.sizes.max())
+
     def domains(self, clients: Tensor, draw: int) -> Tensor:
         """z of every sample of these clients in that draw, ``(clients, samples)``; only with a mixture."""
         assert self.mixture is not None
-        u = rng.uniform(_key(self.seed, "domain", draw, clients), int(self.sizes.max()), F64)
+        u = rng.uniform(_key(self.seed, "domain", draw, clients), self.width, F64)
         edges = self.mixture[clients, None, :-1].cumsum(-1)
         return (u[..., None] >= edges).sum(-1)
 
     def sample(self, clients: Tensor, draw: int) -> Batch:
         """Draw number ``draw`` of these clients: x ~ N(0, I), z ~ pi_i, y ~ N(w_z^T B^T x, sigma^2)."""
-        width, d = int(self.sizes.max()), len(self.basis)
+        width, d = self.width, len(self.basis)
         real = (torch.arange(width) < self.sizes[clients, None]).to(F64)
         x = rng.normal(_key(self.seed, "x", draw, clients), width * d, F64).view(-1, width, d)
         x = x * real[..., None]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from perfed.data.client import Client
+from perfed.data.deferred import loaded
 from perfed.data.labels import Task, no_labels
 from perfed.errors import PerfedError
 from perfed.model.chain import Parameters, stage_of
@@ -120,7 +121,7 @@ class View:
             width = max(s[0] for s in shapes) if len(shapes) > 1 else None
             none = torch.arange(0, device=self.device)
             own = ((c, c.split(split)) for c in self.clients)
-            parts = [c.train.take(none) if part is None else part.loaded() for c, part in own]
+            parts = loaded([c.train.take(none) if part is None else part for c, part in own])
             self._packed[split] = Samples.pack(parts, width)
         return self._packed[split]
 
