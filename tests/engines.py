@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,9 @@ from torch import Tensor
 import perfed.methods  # noqa: F401 - registers every method
 from perfed.codec import decode, encode
 from perfed.data.federation import Federation
-from perfed.engine import Exchange, InProcessEngine
+from perfed.engine import Engine, Exchange, InProcessEngine
 from perfed.engine.evaluate import Metrics
+from perfed.engine.host import Done, Work
 from perfed.engine.server import Server
 from perfed.engine.setup import Setup
 from perfed.method.method import Method
@@ -30,17 +31,21 @@ from perfed.training.cohort import Cohort
 from perfed.training.plan import Plan
 
 
+class Sent(Done):
+    """Replies that cross a wire, one client's at a time."""
+
+    def reply(self, row: int) -> dict[str, Any]:
+        return decode(encode(super().reply(row)))
+
+
 class CodecEngine(InProcessEngine):
     """Every payload, reply and client state becomes bytes and is read back, as it would over a network."""
 
-    def send(self, payload: dict[str, Any]) -> dict[str, Any]:
-        return decode(encode(payload))
-
-    def receive(self, reply: dict[str, Any]) -> dict[str, Any]:
-        return decode(encode(reply))
-
-    def keep(self, state: dict[str, Any]) -> dict[str, Any]:
-        return decode(encode(state))
+    def perform(self, works: Iterable[Work]) -> Iterator[Done]:
+        for work in works:
+            rows, states = ({i: decode(encode(v)) for i, v in of.items()} for of in (work.rows, work.states))
+            done = self.host.run(replace(work, shared=decode(encode(work.shared)), rows=rows, states=states))
+            yield Sent(**{**vars(done), "states": {i: decode(encode(s)) for i, s in done.states.items()}})
 
 
 # name -> arguments of ``serve``
@@ -147,7 +152,7 @@ def serve(
     engine: str = "stacked",
     chunk: int = 0,
     plan: Plan | None = None,
-    runner: type[InProcessEngine] = InProcessEngine,
+    runner: type[Engine] = InProcessEngine,
     dtype: torch.dtype = torch.float64,
     rate: float = 1.0,
     rounds: int = 10,
@@ -176,7 +181,7 @@ def cohort(
     """A cohort of ``ids`` (default: all) with their initial personal parameters, before anything was loaded."""
     runner = serve(method, federation, **options).engine
     clients = [runner.clients[i] for i in ids or federation.ids]
-    return runner.cohort(clients, Exchange("test", round_, 0))
+    return runner.host.cohort(clients, Exchange("test", round_, 0), {})
 
 
 def leaves(tree: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:

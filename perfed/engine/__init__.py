@@ -1,5 +1,6 @@
 """Engines decide how a cohort is cut into chunks and where each chunk runs; results do not depend on it."""
 
-from perfed.engine.inprocess import Exchange, InProcessEngine
+from perfed.engine.engine import Engine, InProcessEngine
+from perfed.engine.host import Exchange
 
-__all__ = ["Exchange", "InProcessEngine"]
+__all__ = ["Engine", "Exchange", "InProcessEngine"]

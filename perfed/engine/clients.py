@@ -10,8 +10,9 @@ from typing import Any, Literal
 import torch
 
 from perfed import rng
-from perfed.engine.evaluate import Outputs
-from perfed.engine.inprocess import Exchange, InProcessEngine, Metrics
+from perfed.engine.engine import Engine
+from perfed.engine.evaluate import Metrics, Outputs
+from perfed.engine.host import Exchange
 from perfed.errors import PerfedError
 from perfed.method.exchange import Each, FederationInfo, Fold, Replies, Reply, ServerState
 from perfed.method.term import payload_of
@@ -75,7 +76,7 @@ class RoundClients:
 
     def __init__(
         self,
-        engine: InProcessEngine,
+        engine: Engine,
         ids: list[str],
         round_: int,
         kind: str,
@@ -146,7 +147,7 @@ class RoundClients:
         *,
         terms: Literal["nothing", "penalties", "all"] = "nothing",
     ) -> Replies:
-        """One exchange; see :class:`perfed.engine.inprocess.Exchange`."""
+        """One exchange; see :class:`perfed.engine.host.Exchange`."""
         record = self.record
         index = record.exchanges + _FIRST_EXCHANGE[self._kind]
         exchange = Exchange(program, self.round, index, self._measure, terms)
@@ -172,7 +173,7 @@ class RoundClients:
         return counting
 
 
-def _program_name(engine: InProcessEngine, program: Callable[..., Any]) -> str:
+def _program_name(engine: Engine, program: Callable[..., Any]) -> str:
     owner, name = getattr(program, "__self__", None), getattr(program, "__name__", "")
     if owner is engine.setup.method:
         return name

@@ -11,8 +11,8 @@ import torch
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.engine.clients import RoundClients, RoundRecord, Snapshot
-from perfed.engine.evaluate import Outputs
-from perfed.engine.inprocess import InProcessEngine, Metrics
+from perfed.engine.engine import Engine, InProcessEngine
+from perfed.engine.evaluate import Metrics, Outputs
 from perfed.engine.metrics import Scoring
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
@@ -51,7 +51,7 @@ class Server:
         plan: Plan,
         participation: Participation,
         rounds: int,
-        engine: type[InProcessEngine] = InProcessEngine,
+        engine: Callable[[Federation, Setup, Plan], Engine] = InProcessEngine,
         clock: Clock | None = None,
     ) -> None:
         federation = setup.seen(federation)

@@ -1,0 +1,248 @@
+"""The server's side of an engine: which clients work together, their states, and their replies."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfed import tree
+from perfed.data.client import SPLITS, Client
+from perfed.data.federation import Federation
+from perfed.engine.evaluate import Metrics, Outputs
+from perfed.engine.host import Background, Done, Exchange, Host, Work, layouts_of
+from perfed.engine.metrics import Scoring
+from perfed.engine.setup import Setup
+from perfed.errors import PerfedError
+from perfed.method.exchange import Each, Fold, Replies
+from perfed.training.cohort import Cohort
+from perfed.training.plan import Plan
+from perfed.tree import Tree
+
+_COHORT_BYTES = 512 << 20
+# Working values, received values, gradients and a moment: what a client's model takes while it trains.
+_COPIES = 4
+
+
+class Engine(ABC):
+    """Keeps the clients' states, and lets chunks of clients run programs; where, says a subclass.
+
+    Args:
+        federation: inputs must already have the run's dtype.
+        setup: method, model, seed.
+        plan: how work is cut up.
+
+    Attributes:
+        states: committed state of each client that has one; a client without starts from its initial values.
+        changed: clients whose committed state changed since the set was last cleared.
+        scoring: what is measured of the clients' models; the engine's owner may say.
+    """
+
+    def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
+        self.federation = federation
+        self.setup = setup
+        self.plan = plan
+        self.info = setup.info(federation)
+        self.background = Background.of(federation, self.info)
+        self.clients = {client.id: client for client in federation}
+        self.scoring = Scoring(scale=federation.target_scale)
+        self.states: dict[str, Tree] = {}
+        self.changed: set[str] = set()
+        self._pending: dict[str, Tree] = {}
+        self._layouts = layouts_of(self.background.shapes, setup, plan)
+
+    @abstractmethod
+    def perform(self, works: Iterable[Work]) -> Iterator[Done]:
+        """Let chunks of clients do their work; what was done, in the same order."""
+
+    @abstractmethod
+    def cohorts(
+        self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0, program: str = "personalise"
+    ) -> Iterator[Cohort]:
+        """Cohorts of the clients' own models, made by ``program`` on copies, one at a time."""
+
+    def run(
+        self,
+        exchange: Exchange,
+        payload: Mapping[str, Any],
+        ids: Sequence[str],
+        reduce: Mapping[str, Fold] | None = None,
+        outputs: list[Outputs] | None = None,
+    ) -> tuple[Replies, Metrics]:
+        """Run a program at ``ids``; their new states stay pending until :meth:`commit`.
+
+        Entries named in ``reduce`` are folded in the sorted order of ids and dropped; their totals are in the replies.
+        What the measured models say of every sample is appended to ``outputs``, if given.
+
+        Returns:
+            Replies in sorted id order, and each client's metrics if ``exchange.measure`` asks for them.
+        """
+        inbox = Inbox(ids, reduce or {})
+        losses: dict[str, Tensor] = {}
+        metrics: Metrics = {}
+        chunks = self._chunks(ids, by_id=bool(reduce))
+        for done in self.perform(self._works(exchange, payload, chunks, outputs is not None)):
+            for row, client in enumerate(done.ids):
+                inbox.add(client, partial(done.reply, row))
+                losses[client] = done.losses[row]
+            self._pending.update(done.states)
+            metrics.update(done.metrics)
+            if outputs is not None:
+                outputs += done.outputs
+        order = sorted(losses)
+        return Replies(order, inbox.content(), torch.stack([losses[i] for i in order])), metrics
+
+    def evaluate(
+        self,
+        payload: Mapping[str, Any],
+        ids: Sequence[str],
+        split: str,
+        round_: int,
+        outputs: list[Outputs] | None = None,
+        program: str = "personalise",
+    ) -> Metrics:
+        """Score each client's own model (``program``, then ``predict``) on ``split``; changes no state.
+
+        What the models say of every sample is appended to ``outputs``, if given.
+        """
+        ids = [i for i in ids if self.clients[i].split(split) is not None]
+        metrics: Metrics = {}
+        exchange = Exchange(program, round_, -1, split)
+        for done in self.perform(self._works(exchange, payload, self._chunks(ids), outputs is not None)):
+            metrics.update(done.metrics)
+            if outputs is not None:
+                outputs += done.outputs
+        return metrics
+
+    def commit(self, ids: Sequence[str]) -> None:
+        """Make the pending states of ``ids`` their committed ones and drop all others."""
+        used = self._pending.keys() & set(ids)
+        self.states.update({client: self._pending[client] for client in sorted(used)})
+        self.changed |= used
+        self._pending.clear()
+
+    def discard(self) -> None:
+        """Drop all pending states."""
+        self._pending.clear()
+
+    # Parts -------------------------------------------------------------------------------------------------
+
+    def _works(
+        self, exchange: Exchange, payload: Mapping[str, Any], chunks: Sequence[Sequence[Client]], keeps: bool
+    ) -> Iterator[Work]:
+        shared = {name: value for name, value in payload.items() if not isinstance(value, Each)}
+        rows = {name: value.rows for name, value in payload.items() if isinstance(value, Each)}
+        for chunk in chunks:
+            ids = tuple(client.id for client in chunk)
+            own = {i: {name: of[i] for name, of in rows.items()} for i in ids} if rows else {}
+            states = {i: state for i in ids if (state := self._state(i)) is not None}
+            yield Work(exchange, ids, shared, own, states, self.scoring, keeps)
+
+    def _state(self, client: str) -> Tree | None:
+        """Pending state of the running round, else the committed one, else none: the initial one."""
+        return self._pending.get(client, self.states.get(client))
+
+    def _chunks(self, ids: Sequence[str], *, by_id: bool = False) -> list[list[Client]]:
+        """Clients of one architecture cut into chunks, those with more data first or in the order of ids."""
+        groups: dict[str, list[Client]] = {}
+        for client_id in sorted(ids):
+            client = self.clients[client_id]
+            groups.setdefault(self._layouts[client.input_shape].label, []).append(client)
+        chunks = []
+        for members in groups.values():
+            if not by_id:
+                members.sort(key=lambda client: (-len(client.train), client.id))
+            size = self._size(members)
+            chunks += [members[i : i + size] for i in range(0, len(members), size)]
+        return sorted(chunks, key=lambda chunk: chunk[0].id) if by_id else chunks
+
+    def _size(self, members: Sequence[Client]) -> int:
+        """How many of the clients are one chunk."""
+        return {"sequential": 1, "stacked": self.plan.chunk}.get(self.plan.engine, 0) or self._fitting(members)
+
+    def _fitting(self, members: Sequence[Client]) -> int:
+        """How many clients a cohort may have, by the memory of their samples and models; at least 1."""
+        model = _COPIES * self._layouts[members[0].input_shape].size
+        splits = [s for c in members for name in SPLITS if (s := c.split(name)) is not None]
+        data = sum(s.x.numel() * s.x.element_size() for s in splits) // len(members)
+        return max(1, _COHORT_BYTES // max(1, model + data))
+
+
+class InProcessEngine(Engine):
+    """All clients in this process, clients of one architecture stacked in chunks, one chunk after the other."""
+
+    def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
+        super().__init__(federation, setup, plan)
+        self.host = Host(federation, self.background, setup, plan)
+
+    def perform(self, works: Iterable[Work]) -> Iterator[Done]:
+        """One chunk after the other."""
+        return map(self.host.run, works)
+
+    def cohorts(
+        self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0, program: str = "personalise"
+    ) -> Iterator[Cohort]:
+        """Cohorts of the clients' own models, made by ``program`` on copies, one at a time."""
+        for work in self._works(Exchange(program, round_, -1), payload, self._chunks(ids), keeps=False):
+            yield self.host.worked(work)[0]
+
+    def _state(self, client: str) -> Tree:
+        """Pending state of the running round, else the committed one, else the initial one, which is kept."""
+        found = super()._state(client)
+        if found is None:
+            found = self.states[client] = self.setup.client_state(self.clients[client], self.info)
+        return found
+
+
+class Inbox:
+    """The replies of one exchange; what ``folds`` names is folded in the sorted order of ids and dropped.
+
+    A reply is handed in as a function that makes it. It is called once all clients before it were folded (without
+    folds at once), and what is folded is dropped before the next call: one client's at a time exists.
+
+    Args:
+        ids: of all clients that will reply.
+        folds: by name of the entry.
+
+    Attributes:
+        rows: what is left of each reply, by client id.
+        totals: result of each fold, by name; ``None`` before the first reply.
+    """
+
+    def __init__(self, ids: Sequence[str], folds: Mapping[str, Fold]) -> None:
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.totals: dict[str, Any] = dict.fromkeys(folds)
+        self._folds = folds
+        self._next = sorted(ids, reverse=True)
+        self._waiting: dict[str, Callable[[], dict[str, Any]]] = {}
+
+    def add(self, client: str, reply: Callable[[], dict[str, Any]]) -> None:
+        """Hand in the reply of ``client``.
+
+        Raises:
+            PerfedError: it lacks an entry that is to be folded.
+        """
+        if not self._folds:
+            self.rows[client] = reply()
+            return
+        self._waiting[client] = reply
+        while self._next and self._next[-1] in self._waiting:
+            first = self._next.pop()
+            self.rows[first] = self._folded(self._waiting.pop(first)())
+
+    def content(self) -> dict[str, Any]:
+        """All replies stacked in the sorted order of ids, and the totals."""
+        order = sorted(self.rows)
+        stacked = tree.stack([self.rows[i] for i in order]) if order else {}
+        return {**stacked, **self.totals}
+
+    def _folded(self, reply: dict[str, Any]) -> dict[str, Any]:
+        for name, fold in self._folds.items():
+            if name not in reply:
+                raise PerfedError(f"the replies hold no '{name}' to fold; they hold: {', '.join(reply) or 'nothing'}")
+            self.totals[name] = fold(self.totals[name], reply)
+        return {name: value for name, value in reply.items() if name not in self._folds}

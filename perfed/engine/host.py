@@ -1,0 +1,262 @@
+"""Where clients are: their data, and client programs run on cohorts of them, one chunk of clients at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from perfed import tree
+from perfed.data.augment import CropFlip
+from perfed.data.client import Client
+from perfed.data.federation import Federation
+from perfed.engine.chores import CHORES
+from perfed.engine.evaluate import Metrics, Outputs, outputs_of, predictions, score
+from perfed.engine.metrics import Scoring
+from perfed.engine.setup import Setup, group_key, stackable_reason
+from perfed.errors import PerfedError
+from perfed.method.exchange import FederationInfo, Reply, check_rows
+from perfed.method.term import Travelling
+from perfed.model.chain import Shape
+from perfed.model.placement import Layout
+from perfed.training.cohort import Cohort
+from perfed.training.plan import Plan
+from perfed.training.view import Where
+from perfed.tree import Tree
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One exchange of a round: which program, in which round, as which exchange.
+
+    Attributes:
+        program: name of the method's client program, or ``term.program``, or ``:CHORE`` (:mod:`perfed.engine.chores`).
+        round: from 1; 0 is the preparation.
+        index: number of the exchange within the round; -1: on copies, no client's state changes.
+        measure: split on which to score the clients' models right after the program, or ``None``.
+        terms: what the method's terms do: ``"nothing"``, ``"penalties"`` in local training, or ``"all"``: also add to
+            the reply.
+    """
+
+    program: str
+    round: int
+    index: int
+    measure: str | None = None
+    terms: Literal["nothing", "penalties", "all"] = "nothing"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a chunk of clients is to do in an exchange.
+
+    Attributes:
+        exchange: which.
+        ids: of the clients, side by side in one cohort.
+        shared: payload that is the same for all.
+        rows: each client's own payload, by id; empty where there is none.
+        states: each client's state to start from, by id; one without starts from its initial values.
+        scoring: what is measured, where the exchange measures.
+        keeps: whether what the measured models say of every sample is wanted.
+    """
+
+    exchange: Exchange
+    ids: tuple[str, ...]
+    shared: Mapping[str, Any]
+    rows: Mapping[str, Mapping[str, Any]]
+    states: Mapping[str, Tree]
+    scoring: Scoring
+    keeps: bool
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a chunk of clients has done.
+
+    Attributes:
+        ids: of the clients; row j of what follows belongs to ``ids[j]``.
+        content: the reply, stacked; what is made client by client is a function of the row, or a list.
+        shapes: each client's own shapes of parameters, to which padded ones are cut back.
+        losses: mean training loss of each client, NaN where nothing was trained.
+        metrics: of each client, where it was measured.
+        outputs: what the measured models say of every sample, if that was wanted.
+        states: each client's new state by id; empty after work on copies.
+    """
+
+    ids: tuple[str, ...]
+    content: Mapping[str, Any]
+    shapes: Sequence[Mapping[str, torch.Size]]
+    losses: Tensor
+    metrics: Metrics = field(default_factory=dict)
+    outputs: list[Outputs] = field(default_factory=list)
+    states: dict[str, Tree] = field(default_factory=dict)
+
+    def reply(self, row: int) -> dict[str, Any]:
+        """One client's reply, by its row."""
+        stacked = {name: value for name, value in self.content.items() if not (callable(value) or type(value) is list)}
+        made = {n: v(row) if callable(v) else v[row] for n, v in self.content.items() if n not in stacked}
+        return tree.row_of(stacked, row, self.shapes[row]) | made
+
+    def whole(self) -> Done:
+        """The same with everything made that is made client by client: it can be sent elsewhere."""
+        rows = range(len(self.ids))
+        made = {name: [value(row) for row in rows] for name, value in self.content.items() if callable(value)}
+        return replace(self, content={**self.content, **made})
+
+
+@dataclass(frozen=True)
+class Background:
+    """What a host knows of the federation beyond its own clients.
+
+    Attributes:
+        info: what the server knows before the first round.
+        shapes: of inputs, each that occurs once, in the order of clients.
+        trained: domains that some client has training samples of.
+        augment: of training mini-batches.
+    """
+
+    info: FederationInfo
+    shapes: tuple[Shape, ...]
+    trained: tuple[int, ...]
+    augment: CropFlip | None
+
+    @classmethod
+    def of(cls, federation: Federation, info: FederationInfo) -> Background:
+        """Of all its clients."""
+        shapes = tuple(dict.fromkeys(client.input_shape for client in federation))
+        return cls(info, shapes, tuple(federation.domains_in("train")), federation.augment)
+
+
+class Host:
+    """Some of the clients, at one place: runs client programs where their data are.
+
+    It keeps nothing between exchanges: states come with the work and go back with what was done.
+
+    Args:
+        clients: inputs must already have the run's dtype.
+        background: of the federation.
+        setup: method, model, seed.
+        plan: how work is cut up.
+
+    Attributes:
+        layouts: architecture of clients by the shape of their inputs; those that can share a stack have one label.
+    """
+
+    def __init__(self, clients: Iterable[Client], background: Background, setup: Setup, plan: Plan) -> None:
+        self.clients = {client.id: client for client in clients}
+        self.background = background
+        self.setup = setup
+        self.plan = plan
+        self.layouts = layouts_of(background.shapes, setup, plan)
+
+    def run(self, work: Work) -> Done:
+        """Run the program of ``work`` on its clients.
+
+        Raises:
+            PerfedError: training diverged, the program's reply is none, or it set what is not declared.
+        """
+        exchange = work.exchange
+        cohort, reply = self.worked(work)
+        metrics: Metrics = {}
+        outputs: list[Outputs] = []
+        if exchange.measure is not None:
+            predicted = predictions(self.setup.method, cohort, exchange.measure, self.background.trained)
+            metrics = score(cohort, exchange.measure, predicted, work.scoring)
+            if work.keeps and predicted is not None:
+                outputs.append(outputs_of(cohort, exchange.measure, predicted, work.scoring))
+        shapes = [self.layouts[client.input_shape].shapes for client in cohort.clients]
+        states = {} if exchange.index < 0 else self._states(cohort, shapes)
+        return Done(work.ids, reply, shapes, cohort.train_loss, metrics, outputs, states)
+
+    def worked(self, work: Work) -> tuple[Cohort, Reply]:
+        """The clients of ``work`` after its program, side by side, and their reply."""
+        cohort = self.cohort([self.clients[i] for i in work.ids], work.exchange, work.states)
+        return cohort, self._call(cohort, work.exchange, self._delivered(work))
+
+    def cohort(self, clients: Sequence[Client], exchange: Exchange, states: Mapping[str, Tree]) -> Cohort:
+        """``clients`` of one architecture, side by side, as ``exchange`` finds them."""
+        layout, info = self.layouts[clients[0].input_shape], self.background.info
+        frozen = "frozen" in layout.places.values()
+        own = [self.setup.client_model(client) if frozen else {} for client in clients]
+        found: list[Any] = [states.get(client.id) or self.setup.client_state(client, info) for client in clients]
+        model = tree.stack_padded([{**frozen, **state["model"]} for frozen, state in zip(own, found, strict=True)])
+        rest = [{name: value for name, value in state.items() if name != "model"} for state in found]
+        return Cohort(
+            clients,
+            layout,
+            model,
+            tree.stack_padded(rest),
+            settings=self.setup.method,
+            plan=self.plan,
+            where=Where(self.setup.seed, exchange.round, exchange.index),
+            task=info.task,
+            num_classes=info.num_classes,
+            num_domains=info.num_domains,
+            augment=self.background.augment,
+        )
+
+    def _call(self, cohort: Cohort, exchange: Exchange, payload: dict[str, Any]) -> Reply:
+        method = self.setup.method
+        cohort.carried = payload.pop("terms", {})
+        if exchange.terms != "nothing":
+            cohort.terms = Travelling(method.terms)
+        where, program = self._program(exchange.program)
+        reply = Reply.of(program(cohort, **payload), where)
+        if exchange.terms == "all":
+            reply["terms"] = cohort.terms_reply()
+        check_rows(reply, where, cohort.ids)
+        return reply
+
+    def _program(self, name: str) -> tuple[str, Callable[..., Reply | None]]:
+        """What messages call a program, and the program itself."""
+        method = self.setup.method
+        if name.startswith(":"):
+            return name[1:], partial(CHORES[name[1:]], method)
+        term, _, own = name.rpartition(".")
+        owner: Any = next(t for t in method.terms if t.name == term) if term else method
+        return f"{term or type(owner).__name__}.{own}", getattr(owner, own)
+
+    def _delivered(self, work: Work) -> dict[str, Any]:
+        """The payload with a leading client axis: what is shared is expanded, each client's own stacked."""
+        arrived: dict[str, Any] = tree.map_leaves(work.shared, lambda _, t: _broadcast(t, len(work.ids)))
+        if work.rows:
+            arrived.update(tree.stack_padded([work.rows[i] for i in work.ids]))
+        return arrived
+
+    def _states(self, cohort: Cohort, shapes: Sequence[Mapping[str, torch.Size]]) -> dict[str, Tree]:
+        """Each client's own parameters and sets, which share no memory with the cohort."""
+        for name in cohort.state:
+            if name not in self.setup.sets or self.setup.sets[name].home != "client":
+                raise PerfedError(
+                    f"'{name}' is not a declared parameter set at home on the client; declare it in sets()"
+                )
+        own = {"model": cohort.personal(), **cohort.state}
+        return {i: tree.copy(tree.row_of(own, row, shapes[row])) for row, i in enumerate(cohort.ids)}
+
+
+def layouts_of(shapes: Sequence[Shape], setup: Setup, plan: Plan) -> dict[Shape, Layout]:
+    """Architecture of clients by the shape of their inputs; those that can share a stack have the same label."""
+    layouts: dict[Shape, Layout] = {}
+    groups: dict[str, tuple[str, str | None]] = {}
+    for shape in shapes:
+        chain = setup.chain(shape)
+        key = group_key(chain)
+        if key not in groups:
+            found_in = stackable_reason(chain) if plan.engine != "sequential" else None
+            label = "" if len(shape) == 1 else " " + "x".join(map(str, shape))
+            reason = None
+            if found_in is not None:
+                layer, reason = found_in
+                plan.reasons.setdefault(layer, reason)  # once, whatever the shapes of inputs
+            groups[key] = (label + (f" #{len(groups)}" if len(groups) else ""), reason)
+        layouts[shape] = Layout(chain, setup.places(shape), *groups[key])
+    return layouts
+
+
+def _broadcast(tensor: Tensor, clients: int) -> Tensor:
+    """``tensor`` for each of ``clients`` clients."""
+    # A program may train what it received in place. For one client that would be the server's own tensor.
+    return tensor.unsqueeze(0).clone() if clients == 1 else tensor.unsqueeze(0).expand(clients, *tensor.shape)
