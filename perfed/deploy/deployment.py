@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import tomli_w
 
@@ -21,8 +21,11 @@ SWITCHES = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+    "PYTHONUNBUFFERED": "1",
 }
-"""Environment of every process of Flower: it calls nobody but the configured server, and installs nothing."""
+"""Environment of every process of Flower: it calls nobody but the configured server, installs nothing, and looks for
+work often."""
 CONNECTION = "deployment"
 """Name of the connection to the SuperLink in the ``config.toml`` of Flower's command line."""
 
@@ -116,7 +119,8 @@ class Deployment:
             raise PerfedError(f"{folder}: no deployment is there ('perfed deploy EXPERIMENT --out {folder}' makes one)")
         try:
             table = tomllib.loads(file.read_text(encoding="utf-8"))
-            return cls(**{key: tuple(v) if isinstance(v, list) else v for key, v in table.items()})
+            given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
+            return cls(**given)
         except PerfedError as error:
             raise PerfedError(f"{file}: {error}") from None
         except (OSError, ValueError, TypeError) as error:

@@ -8,8 +8,9 @@ from typing import Any
 
 from perfed.deploy.deployment import Deployment
 from perfed.deploy.server import values_of
-from perfed.deploy.study import own_modules, settings_of, stages_by_place, told_before
+from perfed.deploy.study import own_modules, settings_of, told_before
 from perfed.deploy.text import filled
+from perfed.deploy.trial import entries_sent
 from perfed.experiment.config import Experiment
 
 _COLUMNS = {
@@ -45,15 +46,17 @@ def readme(deployment: Deployment, study: Experiment) -> str:
 
 
 _PROTECTION = """\
-* the SuperLink listens on this machine's loopback address alone. Whoever has an account on this machine can submit: give one to nobody else;
+* the SuperLink listens on this machine's loopback address alone. Whoever has an account on this machine can submit:
+  give one to nobody else;
 * sites come through a proxy that passes on the path `/v1/fleet/` and nothing else, and never learn of the others;
-* only sites whose public key was made known to the SuperLink can connect. A site's private key is the site: it is in that site's folder, and nowhere else
-  once it has been handed over."""
+* only sites whose public key was made known to the SuperLink can connect. A site's private key is the site: it is in
+  that site's folder, and nowhere else once it has been handed over."""
 _TRIAL_PROTECTION = """\
-* the SuperLink listens on this machine's loopback address alone, and whoever has an account on this machine can submit, or connect under any site's name.
-  For sites that are elsewhere, or a machine with other users, `perfed deploy` has `--tls`."""
+* the SuperLink listens on this machine's loopback address alone, and whoever has an account on this machine can submit,
+  or connect under any site's name. For sites that are elsewhere, or a machine with other users, `perfed deploy` has
+  `--tls`."""
 _LOGS = (
-    "* Logs: `journalctl --unit perfed-superlink`, `--unit perfed-superexec` (with containers `docker compose logs`)."
+    "* Logs: `journalctl --unit perfed-superlink`, `--unit perfed-superexec`; with containers `docker compose logs`."
 )
 
 
@@ -78,16 +81,13 @@ def site_files(deployment: Deployment, study: Experiment, site: str, credentials
     """A site's page and its systemd unit, by their paths in the deployment's directory."""
     command = f"perfed site --data {site}.csv --server {deployment.address} --name {site}"
     command += "" if credentials is None else f" --key {site}.key --ca ca.crt"
-    sent, stays = stages_by_place(study)
     values = _common(deployment, study) | {
         "site": site,
         "command": command,
         "settings": "\n".join(f"* `{line}`" for line in settings_of(study)),
         "columns": _COLUMNS[study.data.options["columns"]],
         "told": "; ".join(told_before(study)) or "nothing",
-        "sent": _in_words([f"the parameters of {name}" for name in sent]) or "no parameters",
-        "stays": f"\n{_capital(_in_words(stays))} of your model stays at your site." if stays else "",
-        "personal": f": {_in_words(stays)} of it never left" if stays else " unless all sites have the same",
+        "sent": "\n".join(f"  * `{name}`" for name in entries_sent(study)) or "  * nothing",
         "files": "" if credentials is None else _files(site, credentials),
         "key_leaves": "" if credentials is None else " With every call a signature made with its key, never the key.",
         "tls_failures": "" if credentials is None else _TLS_FAILURES,
@@ -98,13 +98,14 @@ def site_files(deployment: Deployment, study: Experiment, site: str, credentials
 
 
 _TLS_FAILURES = """\
-* *The certificate is not accepted*: is `ca.crt` the file that you were given, is your clock right, and has the server's certificate ended? Ask its administrator.
+* *The certificate is not accepted*: is `ca.crt` the file that you were given, is your clock right, and has the server's
+  certificate ended? Ask its administrator.
 * *The key is not known*: the server's administrator has to register it; compare the fingerprint.
 """
 
 
 def _files(site: str, credentials: Credentials) -> str:
-    return f"""\
+    return f"""
 ## Your files
 
 Put these beside your table, in `/opt/perfed`:
@@ -122,7 +123,8 @@ ssh-keygen -l -f {site}.key
 openssl x509 -noout -fingerprint -sha256 -in ca.crt
 ```
 
-If they differ, do not start. If somebody else has seen the key, say so: the server's administrator can bar it and make you another.
+If they differ, do not start. If somebody else has seen the key, say so: the server's administrator can bar it and make
+you another.
 """
 
 
@@ -136,13 +138,9 @@ def _common(deployment: Deployment, study: Experiment) -> dict[str, Any]:
         "method": study.method,
         "rounds": study.rounds,
         "sites_in_words": _in_words(list(deployment.sites)),
-        "modules": f"{named}where perfed is installed, at the server and at every site.\n" if modules else "",
+        "modules": f"{named} where perfed is installed, at the server and at every site.\n" if modules else "",
     }
 
 
 def _in_words(names: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]

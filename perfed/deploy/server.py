@@ -23,7 +23,8 @@ def values_of(deployment: Deployment) -> dict[str, Any]:
     """What the templates of a deployment stand for, without its study."""
     here = '"$here/tls/{}"'.format
     tls, ca = deployment.tls, f"{deployment.directory}/server/tls/ca.crt"
-    files = f"--ssl-ca-certfile {here('ca.crt')} --ssl-certfile {here('server.crt')} --ssl-keyfile {here('server.key')}"
+    files = f"--ssl-ca-certfile {here('ca.crt')} --ssl-certfile {here('server.crt')} \\\n"
+    files += f"    --ssl-keyfile {here('server.key')}"
     return {
         "name": deployment.name,
         "address": deployment.address,

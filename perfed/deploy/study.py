@@ -9,15 +9,15 @@ from typing import Any
 from perfed.data.labels import Task
 from perfed.data.tables.kinds import Column
 from perfed.data.tables.schema import told
+from perfed.deploy.trial import task_of
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, validate
-from perfed.model.chain import STAGES
-from perfed.model.placement import SENT
-from perfed.settings import leaves
 
 FASTEST = 5.0
 """Seconds that Flower itself needs for an exchange."""
 
+_SAID = ("target", "event", "domain", "drop", "dates", "categories", "group", "columns")
+_WHERE = {"classification": "where the target holds classes", "regression": "where it holds numbers"}
 _OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")  # module:NAME
 
 
@@ -30,8 +30,9 @@ def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
         PerfedError: data, a clock, a policy or a method that only a simulation can have.
 
     Example:
-        >>> table = {"rounds": 2, "data": {"name": "tables", "files": ["a.csv"], "target": "ill"}, "model": {}}
-        >>> study_of(validate({**table, "model": {"head": "linear"}}), ["north", "south"]).data.options["files"]
+        >>> data = {"name": "tables", "files": ["/home/me/a.csv"], "target": "ill"}
+        >>> table = {"rounds": 2, "data": data, "model": {"head": "linear"}}
+        >>> study_of(validate(table), ["north", "south"]).data.options["files"]
         ['north', 'south']
     """
     _check_data(experiment)
@@ -80,9 +81,8 @@ def _check_time(experiment: Experiment) -> None:
 
 def own_modules(study: Experiment) -> list[str]:
     """Modules of the user's that the study names (``module:NAME``): they must be where its programs run."""
-    found = re.compile(_OWN)
-    texts = (text for text in _texts(study.model_dump(mode="json", exclude={"data": {"files"}, "description": True})))
-    return sorted({match[1] for text in texts if (match := found.fullmatch(text))})
+    texts = _texts(study.model_dump(mode="json", exclude={"name", "description"}))
+    return sorted({match[1] for text in texts if (match := _OWN.fullmatch(text))})
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -99,34 +99,16 @@ def _texts(value: Any) -> Iterator[str]:
 
 def told_before(study: Experiment) -> list[str]:
     """What sites tell each other before they train, as far as it is known without their tables."""
-    data = study.data.options
-    tasks: list[Task] = ["classification", "regression"] if data["task"] == "auto" else [data["task"]]
-    if data["event"]:
-        tasks = ["survival"]
+    data, known = study.data.options, task_of(study)
     schema = {"": [Column("the columns that hold categories", "category")]}
+    tasks: list[Task] = [known] if known else ["classification", "regression"]
     by_task = {task: told(data["columns"], schema, task, bool(data["domain"])) for task in tasks}
-    if len(by_task) == 1:
-        return by_task[tasks[0]]
-    common = [line for line in by_task["regression"] if line in by_task["classification"]]
-    where = {"classification": "classes", "regression": "numbers"}
-    own = [f"where the target holds {where[t]}: {line}" for t in tasks for line in by_task[t] if line not in common]
+    common = [line for line in by_task[tasks[-1]] if all(line in lines for lines in by_task.values())]
+    own = [f"{line} ({_WHERE[task]})" for task in tasks for line in by_task[task] if line not in common]
     return [*own, *common]
-
-
-def stages_by_place(study: Experiment) -> tuple[list[str], list[str]]:
-    """What of a site's model is sent, and what stays: its stages, then rules of ``placement`` for parts of them."""
-    method = study.built_method
-    given = {**study.model.given, **study.methods.get(study.method, {}).get("model", {})}
-    stages = {stage: place for stage, place in method.default_placement.items() if given.get(stage, "none") != "none"}
-    places = {**stages, **{stage: p for stage, p in method.placement.items() if stage in stages}}
-    parts = {f"parameters called {rule}": p for rule, p in method.placement.items() if rule not in STAGES}
-    named = {f"the {stage}": places[stage] for stage in places} | parts
-    sent = [name for name, place in named.items() if place in SENT]
-    return sent, [name for name in named if name not in sent]
 
 
 def settings_of(study: Experiment) -> list[str]:
     """The data settings that a site's administrator should know, as ``key = value``."""
-    known = ("target", "event", "domain", "drop", "dates", "categories", "group", "columns")
-    given = leaves(study.data.options)
-    return [f"{key[0]} = {value!r}" for key, value in given.items() if key[0] in known and value]
+    data = study.data.options
+    return [f"{key} = {data[key]!r}" for key in _SAID if data[key]]
