@@ -70,8 +70,8 @@ class Deployment:
     server_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "sites", tuple(sorted(self.sites)))
         _check_sites(self.sites)
+        object.__setattr__(self, "sites", tuple(sorted(self.sites)))
         for name in (self.host, *self.server_names):
             _check_host(name)
         for option, port in (("--port", self.port), ("--superlink-port", self.superlink_port)):
