@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfed.cli.actions import chosen_experiment
-from perfed.cli.console import say, say_where
+from perfed.cli.console import say, say_where, say_whole
 from perfed.deploy.deployment import Deployment
 from perfed.deploy.write import deploy, extend, renew
 
@@ -53,7 +53,7 @@ def extend_command(folder: Path, sites: list[str]) -> None:
     for site in sites:
         say_where(f"for {site}", folder / "sites" / site)
     if deployment.tls:
-        say(f"to be known to the SuperLink: sh {folder / 'server' / 'register.sh'} {' '.join(sites)}")
+        say_whole(f"to be known to the SuperLink: sh {folder / 'server' / 'register.sh'} {' '.join(sites)}")
 
 
 def renew_command(folder: Path, days: int, server_names: list[str]) -> None:

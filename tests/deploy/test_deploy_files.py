@@ -171,3 +171,9 @@ def test_modules_of_the_users_are_named(tmp_path, monkeypatch):
     assert done.code == 0, done.err
     for page in ("README.md", "sites/north/README.md"):
         assert "modules of its own: `ours`." in (tmp_path / "deployment" / page).read_text()
+
+
+def test_without_tls_nothing_is_for_other_machines(tmp_path):
+    files = contents(deployed(tmp_path))
+    assert not [name for name in files if name.endswith((".key", ".crt", ".pub", "nginx.conf", "compose.yaml"))]
+    assert perfed("deploy", study(tmp_path), "--sites", "a", "--out", tmp_path / "b", "--host", "10.0.0.7").code == 2

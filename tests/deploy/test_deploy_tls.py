@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from command_line import contents, perfed
-from deployments import SITES, deploy, deployed, study
+from deployments import SITES, deploy, deployed
 
 pytest.importorskip("cryptography", reason="pip install 'perfed[flower]'")
 
@@ -166,9 +166,3 @@ def test_containers_publish_the_proxy_alone(made):
     assert services["address"]["ports"] == ["8443:8443"]
     for name in ("superlink", "superexec", "proxy"):
         assert services[name]["network_mode"] == "service:address" and services[name]["restart"] == "always"
-
-
-def test_without_tls_nothing_is_for_other_machines(tmp_path):
-    files = contents(deployed(tmp_path))
-    assert not [name for name in files if name.endswith((".key", ".crt", ".pub", "nginx.conf", "compose.yaml"))]
-    assert perfed("deploy", study(tmp_path), "--sites", "a", "--out", tmp_path / "b", "--host", "10.0.0.7").code == 2
