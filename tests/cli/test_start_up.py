@@ -10,7 +10,20 @@ import pytest
 from command_line import EXPERIMENT, TINY
 
 HEAVY = ("torch", "sklearn", "scipy")
-COMMANDS = ("run", "compare", "resume", "tune", "partition", "export", "predict", "join", "list", "show", "report")
+COMMANDS = (
+    "run",
+    "compare",
+    "resume",
+    "tune",
+    "partition",
+    "export",
+    "predict",
+    "join",
+    "list",
+    "show",
+    "report",
+    "deploy",
+)
 # Ends as the command does and says last which of the heavy modules there are.
 PROGRAM = f"""
 import atexit, sys

@@ -1,0 +1,162 @@
+"""Where a deployment's server is, and which sites take part: what every one of its files depends on."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import tomli_w
+
+from perfed.errors import PerfedError
+
+FILE = "deployment.toml"
+"""What :class:`Deployment` is kept in, in the deployment's directory."""
+SWITCHES = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+    "PYTHONUNBUFFERED": "1",
+}
+"""Environment of every process of Flower: it calls nobody but the configured server, installs nothing, and looks for
+work often."""
+CONNECTION = "deployment"
+"""Name of the connection to the SuperLink in the ``config.toml`` of Flower's command line."""
+
+_LOOPBACK = ("127.0.0.1", "localhost")
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_PATH = re.compile(r"/[\w./+-]*")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A server and its sites.
+
+    Attributes:
+        name: of the study.
+        sites: names of the sites, sorted.
+        directory: where this deployment lies on the server, absolute.
+        tls: whether the server is reached with TLS, through a proxy, by sites that prove who they are with a key; else
+            everything is on one machine, for a trial.
+        host: name or address by which sites reach the server.
+        port: at which the proxy listens; without TLS, the SuperLink.
+        superlink_port: at which the SuperLink listens, on the server's loopback address.
+        server_names: further names and addresses in the server's certificate.
+
+    Raises:
+        PerfedError: a site named twice or with odd characters, a name, address, port or path that cannot be one, or
+            another machine without TLS.
+
+    Example:
+        >>> Deployment("heart", ("north", "south"), "/srv/heart", tls=True, host="fed.example.org").address
+        'fed.example.org:8443'
+    """
+
+    name: str
+    sites: tuple[str, ...]
+    directory: str
+    tls: bool = False
+    host: str = "127.0.0.1"
+    port: int = 8443
+    superlink_port: int = 8000
+    server_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_sites(self.sites)
+        object.__setattr__(self, "sites", tuple(sorted(self.sites)))
+        for name in (self.host, *self.server_names):
+            _check_host(name)
+        for option, port in (("--port", self.port), ("--superlink-port", self.superlink_port)):
+            if not 1 <= port <= 65535:
+                raise PerfedError(f"{option} {port}: must be from 1 to 65535")
+        if self.tls and self.port == self.superlink_port:
+            raise PerfedError(f"--port {self.port}: the SuperLink's own (--superlink-port); the proxy needs another")
+        if not self.tls and self.host not in _LOOPBACK:
+            raise PerfedError(
+                f"--host {self.host}: without --tls nothing is encrypted and a site could take another's name; add "
+                f"--tls, or try it on one machine (--host {_LOOPBACK[0]})"
+            )
+        if not self.tls and self.server_names:
+            raise PerfedError("--server-name: names of the server's certificate, which --tls makes; add --tls")
+        if not _PATH.fullmatch(self.directory):
+            raise PerfedError(
+                f"--dir-on-server {self.directory!r}: must be absolute, of letters, digits and . _ - + / alone: it "
+                "stands in files of systemd and of the proxy"
+            )
+
+    @property
+    def address(self) -> str:
+        """What sites are given: ``HOST:PORT``."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port if self.tls else self.superlink_port}"
+
+    @property
+    def certified_names(self) -> tuple[str, ...]:
+        """Names and addresses in the server's certificate; those of the loopback for the proxy and Flower's own."""
+        return tuple(dict.fromkeys((self.host, *self.server_names, "localhost", "127.0.0.1")))
+
+    def to_toml(self) -> str:
+        """For :data:`FILE`; :meth:`read` of it gives the same deployment."""
+        return tomli_w.dumps({key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()})
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The deployment in ``folder``.
+
+        Raises:
+            PerfedError: there is none, or its :data:`FILE` is not what was written.
+        """
+        file = folder / FILE
+        if not file.is_file():
+            raise PerfedError(f"{folder}: no deployment is there ('perfed deploy EXPERIMENT --out {folder}' makes one)")
+        try:
+            table = tomllib.loads(file.read_text(encoding="utf-8"))
+            given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in table.items()}
+            return cls(**given)
+        except PerfedError as error:
+            raise PerfedError(f"{file}: {error}") from None
+        except (OSError, ValueError, TypeError) as error:
+            raise PerfedError(f"{file}: cannot be read: {error}") from None
+
+    def with_sites(self, names: Sequence[str]) -> Self:
+        """This deployment with further sites.
+
+        Raises:
+            PerfedError: a name that is there already, or that cannot be one.
+        """
+        return replace(self, sites=(*self.sites, *names))
+
+
+def _check_sites(sites: Sequence[str]) -> None:
+    if not sites:
+        raise PerfedError("--sites: at least one name is needed, e.g. --sites north,south")
+    for name in sites:
+        if not _SITE.fullmatch(name):
+            raise PerfedError(
+                f"--sites: '{name}' cannot be a site's name; allowed are letters, digits and . _ - , a letter or digit "
+                "first, 63 at most"
+            )
+    seen: dict[str, str] = {}
+    for name in sites:
+        if name.lower() in seen:
+            raise PerfedError(f"--sites: '{name}' is there already ('{seen[name.lower()]}'); names must differ")
+        seen[name.lower()] = name
+
+
+def _check_host(name: str) -> None:
+    """A host's name or an address; digits and points alone must be an address."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        if len(name) > 253 or not _HOST.fullmatch(name) or re.fullmatch(r"[\d.]+", name):
+            raise PerfedError(
+                f"'{name}' is no host: a name as fed.example.org or an address is needed, without a port or https://"
+            ) from None

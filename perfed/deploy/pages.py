@@ -1,0 +1,146 @@
+"""The pages that people read: the server's administrator's, and each site's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perfed.deploy.deployment import Deployment
+from perfed.deploy.server import values_of
+from perfed.deploy.study import own_modules, settings_of, told_before
+from perfed.deploy.text import filled
+from perfed.deploy.trial import entries_sent
+from perfed.experiment.config import Experiment
+
+_COLUMNS = {
+    "own": "Your columns are your own: other sites may have others.",
+    "common": "Of your columns those enter that every site has; all others are left out.",
+    "union": "Columns that another site has and you lack are filled, so that all sites have the same.",
+}
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What a site and the server's administrator compare, where there is TLS.
+
+    Attributes:
+        authority: fingerprint of the authority's certificate.
+        keys: fingerprint of each site's public key.
+    """
+
+    authority: str
+    keys: Mapping[str, str]
+
+
+def readme(deployment: Deployment, study: Experiment) -> str:
+    """The page of the server's administrator."""
+    values = _common(deployment, study) | {"rows": _rows(deployment.tls)}
+    if deployment.tls:
+        steps, later = (filled(name, values) for name in ("steps-tls.md", "later-tls.md"))
+        values |= {"steps": steps, "later": later, "protection": _PROTECTION, "logs": _LOGS}
+    else:
+        values |= {"steps": filled("steps-trial.md", values), "later": "", "protection": _TRIAL_PROTECTION}
+        values |= {"logs": "* Logs are what the terminals show."}
+    return filled("README.md", values)
+
+
+_PROTECTION = """\
+* the SuperLink listens on this machine's loopback address alone. Whoever has an account on this machine can submit:
+  give one to nobody else;
+* sites come through a proxy that passes on the path `/v1/fleet/` and nothing else, and never learn of the others;
+* only sites whose public key was made known to the SuperLink can connect. A site's private key is the site: it is in
+  that site's folder, and nowhere else once it has been handed over."""
+_TRIAL_PROTECTION = """\
+* the SuperLink listens on this machine's loopback address alone, and whoever has an account on this machine can submit,
+  or connect under any site's name. For sites that are elsewhere, or a machine with other users, `perfed deploy` has
+  `--tls`."""
+_LOGS = (
+    "* Logs: `journalctl --unit perfed-superlink`, `--unit perfed-superexec`; with containers `docker compose logs`."
+)
+
+
+def _rows(tls: bool) -> str:
+    rows = [
+        ("`app/`", "what is submitted: two programs of two lines and `study.toml`, the experiment; no data"),
+        ("`server/`", "SuperLink and SuperExec: the scripts that start them, and systemd units that call these"),
+        ("`sites/NAME/`", "for site NAME: its page (`README.md`) and a systemd unit"),
+        ("`deployment.toml`", "the names and addresses that all of it was made with"),
+    ]
+    if tls:
+        rows[1] = (
+            "`server/`",
+            f"{rows[1][1]}; proxy (`nginx.conf`), containers (`compose.yaml`), public keys of sites",
+        )
+        rows[2] = ("`sites/NAME/`", "for site NAME: its page (`README.md`), a systemd unit, its private key, `ca.crt`")
+        rows.append(("`tls/`", "the private authority that the sites trust; `ca.key` is a secret"))
+    return "\n".join(f"| {name} | {what} |" for name, what in rows)
+
+
+def site_files(deployment: Deployment, study: Experiment, site: str, credentials: Credentials | None) -> dict[str, str]:
+    """A site's page and its systemd unit, by their paths in the deployment's directory."""
+    command = f"perfed site --data {site}.csv --server {deployment.address} --name {site}"
+    command += "" if credentials is None else f" --key {site}.key --ca ca.crt"
+    values = _common(deployment, study) | {
+        "site": site,
+        "command": command,
+        "settings": "\n".join(f"* `{line}`" for line in settings_of(study)),
+        "columns": _COLUMNS[study.data.options["columns"]],
+        "told": "; ".join(told_before(study)) or "nothing",
+        "sent": "\n".join(f"  * `{name}`" for name in entries_sent(study)) or "  * nothing",
+        "files": "" if credentials is None else _files(site, credentials),
+        "key_leaves": "" if credentials is None else " With every call a signature made with its key, never the key.",
+        "tls_failures": "" if credentials is None else _TLS_FAILURES,
+    }
+    folder = f"sites/{site}"
+    unit = filled("perfed-site.service", values)
+    return {f"{folder}/README.md": filled("site.md", values), f"{folder}/perfed-site.service": unit}
+
+
+_TLS_FAILURES = """\
+* *The certificate is not accepted*: is `ca.crt` the file that you were given, is your clock right, and has the server's
+  certificate ended? Ask its administrator.
+* *The key is not known*: the server's administrator has to register it; compare the fingerprint.
+"""
+
+
+def _files(site: str, credentials: Credentials) -> str:
+    return f"""
+## Your files
+
+Put these beside your table, in `/opt/perfed`:
+
+| file | what it is | fingerprint |
+|---|---|---|
+| `{site}.key` | your site's private key: whoever has it is taken for you | `{credentials.keys[site]}` |
+| `ca.crt` | says which server is the right one | `{credentials.authority}` |
+
+Ask the server's administrator for both fingerprints by telephone, and compare them with what your own machine says:
+
+```sh
+chmod 600 {site}.key
+ssh-keygen -l -f {site}.key
+openssl x509 -noout -fingerprint -sha256 -in ca.crt
+```
+
+If they differ, do not start. If somebody else has seen the key, say so: the server's administrator can bar it and make
+you another.
+"""
+
+
+def _common(deployment: Deployment, study: Experiment) -> dict[str, Any]:
+    modules = own_modules(study)
+    named = (
+        f"\nThe study uses modules of its own: {', '.join(f'`{name}`' for name in modules)}. They must be importable "
+    )
+    return values_of(deployment) | {
+        "purpose": study.description or f"A study called {study.name}.",
+        "method": study.method,
+        "rounds": study.rounds,
+        "sites_in_words": _in_words(list(deployment.sites)),
+        "modules": f"{named} where perfed is installed, at the server and at every site.\n" if modules else "",
+    }
+
+
+def _in_words(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

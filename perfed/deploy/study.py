@@ -1,0 +1,114 @@
+"""The study that a deployment carries: an experiment whose tables stay at the sites."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from perfed.data.labels import Task
+from perfed.data.tables.kinds import Column
+from perfed.data.tables.schema import told
+from perfed.deploy.trial import task_of
+from perfed.errors import PerfedError
+from perfed.experiment.config import Experiment, validate
+
+FASTEST = 5.0
+"""Seconds that Flower itself needs for an exchange."""
+
+_SAID = ("target", "event", "domain", "drop", "dates", "categories", "group", "columns")
+_WHERE = {"classification": "where the target holds classes", "regression": "where it holds numbers"}
+_OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")  # module:NAME
+
+
+def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
+    """``experiment`` as the sites know it: in place of the tables' files stand the names of the ``sites``.
+
+    Each site puts its own file in its name's place.
+
+    Raises:
+        PerfedError: data, a clock, a policy or a method that only a simulation can have.
+
+    Example:
+        >>> data = {"name": "tables", "files": ["/home/me/a.csv"], "target": "ill"}
+        >>> table = {"rounds": 2, "data": data, "model": {"head": "linear"}}
+        >>> study_of(validate(table), ["north", "south"]).data.options["files"]
+        ['north', 'south']
+    """
+    _check_data(experiment)
+    _check_time(experiment)
+    if experiment.built_method.changes_data:
+        raise PerfedError(
+            f"{experiment.method} cannot be deployed: what it makes of a site's rows it makes of all at once, so that "
+            "the site's model could say nothing of new rows"
+        )
+    if experiment.snapshots.rounds:
+        raise PerfedError("snapshots.rounds: embedded samples would leave the sites; leave it out")
+    table = experiment.model_dump(mode="json", exclude_none=True)
+    return validate({**table, "data": {**table["data"], "files": list(sites)}})
+
+
+def _check_data(experiment: Experiment) -> None:
+    data = experiment.data
+    if data.name != "tables":
+        raise PerfedError(
+            f"data.name = '{data.name}': sites of a deployment bring tables of their own (data.name = 'tables'); "
+            "'perfed init' writes an experiment for such tables"
+        )
+    for key, why in (
+        ("site_column", "each site has a file of its own rows"),
+        ("test_files", "each site tests on a part of its own rows (data.test_fraction, data.folds)"),
+    ):
+        if data.options[key]:
+            raise PerfedError(f"data.{key}: in a deployment {why}; leave it out")
+
+
+def _check_time(experiment: Experiment) -> None:
+    clock, participation = experiment.clock, experiment.build_participation()
+    if clock.speeds != "none" or clock.communication:
+        key = "communication" if clock.speeds == "none" else "speeds"
+        raise PerfedError(
+            f"clock.{key} = {getattr(clock, key)!r} is of virtual time; in a deployment replies take as long as they "
+            "take: leave the table [clock] out"
+        )
+    seconds = participation.deadline.seconds
+    if participation.policy == "deadline" and (seconds is None or seconds < FASTEST):
+        raise PerfedError(
+            f"participation.deadline.seconds = {seconds}: these are real seconds in a deployment, where an exchange "
+            f"alone takes {FASTEST:g}; it must be at least {FASTEST:g}"
+        )
+
+
+def own_modules(study: Experiment) -> list[str]:
+    """Modules of the user's that the study names (``module:NAME``): they must be where its programs run."""
+    texts = _texts(study.model_dump(mode="json", exclude={"name", "description"}))
+    return sorted({match[1] for text in texts if (match := _OWN.fullmatch(text))})
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value  # a method's own table
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)
+
+
+def told_before(study: Experiment) -> list[str]:
+    """What sites tell each other before they train, as far as it is known without their tables."""
+    data, known = study.data.options, task_of(study)
+    schema = {"": [Column("the columns that hold categories", "category")]}
+    tasks: list[Task] = [known] if known else ["classification", "regression"]
+    by_task = {task: told(data["columns"], schema, task, bool(data["domain"])) for task in tasks}
+    common = [line for line in by_task[tasks[-1]] if all(line in lines for lines in by_task.values())]
+    own = [f"{line} ({_WHERE[task]})" for task in tasks for line in by_task[task] if line not in common]
+    return [*own, *common]
+
+
+def settings_of(study: Experiment) -> list[str]:
+    """The data settings that a site's administrator should know, as ``key = value``."""
+    data = study.data.options
+    return [f"{key} = {data[key]!r}" for key in _SAID if data[key]]

@@ -1,0 +1,4 @@
+# Read by the scripts beside this file: Flower calls nobody but the configured server, and installs nothing.
+@{switches}
+export FLWR_HOME="$here/flwr"
+export PATH="$here/../venv/bin:$PATH"

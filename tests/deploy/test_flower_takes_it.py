@@ -1,0 +1,48 @@
+"""Flower's own programs read what ``perfed deploy`` has written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from deployments import deployed
+
+from perfed.deploy.deployment import SWITCHES
+
+pytest.importorskip("flwr", reason="pip install 'perfed[flower]'")
+
+
+def flwr(folder: Path, *arguments: object) -> str:
+    program = shutil.which("flwr", path=str(Path(sys.executable).parent))
+    assert program is not None
+    done = subprocess.run(
+        [program, *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, **SWITCHES, "FLWR_HOME": str(folder / "home")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_app_becomes_a_bundle_with_every_file(tmp_path):
+    folder = deployed(tmp_path)
+    flwr(tmp_path, "build", "--app", folder / "app")
+    (bundle,) = tmp_path.glob("*.fab")
+    assert bundle.stat().st_size < 10_000_000
+    shutil.unpack_archive(bundle, tmp_path / "unpacked", "zip")
+    app = folder / "app"
+    for file in (path for path in app.rglob("*") if path.is_file() and path.name != "pyproject.toml"):
+        assert (tmp_path / "unpacked" / file.relative_to(app)).read_bytes() == file.read_bytes()
+
+
+def test_keys_are_what_flower_registers(tmp_path):
+    from flwr.cli.supernode.register import try_load_public_key
+
+    folder = deployed(tmp_path, "--tls")
+    assert try_load_public_key(folder / "server/keys/north.pub")
