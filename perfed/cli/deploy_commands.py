@@ -1,4 +1,4 @@
-"""The commands of a federation of real sites: ``perfed deploy``."""
+"""The commands of a federation of real sites: ``perfed deploy | site | submit``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from perfed.cli import complete
 from perfed.cli.commands import app
-from perfed.cli.options import Settings
+from perfed.cli.options import JsonOption, Settings
 from perfed.errors import PerfedError
 
 
@@ -62,5 +62,80 @@ def deploy_command(
         return deploying.renew_command(renew, days, server_name or [])
     if out is None:
         raise PerfedError("--out: a directory for the files is needed")
-    server = deploying.Server(tls, host, port, superlink_port, server_name or [], dir_on_server)
+    server = deploying.Place(tls, host, port, superlink_port, server_name or [], dir_on_server)
     deploying.deploy_command(str(experiment), settings or [], names, server, out, days)
+
+
+site_app = typer.Typer(invoke_without_command=True, help="Be a site of a federation; its log and its own model.")
+app.add_typer(site_app, name="site")
+SiteFolder = Annotated[
+    Path | None, typer.Option("--dir", help="the site's folder: log, states; perfed-site-NAME if not given")
+]
+
+
+@site_app.callback(epilog="Example: perfed site --data north.csv --server fed.example.org:8443 --name north")
+def site_command(
+    context: typer.Context,
+    data: Annotated[Path | None, typer.Option("--data", help="the site's table, a file or a folder with one")] = None,
+    server: Annotated[str, typer.Option("--server", help="HOST:PORT of the server")] = "",
+    name: Annotated[str, typer.Option("--name", help="of this site, as the server knows it")] = "",
+    key: Annotated[Path | None, typer.Option("--key", help="the site's private key")] = None,
+    ca: Annotated[
+        Path | None, typer.Option("--ca", help="certificate of the authority that the server's is of")
+    ] = None,
+    study: Annotated[
+        Path | None, typer.Option("--study", help="the study to take part in, and no other; else the server's")
+    ] = None,
+    folder: SiteFolder = None,
+) -> None:
+    """Be a site: answer the server's messages with what is made of one table, until stopped."""
+    if context.invoked_subcommand is not None:
+        return
+    for option, value in (("--data", data), ("--server", server), ("--name", name)):
+        if not value:
+            raise PerfedError(f"{option} is needed; 'perfed site --help' lists all options")
+    from perfed.cli import deploying
+
+    assert data is not None
+    deploying.site_command(data, server, name, key, ca, study, folder or Path(f"perfed-site-{name}"))
+
+
+@site_app.command("log", epilog="Example: perfed site log --dir perfed-site-north")
+def site_log_command(folder: SiteFolder = None, as_json: JsonOption = False) -> None:
+    """List every message that has left the site, and check that no line of the log was changed."""
+    from perfed.cli import deploying
+
+    deploying.site_log_command(folder, as_json)
+
+
+@site_app.command("export", epilog="Example: perfed site export --data north.csv --format onnx")
+def site_export_command(
+    data: Annotated[
+        Path | None, typer.Option("--data", help="the site's table; that of the last start if not given")
+    ] = None,
+    format_: Annotated[str, typer.Option("--format", help="onnx, pt2 or safetensors")] = "onnx",
+    out: Annotated[
+        Path | None, typer.Option("--out", help="file; NAME.FORMAT in the site's folder if not given")
+    ] = None,
+    folder: SiteFolder = None,
+) -> None:
+    """Write the site's own model, which the server does not have, and a model card."""
+    from perfed.cli import deploying
+
+    deploying.site_export_command(folder, data, format_, out)
+
+
+@app.command("submit", epilog="Example: perfed submit deployment")
+def submit_command(
+    directory: Annotated[Path, typer.Argument(help="what 'perfed deploy' wrote, on the server")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="directory of the results, on the server; one with a run goes on")
+    ] = None,
+    wait: Annotated[float, typer.Option("--wait", min=0, help="seconds in which all sites must be there")] = 300.0,
+    deadline: Annotated[float, typer.Option("--deadline", min=1, help="seconds that one exchange may take")] = 600.0,
+    norm: Annotated[float, typer.Option("--max-norm", min=0, help="longest norm of a reply; 0: any")] = 0.0,
+) -> None:
+    """Start a deployment's run, or go on with it, and follow it to its end."""
+    from perfed.cli import deploying
+
+    deploying.submit_command(directory, out, wait, deadline, norm)

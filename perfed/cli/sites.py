@@ -32,7 +32,11 @@ def export_command(directory: Path, site: str, format_: str, file: Path, data_di
     """Write one site's model, and its card beside it."""
     if format_ not in FORMATS:
         raise PerfedError(f"--format {format_}: unknown format; allowed: {', '.join(FORMATS)}")
-    model = _site(directory, site, data_dir)
+    write_model(_site(directory, site, data_dir), file, format_)
+
+
+def write_model(model: SiteModel, file: Path, format_: str) -> None:
+    """Write a site's model in one of the formats, and its card beside it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     found = export(model, file, next(known for known in FORMATS if known == format_))
     if found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -271,25 +271,33 @@ def _domains(tolds: Mapping[str, Told]) -> tuple[str, ...] | int | None:
 
 def in_words(tolds: Mapping[str, Told], agreement: Agreement) -> list[str]:
     """What sites told each other for an agreement; never a row."""
+    columns = None
+    if agreement.columns is not None:
+        of_kind: dict[str, dict[str, None]] = {"boolean": {}, "category": {}}
+        for column in (column for told in tolds.values() for column in told.columns or ()):
+            of_kind.get(column.kind, {})[column.name] = None
+        entering = [column.name for column in agreement.columns if column.kind == "category"]
+        columns = list(of_kind["boolean"]), [name for name in of_kind["category"] if name not in entering], entering
+    return words(agreement.task, agreement.domains is not None, columns)
+
+
+def words(task: Task, domains: bool, columns: tuple[Sequence[str], Sequence[str], Sequence[str]] | None) -> list[str]:
+    """What sites tell each other, a line each.
+
+    Args:
+        task: of the targets.
+        domains: whether samples have domains.
+        columns: where sites have one schema, their booleans, and their categories that do not enter and that do.
+    """
     of_task: dict[Task, list[str]] = {
         "classification": ["the names of the classes"],
         "regression": ["the number of their training rows, the sum of the target and of its squares"],
         "survival": [],
     }
-    lines = of_task[agreement.task]
-    lines += [] if agreement.domains is None else ["the names of the domains"]
-    if agreement.columns is None:
+    lines = [*of_task[task], *(["the names of the domains"] if domains else [])]
+    if columns is None:
         return lines
-    of_kind: dict[str, dict[str, None]] = {"boolean": {}, "category": {}}
-    for column in (column for told in tolds.values() for column in told.columns or ()):
-        of_kind.get(column.kind, {})[column.name] = None
-    categories = [column.name for column in agreement.columns if column.kind == "category"]
-    told = {
-        "how booleans are written": list(of_kind["boolean"]),
-        "the categories, without the rare ones, of columns that do not enter": [
-            name for name in of_kind["category"] if name not in categories
-        ],
-        "the categories, without the rare ones, of": categories,
-    }
     lines.append("names and kinds of their columns, and which are constant or have missing values")
-    return lines + [f"{what}: {', '.join(names)}" for what, names in told.items() if names]
+    categories = "the categories, without the rare ones, of"
+    told = ("how booleans are written", f"{categories} columns that do not enter", categories)
+    return lines + [f"{what}: {', '.join(names)}" for what, names in zip(told, columns, strict=True) if names]

@@ -16,10 +16,14 @@ STUDY = (Path(__file__).parent / "study.toml").read_text(encoding="utf-8")
 '''
 _SERVER = '''"""The server's program."""
 
+from functools import partial
+
+from perfed_app import STUDY
+
 from perfed.deploy.program import main
 from perfed.engine.flower.adapter import server_app
 
-app = server_app(main)
+app = server_app(partial(main, study=STUDY))
 '''
 _CLIENT = '''"""A site's program: it hands messages to the worker of 'perfed site'."""
 

@@ -16,16 +16,6 @@ from perfed.errors import PerfedError
 
 FILE = "deployment.toml"
 """What :class:`Deployment` is kept in, in the deployment's directory."""
-SWITCHES = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
-    "PYTHONUNBUFFERED": "1",
-}
-"""Environment of every process of Flower: it calls nobody but the configured server, installs nothing, and looks for
-work often."""
 CONNECTION = "deployment"
 """Name of the connection to the SuperLink in the ``config.toml`` of Flower's command line."""
 

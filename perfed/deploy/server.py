@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from perfed.deploy.deployment import CONNECTION, SWITCHES, Deployment
+from perfed.deploy.deployment import CONNECTION, Deployment
 from perfed.deploy.text import filled
+from perfed.engine.flower.processes import SWITCHES
 from perfed.machine import installed_version
 
 _SCRIPTS = ("environment.sh", "superlink.sh", "superexec.sh", "register.sh")

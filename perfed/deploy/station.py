@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from perfed.data.agreement import Agreement
 from perfed.data.federation import Federation
@@ -35,6 +37,14 @@ _RUNS = "runs"  # folder of its states
 def table_options(experiment: Experiment) -> TableOptions:
     """What the columns of the sites' tables are for."""
     return TableSettings.model_construct(**experiment.data.options).options(experiment.seed)
+
+
+def same_study(one: str, other: str) -> bool:
+    """Whether two studies ask the same of a site; others may have joined one of them."""
+    plain = [read(text, "the study").model_dump(mode="json") for text in (one, other)]
+    for table in plain:
+        table["data"].pop("files", None)
+    return plain[0] == plain[1]
 
 
 @dataclass(frozen=True)
@@ -83,22 +93,27 @@ class Part:
 
     @cached_property
     def federation(self) -> Federation:
-        """The site's client alone, by the agreement.
+        """The site's client alone, by the agreement, with inputs as the study has them in type and place.
 
         Raises:
             PerfedError: its data do not fit.
         """
         data, experiment = site_data(self.site, self.data, table_options(self.experiment)), self.experiment
         alone = Federation.of_agreement((data.client(self.agreement),), self.agreement, name=experiment.data.name)
-        return at_site(alone, experiment.data.options, experiment.seed)
+        made = at_site(alone, experiment.data.options, experiment.seed)
+        return made.to(dtype=experiment.torch_dtype, device=self.device)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where the site computes."""
+        return usable_device(self.experiment.device, f"device = '{self.experiment.device}'")
 
     @cached_property
     def setup(self) -> Setup:
         """Method, model and seed of the study."""
         experiment = self.experiment
-        device = usable_device(experiment.device, f"device = '{experiment.device}'")
         model = experiment.build_model(self.federation.num_outputs)
-        return Setup(experiment.built_method, model, experiment.seed, experiment.torch_dtype, device)
+        return Setup(experiment.built_method, model, experiment.seed, experiment.torch_dtype, self.device)
 
     @property
     def plan(self) -> Plan:
@@ -118,10 +133,21 @@ class Station:
         site: its name.
         data: its file or folder.
         study: the study that it takes part in, and no other; ``None``: that of the server.
+        note: gets one line for each thing that the site's administrator may want to know.
+
+    Raises:
+        PerfedError: another process is this site, or what it has kept is damaged.
     """
 
-    def __init__(self, folder: Path, site: str, data: Path, study: str | None = None) -> None:
-        self._folder, self._name, self._data, self._study = folder, site, data, study
+    def __init__(
+        self,
+        folder: Path,
+        site: str,
+        data: Path,
+        study: str | None = None,
+        note: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._folder, self._name, self._data, self._study, self._note = folder, site, data, study, note
         folder.mkdir(parents=True, exist_ok=True)
         self._log = OutgoingLog(folder / LOG)
         self._store: SiteStore | None = None
@@ -139,8 +165,10 @@ class Station:
         try:
             header, _ = unpack(data)
             reply = self._answered(header, data)
-        except PerfedError as error:
-            reply = pack({"kind": "error", "site": self._name, "error": " ".join(str(error).split())}, {})
+        except (PerfedError, OSError) as error:
+            said = " ".join(str(error).split())
+            self._note(said)
+            reply = pack({"kind": "error", "site": self._name, "error": said}, {})
         self._log.append(reply)
         return reply
 
@@ -151,7 +179,7 @@ class Station:
         if kind not in ("study", "agreement"):
             raise PerfedError(f"a message of kind {kind!r}; allowed: study, agreement, work")
         study = header.get("study")
-        if not isinstance(study, str) or (self._study is not None and study != self._study):
+        if not isinstance(study, str) or (self._study is not None and not same_study(study, self._study)):
             raise PerfedError("the server's study is not the one that this site was given")
         fields = {"site": self._name, "run": header.get("run"), "round": 0, "program": kind}
         if kind == "study":
@@ -173,6 +201,7 @@ class Station:
         self._store = self._site = None
         part.write(self._folder)
         self._part = part
+        self._note(f"takes part in run {part.run}: {part.experiment.method}, {part.experiment.rounds} rounds")
 
     def _at(self, run: str) -> Site:
         """The site's part of the run, which is read and prepared once."""
@@ -180,7 +209,7 @@ class Station:
         if part is None or part.run != run:
             raise PerfedError("this site is not in that run; the server must begin with the study")
         if self._site is None:
-            (client,) = part.federation.to(dtype=part.setup.dtype, device=part.setup.device)
+            (client,) = part.federation
             self._store = part.states(self._folder)
             self._site = Site(
                 client,

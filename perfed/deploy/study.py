@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from perfed.data.agreement import words
 from perfed.data.labels import Task
-from perfed.data.tables.kinds import Column
-from perfed.data.tables.schema import told
 from perfed.deploy.trial import task_of
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, validate
@@ -100,9 +99,10 @@ def _texts(value: Any) -> Iterator[str]:
 def told_before(study: Experiment) -> list[str]:
     """What sites tell each other before they train, as far as it is known without their tables."""
     data, known = study.data.options, task_of(study)
-    schema = {"": [Column("the columns that hold categories", "category")]}
+    own = data["columns"] == "own"
+    columns: tuple[list[str], list[str], list[str]] | None = None if own else (["all"], [], ["all columns with some"])
     tasks: list[Task] = [known] if known else ["classification", "regression"]
-    by_task = {task: told(data["columns"], schema, task, bool(data["domain"])) for task in tasks}
+    by_task = {task: words(task, bool(data["domain"]), columns) for task in tasks}
     common = [line for line in by_task[tasks[-1]] if all(line in lines for lines in by_task.values())]
     own = [f"{line} ({_WHERE[task]})" for task in tasks for line in by_task[task] if line not in common]
     return [*own, *common]

@@ -12,8 +12,8 @@ import pytest
 from command_line import contents, perfed
 from deployments import SITES, deploy, deployed, study
 
-from perfed.deploy.deployment import SWITCHES
 from perfed.deploy.trial import entries_sent
+from perfed.engine.flower.processes import SWITCHES
 from perfed.experiment.config import Experiment, find_experiment, read, validate
 
 

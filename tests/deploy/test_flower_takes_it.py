@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from deployments import deployed
 
-from perfed.deploy.deployment import SWITCHES
+from perfed.engine.flower.processes import SWITCHES
 
 pytest.importorskip("flwr", reason="pip install 'perfed[flower]'")
 

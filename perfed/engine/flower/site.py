@@ -92,10 +92,8 @@ class Site:
 
     def _at(self, header: Mapping[str, Any]) -> Host:
         """The host, which knows of the federation what the message says."""
-        info = replace(self._info, ids=tuple(header["ids"]), num_domains=header["domains"])
-        background = Background(info, (self.client.input_shape,), tuple(header["trained"]), None)
-        if self._host is None or self._host.background != background:
-            self._host = Host([self.client], background, self.setup, self.plan)
+        if self._host is None or self._host.background != _background(self.client, header, self._info):
+            self._host = host_of(self.client, header, self._info, self.setup, self.plan)
         return self._host
 
     def _programs(self) -> list[str]:
@@ -108,6 +106,16 @@ class Site:
     def _parameters(self) -> dict[str, Tensor]:
         """Parameters of the model by name: what is called like one must be like it."""
         return self.setup.chain(self.client.input_shape).tensors()
+
+
+def _background(client: Client, header: Mapping[str, Any], info: FederationInfo) -> Background:
+    info = replace(info, ids=tuple(header["ids"]), num_domains=header["domains"])
+    return Background(info, (client.input_shape,), tuple(header["trained"]), None)
+
+
+def host_of(client: Client, header: Mapping[str, Any], info: FederationInfo, setup: Setup, plan: Plan) -> Host:
+    """Where a site's client is, which knows of the federation what the server's message says."""
+    return Host([client], _background(client, header, info), setup, plan)
 
 
 def model_message(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

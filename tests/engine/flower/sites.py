@@ -100,7 +100,9 @@ class Sites:
         self.journal = Journal(path / "journal")
         engine = partial(FlowerEngine, transport=self.transport, journal=self.journal, run=RUN, limits=limits)
         policy = participation or Participation()
-        self.server = RealTimeServer(facts_of(federation), setups[-1], Plan("sequential", threads=1), policy, rounds, engine=engine)
+        self.server = RealTimeServer(
+            facts_of(federation), setups[-1], Plan("sequential", threads=1), policy, rounds, engine=engine
+        )
 
     def close(self) -> None:
         for held in self.stores.values():

@@ -1,0 +1,69 @@
+"""The model of a site, made at the site: of what it has kept and of the server's last message on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from perfed.deploy.station import Part
+from perfed.engine.flower.site import host_of, model_message
+from perfed.engine.flower.wire import work_of
+from perfed.engine.server import Server
+from perfed.errors import PerfedError
+from perfed.participation.settings import Participation
+from perfed.run.own_model import OwnModels
+from perfed.run.site import SiteModel
+from perfed.run.taken import Taken
+from perfed.training.cohort import Cohort
+
+
+class _Here(Server):
+    """A server's view of one client, whose own model the message of the real server makes."""
+
+    def __init__(self, part: Part, folder: Path) -> None:
+        super().__init__(part.federation, part.setup, part.plan, Participation(), 1)
+        self._part, self._folder = part, folder
+        with part.states(folder) as store:
+            self.header, self._tree = model_message(store.path)
+            self._state = store.state(self.header["base"])
+
+    def own_models(self, ids: Sequence[str], round_: int) -> Iterator[Cohort]:
+        """The site's own, by the last message that was of it."""
+        (client,) = self.federation
+        work = work_of(self.header, self._tree, client.id, self._state, self.federation.target_scale)
+        info = self.setup.info(self.federation)
+        yield host_of(client, self.header, info, self.setup, self.plan).worked(work)[0]
+
+
+class _OwnModel(OwnModels):
+    def __init__(self, part: Part, folder: Path) -> None:
+        self.name = part.experiment.method
+        self.here = _Here(part, folder)
+        self.server = self.here
+
+    @property
+    def done(self) -> int:
+        """The round that the model is of."""
+        return int(self.here.header["round"])
+
+    @property
+    def taken(self) -> Taken:
+        """Nothing: the message is of the model that was taken."""
+        return Taken()
+
+
+def site_model(folder: Path, site: str, data: Path) -> SiteModel:
+    """The site's own model, as it was last evaluated.
+
+    Args:
+        folder: of the site.
+        site: its name.
+        data: its file or folder, as the run was begun with.
+
+    Raises:
+        PerfedError: the site is in no run, its model has not been made yet, or another process is this site.
+    """
+    part = Part.of(folder, site, data)
+    if part is None:
+        raise PerfedError(f"{folder}: this site has taken part in no run yet")
+    return _OwnModel(part, folder).site(site)
