@@ -65,7 +65,7 @@ def test_sums_of_each_client_give_the_scale_of_all_rows_without_cancelling():
     for part in parts:
         of = Sums.of(part)
         assert of.number == len(part) and of.total == tuple(part.sum(0).tolist())
-        assert of.squares == pytest.approx(tuple(len(part) * part.var(0, correction=0)))
+        assert of.squares == pytest.approx((len(part) * part.var(0, correction=0)).tolist())
     tenth = [torch.full((n, 1), 0.1).double() for n in (3, 7)]
     with pytest.raises(PerfedError, match="the same for all samples"):
         TargetScale.of_sums([Sums.of(part) for part in tenth])

@@ -16,7 +16,7 @@ from perfed.data.tables.preprocess import column_transformer
 from perfed.data.tables.problems import Frame, pandas, refuse
 from perfed.data.tables.schema import learnt
 from perfed.data.tables.site import SiteTable, domain_ids
-from perfed.data.tables.site_rows import SiteRows
+from perfed.data.tables.site_rows import Rows, SiteRows
 from perfed.data.tables.splits import held_out
 
 TESTED = 0.25
@@ -64,24 +64,30 @@ def newcomer_table(
     strata = np.zeros(len(frame)) if column is None else pandas().factorize(frame[column])[0]
     held = held_out(strata, None, TESTED, seed, f"test rows of {site}")
     rows = {"train": frame[~held], "test": frame[held]}
-    data = checked({site: rows["train"]}, options, tests={site: rows["test"]}, sources={site: source})
-    own = SiteRows.of(data, options)[site]
+    own = SiteRows.of(
+        checked({site: rows["train"]}, options, tests={site: rows["test"]}, sources={site: source}), options
+    )[site]
     named = tuple(name for name in frame.columns if any(name in other.ids for other in tables))
     table = replace(own.own_table(first.domains), domain_input=first.domain_input, ids=named)
     if schema is not None:
         inputs = tuple(_own(column, rows["train"]) for column in schema)
         table = replace(table, inputs=inputs, transformer=column_transformer(inputs))
         table.transformer.fit(table.read(rows["train"]))
-    arrays: dict[str, Any] = {f"y_{split}": y for split, (part, y) in own.rows().items() if len(part)}
-    for split, part in rows.items():
+    return _arrays(own.rows(), table, source), table
+
+
+def _arrays(rows: Rows, table: SiteTable, source: str) -> dict[str, Any]:
+    arrays: dict[str, Any] = {}
+    for split, (part, y) in rows.items():
         if len(part):
-            if first.domain is not None:
-                ids, problems = domain_ids(part[first.domain], first.domain, first.domains)
+            arrays[f"y_{split}"] = y
+            if table.domain is not None:
+                ids, problems = domain_ids(part[table.domain], table.domain, table.domains)
                 refuse([f"{source}: {problem}" for problem in problems])
                 arrays[f"domain_{split}"] = ids
             arrays[f"x_{split}"] = table.transform(part)[0]
     names = table.feature_names_out_
-    return arrays if names is None else {**arrays, "feature_names": names}, table
+    return arrays if names is None else {**arrays, "feature_names": names}
 
 
 def _schema(tables: Sequence[SiteTable]) -> tuple[Column, ...] | None:
