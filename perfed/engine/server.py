@@ -266,8 +266,7 @@ class Server:
             self.state = ServerState(before)
             self.engine.discard()
             raise
-        if clients.record.exchanges:  # else nothing is pending, of however many clients
-            self.engine.commit(clients.ids)
+        self.engine.commit(clients.ids if clients.record.exchanges else ())  # else nothing is pending
         losses = [float(loss[torch.isfinite(loss)].mean()) for loss in clients.losses if torch.isfinite(loss).any()]
         if losses:
             clients.record.train_loss = sum(losses) / len(losses)
