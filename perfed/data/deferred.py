@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -83,6 +83,9 @@ def _check_facts(where: str, found: SplitFacts, said: SplitFacts) -> None:
             raise PerfedError(f"{where} samples have {name} = {there}, but the client's facts say {known}")
 
 
+_SLOTS = ("source", "client", "name", "changes", "known", "itemsize")
+
+
 class DeferredSplit(Split):
     """Samples of one client that are read when they are used; their facts are known.
 
@@ -104,16 +107,20 @@ class DeferredSplit(Split):
         facts: SplitFacts | None = None,
         itemsize: int = 4,
     ) -> None:
-        own = self.__dict__  # a split is frozen
-        own["source"], own["client"], own["name"], own["changes"] = source, client, name, changes
-        own["known"], own["itemsize"] = client.splits[name] if facts is None else facts, itemsize
+        known = client.splits[name] if facts is None else facts
+        for slot, value in zip(_SLOTS, (source, client, name, changes, known, itemsize), strict=True):
+            object.__setattr__(self, slot, value)  # a split is frozen
 
+    __slots__ = _SLOTS  # there may be very many
     source: Source
     client: ClientFacts
     name: str
     changes: tuple[Change, ...]
-    itemsize: int
     known: SplitFacts
+    itemsize: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DeferredSplit, tuple(getattr(self, slot) for slot in _SLOTS)
 
     def loaded(self) -> Split:
         """The samples in memory.
