@@ -6,14 +6,12 @@ client at a time, are checked and compared with the facts then, and are held as 
 
 from __future__ import annotations
 
-import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,56 +19,10 @@ from torch import Tensor
 from perfed.data.checks import check_ids, check_samples
 from perfed.data.client import Client, Split
 from perfed.data.facts import ClientFacts, Counts, SplitFacts
+from perfed.data.holder import Held
 from perfed.errors import PerfedError
 
-HOLD = 256 << 20
-"""Bytes of samples that a federation holds by default."""
-
 Change = Callable[[Split], Split]
-
-
-class Held:
-    """The splits used last, up to a number of bytes; threads may share it, and a copy for another process is empty.
-
-    Args:
-        limit: bytes. A split that alone is larger is handed out and not held.
-
-    Attributes:
-        bytes: of what is held.
-        reads: how often a split was not there and had to be read.
-    """
-
-    def __init__(self, limit: int = HOLD) -> None:
-        if limit < 0:
-            raise PerfedError(f"hold is {limit} bytes; at least 0 is needed")
-        self.limit, self.bytes, self.reads = limit, 0, 0
-        self._splits: OrderedDict[Hashable, Split] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def find(self, key: Hashable) -> Split | None:
-        """What is held under ``key``."""
-        with self._lock:
-            if key in self._splits:
-                self._splits.move_to_end(key)
-            return self._splits.get(key)
-
-    def keep(self, key: Hashable, split: Split) -> None:
-        """Hold ``split``, which has just been read, in place of those that were not used for longest."""
-        size = _size(split)
-        with self._lock:
-            self.reads += 1
-            if size <= self.limit and key not in self._splits:
-                self._splits[key] = split
-                self.bytes += size
-                while self.bytes > self.limit:
-                    self.bytes -= _size(self._splits.popitem(last=False)[1])
-
-    def __reduce__(self) -> tuple[type[Held], tuple[int]]:
-        return Held, (self.limit,)
-
-
-def _size(split: Split) -> int:
-    return sum(t.numel() * t.element_size() for t in (split.x, split.y, split.domain) if t is not None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,6 +83,9 @@ def _check_facts(where: str, found: SplitFacts, said: SplitFacts) -> None:
             raise PerfedError(f"{where} samples have {name} = {there}, but the client's facts say {known}")
 
 
+_SLOTS = ("source", "client", "name", "changes", "known", "itemsize")
+
+
 class DeferredSplit(Split):
     """Samples of one client that are read when they are used; their facts are known.
 
@@ -152,16 +107,20 @@ class DeferredSplit(Split):
         facts: SplitFacts | None = None,
         itemsize: int = 4,
     ) -> None:
-        own = self.__dict__  # a split is frozen
-        own["source"], own["client"], own["name"], own["changes"] = source, client, name, changes
-        own["known"], own["itemsize"] = client.splits[name] if facts is None else facts, itemsize
+        known = client.splits[name] if facts is None else facts
+        for slot, value in zip(_SLOTS, (source, client, name, changes, known, itemsize), strict=True):
+            object.__setattr__(self, slot, value)  # a split is frozen
 
+    __slots__ = _SLOTS  # there may be very many
     source: Source
     client: ClientFacts
     name: str
     changes: tuple[Change, ...]
-    itemsize: int
     known: SplitFacts
+    itemsize: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DeferredSplit, tuple(getattr(self, slot) for slot in _SLOTS)
 
     def loaded(self) -> Split:
         """The samples in memory.

@@ -16,9 +16,10 @@ from perfed.data.agreement import Agreement
 from perfed.data.augment import CropFlip
 from perfed.data.checks import check_client, check_domains
 from perfed.data.client import SPLITS, Client, Split, sizes_of
-from perfed.data.deferred import HOLD, Held, Source, stays
+from perfed.data.deferred import Source, stays
 from perfed.data.facts import ClientFacts
 from perfed.data.folder import ClientFolder
+from perfed.data.holder import HOLD, Held
 from perfed.data.inputs import arrays_of
 from perfed.data.labels import Classes, Task, coded
 from perfed.data.summary import FederationFacts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from perfed.data.deferred import HOLD
 from perfed.data.federation import Federation
+from perfed.data.holder import HOLD
 from perfed.datasets.catalogue import NonNegative, dataset
 from perfed.errors import PerfedError
 

@@ -269,8 +269,7 @@ class Server:
             self.state = ServerState(before)
             self.engine.discard()
             raise
-        if clients.record.exchanges:  # else nothing is pending, of however many clients
-            self.engine.commit(clients.ids)
+        self.engine.commit(clients.ids if clients.record.exchanges else ())  # else nothing is pending
         return clients.ended()
 
     def own_models(self, ids: Sequence[str], round_: int) -> Iterator[Cohort]:

@@ -121,7 +121,9 @@ class View:
             width = max(s[0] for s in shapes) if len(shapes) > 1 else None
             none = torch.arange(0, device=self.device)
             own = ((c, c.split(split)) for c in self.clients)
-            parts = loaded([c.train.take(none) if part is None else part for c, part in own])
+            parts = [c.train.take(none) if part is None else part for c, part in own]
+            if any(part.deferred for part in parts):
+                parts = loaded(parts)
             self._packed[split] = Samples.pack(parts, width)
         return self._packed[split]
 
