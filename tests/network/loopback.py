@@ -188,6 +188,7 @@ class Loopback(ExitStack):
     def start(self, app: Path) -> None:
         self.run = self.submitter.submit(app, {"control": str(self.control)})
         until(self.control.exists, 30)
+        self.callback(lambda: [site.stop.set() for site in self.sites.values()])
 
     def order(self, timeout: float, **order: object):
         return json.loads(ask(self.control, json.dumps(order).encode(), timeout))

@@ -22,7 +22,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'perfed[flower]'")
 
-from loopback import CLIENT, RECORDER, Authority, Loopback, free_port, site_key, until, write_app
+from loopback import CLIENT, RECORDER, SERVER, Authority, Loopback, free_port, site_key, until, write_app
 
 from perfed.engine.flower.probe import Server, Unreachable, probe
 from perfed.engine.flower.processes import superlink
@@ -223,8 +223,8 @@ def test_without_tls_names_come_from_node_configs(trial, folder):
     assert trial.missing(["north"], PATIENT) == []
     assert trial.missing(["north", "south"], 0.5) == ["south"]
     north.kill()
-    ends = time.monotonic() + 60
-    while trial.exchange({"north": "back"}, 20)["north"][0] != "BACK":
+    ends = time.monotonic() + 2 * PATIENT
+    while trial.exchange({"north": "back"}, PATIENT)["north"][0] != "BACK":
         assert time.monotonic() < ends
     trial.add("impostor", handle, as_name="north")
     with pytest.raises(PerfedError, match="two sites are called 'north'"):
@@ -233,7 +233,8 @@ def test_without_tls_names_come_from_node_configs(trial, folder):
 
 def test_a_server_program_that_fails_is_not_taken_for_a_success(trial, folder):
     app = write_app(folder / "failing-app")
-    (app / "toy" / "server.py").write_text("raise SystemError('no server here')\n")
+    broken = SERVER.replace("stop = threading.Event()", "raise SystemError('no server here')")
+    (app / "toy" / "server.py").write_text(broken)
     assert trial.submitter.follow(trial.submitter.submit(app, {}), print, 60) == "finished:failed"
 
 
