@@ -39,15 +39,15 @@ class MemoryOffice:
         self._queues: dict[str, queue.Queue[tuple[str, bytes]]] = {}
         for site, handler in handlers.items():
             self._queues[site] = queue.Queue()
-            threading.Thread(target=self._work, args=(site, handler), daemon=True).start()
+            threading.Thread(target=self.work, args=(site, handler), daemon=True).start()
 
     def nodes(self) -> list[Node]:
-        self._hang()
+        self.wait_while_hung()
         here = [Node(number, site, "here", "1") for site, number in self.numbers.items() if site not in self.away]
         return here + self.extra
 
     def send(self, node: int, body: bytes, seconds: float) -> str:
-        self._hang()
+        self.wait_while_hung()
         letter = str(next(self._letters))
         sites = {number: site for site, number in self.numbers.items()}
         sites |= {extra.number: extra.site for extra in self.extra}
@@ -55,14 +55,14 @@ class MemoryOffice:
         return letter
 
     def collect(self, letters: Sequence[str]) -> list[Delivery]:
-        self._hang()
+        self.wait_while_hung()
         return [self._came.pop(letter) for letter in letters if letter in self._came]
 
-    def _hang(self) -> None:
+    def wait_while_hung(self) -> None:
         while self.hang.is_set():
             time.sleep(0.01)
 
-    def _work(self, site: str, handler: Handler) -> None:
+    def work(self, site: str, handler: Handler) -> None:
         while True:
             letter, body = self._queues[site].get()
             self.got[site].append(body)

@@ -92,6 +92,20 @@ def test_a_server_that_hangs_is_named_at_the_deadline(office, transport, monkeyp
     assert not errors(transport.exchange(ALL, 5))
 
 
+def test_what_was_on_its_way_is_sent_once_more_after_the_server_was_away(office, transport, monkeypatch):
+    monkeypatch.setattr(post, "PATIENCE", 0.2)
+    office.drop = {"west"}  # as if the server had been killed while it handed the message over
+    answers = transport.exchange(ALL, 5)
+    first = [next(answers), next(answers)]
+    office.hang.set()
+    time.sleep(0.4)
+    office.drop = set()
+    office.hang.clear()
+    (last,) = answers
+    assert last.body == b"WEST" and {answer.site for answer in first} == {"north", "south"}
+    assert [len(office.got[name]) for name in NAMES] == [1, 1, 2]
+
+
 def test_a_server_that_never_answered_ends_the_question_for_sites(office, transport, monkeypatch):
     monkeypatch.setattr(post, "PATIENCE", 0.1)
     office.hang.set()

@@ -72,17 +72,21 @@ app = client_app()
 """
 RECORDER = """
 import sys
+
 def note(event, arguments):
-    if event == "socket.connect":
-        text = repr(arguments[1])
-    elif event in ("socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"):
-        text = event + " " + repr(arguments[-1] if event == "socket.sendto" else arguments[0])
+    if event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
+        to = arguments[1]
+        host = to[0] if isinstance(to, tuple) else to
+    elif event in ("socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"):
+        host = arguments[0]
     else:
         return
     with open({file!r}, "a") as file:
-        file.write(text + "\\n")
+        file.write(repr(host) + "\\n")
+
 sys.addaudithook(note)
 """
+"""A ``sitecustomize`` that writes down each host that is connected to or asked for."""
 
 
 def free_port() -> int:
@@ -184,6 +188,7 @@ class Loopback(ExitStack):
     def start(self, app: Path) -> None:
         self.run = self.submitter.submit(app, {"control": str(self.control)})
         until(self.control.exists, 30)
+        self.callback(lambda: [site.stop.set() for site in self.sites.values()])
 
     def order(self, timeout: float, **order: object):
         return json.loads(ask(self.control, json.dumps(order).encode(), timeout))
@@ -223,7 +228,7 @@ class Authority:
         folder.mkdir(parents=True, exist_ok=True)
         self.name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"authority {folder.name}")])
         self.key = ec.generate_private_key(ec.SECP256R1())
-        self.ca = self._write("ca", self._sign(self.name, self.key.public_key(), 30, None))
+        self.ca = self.write("ca", self.sign(self.name, self.key.public_key(), 30, None))
 
     def server(self, name: str, days: int = 30, address: str = "127.0.0.1") -> Certificate:
         from cryptography import x509
@@ -233,13 +238,13 @@ class Authority:
 
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-        certificate = self._write(name, self._sign(subject, key.public_key(), days, address))
+        certificate = self.write(name, self.sign(subject, key.public_key(), days, address))
         file = self.folder / f"{name}.key"
         form = serialization.PrivateFormat.PKCS8
         file.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
         return Certificate(self.ca, certificate, file)
 
-    def _sign(self, subject, public, days: int, address: str | None):
+    def sign(self, subject, public, days: int, address: str | None):
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes
 
@@ -260,7 +265,7 @@ class Authority:
             builder = builder.add_extension(names, critical=False)
         return builder.sign(self.key, hashes.SHA256())
 
-    def _write(self, name: str, certificate) -> Path:
+    def write(self, name: str, certificate) -> Path:
         from cryptography.hazmat.primitives import serialization
 
         path = self.folder / f"{name}.crt"

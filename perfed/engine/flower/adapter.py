@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import platform
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from perfed.engine.flower.post import Delivery, Node, PostTransport
@@ -50,7 +51,7 @@ class FlowerTransport(PostTransport):
     """The sites of a run, as a :class:`~perfed.engine.flower.transport.Transport`.
 
     A site is known by the name that its key was registered under. Where the server does not authenticate SuperNodes
-    (a trial on one machine), each is asked once for the name in its node config.
+    (a trial on one machine), each is asked for the name in its node config, which takes seconds: ``wait_for`` them.
 
     Args:
         grid: of a ServerApp.
@@ -65,6 +66,7 @@ class _GridOffice:
         self._grid = grid
         self._said: dict[int, tuple[str, str]] = {}  # SuperNode -> site and place, as it said itself
         self._hellos: dict[str, int] = {}  # unanswered hello -> SuperNode
+        self._asked: dict[int, float] = {}  # when a SuperNode was asked last
 
     def nodes(self) -> list[Node]:
         found, unknown = [], []
@@ -85,15 +87,20 @@ class _GridOffice:
             if node is not None and not reply.has_error():
                 site, place = json.loads(_bytes(reply))
                 self._said[node] = (site, place)
-        for node in set(unknown) - set(self._said) - set(self._hellos.values()):
-            self._hellos[self._push(_message(b"", node, _HELLO, HELLO))] = node
+        now = time.monotonic()
+        for node in unknown:
+            if node not in self._said and now - self._asked.get(node, -HELLO) >= HELLO:
+                self._asked[node] = now
+                self._hellos[self._push(_message(b"", node, _HELLO, HELLO))] = node
 
     def send(self, node: int, body: bytes, seconds: float) -> str:
         return self._push(_message(body, node, _EXCHANGE, seconds))
 
     def _push(self, message: Message) -> str:
-        (number,) = self._grid.push_messages([message]) or [""]
-        return str(number)
+        numbers = [number for number in self._grid.push_messages([message]) if number]
+        if not numbers:
+            raise PerfedError("the SuperLink does not take a message, which may be too large for it")
+        return str(numbers[0])
 
     def collect(self, letters: Sequence[str]) -> list[Delivery]:
         return [_delivery(reply) for reply in self._grid.pull_messages(list(letters))]

@@ -21,8 +21,8 @@ REFRESH = 1.0
 """Seconds between two looks for sites."""
 LATE = 60.0
 """Seconds that a message lives beyond its deadline: late replies are taken away, and clocks may differ by so much."""
-PATIENCE = 5.0
-"""Seconds after which a call of the office counts as hanging."""
+PATIENCE, RATE = 3.0, 1e6
+"""A call of the office that takes so many seconds, and carries fewer bytes a second, hangs: the server is away."""
 
 
 @dataclass(frozen=True)
@@ -186,10 +186,23 @@ class PostTransport:
                 self._changed.notify_all()
 
     @contextmanager
-    def _calling(self) -> Iterator[None]:
-        self._calling_since = time.monotonic()
-        yield
+    def _calling(self, size: int = 0) -> Iterator[list[int]]:
+        """Around a call of the office that carries ``size`` bytes, and those that are added to the list."""
+        carried = [size]
+        began = self._calling_since = time.monotonic()
+        yield carried
         self._calling_since = None
+        seconds = time.monotonic() - began
+        if seconds > PATIENCE and sum(carried) < RATE * seconds:
+            self._send_again()
+
+    def _send_again(self) -> None:
+        """A server that is killed while it hands a message over forgets that it did not."""
+        with self._changed:
+            for number, letter in list(self._posted.items()):
+                if letter.exchange == self._exchange:
+                    del self._posted[number]
+                    self._waiting[letter.site] = letter
 
     def _refresh(self) -> None:
         with self._calling():
@@ -219,7 +232,7 @@ class PostTransport:
             ]
         for letter, node in ready:
             letter.node = node
-            with self._calling():
+            with self._calling(len(letter.body)):
                 number = self._office.send(node, letter.body, max(letter.ends - time.monotonic(), 0) + LATE)
             with self._changed:
                 self._posted[number] = letter
@@ -233,13 +246,14 @@ class PostTransport:
             pause = min(SHARE * (now - self._began), REFRESH)  # each look costs the server 10 ms
         if not numbers or now - self._looked < pause:
             return
-        with self._calling():
+        with self._calling() as carried:
             came = self._office.collect(numbers)
-        with self._changed:
-            self._looked = time.monotonic()
-            for delivery in came:
-                self._arrived(delivery)
-            self._changed.notify_all()
+            carried += [len(delivery.body or b"") for delivery in came]
+            with self._changed:
+                self._looked = time.monotonic()
+                for delivery in came:
+                    self._arrived(delivery)
+                self._changed.notify_all()
 
     def _arrived(self, delivery: Delivery) -> None:
         """The letter's site is free again; its answer counts if its exchange is the one that is running."""

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +31,9 @@ SWITCHES = {
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
     "PYTHONUNBUFFERED": "1",
 }
-"""What keeps Flower from calling others and from installing packages, and makes it look for work often."""
+"""What keeps Flower from calling others and from installing packages."""
 
 _TAIL = 2**16  # bytes of a log
 
@@ -82,16 +81,20 @@ class Process:
         arguments: the command.
         home: Flower's own files.
         log: where its output is added; ``None``: to a pipe, as :attr:`output`.
+        more: variables of its environment beside :func:`environment`'s.
     """
 
-    def __init__(self, arguments: Sequence[str], home: Path, log: Path | None) -> None:
+    def __init__(
+        self, arguments: Sequence[str], home: Path, log: Path | None, more: Mapping[str, str] | None = None
+    ) -> None:
         guarded = [sys.executable, "-I", "-S", guard.__file__, *arguments]
+        own = {**environment(home), **(more or {})}
         self.log = log
         out = subprocess.PIPE if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._begin = 0 if log is None else log.stat().st_size
         try:
             self._popen = subprocess.Popen(
-                guarded, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, env=environment(home)
+                guarded, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, env=own
             )
         finally:
             if log is not None:

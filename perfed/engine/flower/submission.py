@@ -87,29 +87,33 @@ class Submitter:
         Raises:
             PerfedError: the run has not ended after ``deadline`` seconds, or the server does not answer for a minute.
         """
-        ends, heard, status = time.monotonic() + deadline, time.monotonic(), ""
+        ends, heard = time.monotonic() + deadline, time.monotonic()
         lines = _Lines(command("flwr", "log", run, _NAME, "--stream"), self._home)
         try:
-            while not status.startswith("finished"):
-                lines.until(time.monotonic() + _LOOK, write)
+            while True:
+                lines.write_until(time.monotonic() + _LOOK, write)
                 try:
                     status, heard = self.status(run), time.monotonic()
                 except PerfedError as error:
                     if time.monotonic() - heard > PATIENCE:
-                        raise PerfedError(f"the server has not answered for {PATIENCE:.0f} seconds: {error}") from None
+                        raise PerfedError(f"no answer for {PATIENCE:.0f} seconds: {error}") from None
+                    status = ""
+                lines.resume()
+                if status.startswith("finished"):
+                    lines.write_until(time.monotonic() + _LOOK, write)
+                    return status
                 if time.monotonic() > ends:
                     raise PerfedError(f"run {run} has not ended after {deadline:.0f} seconds; it goes on")
-            lines.until(time.monotonic() + _LOOK, write)
         finally:
             lines.close()
-        return status
 
     def _ask(self, *arguments: object) -> Any:
         process = Process(command("flwr", *arguments, "--format", "json"), self._home, None)
         timer = threading.Timer(TIMEOUT, process.stop)
         timer.start()
         try:
-            text = process.output.read().decode(errors="replace")
+            with process.output as output:
+                text = output.read().decode(errors="replace")
         finally:
             timer.cancel()
             process.stop()
@@ -122,7 +126,7 @@ class Submitter:
 
 
 class _Lines:
-    """A log that a command follows; it is started again when it ends, and no line is written twice."""
+    """A log that a command follows; what was written is not written again by a second command."""
 
     def __init__(self, following: list[str], home: Path) -> None:
         self._following, self._home = following, home
@@ -132,29 +136,27 @@ class _Lines:
     def _open(self) -> None:
         self._process = Process(self._following, self._home, None)
         self._queue: queue.Queue[str | None] = queue.Queue()
-        self._skip = self._written
-        threading.Thread(target=self._read, args=(self._process, self._queue), daemon=True).start()
+        self._skip, self._ended = self._written, False
+        threading.Thread(target=_read, args=(self._process, self._queue), daemon=True).start()
 
-    @staticmethod
-    def _read(process: Process, into: queue.Queue[str | None]) -> None:
-        for line in process.output:
-            into.put(line.decode(errors="replace").rstrip("\n"))
-        into.put(None)
+    def resume(self) -> None:
+        """Start the command again if it has failed, as it does when the server goes away."""
+        if self._ended and self._process.exit_code() != 0:
+            self._open()
 
-    def until(self, ends: float, write: Callable[[str], None]) -> None:
+    def write_until(self, ends: float, write: Callable[[str], None]) -> None:
         """Write what comes, until ``ends`` or until the command ends."""
-        while (left := ends - time.monotonic()) > 0:
+        while not self._ended and (left := ends - time.monotonic()) > 0:
             try:
                 line = self._queue.get(timeout=left)
             except queue.Empty:
                 return
             if line is None:
+                self._ended = True
                 self.close()
-                self._open()
-                return
-            if any(sign in line for sign in _OWN):
+            elif any(sign in line for sign in _OWN):
                 continue
-            if self._skip:
+            elif self._skip:
                 self._skip -= 1
             else:
                 self._written += 1
@@ -163,6 +165,13 @@ class _Lines:
     def close(self) -> None:
         """End the command."""
         self._process.stop()
+
+
+def _read(process: Process, into: queue.Queue[str | None]) -> None:
+    with process.output as output:
+        for line in output:
+            into.put(line.decode(errors="replace").rstrip("\n"))
+    into.put(None)
 
 
 def _last_json(text: str) -> dict[str, Any] | None:

@@ -14,12 +14,14 @@ from perfed.errors import PerfedError
 
 LONGEST = 30.0
 """Seconds between two attempts, at most."""
-LEASE = 5.0
+LEASE = 10.0
 """Seconds between two attempts while the server still holds the connection of a SuperNode that was killed."""
 _STEADY = 60.0  # after so many seconds a SuperNode that ends has not failed to start
 _LOOK = 0.2
-_REGISTRATION_OFF = "[code: 2001]"
-_NOT_CONNECTED = 305 & 255  # what the system keeps of Flower's exit code
+_QUICK = {
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"
+}  # seconds between looks for a message here; Flower's second adds up
+_NO_KEY, _NOT_ACTIVATED = "[code: 2001]", "[code: 2004]"  # in the log: Flower's exit code is 1 whatever happened
 
 
 def supervise(
@@ -57,16 +59,17 @@ def supervise(
 
 def _once(server: Server, config: Mapping[str, str], folder: Path, stop: threading.Event) -> tuple[str, float]:
     """Run a SuperNode until it ends: why it did, and the seconds to wait (0: as the back-off says)."""
-    process = Process(_command(server, config), folder / "flwr", folder / "supernode.log")
+    process = Process(_command(server, config), folder / "flwr", folder / "supernode.log", _QUICK)
     try:
         while (code := process.wait(_LOOK)) is None:
             if stop.is_set():
                 return "", 0.0
     finally:
         process.stop()
-    if _REGISTRATION_OFF in process.said():
+    said = process.said()
+    if _NO_KEY in said:
         raise PerfedError(f"server {server.address} authenticates its sites: this site needs its key")
-    if code == _NOT_CONNECTED:
+    if _NOT_ACTIVATED in said:
         held = "the server still holds this site's last connection, for up to a minute; trying again"
         return held, LEASE
     return f"the SuperNode ended with exit code {code} (see {process.log}); starting it again", 0.0

@@ -49,7 +49,8 @@ class Transport(Protocol):
 
         A site that is not connected, or still busy with an earlier message, gets its message as soon as it can. At the
         deadline every site that is missing gives an answer with an error. Closing the iterator early leaves the others
-        busy: their late replies are dropped, and only then they get a next message.
+        busy: their late replies are dropped, and only then they get a next message. After the server was away, what was
+        on its way is sent once more: a site has to answer a message that it has answered before as it did then.
 
         Args:
             messages: bytes by name of the site.

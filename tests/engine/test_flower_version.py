@@ -1,0 +1,36 @@
+"""Which Flower is taken, and what is said of another one or none."""
+
+from __future__ import annotations
+
+from importlib import import_module, metadata
+from importlib.util import find_spec
+
+import pytest
+
+from perfed.engine.flower.processes import command
+from perfed.engine.flower.version import check_flower
+from perfed.errors import PerfedError
+
+
+@pytest.mark.parametrize("version", ["1.41.0", "1.42.3", "1.41.0.dev20261101"])
+def test_versions_that_perfed_is_made_for(monkeypatch, version):
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    check_flower()
+
+
+@pytest.mark.parametrize("version", ["1.40.9", "1.43.0", "2.0.0"])
+def test_another_version_is_refused_in_one_line(monkeypatch, version):
+    monkeypatch.setattr(metadata, "version", lambda name: version)
+    with pytest.raises(PerfedError) as error:
+        command("flower-superlink")
+    assert str(error.value) == (
+        f"flwr {version} is installed, but perfed needs flwr >=1.41,<1.43: pip install 'perfed[flower]'"
+    )
+
+
+@pytest.mark.skipif(find_spec("flwr") is not None, reason="flwr is installed")
+@pytest.mark.parametrize("use", [check_flower, lambda: import_module("perfed.engine.flower.adapter")])
+def test_without_flower_the_extra_is_named(use):
+    with pytest.raises(PerfedError) as error:
+        use()
+    assert str(error.value) == "a federation of sites needs flwr >=1.41,<1.43: pip install 'perfed[flower]'"

@@ -1,0 +1,251 @@
+"""Three sites on loopback, over TLS with keys: what goes wrong is named, what comes back goes on.
+
+The tests share one server and one run, in the order in which they are written: what a later one needs, an earlier one
+has left going. Expected outcomes are written beside each fault.
+"""
+
+from __future__ import annotations
+
+import ast
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'perfed[flower]'")
+
+from loopback import CLIENT, RECORDER, SERVER, Authority, Loopback, free_port, site_key, until, write_app
+
+from perfed.engine.flower.probe import Server, Unreachable, probe
+from perfed.engine.flower.processes import superlink
+from perfed.engine.flower.submission import Submitter
+from perfed.engine.flower.supernode import supervise
+from perfed.errors import PerfedError
+
+pytestmark = [pytest.mark.network, pytest.mark.xdist_group("network")]
+NAMES = ["north", "south", "west"]
+HEARD = {"north": "n", "south": "s", "west": "w"}
+PATIENT = 60.0
+"""Seconds for an exchange that must succeed, on a busy machine."""
+
+
+def handle(request: bytes) -> bytes:
+    """What a site's worker does: sleep, fail, or the text in capitals."""
+    word, _, rest = request.decode().partition(" ")
+    if word == "sleep":
+        time.sleep(float(rest))
+    if word == "fail":
+        raise PerfedError("north.csv: no column 'age'")
+    return request.upper()
+
+
+@pytest.fixture(scope="module")
+def folder():
+    with TemporaryDirectory(prefix="fl") as name:  # pytest's are too long for a socket
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def connections(folder):
+    """Every process that is started from here on writes down whom it connects to."""
+    file = folder / "connections"
+    (folder / "record").mkdir()
+    (folder / "record" / "sitecustomize.py").write_text(RECORDER.format(file=str(file)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", ":".join([str(folder / "record"), str(Path(__file__).parents[2])]))
+        for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            patch.delenv(name, raising=False)
+        yield file
+
+
+@pytest.fixture(scope="module")
+def authority(folder):
+    return Authority(folder / "ours")
+
+
+@pytest.fixture(scope="module")
+def federation(folder, connections, authority):
+    """A server over TLS, three sites with registered keys, a run that takes orders."""
+    with Loopback(folder / "server", authority.server("server")) as loopback:
+        for name in NAMES:
+            private, public = site_key(folder, name)
+            loopback.submitter.register(public, name)
+            loopback.add(name, handle, private)
+        loopback.start(write_app(folder / "app"))
+        assert loopback.missing(NAMES, PATIENT) == []
+        yield loopback
+
+
+def test_an_exchange_over_tls_with_names_from_keys(federation):
+    found = federation.exchange(HEARD, PATIENT)
+    assert {site: text for site, (text, _, _) in found.items()} == {"north": "N", "south": "S", "west": "W"}
+
+
+def test_an_error_of_a_site_is_one_line_and_the_others_count(federation):
+    found = federation.exchange(HEARD | {"north": "fail"}, PATIENT)
+    assert found["north"][:2] == ["", "site 'north': north.csv: no column 'age'"]
+    assert [found["south"][0], found["west"][0]] == ["S", "W"]
+
+
+def test_a_straggler_is_named_at_the_deadline_and_drained_before_its_next_message(federation):
+    began = time.monotonic()
+    found = federation.exchange({"north": "n", "west": "sleep 26"}, 24)
+    assert time.monotonic() - began < 24 + 10
+    assert found["west"][1].startswith("site 'west': no answer within 24.0 seconds")
+    assert found["north"][0] == "N"
+    (answer,) = federation.exchange({"west": "next"}, PATIENT).values()
+    assert answer[0] == "NEXT"  # and not the late reply "SLEEP 26"
+
+
+def test_a_superlink_that_is_killed_and_started_again_interrupts_nothing(federation):
+    """Outcome: the exchange that was under way when it was killed ends with all replies; the run goes on."""
+    results = {}
+    orders = {"north": "n", "west": "sleep 5"}
+    exchange = threading.Thread(target=lambda: results.update(federation.exchange(orders, 120)))
+    exchange.start()
+    time.sleep(3)
+    federation.kill_link()
+    federation.start_link()
+    exchange.join(130)
+    assert {site: tuple(said[:2]) for site, said in results.items()} == {"north": ("N", ""), "west": ("SLEEP 5", "")}
+    assert federation.submitter.status(federation.run) == "running"
+
+
+def test_a_supernode_that_is_killed_in_an_exchange_is_named_at_the_deadline(federation):
+    results = {}
+    exchange = threading.Thread(target=lambda: results.update(federation.exchange({"west": "sleep 20"}, 8)))
+    exchange.start()
+    time.sleep(4)
+    federation.sites["west"].kill()
+    exchange.join(18)
+    assert results["west"][0] == "" and results["west"][1].startswith("site 'west': no answer within 8.0 seconds")
+
+
+def refusal(server: Server, folder: Path) -> str:
+    with pytest.raises(PerfedError) as error:
+        supervise(server, {"site": "x", "worker": str(folder / "w")}, folder / "nowhere", print, threading.Event())
+    assert type(error.value) is not Unreachable
+    return str(error.value)
+
+
+def test_what_will_not_mend_is_said_in_one_line(federation, folder, authority):
+    address = federation.address
+    stranger, _ = site_key(folder, "stranger")
+    good = federation.server(folder / "north")
+    probe(good)
+    says = {
+        "wrong key": (Server(address, good.ca, stranger), f"does not know the key in {stranger}"),
+        "no key": (Server(address, good.ca), "authenticates its sites: this site needs its key"),
+        "no authority": (Server(address), "speaks TLS: this site needs the certificate of its authority"),
+        "another authority": (Server(address, Authority(folder / "other").ca, good.key), "is not signed by the auth"),
+        "wrong name": (Server(address.replace("127.0.0.1", "localhost"), good.ca, good.key), "not for 'localhost'"),
+        "no port": (Server("127.0.0.1", good.ca, good.key), "write HOST:PORT"),
+        "no file": (Server(address, folder / "missing.crt", good.key), "not the certificate of an authority"),
+        "not a key": (Server(address, good.ca, good.ca), "not a private key of an elliptic curve"),
+    }
+    for case, (server, words) in says.items():
+        line = refusal(server, folder)
+        assert words in line and "\n" not in line, (case, line)
+
+
+def test_an_expired_certificate_is_said_in_one_line(folder, authority):
+    expired = authority.server("expired", days=-1)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(expired.certificate, expired.key)
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor() as pool:
+
+        def shake() -> None:
+            connection, _ = listening.accept()
+            with connection, suppress(OSError):
+                context.wrap_socket(connection, server_side=True)
+
+        pool.submit(shake)
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        assert "its certificate, or its authority's, has expired" in refusal(Server(address, authority.ca), folder)
+
+
+def test_a_server_that_is_not_there_is_waited_for(folder, connections):
+    address, notes, stop = f"127.0.0.1:{free_port()}", [], threading.Event()
+    config = {"site": "x", "worker": str(folder / "w")}
+    thread = threading.Thread(target=supervise, args=(Server(address), config, folder / "gone", notes.append, stop))
+    thread.start()
+    until(lambda: bool(notes), 10)
+    assert notes == [f"server {address} is not reachable: Connection refused"]
+    stop.set()
+    thread.join(5)
+    assert not thread.is_alive()
+    with pytest.raises(PerfedError, match=f"server {address}: .*unavailable"):
+        Submitter(folder / "gone" / "home", address).status(1)
+
+
+def test_a_port_in_use_is_said_in_one_line(federation, folder):
+    with pytest.raises(PerfedError, match=f"cannot listen at {federation.address}: Address already in use; choose"):
+        superlink(folder / "second", federation.address)
+
+
+def test_a_supernode_that_was_killed_comes_back(federation):
+    """Outcome: its supervisor starts it again until the server lets go of the old one, after a minute at most."""
+    west = federation.sites["west"]
+    ends = time.monotonic() + 150
+    while federation.exchange({"west": "back"}, 30)["west"][0] != "BACK":
+        assert time.monotonic() < ends
+    assert west.notes[0].startswith("the SuperNode ended with exit code 137")
+    assert west.notes[1].startswith("the server still holds this site's last connection")
+    assert west.problem is None
+
+
+def test_the_run_ends_with_its_true_status(federation):
+    lines = []
+    federation.order(10, do="stop")
+    assert federation.submitter.follow(federation.run, lines.append, 60) == "finished:completed"
+    said = [line for line in lines if "the server program" in line]
+    assert said == ["the server program is here", "the server program is done"]
+
+
+@pytest.fixture(scope="module")
+def trial(folder, connections):
+    with Loopback(folder / "trial") as loopback:
+        yield loopback
+
+
+def test_without_tls_names_come_from_node_configs(trial, folder):
+    """A site that was killed is back at once; a second site of the same name is refused."""
+    north = trial.add("north", handle)
+    trial.start(write_app(folder / "trial-app"))
+    assert trial.missing(["north"], PATIENT) == []
+    assert trial.missing(["north", "south"], 0.5) == ["south"]
+    north.kill()
+    ends = time.monotonic() + 2 * PATIENT
+    while trial.exchange({"north": "back"}, PATIENT)["north"][0] != "BACK":
+        assert time.monotonic() < ends
+    trial.add("impostor", handle, as_name="north")
+    with pytest.raises(PerfedError, match="two sites are called 'north'"):
+        trial.missing(["impostor"], PATIENT)
+
+
+def test_a_server_program_that_fails_is_not_taken_for_a_success(trial, folder):
+    app = write_app(folder / "failing-app")
+    broken = SERVER.replace("stop = threading.Event()", "raise SystemError('no server here')")
+    (app / "toy" / "server.py").write_text(broken)
+    assert trial.submitter.follow(trial.submitter.submit(app, {}), print, 60) == "finished:failed"
+
+
+def test_nobody_was_called_but_this_machine(connections):
+    """Last in the file: what all processes of the tests above have connected to, or asked the address of."""
+    called = [ast.literal_eval(line) for line in connections.read_text().splitlines()]
+    assert len(called) > 100
+    assert {host for host in called if not str(host).startswith("/")} == {"127.0.0.1"}
+
+
+def test_the_client_app_does_not_import_torch():
+    script = f"{CLIENT}\nimport sys; print(*sorted({{'torch', 'pandas', 'sklearn', 'ray'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
