@@ -31,9 +31,7 @@ class Training:
 
     def __post_init__(self) -> None:
         if self.ray_address is not None and self.jobs < 2:
-            raise PerfedError(
-                f"--ray-address {self.ray_address}: --jobs says how many runs are there at the same time"
-            )
+            raise PerfedError(f"--ray-address {self.ray_address}: --jobs says how many runs are there at the same time")
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,8 @@ def test_a_run_that_goes_on_counts_from_where_it_stood():
     def execute(update):
         clock.now = 20.0
         update(8, 10, None)
-        assert work.running["local"].span.left(clock.now) == pytest.approx(20.0)  # two rounds took 20 s, and two are left
+        # two rounds took 20 s, and two are left
+        assert work.running["local"].span.left(clock.now) == pytest.approx(20.0)
         return {}
 
     run = SimpleNamespace(rounds=10, done=6, plan=Plan(threads=1), execute=execute)

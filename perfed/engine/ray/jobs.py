@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -40,10 +42,7 @@ class RayTasks:
             raise PerfedError("--ray-address: ray is not installed; pip install 'perfed[ray]' has it") from None
         self._own = not ray.is_initialized()
         if self._own:
-            try:
-                ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                raise PerfedError(f"--ray-address {address}: {str(error).splitlines()[0]}") from None
+            _connect(ray, address)
         each = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
         self._threads = max(1, min(int(sum(each)) // number, int(max(each))))
         self._inbox = ray.remote(num_cpus=0)(_Inbox).remote()
@@ -82,6 +81,17 @@ class RayTasks:
         ray.kill(self._inbox)
         if self._own:
             ray.shutdown()
+
+
+def _connect(ray: Any, address: str) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise PerfedError(f"--ray-address {address}: {str(error).splitlines()[0]}") from None
+    finally:
+        if threading.current_thread() is threading.main_thread():  # ray takes SIGTERM for itself
+            signal.signal(signal.SIGTERM, handler)
 
 
 class _Inbox:
