@@ -26,7 +26,7 @@ from perfed.machine import TERMINATED, sigterm_as_exit
 from perfed.plugins import own_mistake
 from perfed.run.run import Run
 
-GRACE = 30.0
+GRACE = 60.0
 """Seconds that a process has to write its checkpoint after it was told to end."""
 
 Key = tuple[Any, ...]

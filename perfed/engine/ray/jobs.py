@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -14,8 +15,9 @@ from typing import Any
 
 from perfed.errors import PerfedError
 
-GRACE = 30.0
+GRACE = 60.0
 """Seconds that a task has to write its checkpoint after it was told to end."""
+_ANSWER_SECONDS = 10.0
 
 Message = tuple[str, Any]
 Work = Callable[[bytes, tuple[Any, ...], Callable[[Any], None], int], Message]
@@ -46,7 +48,7 @@ class RayTasks:
         each = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
         self._threads = max(1, min(int(sum(each)) // number, int(max(each))))
         self._inbox = ray.remote(num_cpus=0)(_Inbox).remote()
-        self._task = ray.remote(num_cpus=self._threads, max_retries=0, max_calls=0)(_run)
+        self._task = ray.remote(num_cpus=self._threads, max_retries=0)(_run)
         place = (str(Path.cwd()), list(sys.path), {k: v for k, v in os.environ.items() if k.startswith("PERFED_")})
         self._sent = ray.put((work, parcel, self._threads, place))
         self._doing: dict[Any, int] = {}
@@ -59,7 +61,10 @@ class RayTasks:
         """What came since the last time: worker, kind and value of each message."""
         ray = self._ray
         ended, _ = ray.wait(list(self._doing), num_returns=len(self._doing), timeout=0) if self._doing else ([], [])
-        heard: list[tuple[int, str, Any]] = ray.get(self._inbox.take.remote())  # what ended tasks said is there
+        try:
+            heard: list[tuple[int, str, Any]] = ray.get(self._inbox.take.remote())  # what ended tasks said is there
+        except ray.exceptions.RayError as error:
+            raise PerfedError(f"jobs: the Ray cluster is lost: {str(error).splitlines()[0]}") from None
         for task in ended:
             worker = self._doing.pop(task)
             try:
@@ -84,6 +89,11 @@ class RayTasks:
 
 
 def _connect(ray: Any, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise PerfedError(f"--ray-address {address}: no Ray cluster answers: {error}") from None
     handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
