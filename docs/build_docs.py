@@ -19,7 +19,7 @@ from typing import Any
 import maps_tables
 from screens import screens
 
-from perfed.experiment.compare import Comparison, federated
+from perfed.experiment.compare import Comparison, Recipe, federated
 from perfed.experiment.config import find_experiment
 from perfed.experiment.overrides import override
 from perfed.report import compare_table, comparison_rows, load_runs
@@ -86,9 +86,10 @@ class Kept:
         table = override(find_experiment(self.experiment), self.settings, federated(names))
         with tempfile.TemporaryDirectory() as folder:
             comparison = Comparison.create(Path(folder) / "made", table, names, list(seeds), None, None)
-            for method, seed, make in comparison.runs(None, None):
+            ready = Recipe(comparison, None, None)
+            for method, seed in comparison.left():
                 print(f"{self.experiment} {' '.join(self.settings)}: {method}, seed {seed}", file=sys.stderr)
-                make().execute()
+                ready(method, seed).execute()
             runs = load_runs(comparison.started())
         rows = {(row["method"], row["seed"]): row["accuracy"] for row in comparison_rows(runs)}
         return [

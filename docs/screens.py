@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perfed.experiment.compare import Comparison, federated
+from perfed.experiment.compare import Comparison, Recipe, federated
 from perfed.experiment.config import find_experiment
 from perfed.experiment.overrides import override
 from perfed.report import load_runs
@@ -45,8 +45,9 @@ def _page(folder: Path) -> Path:
     """The first two sections of the report."""
     table = override(find_experiment(EXPERIMENT), ["plan.engine=stacked", "plan.threads=1"], federated(METHODS))
     comparison = Comparison.create(folder / "made", table, METHODS, SEEDS, None, None)
-    for _, _, make in comparison.runs(None, None):
-        make().execute()
+    ready = Recipe(comparison, None, None)
+    for method, seed in comparison.left():
+        ready(method, seed).execute()
     runs = load_runs(comparison.started())
     study = Study.of(runs)
     sections = [verdict_section(study), leaderboard_section(study)]

@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 from perfed.cli import main
+from perfed.experiment import jobs
 
 EXPERIMENT = "flic-digits-views"
 TINY = (
@@ -95,6 +96,7 @@ def _program(arguments: list[str], said: list[Path], folder: Path, environment: 
         with file.open("wb") as handle:
             os.dup2(handle.fileno(), number)
     sys.argv = ["perfed", *arguments]
+    jobs.START_METHOD = "fork"
     main()
 
 

@@ -16,15 +16,15 @@ from perfed.cli.options import Shown, Training
 from perfed.cli.progress import Work, shown
 from perfed.cli.table import print_table
 from perfed.cli.terminal import print_choice, print_summary
-from perfed.cli.training import default_out, device_of, resumable, said, settings_of, shared_settings
+from perfed.cli.training import default_out, device_of, executor, resumable, settings_of, shared_settings
 from perfed.errors import PerfedError
-from perfed.experiment.compare import Comparison, is_comparison, parse_names, parse_seeds
+from perfed.experiment.compare import Comparison, is_comparison
 from perfed.experiment.config import Experiment, find_experiment, validate
+from perfed.experiment.names import parse_names, parse_seeds
 from perfed.experiment.overrides import override, parse_value
 from perfed.experiment.search import Search, is_search
 from perfed.experiment.start import is_done, resume, start
 from perfed.method.registry import entry
-from perfed.plugins import own_mistakes
 from perfed.report import load_runs, write_report
 from perfed.report.partition import ClassTable, counted_tables, write_partition_page
 from perfed.run.directory import RunDirectory, plain
@@ -33,8 +33,8 @@ from perfed.run.run import Run
 
 def _execute(make: Callable[[], Run], label: str) -> dict[str, Any]:
     """Execute one run, and show how far it is."""
-    with own_mistakes(), shown(Work(1)) as work:
-        return work.execute(partial(said, make, label), label)
+    with shown(Work(1)) as work:
+        return work.execute(make, label)
 
 
 def _end(directory: Path, title: str, summary: dict[str, Any], show: Shown) -> None:
@@ -96,13 +96,15 @@ def resume_command(directory: Path, settings: list[str], how: Training, show: Sh
             f"{directory}: only a run can go on to more rounds; give each run to resume by itself, all seeds of all "
             f"methods that are to be compared, or begin another comparison with rounds={rounds}"
         )
+    if how.jobs > 1 and not (is_comparison(directory) or is_search(directory)):
+        raise PerfedError(f"{directory}: is one run, if any; --jobs is for comparisons and searches")
     with resumable(directory, how.data_dir, how.device), alone_on_stdout(show.as_json):
         if is_comparison(directory):
-            compare(Comparison.read(directory), how.data_dir, where, show)
+            compare(Comparison.read(directory), how, show)
         elif is_search(directory):
             search = Search.read(directory)
             search.check(how.data_dir, where)
-            _tune(search, how.data_dir, where, show)
+            _tune(search, how, show)
         else:
             _resume(directory, how.data_dir, where, rounds, show)
 
@@ -150,12 +152,12 @@ def tune_command(
     search = Search.create(out, table, names, numbers, grid or [], how.data_dir, where)
     with resumable(out, how.data_dir), alone_on_stdout(show.as_json):
         say_where("results", out)
-        _tune(search, how.data_dir, where, show)
+        _tune(search, how, show)
 
 
-def _tune(search: Search, data_dir: Path | None, device: torch.device | None, show: Shown) -> None:
+def _tune(search: Search, how: Training, show: Shown) -> None:
     with shown(Work(search.size)) as work:
-        chosen = search.execute(data_dir, device, work.execute, work.already)
+        chosen = search.execute(how.data_dir, device_of(how.device), executor(how, work), work.already)
     if show.as_json:
         methods = {method: asdict(choice) for method, choice in chosen.items()}
         return print_json(plain({"directory": search.path, "runs": search.size, "chosen": methods}))

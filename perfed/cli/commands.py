@@ -21,9 +21,11 @@ from perfed.cli.options import (
     DeviceOption,
     EngineOption,
     ExperimentName,
+    JobsOption,
     JsonOption,
     MethodsOption,
     OutOption,
+    RayOption,
     Settings,
     Shown,
     Training,
@@ -125,6 +127,8 @@ def resume_command(
     ] = None,
     device: DeviceOption = None,
     data_dir: DataOption = None,
+    jobs: JobsOption = 1,
+    ray_address: RayOption = None,
     as_json: JsonOption = False,
     all_metrics: AllMetricsOption = False,
     verbose: VerboseOption = False,
@@ -132,11 +136,11 @@ def resume_command(
     """Continue an interrupted run, comparison or search to the same bits, or a finished run to more rounds."""
     from perfed.cli import actions
 
-    how = Training(device=device, data_dir=data_dir)
+    how = Training(device=device, data_dir=data_dir, jobs=jobs, ray_address=ray_address)
     actions.resume_command(directory, settings or [], how, Shown(as_json, all_metrics, verbose))
 
 
-@app.command("compare", epilog="Example: perfed compare digits-label-skew --methods local,fedpac --seeds 0..2")
+@app.command("compare", epilog="Example: perfed compare digits-label-skew --methods local,fedpac --seeds 0..2 --jobs 2")
 def compare_command(
     experiment: Annotated[
         str | None,
@@ -160,6 +164,8 @@ def compare_command(
     device: DeviceOption = None,
     data_dir: DataOption = None,
     out: OutOption = None,
+    jobs: JobsOption = 1,
+    ray_address: RayOption = None,
     as_json: JsonOption = False,
     all_metrics: AllMetricsOption = False,
     verbose: VerboseOption = False,
@@ -167,7 +173,7 @@ def compare_command(
     """Train several methods over several seeds: one table, one report, a verdict at the end."""
     from perfed.cli import comparing
 
-    how = Training(engine, device, data_dir, out)
+    how = Training(engine, device, data_dir, out, jobs, ray_address)
     comparing.compare_command(experiment, settings, methods, seeds, extend, how, Shown(as_json, all_metrics, verbose))
 
 
@@ -182,12 +188,14 @@ def tune_command(
     device: DeviceOption = None,
     data_dir: DataOption = None,
     out: OutOption = None,
+    jobs: JobsOption = 1,
+    ray_address: RayOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Choose settings on validation data only, with the same budget for every method."""
     from perfed.cli import actions
 
-    how = Training(engine, device, data_dir, out)
+    how = Training(engine, device, data_dir, out, jobs, ray_address)
     actions.tune_command(experiment, settings, methods, grid, seeds, how, Shown(as_json))
 
 

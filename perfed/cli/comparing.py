@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from contextlib import closing
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from perfed.cli.console import alone_on_stdout, print_json, say, say_where, say_whole
 from perfed.cli.options import Shown, Training
 from perfed.cli.progress import Work, shown
 from perfed.cli.terminal import conclusion_json, print_conclusion
-from perfed.cli.training import default_out, device_of, resumable, said, shared_settings
+from perfed.cli.training import default_out, device_of, executor, resumable, shared_settings
 from perfed.errors import PerfedError
-from perfed.experiment.baselines import Baseline
-from perfed.experiment.compare import Comparison, federated, parse_names, parse_seeds
+from perfed.experiment.compare import Comparison, federated
 from perfed.experiment.conclusion import Failure
 from perfed.experiment.config import find_experiment
 from perfed.experiment.extend import More, extend
+from perfed.experiment.names import parse_names, parse_seeds
 from perfed.experiment.overrides import override
-from perfed.plugins import own_mistakes
-from perfed.run.run import Run
 
 
 def compare_command(
@@ -46,7 +41,7 @@ def compare_command(
         planned = Comparison.create(out, table, names, numbers, how.data_dir, device_of(how.device))
     with resumable(planned.path, how.data_dir), alone_on_stdout(show.as_json):
         say_where("results", planned.path)
-        compare(planned, how.data_dir, device_of(how.device), show)
+        compare(planned, how, show)
 
 
 def _extended(
@@ -64,32 +59,28 @@ def _extended(
     return extend(path, more, how.data_dir, device_of(how.device))
 
 
-def compare(planned: Comparison, data_dir: Path | None, device: torch.device | None, show: Shown) -> None:
+def compare(planned: Comparison, how: Training, show: Shown) -> None:
     """Do the runs that are not finished, and say what came of all."""
-    failed: list[PerfedError] = []
-    failures: list[Failure] = []
+    failed: dict[tuple[str, int], PerfedError] = {}
     number = len(planned.methods) * len(planned.seeds)
     with shown(Work(number)) as work:
-        work.already(number - sum(1 for _ in planned.runs(data_dir, device)))
-
-        def execute(make: Callable[[], Run | Baseline], label: str) -> dict[str, Any]:
-            with own_mistakes():
-                return work.execute(partial(said, make, label), label)
-
-        for method, seed, outcome in planned.outcomes(data_dir, device, execute):
-            if isinstance(outcome, PerfedError):
-                failed.append(outcome)
-                failures.append(Failure.of(method, seed, outcome))
-                say_whole(f"failed: {outcome}", style="red")
-            else:
-                _say_outcome(method, seed, outcome, show.verbose)
-    found = planned.conclude(failures=failures)
+        work.already(number - len(planned.left()))
+        outcomes = planned.outcomes(how.data_dir, device_of(how.device), executor(how, work))
+        with closing(outcomes):
+            for method, seed, outcome in outcomes:
+                if isinstance(outcome, PerfedError):
+                    failed[method, seed] = outcome
+                    say_whole(f"failed: {outcome}", style="red")
+                else:
+                    _say_outcome(method, seed, outcome, show.verbose)
+    failed = {key: failed[key] for key in planned.keys if key in failed}  # runs side by side end in any order
+    found = planned.conclude(failures=[Failure.of(*key, outcome) for key, outcome in failed.items()])
     if show.as_json:
-        print_json(conclusion_json(found, failed=[str(error) for error in failed]))
+        print_json(conclusion_json(found, failed=[str(error) for error in failed.values()]))
     else:
         print_conclusion(found, show.all_metrics)
     if failed:
-        raise PerfedError(f"{len(failed)} of {number} runs failed; {failed[0]}")
+        raise PerfedError(f"{len(failed)} of {number} runs failed; {next(iter(failed.values()))}")
 
 
 def _say_outcome(method: str, seed: int, summary: dict[str, Any], verbose: bool) -> None:

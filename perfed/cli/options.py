@@ -16,12 +16,22 @@ from perfed.errors import PerfedError
 
 @dataclass(frozen=True)
 class Training:
-    """How a command that trains does it: options that all of these share, as they were given."""
+    """How a command that trains does it: options that all of these share, as they were given.
+
+    Raises:
+        PerfedError: a cluster for no jobs.
+    """
 
     engine: str | None = None
     device: str | None = None
     data_dir: Path | None = None
     out: Path | None = None
+    jobs: int = 1
+    ray_address: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.ray_address is not None and self.jobs < 2:
+            raise PerfedError(f"--ray-address {self.ray_address}: --jobs says how many runs are there at the same time")
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,13 @@ EngineOption = Annotated[
 DeviceOption = Annotated[str | None, typer.Option("--device", help="'cpu', 'cuda', ... in place of the experiment's")]
 DataOption = Annotated[Path | None, typer.Option("--data-dir", help="folder of data files, before PERFED_DATA")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="directory for results; runs/NAME-TIME if not given")]
+JobsOption = Annotated[
+    int, typer.Option("--jobs", min=1, metavar="N", help="runs side by side, each in a process of its own")
+]
+RayOption = Annotated[
+    str | None,
+    typer.Option("--ray-address", metavar="HOST:PORT", help="the Ray cluster that --jobs are on, else this machine"),
+]
 RunArgument = Annotated[Path, typer.Argument(help="a run's directory", autocompletion=complete.run_directories)]
 SiteOption = Annotated[str, typer.Option("--site", help="the client's id")]
 MethodsOption = Annotated[

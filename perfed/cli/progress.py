@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,16 +16,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from perfed.cli.console import console, say
+from perfed.cli.console import console, say, say_whole
 from perfed.cli.table import shortened
 from perfed.experiment.baselines import Baseline
+from perfed.experiment.stages import DATA, MODELS, ROUNDS, News, execute
 from perfed.run.run import Run
 
 EVERY = 30.0
 """Seconds between two lines where there is no terminal."""
-DATA, PLANNING, PREPARING, ROUNDS, MODELS = "data", "planning", "pre-training", "rounds", "models"
-"""Stages of a run; scikit-learn's have models in place of rounds."""
-
 _BAR, _LABEL = 20, 8
 _NARROW = 70  # terminals below this have no bars
 
@@ -58,31 +57,42 @@ class Span:
 
 
 @dataclass
+class Running:
+    """A run that is being worked on: its rounds, or models, as a span, and its last news."""
+
+    label: str
+    span: Span
+    news: News = field(default_factory=lambda: News(DATA))
+
+    @property
+    def now(self) -> str:
+        """The stage, and how far it is."""
+        news = self.news
+        reached = f" {news.done} of {news.total}" if news.stage in (ROUNDS, MODELS) else ""
+        return f"{news.stage}{reached}" + ("" if news.accuracy is None else f", {100 * news.accuracy:.1f} %")
+
+
+@dataclass
 class Work:
-    """All runs of a command, the present one and its stage.
+    """All runs of a command, and those at present: one, or several side by side.
 
     Attributes:
         total: runs in all.
         clock: seconds from any start on.
         finished: runs that are done.
-        label: of the present run.
-        stage: that it is in.
-        accuracy: of its last evaluated round.
+        running: by label.
     """
 
     total: int
     clock: Callable[[], float] = time.monotonic
     finished: int = 0
-    label: str = ""
-    stage: str = ""
-    accuracy: float | None = None
-    run: Span = field(init=False)
+    running: dict[str, Running] = field(default_factory=dict)
     all: Span = field(init=False)
     _said: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._said = self.clock()
-        self.run, self.all = Span(self._said), Span(self._said, self.total)
+        self.all = Span(self._said, self.total)
         self.already(self.finished)
 
     def already(self, finished: int) -> None:
@@ -92,67 +102,66 @@ class Work:
 
     def execute(self, make: Callable[[], Run | Baseline], label: str) -> dict[str, Any]:
         """Make a run ready and execute it."""
-        self.label, self.stage, self.accuracy, self.run = label, DATA, None, Span(self.clock())
         try:
-            run = make()
-            if isinstance(run, Baseline):
-                self.stage = MODELS
-                return run.execute(self._round)
-            self.run.total, self.run.before = run.rounds, max(0, run.done)
-            self.stage = PREPARING if run.done < 0 else ROUNDS
-            run.plan.trying = self._planning
-            return run.execute(self._round)
+            return execute(make, partial(self.told, label))
         finally:
+            self.told(label, None)
+
+    def told(self, label: str, news: News | None) -> None:
+        """How far the run with this label is; None where it has ended."""
+        if news is None:
+            self.running.pop(label, None)
             self.finished += 1
-            self.all.done = self.finished
-
-    def _round(self, number: int, total: int, accuracy: float | None) -> None:
-        self.stage = ROUNDS if self.stage != MODELS else MODELS
-        self.run.done, self.run.total = number, total
-        self.accuracy = self.accuracy if accuracy is None else accuracy
-        self.all.done = self.finished + number / total
-
-    @contextmanager
-    def _planning(self) -> Iterator[None]:
-        before, self.stage = self.stage, PLANNING
-        try:
-            yield
-        finally:
-            self.stage = before
+        else:
+            run = self.running.setdefault(label, Running(label, Span(self.clock())))
+            run.news = news
+            run.span.total, run.span.before, run.span.done = news.total, news.before, news.done
+            for remark in news.remarks:
+                say_whole(f"{label}: {remark}", style="yellow")
+        at_present = sum(run.span.done / run.span.total for run in self.running.values() if run.span.total)
+        self.all.done = self.finished + at_present
 
     # What is shown -----------------------------------------------------------------------------------------
 
-    @property
-    def _now(self) -> str:
-        """The stage, and how far it is."""
-        reached = f" {self.run.done:.0f} of {self.run.total}" if self.stage in (ROUNDS, MODELS) else ""
-        return f"{self.stage}{reached}" + ("" if self.accuracy is None else f", {100 * self.accuracy:.1f} %")
-
-    def line(self) -> str:
-        """Everything in one line, with as much of the run's label as fits."""
-        now, which = self.clock(), min(self.finished + 1, self.total)
-        overall = f"run {which} of {self.total}, " if self.total > 1 else ""
+    def lines(self) -> list[str]:
+        """Everything in one line, with as much of the run's label as fits; of several runs a line for each."""
+        now, running = self.clock(), list(self.running.values())
         passed = f"{duration(now - self.all.began)} elapsed, {duration(self.all.left(now))} left"
-        room = console.width - len(f"{passed}: {overall}, {self._now}")
-        return f"{passed}: {overall}{shortened(self.label, max(room, _LABEL))}, {self._now}"
+        if len(running) == 1:
+            overall = f"run {min(self.finished + 1, self.total)} of {self.total}, " if self.total > 1 else ""
+            return [_fitted(f"{passed}: {overall}", running[0])]
+        return [f"{passed}: {self.finished} of {self.total} runs", *(_fitted("  ", run) for run in running)]
 
     def tick(self) -> None:
-        """Print the line where the last one is half a minute old."""
+        """Print the lines where the last ones are half a minute old."""
         if self.clock() - self._said >= EVERY:
             self._said = self.clock()
-            say(self.line(), style="dim")
+            for line in self.lines():
+                say(line, style="dim")
 
     def __rich__(self) -> RenderableType:
-        """Overall, run and stage below one another."""
-        now, narrow = self.clock(), console.width < _NARROW
+        """Overall, then the run and its stage below one another; of several runs each in one line."""
+        now, running = self.clock(), list(self.running.values())
+        alone = running[0] if len(running) == 1 else None
         shown = Table.grid(padding=(0, 1))
         rows = [("overall", self.all, f"{self.finished} of {self.total} runs")] if self.total > 1 else []
-        for name, span, text in [*rows, (self.label, self.run, f"{duration(now - self.run.began)} elapsed")]:
+        for run in running:
+            rows.append((run.label, run.span, f"{duration(now - run.span.began)} elapsed" if alone else run.now))
+        for name, span, text in rows:
+            narrow = console.width < _NARROW
             bar: list[RenderableType] = [] if narrow else [ProgressBar(max(span.total, 1), span.done, width=_BAR)]
             times = f"{duration(now - span.began)} elapsed, " if span is self.all and not narrow else ""
             note = f"{text}, {times}{duration(span.left(now))} left"
             shown.add_row(shortened(name, console.width // 4), *bar, Text(note, overflow="ellipsis", no_wrap=True))
-        return Group(shown, Text(f"  {self._now}", style="dim", overflow="ellipsis", no_wrap=True))
+        if alone is None:
+            return shown
+        return Group(shown, Text(f"  {alone.now}", style="dim", overflow="ellipsis", no_wrap=True))
+
+
+def _fitted(before: str, run: Running) -> str:
+    """A line with as much of the run's label as fits."""
+    room = console.width - len(f"{before}, {run.now}")
+    return f"{before}{shortened(run.label, max(room, _LABEL))}, {run.now}"
 
 
 @contextmanager

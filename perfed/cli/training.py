@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped, say
+from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped
+from perfed.cli.options import Training
+from perfed.cli.progress import Work
 from perfed.errors import PerfedError
-from perfed.experiment.baselines import Baseline
+from perfed.experiment.jobs import Execute, Jobs, in_turn
 from perfed.machine import TERMINATED
-from perfed.run.run import Run
 from perfed.training.device import usable_device
 from perfed.training.plan import ENGINES
 
@@ -50,14 +52,9 @@ def resumable(directory: Path, data_dir: Path | None, device: str | None = None)
         raise Stopped(f"{INTERRUPTED[code]}; 'perfed resume {shlex.join(words)}' continues", code) from None
 
 
-def said(make: Callable[[], Run | Baseline], label: str) -> Run | Baseline:
-    """The run; where it goes on, it says from where."""
-    run = make()
-    if isinstance(run, Run) and run.resumed is not None:
-        for note in run.notes:
-            say(note, style="yellow")
-        say(f"{label}: continues from round {run.resumed} to {run.rounds}")
-    return run
+def executor(how: Training, work: Work) -> Execute:
+    """What executes runs as the command line asks for, and shows how far they are."""
+    return partial(in_turn, execute=work.execute) if how.jobs == 1 else Jobs(how.jobs, how.ray_address, work.told)
 
 
 def shared_settings(engine: str | None, settings: list[str] | None) -> list[str]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import cache, partial
+from collections.abc import Generator, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,58 +19,14 @@ from perfed.experiment.baselines import Baseline
 from perfed.experiment.command import command_of
 from perfed.experiment.conclusion import Conclusion, Failure, failed_lines
 from perfed.experiment.config import readable, validate
-from perfed.experiment.estimators import baseline_names, check_baseline, is_baseline
+from perfed.experiment.estimators import is_baseline
+from perfed.experiment.jobs import Execute, in_turn
 from perfed.experiment.start import is_done, resume, start
 from perfed.machine import write_atomic
-from perfed.method.registry import entry, known_names
 from perfed.methods.presets import method_and_policy
 from perfed.report import Gathered, comparison_rows, gathered, verdict, write_report
 from perfed.run.directory import RunDirectory, plain
 from perfed.run.run import Run
-
-
-def parse_names(text: str, *, baselines: bool = False) -> list[str]:
-    """Names of methods separated by commas, as :func:`check_names` allows them."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    check_names(names, "--methods", baselines=baselines)
-    return names
-
-
-def check_names(names: list[str], where: str, *, baselines: bool = False) -> None:
-    """Refuse no names, unknown ones and one that is there twice; ``baselines``: those of scikit-learn models are known.
-
-    Raises:
-        PerfedError: starts with ``where``.
-    """
-    if not names:
-        allowed = [*known_names(), *(baseline_names() if baselines else ())]
-        raise PerfedError(f"{where}: at least one is needed; allowed: {', '.join(allowed)}")
-    for name in names:
-        try:
-            if baselines and is_baseline(name):
-                check_baseline(name)
-            else:
-                entry(name)
-        except PerfedError as error:
-            raise PerfedError(f"{where}: {error}") from None
-    if len(set(names)) < len(names):
-        raise PerfedError(f"{where} {','.join(names)}: a method is named twice")
-
-
-def parse_seeds(text: str) -> list[int]:
-    """``"0..2"`` (inclusive), ``"0,3,5"`` or ``"7"``."""
-    problem = PerfedError(f"--seeds {text}: must be like 0..2 (inclusive), 0,3,5 or 7")
-    try:
-        if ".." in text:
-            first, last = (int(part) for part in text.split(".."))
-            seeds = list(range(first, last + 1))
-        else:
-            seeds = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise problem from None
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise problem
-    return seeds
 
 
 def is_comparison(path: Path) -> bool:
@@ -115,9 +70,6 @@ def _check_policies(table: dict[str, Any], methods: list[str]) -> None:
             f"participation.policy = '{given}' is for all methods, and {own[0]} brings a policy of its own; "
             "participation.policy=uniform leaves the others without one"
         )
-
-
-Execute = Callable[[Callable[[], Run | Baseline], str], dict[str, Any]]  # makes a run ready and executes it
 
 
 @dataclass(frozen=True)
@@ -199,56 +151,38 @@ class Comparison:
             found[method] = before if before.is_dir() else self.path / name
         return found
 
-    def runs(
-        self, data_dir: Path | None, device: torch.device | None
-    ) -> Iterator[tuple[str, int, Callable[[], Run | Baseline]]]:
-        """Method, seed, and what makes the run ready, of those that are not finished; a seed's data are read once."""
-        for seed in self.seeds:
-            data = cache(partial(self._data, seed, data_dir))
-            for method in self.methods:
-                where = self.directory(method, seed)
-                if is_done(where):
-                    continue
-                if not is_baseline(method) and (where / "config.toml").exists():
-                    yield method, seed, partial(resume, where, data_dir=data_dir, device=device)
-                else:
-                    yield method, seed, partial(self._begin, method, seed, data, device)
+    @property
+    def keys(self) -> list[tuple[str, int]]:
+        """Method and seed of all runs, in the order in which they begin."""
+        return [(method, seed) for seed in self.seeds for method in self.methods]
 
-    def _data(self, seed: int, data_dir: Path | None) -> Federation:
-        return validate({**self.table, "seed": seed}).data.load(seed, data_dir)
-
-    def _begin(
-        self, method: str, seed: int, data: Callable[[], Federation], device: torch.device | None
-    ) -> Run | Baseline:
-        where = self.directory(method, seed)
-        if is_baseline(method):
-            return Baseline(method, validate({**self.table, "seed": seed}), data(), where)
-        experiment = validate(method_table(self.table, method, seed))
-        return start(experiment, federation=data(), out=where, device=device)
+    def left(self) -> list[tuple[str, int]]:
+        """Those of the runs that are not finished."""
+        return [key for key in self.keys if not is_done(self.directory(*key))]
 
     def outcomes(
-        self,
-        data_dir: Path | None,
-        device: torch.device | None,
-        execute: Execute = lambda make, label: make().execute(),
-    ) -> Iterator[tuple[str, int, dict[str, Any] | PerfedError]]:
+        self, data_dir: Path | None, device: torch.device | None, execute: Execute = in_turn
+    ) -> Generator[tuple[str, int, dict[str, Any] | PerfedError], None, None]:
         """Do the runs that are not finished: method, seed, and its summary, or why it failed; the others go on.
 
         Args:
             data_dir: first folder in which data files are looked for.
             device: in place of the experiment's.
-            execute: makes a run ready and executes it; gets its label too.
+            execute: executes the runs, one after the other or side by side (:mod:`perfed.experiment.jobs`).
 
         Raises:
             PerfedError: no run could begin, of which nothing is left; says why the first could not.
         """
         failed = []
-        for method, seed, make in self.runs(data_dir, device):
-            try:
-                yield method, seed, execute(make, f"{method} seed {seed}")
-            except PerfedError as error:
-                failed.append(PerfedError(f"{method}, seed {seed}: {error}"))
-                yield method, seed, failed[-1]
+        try:
+            with closing(execute(Recipe(self, data_dir, device), self.left())) as found:
+                for (method, seed), outcome in found:
+                    if isinstance(outcome, PerfedError):
+                        failed.append(outcome := PerfedError(f"{method}, seed {seed}: {outcome}"))
+                    yield method, seed, outcome
+        except PerfedError:
+            self.abandoned()
+            raise
         if self.abandoned():
             raise failed[0]
 
@@ -296,3 +230,44 @@ class Comparison:
         with readable(file):
             known = [Failure(**entry) for entry in json.loads(file.read_text(encoding="utf-8")).get("failed", [])]
             return [of for of in known if not is_done(self.directory(of.method, of.seed))]
+
+
+@dataclass
+class Recipe:
+    """Makes the runs of a comparison ready by method and seed, here or in another process; a seed's data are read once.
+
+    Attributes:
+        comparison: whose runs they are.
+        data_dir: first folder in which data files are looked for.
+        device: in place of the experiment's.
+    """
+
+    comparison: Comparison
+    data_dir: Path | None
+    device: torch.device | None
+    _data: tuple[int, Federation] | None = field(default=None, init=False, repr=False)
+
+    def label(self, method: str, seed: int) -> str:
+        """What people call a run."""
+        return f"{method} seed {seed}"
+
+    def check(self) -> None:
+        """Raises a :class:`PerfedError` where this process does not know what the runs are made of."""
+        for method in federated(self.comparison.methods):
+            validate(method_table(self.comparison.table, method, 0))
+
+    def __call__(self, method: str, seed: int) -> Run | Baseline:
+        """The run, where it was if it had begun."""
+        where, table = self.comparison.directory(method, seed), self.comparison.table
+        if is_baseline(method):
+            return Baseline(method, validate({**table, "seed": seed}), self._federation(seed), where)
+        if (where / "config.toml").exists():
+            return resume(where, data_dir=self.data_dir, device=self.device)
+        experiment = validate(method_table(table, method, seed))
+        return start(experiment, federation=self._federation(seed), out=where, device=self.device)
+
+    def _federation(self, seed: int) -> Federation:
+        if self._data is None or self._data[0] != seed:
+            self._data = None  # before there are two
+            self._data = seed, validate({**self.comparison.table, "seed": seed}).data.load(seed, self.data_dir)
+        return self._data[1]

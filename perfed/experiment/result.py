@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import tempfile
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfed.data.federation import Federation
 from perfed.data.tables.problems import pandas
 from perfed.datasets.in_memory import in_memory
 from perfed.errors import PerfedError
-from perfed.experiment.compare import Comparison, check_names, federated
+from perfed.experiment.compare import Comparison, federated
 from perfed.experiment.conclusion import Conclusion, Failure
 from perfed.experiment.estimators import is_baseline
+from perfed.experiment.jobs import Execute, Jobs, in_turn
+from perfed.experiment.names import check_names
 from perfed.experiment.search import Search
 from perfed.experiment.start import opened
+from perfed.experiment.worker import Source
 from perfed.report import write_report
 from perfed.report.comparison import judged_table
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
-
-Source = Federation | Callable[[int], Federation]
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,6 +115,7 @@ def compare(
     seeds: Sequence[int] = (0, 1, 2),
     tune: Sequence[str] | None = None,
     out: Path | str | None = None,
+    jobs: int = 1,
     **tables: Any,
 ) -> ComparisonResult:
     """Train several methods over several seeds on ``federation``, as ``perfed compare`` does.
@@ -130,6 +131,8 @@ def compare(
             then train without the validation samples that this takes, a quarter of each client's training samples if
             it brings none, and models of scikit-learn are tuned on the same, with as many tries.
         out: directory for the runs; if not given, they are gone with the result.
+        jobs: runs that are made side by side, each in a process of its own; a script gives more than one under
+            ``if __name__ == "__main__":``, and methods and functions of its own must be in a module.
         tables: whatever else an experiment has: ``training={"lr": 1e-2}``, ``evaluation={"metrics": ["log-loss"]}``,
             ``dtype="float64"``, ...
 
@@ -156,16 +159,19 @@ def compare(
     table = {**tables, "rounds": rounds, "model": _table_of_stages(model), "methods": _settings(methods)}
     if taken := {"method", "seed", "data"} & tables.keys():
         raise PerfedError(f"{min(taken)}: methods, seeds and the federation are given by their own arguments")
+    side_by_side = Jobs(jobs, source=federation)
+    execute: Execute = in_turn if jobs == 1 else side_by_side
     kept = tempfile.TemporaryDirectory(prefix="perfed-") if out is None else None
     path = Path(out or "") if kept is None else Path(kept.name)
     with in_memory(federation) as data:
         table = {"name": data, **table, "data": {"name": data}}
         if tune and federated(names):
             RunDirectory.create(path)
-            table = _tuned(path / "tune", table, names, numbers, tune)
+            table = _tuned(path / "tune", table, names, numbers, tune, execute)
         comparison = Comparison.create(path, table, names, numbers, None, None)
-        outcomes = list(comparison.outcomes(None, None))
-        errors = [(method, seed, outcome) for method, seed, outcome in outcomes if isinstance(outcome, PerfedError)]
+        outcomes = {(method, seed): outcome for method, seed, outcome in comparison.outcomes(None, None, execute)}
+        ended = ((*key, outcomes[key]) for key in comparison.keys if key in outcomes)
+        errors = [(method, seed, outcome) for method, seed, outcome in ended if isinstance(outcome, PerfedError)]
         found = comparison.conclude(failures=[Failure.of(*error) for error in errors])
     failed = tuple(str(error) for _, _, error in errors)
     return ComparisonResult(path, tuple(names), tuple(numbers), failed, federation, found, kept)
@@ -187,10 +193,10 @@ def _settings(methods: Sequence[str] | Mapping[str, Mapping[str, Any]]) -> dict[
 
 
 def _tuned(
-    path: Path, table: dict[str, Any], methods: list[str], seeds: list[int], grid: Sequence[str]
+    path: Path, table: dict[str, Any], methods: list[str], seeds: list[int], grid: Sequence[str], execute: Execute
 ) -> dict[str, Any]:
     """The experiment with each method's chosen settings, on the training samples that they were chosen with."""
     search = Search.create(path, table, federated(methods), seeds, grid, None, None)
-    search.execute()
+    search.execute(execute=execute)
     chosen = tomllib.loads((path / "chosen.toml").read_text(encoding="utf-8"))
     return {**chosen, "data": search.held_out["data"]}

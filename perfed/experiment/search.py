@@ -7,22 +7,24 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tomli_w
 import torch
 
 from perfed.data.held_out import TUNING_FRACTION
-from perfed.engine.metrics import main_metric, metric_of, shown
+from perfed.engine.metrics import metric_of, shown
 from perfed.errors import PerfedError
-from perfed.experiment.compare import Execute, check_starts, method_table
+from perfed.experiment.chosen import chosen_table, judged
+from perfed.experiment.compare import check_starts, method_table
 from perfed.experiment.config import Experiment, readable, validate
+from perfed.experiment.jobs import Execute, in_turn
 from perfed.experiment.overrides import grid_points, override, parse_value, resolve
 from perfed.experiment.start import start
+from perfed.experiment.worker import Key
 from perfed.machine import write_atomic
 from perfed.method.registry import entry
 from perfed.run.directory import RunDirectory
@@ -154,7 +156,7 @@ class Search:
         self,
         data_dir: Path | None = None,
         device: torch.device | None = None,
-        execute: Execute = lambda make, label: make().execute(),
+        execute: Execute = in_turn,
         begun: Callable[[int], None] = lambda runs: None,
     ) -> dict[str, Choice]:
         """Run the points that have no result yet, and write what was chosen.
@@ -162,7 +164,7 @@ class Search:
         Args:
             data_dir: first folder in which data files are looked for.
             device: in place of the experiment's.
-            execute: makes a run ready and executes it; gets its label too.
+            execute: executes the runs, one after the other or side by side (:mod:`perfed.experiment.jobs`).
             begun: called once with the number of runs that earlier sittings did.
 
         Returns:
@@ -175,11 +177,22 @@ class Search:
             results = self._results()
             tried = {(result["method"], tuple(result["settings"])) for result in results}
             begun(len(results) * len(self.seeds))
-            for method, point in itertools.product(self.methods, self.points):
-                if (method, tuple(point)) not in tried:
-                    results.append(self._try(method, point, partial(start, data_dir=data_dir, device=device), execute))
-                    write_atomic(self.path / "grid.json", json.dumps(results, indent=2) + "\n")
+            points = itertools.product(self.methods, map(tuple, self.points))
+            left = [(*point, seed) for point in points if point not in tried for seed in self.seeds]
+            outcomes: dict[Key, dict[str, Any] | PerfedError] = {}
+            with closing(execute(Recipe(self, data_dir, device), left)) as found:
+                for (method, point, seed), outcome in found:
+                    outcomes[method, point, seed] = outcome
+                    of_seeds = {seed: outcomes.get((method, point, seed)) for seed in self.seeds}
+                    if None not in of_seeds.values():
+                        results.append(judged(method, point, of_seeds))
+                        results.sort(key=self._place)
+                        write_atomic(self.path / "grid.json", json.dumps(results, indent=2) + "\n")
             return self._choose(results)
+
+    def _place(self, result: dict[str, Any]) -> tuple[int, int]:
+        """Where a result is in ``grid.json``, whenever it was had."""
+        return self.methods.index(result["method"]), self.points.index(result["settings"])
 
     def _results(self) -> list[dict[str, Any]]:
         """What earlier sittings found."""
@@ -191,19 +204,6 @@ class Search:
             if all(result.keys() >= _NEEDED for result in results):
                 return results
         raise PerfedError(f"{file}: cannot be read: every point needs {', '.join(sorted(_NEEDED))}")
-
-    def _try(self, method: str, point: list[str], begin: Callable[..., Run], execute: Execute) -> dict[str, Any]:
-        """One point's scores over seeds; ``mean`` is ``None`` where a run failed, as with rates that diverge."""
-        scores, metric, failed = [], None, ""
-        for seed in self.seeds:
-            experiment = self.experiment(method, point, seed)
-            try:
-                metric, value = _score(execute(partial(begin, experiment), f"{method} {' '.join(point)} seed {seed}"))
-                scores.append(value)
-            except PerfedError as error:
-                failed = f"seed {seed}: {error}"
-        found = {"mean": None, "failed": failed} if failed else {"mean": float(np.mean(scores))}
-        return {"method": method, "settings": point, "metric": metric, "scores": scores, **found}
 
     def _choose(self, results: list[dict[str, Any]]) -> dict[str, Choice]:
         """Each method's best point; ``chosen.toml`` has those of the methods that have one, ``grid.json`` its notes."""
@@ -223,7 +223,11 @@ class Search:
                 failed = f"{method}: no point of the grid could be trained to the end; the first: "
                 failed += f"{' '.join(mine[0]['settings'])}, {mine[0]['failed']}"
         if chosen:
-            self._write_chosen({method: choice.settings for method, choice in chosen.items()})
+            settings = {method: choice.settings for method, choice in chosen.items()}
+            table = chosen_table(self.table, self.methods, settings, len(self.points))
+            if any(self._lacks_validation(*one) for one in settings.items()):
+                table["data"] = {**table["data"], "validation_fraction": _OWN_FRACTION}
+            write_atomic(self.path / "chosen.toml", tomli_w.dumps(table))
             write_atomic(self.path / "grid.json", json.dumps(results, indent=2) + "\n")
         if failed:
             raise PerfedError(failed)
@@ -257,44 +261,36 @@ class Search:
         chosen = override(self.table, settings, [method])["data"]
         return entry(method).method.uses_validation and not chosen.get("validation_fraction")
 
-    def _write_chosen(self, chosen: dict[str, list[str]]) -> None:
-        """The experiment with each method's chosen settings in the method's own table, and as many tries for models of
-        scikit-learn as each method had.
-        """
-        given = self.table
-        result = {**given, "baseline_tries": len(self.points), "methods": dict(given.get("methods", {}))}
-        if given.get("method") not in self.methods:
-            result["method"] = self.methods[0]
-        for method, assignments in chosen.items():
-            picked = override(given, assignments, [method])
-            own = dict(picked.get("methods", {}).get(method, {}))
-            training, model = (_changed(picked.get(part, {}), given.get(part, {})) for part in ("training", "model"))
-            # Chosen values that equal the experiment's too: a method under a policy would else take its base's choice.
-            named = {assignment.partition("=")[0].removeprefix("training.") for assignment in assignments}
-            training |= {key: value for key, value in picked.get("training", {}).items() if key in named}
-            own = {**training, **own}
-            if model:
-                own["model"] = {**model, **own.get("model", {})}
-            result["methods"][method] = own
-            rest = {key: value for key, value in picked.items() if key not in ("training", "model", "methods")}
-            result.update(_changed(rest, given))
-        if any(self._lacks_validation(method, settings) for method, settings in chosen.items()):
-            result["data"] = {**result["data"], "validation_fraction": _OWN_FRACTION}
-        write_atomic(self.path / "chosen.toml", tomli_w.dumps(result))
-
-
-def _changed(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in new.items() if key not in old or old[key] != value}
-
 
 def _beyond(value: float, step: int) -> float:
     """The next number in the direction of ``step``: of whole ones the next whole one."""
     return value + step if isinstance(value, int) else math.nextafter(value, step * math.inf)
 
 
-def _score(summary: dict[str, Any]) -> tuple[str, float]:
-    """Name and mean of the metric that points are compared by: accuracy, mean squared error or C-index."""
-    name = main_metric(summary["metrics"])
-    if name is None:
-        raise PerfedError("nothing was evaluated")
-    return name, float(summary["metrics"][name]["mean"])
+@dataclass(frozen=True)
+class Recipe:
+    """Makes the runs of a search ready by method, point and seed, here or in another process.
+
+    Attributes:
+        search: whose runs they are.
+        data_dir: first folder in which data files are looked for.
+        device: in place of the experiment's.
+    """
+
+    search: Search
+    data_dir: Path | None
+    device: torch.device | None
+
+    def label(self, method: str, point: tuple[str, ...], seed: int) -> str:
+        """What people call a run."""
+        return f"{method} {' '.join(point)} seed {seed}"
+
+    def check(self) -> None:
+        """Raises a :class:`PerfedError` where this process does not know what the runs are made of."""
+        for method in self.search.methods:
+            self.search.experiment(method, self.search.points[0], self.search.seeds[0])
+
+    def __call__(self, method: str, point: tuple[str, ...], seed: int) -> Run:
+        """The run, in memory."""
+        experiment = self.search.experiment(method, point, seed)
+        return start(experiment, data_dir=self.data_dir, device=self.device)

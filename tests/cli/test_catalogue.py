@@ -10,8 +10,9 @@ from command_line import perfed
 
 from perfed.cli.catalogue import DIFFERENCES
 from perfed.cli.index import INDEX
-from perfed.experiment.compare import check_starts, federated, parse_names
+from perfed.experiment.compare import check_starts, federated
 from perfed.experiment.config import find_experiment
+from perfed.experiment.names import parse_names
 from perfed.experiment.overrides import override
 
 EVERYTHING = {item["name"] for what in ("methods", "datasets", "experiments", "terms") for item in INDEX[what]}

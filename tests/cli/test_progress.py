@@ -14,6 +14,7 @@ from perfed import Model, Run, build_method, linear
 from perfed.cli import console as consoles
 from perfed.cli import progress
 from perfed.cli.progress import EVERY, Work, shown
+from perfed.experiment.stages import DATA, ROUNDS, News
 from perfed.training.plan import Plan
 
 
@@ -47,7 +48,7 @@ def test_a_line_every_half_a_minute(printed):
             clock.now += 10.0
             update(number, 10, 0.5 + number / 100 if number % 2 == 0 else None)
             work.tick()
-            seen.append(work.line())
+            seen.extend(work.lines())
         return {"done": True}
 
     run = SimpleNamespace(rounds=10, done=-1, plan=Plan(threads=1), execute=execute)
@@ -64,8 +65,8 @@ def test_a_line_every_half_a_minute(printed):
 def test_a_long_name_does_not_break_the_line(printed):
     clock = Clock()
     work = Work(100, clock)
-    work.label, work.stage = "my_methods:a-method-with-a-name+overselection seed 10", progress.ROUNDS
-    work.run.total, work.accuracy, clock.now = 100, 0.5, 36000.0
+    work.told("my_methods:a-method-with-a-name+overselection seed 10", News(ROUNDS, 0, 100, accuracy=0.5))
+    clock.now = 36000.0
     work.tick()
     (line,) = printed.getvalue().splitlines()
     assert len(line) == 80 and "…" in line and line.endswith("rounds 0 of 100, 50.0 %")
@@ -74,7 +75,7 @@ def test_a_long_name_does_not_break_the_line(printed):
 def test_before_anything_is_known(printed):
     clock = Clock()
     work = Work(1, clock)
-    work.label, work.stage = "local", progress.DATA
+    work.told("local", News(DATA))
     clock.now = EVERY - 1
     work.tick()
     assert printed.getvalue() == ""
@@ -88,22 +89,28 @@ def test_a_run_passes_through_its_stages():
     """A real run: its data are made ready, ways are tried out, what comes before round 1, then rounds."""
     work, stages = Work(1, Clock()), []
 
+    def note() -> None:
+        stages.append(work.running["local"].news.stage)
+
     class Watched(Plan):
         def path(self, kind, clients, trial, *, parallel=False):
-            watched = trial and (lambda chunk: (stages.append(work.stage), trial(chunk))[1])
+            watched = trial and (lambda chunk: (note(), trial(chunk))[1])
             return super().path(kind, clients, watched, parallel=parallel)
 
     def make() -> Run:
-        stages.append(work.stage)
+        note()
         method = build_method("local")
         run = Run(blobs(), method, Model(head=linear(3)), name="local", rounds=2, plan=Watched(threads=1))
         prepare = run.server.prepare
-        run.server.prepare = lambda: (stages.append(work.stage), prepare())[1]
+        run.server.prepare = lambda: (note(), prepare())[1]
         return run
 
+    told, heard = work.told, []
+    work.told = lambda label, news: (heard.append(news), told(label, news))
     work.execute(make, "local")
     assert stages[:2] == ["data", "pre-training"] and set(stages[2:]) == {"planning"}
-    assert (work.stage, work.run.done, work.run.total, work.finished) == ("rounds", 2, 2, 1)
+    *_, last, ended = heard
+    assert (last.stage, last.done, last.total, ended, work.finished) == ("rounds", 2, 2, None, 1)
 
 
 def test_a_run_that_goes_on_counts_from_where_it_stood():
@@ -113,7 +120,8 @@ def test_a_run_that_goes_on_counts_from_where_it_stood():
     def execute(update):
         clock.now = 20.0
         update(8, 10, None)
-        assert work.run.left(clock.now) == pytest.approx(20.0)  # two rounds took 20 s, and two are left
+        # two rounds took 20 s, and two are left
+        assert work.running["local"].span.left(clock.now) == pytest.approx(20.0)
         return {}
 
     run = SimpleNamespace(rounds=10, done=6, plan=Plan(threads=1), execute=execute)
@@ -123,8 +131,7 @@ def test_a_run_that_goes_on_counts_from_where_it_stood():
 def test_on_a_terminal_three_lines_in_40_columns(monkeypatch):
     clock = Clock()
     work = Work(9, clock)
-    work.label, work.stage, work.accuracy = "sklearn:gradient-boosting seed 1", progress.ROUNDS, 0.5
-    work.run.total, work.run.done, work.all.done = 12, 3, 2
+    work.told("sklearn:gradient-boosting seed 1", News(ROUNDS, 3, 12, accuracy=0.5))
     clock.now = 61.0
     for width in (80, 40):
         terminal = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
@@ -134,6 +141,43 @@ def test_on_a_terminal_three_lines_in_40_columns(monkeypatch):
         assert len(lines) == 3 and max(map(len, lines)) <= width
         assert lines[0].startswith("overall") and "0 of 9 runs" in lines[0] and "rounds 3 of 12" in lines[2]
         assert ("1:01 elapsed" in lines[0]) == (width == 80) and "…" in lines[1] and "left" in lines[1]
+
+
+def several(clock: Clock) -> Work:
+    """Two of five runs are done, and two are under way: one goes on from where it was."""
+    work = Work(5, clock)
+    work.already(1)
+    for label in ("local seed 0", "fedpac seed 0", "ditto seed 0"):
+        work.told(label, News(DATA))
+    clock.now = 31.0
+    work.told("fedpac seed 0", News(ROUNDS, 4, 8, before=2, accuracy=0.5))
+    work.told("local seed 0", None)
+    return work
+
+
+def test_several_runs_are_a_line_each_every_half_a_minute(printed):
+    work = several(Clock())
+    work.tick()
+    work.tick()
+    # in 31 s 1.5 of the four runs that were left: 31 / 1.5 * 2.5 = 51.7 s
+    assert printed.getvalue().splitlines() == [
+        "0:31 elapsed, 0:52 left: 2 of 5 runs",
+        "  fedpac seed 0, rounds 4 of 8, 50.0 %",
+        "  ditto seed 0, data",
+    ]
+
+
+def test_on_a_terminal_several_runs_are_a_line_each(monkeypatch):
+    for width in (80, 40):
+        terminal = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+        monkeypatch.setattr(progress, "console", terminal)
+        terminal.print(several(Clock()))
+        lines = terminal.file.getvalue().splitlines()
+        assert len(lines) == 3 and max(map(len, lines)) <= width
+        assert lines[0].startswith("overall") and "2 of 5 runs" in lines[0]
+        assert lines[1].startswith("fedpa") and "rounds 4 of 8" in lines[1]
+        assert lines[2].startswith("ditto") and "data" in lines[2]
+        assert ("50.0 %, 1:02 left" in lines[1]) == (width == 80)  # two rounds took 31 s, and four are left
 
 
 def test_nothing_is_left_behind_when_the_work_fails(printed):

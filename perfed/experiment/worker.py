@@ -1,0 +1,173 @@
+"""What another process does of a comparison or a search: one run after the other, as it is told."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from multiprocessing import connection as connections
+from multiprocessing import parent_process
+from typing import Any, Protocol
+
+import torch
+
+from perfed.data.federation import Federation
+from perfed.datasets.in_memory import in_memory
+from perfed.errors import PerfedError
+from perfed.experiment.baselines import Baseline
+from perfed.experiment.stages import News, execute
+from perfed.machine import TERMINATED, sigterm_as_exit
+from perfed.plugins import own_mistake
+from perfed.run.run import Run
+
+GRACE = 60.0
+"""Seconds that a process has to write its checkpoint after it was told to end."""
+
+Key = tuple[Any, ...]
+Source = Federation | Callable[[int], Federation]
+Message = tuple[str, Any]
+"""``ready``; ``refused`` and why; ``news``; how a run ended: ``done`` and its summary, ``failed`` and why, ``broke``
+and the exception; ``lost`` and how, said of a process that can say nothing more."""
+
+
+class Recipe(Protocol):
+    """Makes runs ready by their keys; it can be sent to another process before it has made any."""
+
+    def __call__(self, *key: Any) -> Run | Baseline:
+        """The run, not executed."""
+
+    def label(self, *key: Any) -> str:
+        """What people call it."""
+
+    def check(self) -> None:
+        """Raises a :class:`PerfedError` where this process does not know what the runs are made of."""
+
+
+def packed(recipe: Recipe, source: Source | None) -> bytes:
+    """Bytes from which another process makes the runs; ``source``: the federation, where it is in memory.
+
+    Raises:
+        PerfedError: they cannot be had.
+    """
+    try:
+        return pickle.dumps((recipe, source))
+    except Exception as error:  # pickle raises what it likes
+        raise PerfedError(
+            f"jobs: the federation cannot be sent to other processes ({_first(error)}); a function that makes it must "
+            "be at the top of a module"
+        ) from None
+
+
+@contextmanager
+def unpacked(parcel: bytes) -> Iterator[Recipe]:
+    """The inverse of :func:`packed`, for as long as the runs are made.
+
+    Raises:
+        PerfedError: something of the user's own is not known in this process.
+    """
+    try:
+        recipe, source = pickle.loads(parcel)
+    except Exception as error:  # whatever a user's file does
+        raise _unknown(error) from None
+    if source is None:
+        _check(recipe)
+        yield recipe
+        return
+    with in_memory(source):
+        _check(recipe)
+        yield recipe
+
+
+def _check(recipe: Recipe) -> None:
+    try:
+        recipe.check()
+    except PerfedError as error:
+        raise _unknown(error) from None
+
+
+def _unknown(error: Exception) -> PerfedError:
+    return PerfedError(
+        f"jobs: other processes do not know what is defined here alone ({own_mistake(error) or _first(error)}); put it "
+        "into a file mine.py and name it mine:NAME"
+    )
+
+
+def _first(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def done(recipe: Recipe, key: Key, tell: Callable[[News], None]) -> Message:
+    """Make a run ready and execute it; how it ended."""
+    try:
+        return "done", execute(partial(recipe, *key), tell)
+    except PerfedError as error:
+        return "failed", str(error)
+    except Exception as error:
+        return "broke", _sendable(error)
+
+
+def _sendable(error: Exception) -> Exception:
+    """The exception with where it arose, which is lost on the way; another one where it cannot be sent."""
+    said = "".join(traceback.format_exception(error))
+    error.add_note(said)
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(said)
+    return error
+
+
+_kept: dict[bytes, tuple[Recipe, ExitStack]] = {}  # of the last parcel, for further tasks in the same process
+
+
+def task(parcel: bytes, key: Key, tell: Callable[[News], None], threads: int) -> Message:
+    """What a process does that gets parcel and key at once, and may get others of the same parcel later."""
+    torch.set_num_threads(threads)
+    if parcel not in _kept:
+        _kept.clear()
+        stack = ExitStack()
+        try:
+            _kept[parcel] = stack.enter_context(unpacked(parcel)), stack
+        except PerfedError as error:
+            return "refused", str(error)
+    return done(_kept[parcel][0], key, tell)
+
+
+def serve(connection: connections.Connection, threads: int) -> None:
+    """What a worker process does: it reads a parcel, then key after key, until SIGTERM or until nobody is there.
+
+    SIGTERM leaves a checkpoint of the last whole round, and so does the end of the process that began this one.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; who began this process says what comes of it
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    with sigterm_as_exit(), suppress(EOFError, ConnectionError):
+        try:
+            with unpacked(connection.recv_bytes()) as recipe:
+                connection.send(("ready", None))
+                while True:
+                    connection.send(done(recipe, connection.recv(), partial(_tell, connection)))
+        except PerfedError as error:
+            connection.send(("refused", str(error)))
+
+
+def _tell(connection: connections.Connection, news: News) -> None:
+    try:
+        connection.send(("news", news))
+    except OSError:  # nobody is there
+        raise SystemExit(TERMINATED) from None
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    connections.wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE)
+    os._exit(TERMINATED)
