@@ -60,7 +60,7 @@ def run_command(
     out = how.out or default_out(checked.name)
     with alone_on_stdout(show.as_json):
         make = partial(start, checked, data_dir=how.data_dir, out=out, device=device_of(how.device))
-        with resumable(out, how.data_dir):
+        with resumable(out, how.data_dir, ray=how.ray):
             summary = _execute(partial(_begun, make, out), checked.method)
         _end(out, f"{checked.name}: {checked.method}", summary, show)
 
@@ -96,7 +96,7 @@ def resume_command(directory: Path, settings: list[str], how: Training, show: Sh
             f"{directory}: only a run can go on to more rounds; give each run to resume by itself, all seeds of all "
             f"methods that are to be compared, or begin another comparison with rounds={rounds}"
         )
-    with resumable(directory, how.data_dir, how.device), alone_on_stdout(show.as_json):
+    with resumable(directory, how.data_dir, how.device, how.ray), alone_on_stdout(show.as_json):
         if is_comparison(directory):
             compare(Comparison.read(directory), how.data_dir, where, show)
         elif is_search(directory):
@@ -148,7 +148,7 @@ def tune_command(
     out = how.out or default_out(f"tune-{table.get('name', 'experiment')}")
     numbers, where = parse_seeds(seeds), device_of(how.device)
     search = Search.create(out, table, names, numbers, grid or [], how.data_dir, where)
-    with resumable(out, how.data_dir), alone_on_stdout(show.as_json):
+    with resumable(out, how.data_dir, ray=how.ray), alone_on_stdout(show.as_json):
         say_where("results", out)
         _tune(search, how.data_dir, where, show)
 

@@ -24,10 +24,13 @@ from perfed.cli.options import (
     JsonOption,
     MethodsOption,
     OutOption,
+    RayOption,
     Settings,
     Shown,
     Training,
     VerboseOption,
+    Workers,
+    WorkersOption,
 )
 from perfed.errors import PerfedError
 from perfed.machine import installed_version
@@ -101,6 +104,8 @@ def run_command(
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="of data, initial values and mini-batches")] = None,
     engine: EngineOption = None,
+    workers: WorkersOption = None,
+    ray_address: RayOption = None,
     device: DeviceOption = None,
     data_dir: DataOption = None,
     out: OutOption = None,
@@ -110,7 +115,8 @@ def run_command(
     """Train one method and write a run directory with a report."""
     from perfed.cli import actions
 
-    how = Training(engine, device, data_dir, out)
+    ray = Workers(workers, ray_address)
+    how = Training(ray.engine(engine), device, data_dir, out, ray)
     actions.run_command(experiment, settings, method, seed, how, Shown(as_json, verbose=verbose))
 
 
@@ -123,6 +129,8 @@ def resume_command(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[rounds=N]", help="more rounds than a run was begun with")
     ] = None,
+    workers: WorkersOption = None,
+    ray_address: RayOption = None,
     device: DeviceOption = None,
     data_dir: DataOption = None,
     as_json: JsonOption = False,
@@ -132,7 +140,7 @@ def resume_command(
     """Continue an interrupted run, comparison or search to the same bits, or a finished run to more rounds."""
     from perfed.cli import actions
 
-    how = Training(device=device, data_dir=data_dir)
+    how = Training(device=device, data_dir=data_dir, ray=Workers(workers, ray_address))
     actions.resume_command(directory, settings or [], how, Shown(as_json, all_metrics, verbose))
 
 
@@ -157,6 +165,8 @@ def compare_command(
         ),
     ] = None,
     engine: EngineOption = None,
+    workers: WorkersOption = None,
+    ray_address: RayOption = None,
     device: DeviceOption = None,
     data_dir: DataOption = None,
     out: OutOption = None,
@@ -167,7 +177,8 @@ def compare_command(
     """Train several methods over several seeds: one table, one report, a verdict at the end."""
     from perfed.cli import comparing
 
-    how = Training(engine, device, data_dir, out)
+    ray = Workers(workers, ray_address)
+    how = Training(ray.engine(engine), device, data_dir, out, ray)
     comparing.compare_command(experiment, settings, methods, seeds, extend, how, Shown(as_json, all_metrics, verbose))
 
 
@@ -179,6 +190,8 @@ def tune_command(
     grid: Annotated[list[str] | None, typer.Option("--grid", help="key=v1,v2,...; may be given several times")] = None,
     seeds: Annotated[str, typer.Option("--seeds", help="as in compare")] = "0",
     engine: EngineOption = None,
+    workers: WorkersOption = None,
+    ray_address: RayOption = None,
     device: DeviceOption = None,
     data_dir: DataOption = None,
     out: OutOption = None,
@@ -187,7 +200,8 @@ def tune_command(
     """Choose settings on validation data only, with the same budget for every method."""
     from perfed.cli import actions
 
-    how = Training(engine, device, data_dir, out)
+    ray = Workers(workers, ray_address)
+    how = Training(ray.engine(engine), device, data_dir, out, ray)
     actions.tune_command(experiment, settings, methods, grid, seeds, how, Shown(as_json))
 
 

@@ -15,6 +15,26 @@ from perfed.errors import PerfedError
 
 
 @dataclass(frozen=True)
+class Workers:
+    """Workers of ``--engine ray``: how many, and the address of their Ray; as they were given."""
+
+    number: int | None = None
+    address: str | None = None
+
+    def engine(self, given: str | None) -> str | None:
+        """The engine: who asks for workers asks for Ray.
+
+        Raises:
+            PerfedError: another was given.
+        """
+        if self == Workers() or given == "ray":
+            return given
+        if given is not None:
+            raise PerfedError(f"--workers and --ray-address are of --engine ray (given: --engine {given})")
+        return "ray"
+
+
+@dataclass(frozen=True)
 class Training:
     """How a command that trains does it: options that all of these share, as they were given."""
 
@@ -22,6 +42,7 @@ class Training:
     device: str | None = None
     data_dir: Path | None = None
     out: Path | None = None
+    ray: Workers = Workers()
 
 
 @dataclass(frozen=True)
@@ -63,6 +84,15 @@ EngineOption = Annotated[
         "--engine",
         help=f"one of: {', '.join(INDEX['engines'])} ; else the experiment's",
         autocompletion=complete.engines,
+    ),
+]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", min=1, help="of --engine ray; else as many as there are free cores or GPUs")
+]
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address", help="HOST:PORT of a Ray cluster, or 'auto' for this machine's; else RAY_ADDRESS, or its own"
     ),
 ]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="'cpu', 'cuda', ... in place of the experiment's")]

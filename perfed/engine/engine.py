@@ -40,6 +40,7 @@ class Engine(ABC):
         states: committed state of each client that has one; a client without starts from its initial values.
         changed: clients whose committed state changed since the set was last cleared.
         scoring: what is measured of the clients' models; the engine's owner may say.
+        notes: what is to be told of the work, to which an engine adds.
     """
 
     def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
@@ -50,6 +51,7 @@ class Engine(ABC):
         self.background = Background.of(federation, self.info)
         self.clients = {client.id: client for client in federation}
         self.scoring = Scoring(scale=federation.target_scale)
+        self.notes: list[str] = []
         self.states: dict[str, Tree] = {}
         self.changed: set[str] = set()
         self._pending: dict[str, Tree] = {}
@@ -128,6 +130,10 @@ class Engine(ABC):
     def discard(self) -> None:
         """Drop all pending states."""
         self._pending.clear()
+
+    def close(self) -> None:
+        """Drop pending states, and what is held outside this process, which is taken hold of again for more work."""
+        self.discard()
 
     # Parts -------------------------------------------------------------------------------------------------
 

@@ -118,6 +118,16 @@ class Server:
         """The clock's model of the clients' speeds; ``none`` where there is none."""
         return self.clock.speeds
 
+    def told(self) -> list[str]:
+        """What there is to tell of how the work went since this was last asked."""
+        notes = [*self.engine.notes]
+        self.engine.notes.clear()
+        return notes
+
+    def close(self) -> None:
+        """Let go of what is held outside this process; it is taken hold of again for more work."""
+        self.engine.close()
+
     def measure(self, scoring: Scoring) -> None:
         """From here on evaluations measure what ``scoring`` says."""
         self.engine.scoring = scoring

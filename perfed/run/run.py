@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from math import nan
 from typing import Any
 
@@ -12,7 +12,9 @@ import numpy as np
 import torch
 
 from perfed.data.federation import Federation
+from perfed.engine.engine import InProcessEngine
 from perfed.engine.evaluate import Metrics
+from perfed.engine.ray.engine import RayEngine
 from perfed.engine.server import Server
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
@@ -100,7 +102,9 @@ class Run(OwnModels):
         self.directory: RunDirectory | Memory = directory or Memory()
         self.federation, split, said = scored_split(method, federation, self.evaluation.split, self.name, seed)
         setup = Setup(method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"))
-        self.server = Server(self.federation, setup, self.plan, participation or Participation(), rounds, clock=clock)
+        engine = RayEngine if self.plan.engine == "ray" else InProcessEngine
+        policy = participation or Participation()
+        self.server = Server(self.federation, setup, self.plan, policy, rounds, engine=engine, clock=clock)
         self._evaluator = Evaluator(self.evaluation, self.server, self.federation, split, rounds)
         own = [*method.notes(federation, setup.model), *nothing_shared(self.name, self.server)]
         self.notes: list[str] = [*said, *own, *self._evaluator.notes()]
@@ -126,7 +130,7 @@ class Run(OwnModels):
             PerfedError: a client's training loss, or what its model says, became NaN or infinite. An error before
                 round 1 takes the directory away again, as any other exception does before round 1 has ended.
         """
-        with use_threads(self.plan.threads), self.directory.alone(), sigterm_as_exit():
+        with use_threads(self.plan.threads), self.directory.alone(), sigterm_as_exit(), closing(self.server):
             started = time.perf_counter() - self._standing.wall
             saved = time.perf_counter()
             try:
@@ -165,6 +169,8 @@ class Run(OwnModels):
                 self._standing = standing
                 del self.history[records:]
             raise
+        finally:
+            self.notes += self.server.told()
 
     def _interrupted(self, error: BaseException) -> None:
         """Keep what is done; where that is nothing, an empty directory would only be in the way of the next try."""
@@ -239,6 +245,7 @@ class Run(OwnModels):
             self.notes.append("no client's reply was used in any round")
         if self._standing.taken is not None:
             self._write_arrays(self.done, self._evaluator.measure_taken(self.taken, self.done, self._standing.tally))
+            self.notes += self.server.told()
         self.summary = summary_of(self.name, self.server, self._evaluator, self._standing, self.notes)
         leave(self.directory, self.server, self._evaluator, self._standing.tally, self.summary)
 

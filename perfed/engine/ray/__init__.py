@@ -1,0 +1,1 @@
+"""Chunks of clients on Ray workers (extra ``perfed[ray]``): the only place that knows Ray."""
