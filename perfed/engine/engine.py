@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -131,9 +132,10 @@ class Engine(ABC):
         """Drop all pending states."""
         self._pending.clear()
 
-    def close(self) -> None:
-        """Drop pending states, and what is held outside this process, which is taken hold of again for more work."""
-        self.discard()
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """What the engine needs outside this process is there in this time, and let go of at its end."""
+        yield
 
     # Parts -------------------------------------------------------------------------------------------------
 

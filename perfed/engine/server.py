@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -124,9 +125,9 @@ class Server:
         self.engine.notes.clear()
         return notes
 
-    def close(self) -> None:
-        """Let go of what is held outside this process; it is taken hold of again for more work."""
-        self.engine.close()
+    def working(self) -> AbstractContextManager[None]:
+        """What the engine needs outside this process is there in this time, and let go of at its end."""
+        return self.engine.working()
 
     def measure(self, scoring: Scoring) -> None:
         """From here on evaluations measure what ``scoring`` says."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from math import nan
 from typing import Any
 
@@ -130,10 +130,11 @@ class Run(OwnModels):
             PerfedError: a client's training loss, or what its model says, became NaN or infinite. An error before
                 round 1 takes the directory away again, as any other exception does before round 1 has ended.
         """
-        with use_threads(self.plan.threads), self.directory.alone(), sigterm_as_exit(), closing(self.server):
+        with use_threads(self.plan.threads), self.directory.alone(), sigterm_as_exit(), ExitStack() as held:
             started = time.perf_counter() - self._standing.wall
             saved = time.perf_counter()
             try:
+                held.enter_context(self.server.working())
                 while not self._at_its_end:
                     number = self._standing.done + 1
                     with self._transaction(number):

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +18,7 @@ from perfed.engine.ray.where import Where
 from perfed.errors import PerfedError
 
 _ANSWER_SECONDS = 10.0
+_FREE_SECONDS = 10.0
 
 
 def connect(where: Where, threads: int) -> bool:
@@ -25,13 +27,16 @@ def connect(where: Where, threads: int) -> bool:
     One that Python is connected with is used as it is.
 
     Raises:
-        PerfedError: there is none at the address, or it cannot be started.
+        PerfedError: there is none at the address, it cannot be started, or Python is connected with another.
     """
     if ray.is_initialized():
+        here = ray.get_runtime_context().gcs_address
+        if where.address not in ("", "auto", here):
+            raise PerfedError(f"Ray address {where.address}: this Python is connected with the Ray at {here} already")
         return False
     address = where.address or os.environ.get("RAY_ADDRESS", "")
     if address not in ("", "auto"):
-        _check_answers(address)
+        check_answers(address)
     with _quietly():
         try:
             if address:
@@ -57,21 +62,38 @@ def room(where: Where, threads: int, device: torch.device) -> tuple[int, float]:
     Raises:
         PerfedError: more workers than there are free cores for, or no GPU where they are to compute on one.
     """
-    free = ray.available_resources()
-    gpus = int(free.get("GPU", 0)) if device.type == "cuda" else 0
+    gpus = free("GPU") if device.type == "cuda" else 0
     if device.type == "cuda" and gpus == 0:
         raise PerfedError(f"device = '{device}': Ray has no free GPU here")
-    fit = int(free.get("CPU", 0)) // threads
-    workers = where.workers or min(fit, gpus or fit)
-    if workers < 1 or workers > fit:
-        raise PerfedError(
-            f"{max(1, workers)} Ray workers with plan.threads = {threads} need {max(1, workers) * threads} free cores; "
-            f"there are {int(free.get('CPU', 0))}"
-        )
+    fit = free() // threads
+    workers = where.workers or max(1, min(fit, gpus or fit))
+    if workers * threads > ray.cluster_resources().get("CPU", 0) or not has_room(workers * threads):
+        need = f"{workers} Ray worker{'s' if workers > 1 else ''} with plan.threads = {threads}"
+        raise PerfedError(f"{need} need {workers * threads} free cores; there are {free()}")
     return workers, min(1.0, gpus / workers)
 
 
-def _check_answers(address: str) -> None:
+def free(kind: str = "CPU") -> int:
+    """Cores, or GPUs, that nobody has."""
+    return int(ray.available_resources().get(kind, 0))
+
+
+def has_room(cores: int) -> bool:
+    """Whether so many cores are free, or become so soon: Ray takes its time to see that a worker is gone."""
+    until = time.monotonic() + _FREE_SECONDS
+    while free() < cores:
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def check_answers(address: str) -> None:
+    """Whether something answers at ``HOST:PORT``; Ray itself would try for minutes.
+
+    Raises:
+        PerfedError: nothing does.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from perfed.data.client import Client
@@ -38,6 +39,20 @@ class RayEngine(Engine):
         self._pool: Any = None
         self._host: Host | None = None
 
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Workers are there in this time.
+
+        Raises:
+            PerfedError: Ray is not installed or not there, or has no room.
+        """
+        if self._pool is None:
+            self._pool = self._connected()
+        try:
+            yield
+        finally:
+            self.close()
+
     def perform(self, works: Iterable[Work]) -> Iterator[Done]:
         """Chunks on all workers at once; what was done, in the order of ``works``.
 
@@ -61,7 +76,6 @@ class RayEngine(Engine):
 
     def close(self) -> None:
         """Let the workers go; further work starts others."""
-        super().close()
         if self._pool is not None:
             pool, self._pool = self._pool, None
             pool.close()

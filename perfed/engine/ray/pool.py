@@ -14,7 +14,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from perfed.data.client import Client
 from perfed.engine.host import Background, Done, Work
 from perfed.engine.metrics import METRICS
-from perfed.engine.ray.cluster import connect, room
+from perfed.engine.ray.cluster import connect, free, has_room, room
 from perfed.engine.ray.flow import Flow, Job, Member
 from perfed.engine.ray.parcel import pack, size, unpack
 from perfed.engine.ray.where import Where
@@ -64,8 +64,10 @@ class Pool:
         self._count = 0
         self._members: list[Member] = []
         self._ours = connect(where, plan.threads)
+        self._free = 0
         try:
             count, gpus = room(where, plan.threads, setup.device)
+            self._free = free()
             self._actor = ray.remote(Worker).options(num_cpus=plan.threads, num_gpus=gpus, max_restarts=0)
             self._background = ray.put(pack((background, setup)))
             self._members = [self._started() for _ in range(count)]
@@ -83,6 +85,8 @@ class Pool:
         self._members, self._put, self._payload = [], {}, (None, None)
         if self._ours:
             ray.shutdown()
+        elif self._free:
+            has_room(self._free)  # or the next run would see too little of it
 
     def perform(self, works: Iterable[Work]) -> Iterator[Done]:
         """Works of one exchange on all workers at once; what was done, in their order.
@@ -266,15 +270,13 @@ class Pool:
                 f"{_DEATHS} Ray workers died one after the other in {when} over client{'s' * (len(work.ids) > 1)} "
                 f"{some(work.ids)} ({reason}); they need more memory: fewer workers (--workers), a smaller plan.chunk"
             )
-        try:
-            new = self._started()
-            self._welcome([new])
-            self._members.append(new)
-            self._notes.append(f"a worker died in {when} and was replaced")
-        except PerfedError:
-            if not self._members:
-                raise
+        if self._members and not has_room(self._plan.threads):
             self._notes.append(f"a worker died in {when}; without room for another the others do its work")
+            return jobs
+        new = self._started()
+        self._welcome([new])
+        self._members.append(new)
+        self._notes.append(f"a worker died in {when} and was replaced")
         return jobs
 
 
