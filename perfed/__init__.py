@@ -37,6 +37,7 @@ _HOMES = {
     "register": "perfed.registry",
     "resume": "perfed.experiment.start",
     "start": "perfed.experiment.start",
+    "use_workers": "perfed.engine.ray.where",
     "validate": "perfed.experiment.config",
     "weighted_mean": "perfed.aggregate",
 }

@@ -4,6 +4,7 @@ from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
 from perfed.datasets import load
 from perfed.engine.metrics import metric
+from perfed.engine.ray.where import use_workers
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
 from perfed.experiment.result import compare
@@ -55,6 +56,7 @@ __all__ = [
     "resume",
     "start",
     "terms",
+    "use_workers",
     "validate",
     "weighted_mean",
 ]

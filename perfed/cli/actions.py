@@ -60,7 +60,7 @@ def run_command(
     out = how.out or default_out(checked.name)
     with alone_on_stdout(show.as_json):
         make = partial(start, checked, data_dir=how.data_dir, out=out, device=device_of(how.device))
-        with resumable(out, how.data_dir):
+        with resumable(out, how.data_dir, ray=how.ray):
             summary = _execute(partial(_begun, make, out), checked.method)
         _end(out, f"{checked.name}: {checked.method}", summary, show)
 
@@ -98,7 +98,7 @@ def resume_command(directory: Path, settings: list[str], how: Training, show: Sh
         )
     if how.jobs > 1 and not (is_comparison(directory) or is_search(directory)):
         raise PerfedError(f"{directory}: is one run, if any; --jobs is for comparisons and searches")
-    with resumable(directory, how.data_dir, how.device), alone_on_stdout(show.as_json):
+    with resumable(directory, how.data_dir, how.device, how.ray), alone_on_stdout(show.as_json):
         if is_comparison(directory):
             compare(Comparison.read(directory), how, show)
         elif is_search(directory):
@@ -150,7 +150,7 @@ def tune_command(
     out = how.out or default_out(f"tune-{table.get('name', 'experiment')}")
     numbers, where = parse_seeds(seeds), device_of(how.device)
     search = Search.create(out, table, names, numbers, grid or [], how.data_dir, where)
-    with resumable(out, how.data_dir), alone_on_stdout(show.as_json):
+    with resumable(out, how.data_dir, ray=how.ray), alone_on_stdout(show.as_json):
         say_where("results", out)
         _tune(search, how, show)
 

@@ -30,6 +30,8 @@ from perfed.cli.options import (
     Shown,
     Training,
     VerboseOption,
+    Workers,
+    WorkersOption,
 )
 from perfed.errors import PerfedError
 from perfed.machine import installed_version
@@ -103,6 +105,8 @@ def run_command(
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="of data, initial values and mini-batches")] = None,
     engine: EngineOption = None,
+    workers: WorkersOption = None,
+    ray_address: RayOption = None,
     device: DeviceOption = None,
     data_dir: DataOption = None,
     out: OutOption = None,
@@ -112,7 +116,8 @@ def run_command(
     """Train one method and write a run directory with a report."""
     from perfed.cli import actions
 
-    how = Training(engine, device, data_dir, out)
+    ray = Workers(workers, ray_address)
+    how = Training(ray.engine(engine), device, data_dir, out, ray)
     actions.run_command(experiment, settings, method, seed, how, Shown(as_json, verbose=verbose))
 
 
@@ -125,10 +130,11 @@ def resume_command(
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[rounds=N]", help="more rounds than a run was begun with")
     ] = None,
+    workers: WorkersOption = None,
+    ray_address: RayOption = None,
     device: DeviceOption = None,
     data_dir: DataOption = None,
     jobs: JobsOption = 1,
-    ray_address: RayOption = None,
     as_json: JsonOption = False,
     all_metrics: AllMetricsOption = False,
     verbose: VerboseOption = False,
@@ -136,7 +142,7 @@ def resume_command(
     """Continue an interrupted run, comparison or search to the same bits, or a finished run to more rounds."""
     from perfed.cli import actions
 
-    how = Training(device=device, data_dir=data_dir, jobs=jobs, ray_address=ray_address)
+    how = Training(None, device, data_dir, None, Workers(workers, ray_address), jobs)
     actions.resume_command(directory, settings or [], how, Shown(as_json, all_metrics, verbose))
 
 
@@ -161,11 +167,12 @@ def compare_command(
         ),
     ] = None,
     engine: EngineOption = None,
+    workers: WorkersOption = None,
+    ray_address: RayOption = None,
     device: DeviceOption = None,
     data_dir: DataOption = None,
     out: OutOption = None,
     jobs: JobsOption = 1,
-    ray_address: RayOption = None,
     as_json: JsonOption = False,
     all_metrics: AllMetricsOption = False,
     verbose: VerboseOption = False,
@@ -173,7 +180,8 @@ def compare_command(
     """Train several methods over several seeds: one table, one report, a verdict at the end."""
     from perfed.cli import comparing
 
-    how = Training(engine, device, data_dir, out, jobs, ray_address)
+    ray = Workers(workers, ray_address)
+    how = Training(ray.engine(engine, jobs), device, data_dir, out, ray, jobs)
     comparing.compare_command(experiment, settings, methods, seeds, extend, how, Shown(as_json, all_metrics, verbose))
 
 
@@ -185,17 +193,19 @@ def tune_command(
     grid: Annotated[list[str] | None, typer.Option("--grid", help="key=v1,v2,...; may be given several times")] = None,
     seeds: Annotated[str, typer.Option("--seeds", help="as in compare")] = "0",
     engine: EngineOption = None,
+    workers: WorkersOption = None,
+    ray_address: RayOption = None,
     device: DeviceOption = None,
     data_dir: DataOption = None,
     out: OutOption = None,
     jobs: JobsOption = 1,
-    ray_address: RayOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Choose settings on validation data only, with the same budget for every method."""
     from perfed.cli import actions
 
-    how = Training(engine, device, data_dir, out, jobs, ray_address)
+    ray = Workers(workers, ray_address)
+    how = Training(ray.engine(engine, jobs), device, data_dir, out, ray, jobs)
     actions.tune_command(experiment, settings, methods, grid, seeds, how, Shown(as_json))
 
 

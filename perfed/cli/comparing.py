@@ -39,7 +39,7 @@ def compare_command(
         table = override(find_experiment(experiment), shared_settings(how.engine, settings), federated(names))
         out = how.out or default_out(str(table.get("name", "comparison")))
         planned = Comparison.create(out, table, names, numbers, how.data_dir, device_of(how.device))
-    with resumable(planned.path, how.data_dir), alone_on_stdout(show.as_json):
+    with resumable(planned.path, how.data_dir, ray=how.ray), alone_on_stdout(show.as_json):
         say_where("results", planned.path)
         compare(planned, how, show)
 

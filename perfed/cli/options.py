@@ -15,23 +15,35 @@ from perfed.errors import PerfedError
 
 
 @dataclass(frozen=True)
-class Training:
-    """How a command that trains does it: options that all of these share, as they were given.
+class Workers:
+    """Workers of ``--engine ray``: how many, and the address of their Ray, or that of ``--jobs``; as they were given."""
 
-    Raises:
-        PerfedError: a cluster for no jobs.
-    """
+    number: int | None = None
+    address: str | None = None
+
+    def engine(self, given: str | None, jobs: int = 1) -> str | None:
+        """The engine: who asks for workers asks for Ray, unless it is for ``jobs`` side by side.
+
+        Raises:
+            PerfedError: another was given.
+        """
+        if self == Workers() or given == "ray" or (jobs > 1 and self.number is None):
+            return given
+        if given is not None:
+            raise PerfedError(f"--workers and --ray-address are of --engine ray (given: --engine {given})")
+        return "ray"
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a command that trains does it: options that all of these share, as they were given."""
 
     engine: str | None = None
     device: str | None = None
     data_dir: Path | None = None
     out: Path | None = None
+    ray: Workers = Workers()
     jobs: int = 1
-    ray_address: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.ray_address is not None and self.jobs < 2:
-            raise PerfedError(f"--ray-address {self.ray_address}: --jobs says how many runs are there at the same time")
 
 
 @dataclass(frozen=True)
@@ -75,15 +87,22 @@ EngineOption = Annotated[
         autocompletion=complete.engines,
     ),
 ]
+WorkersOption = Annotated[
+    int | None, typer.Option("--workers", min=1, help="of --engine ray; else as many as there are free cores or GPUs")
+]
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="a Ray cluster for --engine ray or --jobs, or 'auto'; else RAY_ADDRESS, or this machine alone",
+    ),
+]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="'cpu', 'cuda', ... in place of the experiment's")]
 DataOption = Annotated[Path | None, typer.Option("--data-dir", help="folder of data files, before PERFED_DATA")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="directory for results; runs/NAME-TIME if not given")]
 JobsOption = Annotated[
     int, typer.Option("--jobs", min=1, metavar="N", help="runs side by side, each in a process of its own")
-]
-RayOption = Annotated[
-    str | None,
-    typer.Option("--ray-address", metavar="HOST:PORT", help="the Ray cluster that --jobs are on, else this machine"),
 ]
 RunArgument = Annotated[Path, typer.Argument(help="a run's directory", autocompletion=complete.run_directories)]
 SiteOption = Annotated[str, typer.Option("--site", help="the client's id")]

@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 
 from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped
-from perfed.cli.options import Training
+from perfed.cli.options import Training, Workers
 from perfed.cli.progress import Work
+from perfed.engine.ray.where import use_workers
 from perfed.errors import PerfedError
 from perfed.experiment.jobs import Execute, Jobs, in_turn
 from perfed.machine import TERMINATED
@@ -39,22 +40,27 @@ def device_of(name: str | None) -> torch.device | None:
 
 
 @contextmanager
-def resumable(directory: Path, data_dir: Path | None, device: str | None = None) -> Iterator[None]:
-    """Say after Ctrl-C or SIGTERM which command goes on."""
+def resumable(
+    directory: Path, data_dir: Path | None, device: str | None = None, ray: Workers | None = None
+) -> Iterator[None]:
+    """Use the workers that were asked for, and say after Ctrl-C or SIGTERM which command goes on."""
+    workers = ray or Workers()
+    use_workers(workers.number or 0, workers.address or "")
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as stop:
         code = stop.code if isinstance(stop, SystemExit) else CTRL_C
         if code not in (CTRL_C, TERMINATED):
             raise
-        options = {"--data-dir": data_dir, "--device": device}
+        options: dict[str, object] = {"--data-dir": data_dir, "--device": device}
+        options |= {"--workers": workers.number, "--ray-address": workers.address}
         words = [str(directory), *(word for name, value in options.items() if value for word in (name, str(value)))]
         raise Stopped(f"{INTERRUPTED[code]}; 'perfed resume {shlex.join(words)}' continues", code) from None
 
 
 def executor(how: Training, work: Work) -> Execute:
     """What executes runs as the command line asks for, and shows how far they are."""
-    return partial(in_turn, execute=work.execute) if how.jobs == 1 else Jobs(how.jobs, how.ray_address, work.told)
+    return partial(in_turn, execute=work.execute) if how.jobs == 1 else Jobs(how.jobs, how.ray.address, work.told)
 
 
 def shared_settings(engine: str | None, settings: list[str] | None) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -43,6 +44,7 @@ class Engine(ABC):
         scoring: what is measured of the clients' models; the engine's owner may say.
         arrived: seconds after which each reply of the latest exchange came, by id; empty where time is virtual.
         lost: clients whose replies could not be used in the latest exchange, by what happened to them.
+        notes: what is to be told of the work, to which an engine adds.
     """
 
     def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
@@ -53,6 +55,7 @@ class Engine(ABC):
         self.background = Background.of(federation, self.info)
         self.clients = {client.id: client for client in federation}
         self.scoring = Scoring(scale=federation.target_scale)
+        self.notes: list[str] = []
         self.states: dict[str, Tree] = {}
         self.changed: set[str] = set()
         self.arrived: dict[str, float] = {}
@@ -139,6 +142,11 @@ class Engine(ABC):
     def discard(self) -> None:
         """Drop all pending states."""
         self._pending.clear()
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """What the engine needs outside this process is there in this time, and let go of at its end."""
+        yield
 
     # Parts -------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,34 @@ from dataclasses import replace
 from typing import Any
 
 from perfed.data.client import Client
+from perfed.engine.clients import RoundClients
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
+from perfed.method.exchange import ServerState
+from perfed.method.term import payload_of
 from perfed.participation.settings import Participation
+
+
+class _Joining(Server):
+    """A run's server while a new client makes what is its own."""
+
+    def make_own(self, client: str, rounds: int) -> None:
+        """Let a client that was in no round make what is its own: the preparation, then ``rounds`` rounds alone.
+
+        What the method does then is :attr:`perfed.method.method.Method.joins`. The server's sets stay as they are.
+        """
+        before = self.sets
+        for number in range(rounds + 1):
+            kind, program = ("settle", self._catch_up) if number else ("prepare", self._prepare)
+            self._transaction(RoundClients(self.engine, [client], number, kind, None), program)
+            self.state = ServerState(before)
+
+    def _catch_up(self, server: ServerState, clients: RoundClients) -> None:
+        method = self.setup.method
+        if method.joins == "settle":
+            self._settle(server, clients)
+        elif method.joins is not None:
+            clients.exchange(method.joins, {"terms": payload_of(method.terms, server)}, terms="penalties")
 
 
 def joined(server: Server, client: Client, rounds: int) -> Server:
@@ -32,7 +57,7 @@ def joined(server: Server, client: Client, rounds: int) -> Server:
             f"client '{client.id}' has the domain {wider.domain_name(wider.num_domains - 1)}, which no other client "
             "has, so that nothing is known of it; train anew with it"
         )
-    new = Server(wider, server.setup, server.plan, Participation(), rounds)
+    new = _Joining(wider, server.setup, server.plan, Participation(), rounds)
     kept = new.snapshot()
     sets = {name: _with_rows(value, server.sets[name], new, name) for name, value in kept.server.items()}
     clients = {**kept.clients, **server.snapshot().clients}

@@ -55,6 +55,11 @@ class Metric:
         return self.unit == "%"
 
     @property
+    def own(self) -> bool:
+        """Whether it is the user's own."""
+        return self.module != __name__
+
+    @property
     def scale(self) -> float:
         """From the metric's own unit to the one that is shown."""
         return 100.0 if self.percent else 1.0
@@ -217,7 +222,7 @@ def metrics_of(
 
 def own_metrics(names: Iterable[str]) -> dict[str, dict[str, Any]]:
     """What other processes must know of those of ``names`` that are the user's own, to show their values."""
-    own = {name: METRICS[name] for name in names if METRICS[name].module != "perfed.engine.metrics"}
+    own = {name: METRICS[name] for name in names if METRICS[name].own}
     return {name: {"higher_is_better": item.higher_is_better, "unit": item.unit} for name, item in own.items()}
 
 

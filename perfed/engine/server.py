@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from perfed.engine.clients import RoundClients, RoundRecord, Snapshot
 from perfed.engine.engine import Engine, InProcessEngine
 from perfed.engine.evaluate import Metrics, Outputs
 from perfed.engine.metrics import Scoring
+from perfed.engine.ray.engine import RayEngine
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import weighted_mean
@@ -50,10 +52,11 @@ class Server:
         plan: Plan,
         participation: Participation,
         rounds: int,
-        engine: Callable[[Federation, Setup, Plan], Engine] = InProcessEngine,
+        engine: Callable[[Federation, Setup, Plan], Engine] | None = None,
         clock: Clock | None = None,
     ) -> None:
         federation = setup.seen(federation)
+        engine = engine or (RayEngine if plan.engine == "ray" else InProcessEngine)
         self.setup = setup
         self.clock = clock or Clock()
         self.participation = participation
@@ -116,6 +119,16 @@ class Server:
     def speeds(self) -> str:
         """The clock's model of the clients' speeds; ``none`` where there is none."""
         return self.clock.speeds
+
+    def told(self) -> list[str]:
+        """What there is to tell of how the work went since this was last asked."""
+        notes = [*self.engine.notes]
+        self.engine.notes.clear()
+        return notes
+
+    def working(self) -> AbstractContextManager[None]:
+        """What the engine needs outside this process is there in this time, and let go of at its end."""
+        return self.engine.working()
 
     def measure(self, scoring: Scoring) -> None:
         """From here on evaluations measure what ``scoring`` says."""
@@ -222,24 +235,6 @@ class Server:
     def _settle(self, server: ServerState, clients: RoundClients) -> None:
         sent = {"shared": server.shared, "terms": payload_of(self.setup.method.terms, server)}
         clients.exchange(":settle", sent, terms="penalties")
-
-    def make_own(self, client: str, rounds: int) -> None:
-        """Let a client that was in no round make what is its own: the preparation, then ``rounds`` rounds alone.
-
-        What the method does then is :attr:`perfed.method.method.Method.joins`. The server's sets stay as they are.
-        """
-        before = self.sets
-        for number in range(rounds + 1):
-            kind, program = ("settle", self._catch_up) if number else ("prepare", self._prepare)
-            self._transaction(RoundClients(self.engine, [client], number, kind, None), program)
-            self.state = ServerState(before)
-
-    def _catch_up(self, server: ServerState, clients: RoundClients) -> None:
-        method = self.setup.method
-        if method.joins == "settle":
-            self._settle(server, clients)
-        elif method.joins is not None:
-            clients.exchange(method.joins, {"terms": payload_of(method.terms, server)}, terms="penalties")
 
     def _prepare(self, server: ServerState, clients: RoundClients) -> None:
         method = self.setup.method

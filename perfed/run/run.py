@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from math import nan
 from typing import Any
 
@@ -29,7 +29,7 @@ from perfed.run.directory import RunDirectory
 from perfed.run.evaluation import Evaluator, scored_split
 from perfed.run.memory import Memory
 from perfed.run.own_model import OwnModels
-from perfed.run.parts import check_kinds
+from perfed.run.parts import check_kinds, diverging
 from perfed.run.settings import Evaluation, Snapshots
 from perfed.run.snapshots import embedded_samples
 from perfed.run.summary import leave, nothing_shared, summary_of
@@ -101,7 +101,8 @@ class Run(OwnModels):
         self.directory: RunDirectory | Memory = directory or Memory()
         self.federation, split, said = scored_split(method, federation, self.evaluation.split, self.name, seed)
         setup = Setup(method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"))
-        self.server = server(self.federation, setup, self.plan, participation or Participation(), rounds, clock=clock)
+        policy = participation or Participation()
+        self.server = server(self.federation, setup, self.plan, policy, rounds, clock=clock)
         self._evaluator = Evaluator(self.evaluation, self.server, self.federation, split, rounds)
         own = [*method.notes(federation, setup.model), *nothing_shared(self.name, self.server)]
         self.notes: list[str] = [*said, *own, *self._evaluator.notes()]
@@ -127,10 +128,11 @@ class Run(OwnModels):
             PerfedError: a client's training loss, or what its model says, became NaN or infinite. An error before
                 round 1 takes the directory away again, as any other exception does before round 1 has ended.
         """
-        with use_threads(self.plan.threads), self.directory.alone(), sigterm_as_exit():
+        with use_threads(self.plan.threads), self.directory.alone(), sigterm_as_exit(), ExitStack() as held:
             started = time.perf_counter() - self._standing.wall
             saved = time.perf_counter()
             try:
+                held.enter_context(self.server.working())
                 while not self._at_its_end:
                     number = self._standing.done + 1
                     with self._transaction(number):
@@ -158,7 +160,7 @@ class Run(OwnModels):
         """A round that fails or is interrupted never happened."""
         before, standing, records = self.server.snapshot(), self._standing.copy(), len(self.history)
         try:
-            with _diverging(f"round {number}" if number > 0 else "preparation before round 1"):
+            with diverging(f"round {number}" if number > 0 else "preparation before round 1"):
                 yield
         except BaseException:
             if self._standing.done < number:
@@ -166,6 +168,8 @@ class Run(OwnModels):
                 self._standing = standing
                 del self.history[records:]
             raise
+        finally:
+            self.notes += self.server.told()
 
     def _interrupted(self, error: BaseException) -> None:
         """Keep what is done; where that is nothing, an empty directory would only be in the way of the next try."""
@@ -240,6 +244,7 @@ class Run(OwnModels):
             self.notes.append("no client's reply was used in any round")
         if self._standing.taken is not None:
             self._write_arrays(self.done, self._evaluator.measure_taken(self.taken, self.done, self._standing.tally))
+            self.notes += self.server.told()
         self.summary = summary_of(self.name, self.server, self._evaluator, self._standing, self.notes)
         leave(self.directory, self.server, self._evaluator, self._standing.tally, self.summary)
 
@@ -286,15 +291,3 @@ class Run(OwnModels):
             record["train_loss"] = nan if record["train_loss"] is None else record["train_loss"]
         continued = checkpoint.continued(found, self.server, self.rounds)
         self.notes = [*found.progress["notes"], *found.notes, *damaged, *continued]
-
-
-@contextmanager
-def _diverging(where: str) -> Iterator[None]:
-    """Matrices that cannot be factorised come from values that overflowed: say so in one line."""
-    try:
-        yield
-    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-        reason = str(error).partition(": ")[0]
-        raise PerfedError(
-            f"{where}: training diverged: {reason} failed on values that are no longer finite; lower the learning rate"
-        ) from None

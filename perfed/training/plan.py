@@ -21,8 +21,8 @@ from pydantic import ConfigDict, Field
 from perfed.errors import PerfedError
 from perfed.settings import Table
 
-EngineName = Literal["auto", "stacked", "sequential"]
-ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "sequential")
+EngineName = Literal["auto", "stacked", "sequential", "ray"]
+ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "sequential", "ray")
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -60,8 +60,10 @@ class Plan:
     Attributes:
         engine: ``"stacked"`` (all clients of an architecture together), ``"sequential"`` (one at a time), or
             ``"auto"``: each kind of work is tried both ways, and with one and all threads, on its first occurrence.
-        chunk: clients per chunk under ``"stacked"`` (0: all).
-        threads: in all, and of one chunk outside ``"auto"`` (0: torch's own number when the plan is made).
+            ``"ray"``: chunks on Ray workers, within which work runs as under ``"auto"``.
+        chunk: clients per chunk under ``"stacked"`` (0: all) and ``"ray"`` (0: chosen on the first occasion).
+        threads: in all, and of one chunk outside ``"auto"`` (0: torch's own number when the plan is made); of one
+            worker under ``"ray"`` (0: one).
         paths: choices already made.
         on_choice: called after each new choice, e.g. to write it down.
         trying: entered while ways are tried, e.g. to say so.
@@ -82,7 +84,7 @@ class Plan:
         if self.chunk < 0 or self.threads < 0:
             raise PerfedError("plan.chunk and plan.threads must be at least 0")
         if self.threads == 0:
-            self.threads = torch.get_num_threads()
+            self.threads = 1 if self.engine == "ray" else torch.get_num_threads()
 
     def path(self, kind: str, clients: int, trial: Callable[[int], None] | None, *, parallel: bool = False) -> Path:
         """The path for ``kind`` of work with ``clients`` clients at hand.

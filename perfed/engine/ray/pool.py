@@ -1,0 +1,286 @@
+"""The Ray workers of a run, as the driver sees them."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+from perfed.data.client import Client
+from perfed.engine.host import Background, Done, Work
+from perfed.engine.metrics import METRICS
+from perfed.engine.ray.cluster import connect, free, has_room, room
+from perfed.engine.ray.flow import Flow, Job, Member
+from perfed.engine.ray.parcel import pack, size, unpack
+from perfed.engine.ray.where import Where
+from perfed.engine.ray.worker import Outcome, Task, Worker
+from perfed.engine.setup import Setup
+from perfed.errors import PerfedError, some
+from perfed.machine import installed_version
+from perfed.training.device import arithmetic
+from perfed.training.plan import Plan
+from perfed.tree import Tree
+
+_DEATHS = 3
+_START_SECONDS = 120.0
+_AHEAD = 4
+_SMALL = 64 << 10
+
+
+class Pool:
+    """Workers, and who of them has which clients in which state.
+
+    Args:
+        where: how many, and where.
+        clients: of the federation, by id.
+        background, setup: as every host has them.
+        plan: gains the paths that workers choose.
+        notes: gains what is to be told of the workers.
+
+    Raises:
+        PerfedError: Ray is not there, has no room, or another perfed.
+    """
+
+    def __init__(
+        self,
+        where: Where,
+        clients: Mapping[str, Client],
+        background: Background,
+        setup: Setup,
+        plan: Plan,
+        notes: list[str],
+    ) -> None:
+        self._clients, self._plan, self._notes = clients, plan, notes
+        self._arithmetic = {arithmetic(setup.device)}
+        self._put: dict[str, Any] = {}
+        self._payload: tuple[Any, Any] = (None, None)
+        self._homes: dict[str, Member] = {}
+        self._numbers: dict[str, tuple[Tree, int]] = {}
+        self._count = 0
+        self._members: list[Member] = []
+        self._ours = connect(where, plan.threads)
+        self._free = 0
+        try:
+            count, gpus = room(where, plan.threads, setup.device)
+            self._free = free()
+            self._actor = ray.remote(Worker).options(num_cpus=plan.threads, num_gpus=gpus, max_restarts=0)
+            self._background = ray.put(pack((background, setup)))
+            self._members = [self._started() for _ in range(count)]
+            self._welcome(self._members)
+        except BaseException:
+            self.close()
+            raise
+        each = f"{plan.threads} thread{'s' if plan.threads > 1 else ''}{f' and {gpus:g} GPU' if gpus else ''}"
+        notes.append(f"Ray: {count} worker{'s' if count > 1 else ''} of {each}{' each' if count > 1 else ''}")
+
+    def close(self) -> None:
+        """Let the workers go, and the Ray that was started for them."""
+        for member in self._members:
+            ray.kill(member.actor)
+        self._members, self._put, self._payload = [], {}, (None, None)
+        if self._ours:
+            ray.shutdown()
+        elif self._free:
+            has_room(self._free)  # or the next run would see too little of it
+
+    def perform(self, works: Iterable[Work]) -> Iterator[Done]:
+        """Works of one exchange on all workers at once; what was done, in their order.
+
+        A work that comes upon a kind that the plan does not know comes back undone, and is done again alone with leave
+        to choose a path; the others wait for that choice, so that every worker takes the same.
+
+        Raises:
+            PerfedError: workers died over a work again and again; or what the clients' programs raise.
+        """
+        flow = Flow(works, _AHEAD * len(self._members))
+        jobs: list[Job]
+        outcome: Outcome | None
+        try:
+            while flow.fill() or self._busy:
+                if flow.pilot is not None and not self._busy:
+                    jobs, outcome = self._piloted(flow.pilot)
+                    flow.pilot = None
+                else:
+                    self._distribute(flow)
+                    jobs, outcome = self._next()
+                if outcome is None:
+                    flow.back(jobs)
+                elif outcome.error is not None:
+                    raise outcome.error
+                elif outcome.done is None:
+                    flow.undecided(jobs[0])
+                else:
+                    yield from flow.came(jobs[0], outcome.done)
+        finally:
+            self._abandon()
+
+    # Jobs --------------------------------------------------------------------------------------------------
+
+    @property
+    def _busy(self) -> bool:
+        return any(member.jobs for member in self._members)
+
+    def _distribute(self, flow: Flow) -> None:
+        """Give jobs to the workers that have their clients; while there are many, each has one in reserve."""
+        reserve = int(len(flow.waiting) > len(self._members))
+        for job in [] if flow.pilot else list(flow.waiting):
+            free = [member for member in self._members if len(member.jobs) <= reserve]
+            home = self._home(job) or min(free, key=lambda member: len(member.jobs), default=None)
+            if home in free:
+                flow.waiting.remove(job)
+                self._send(home, job)
+        for member in [] if flow.pilot else self._members:
+            if flow.waiting and not member.jobs:  # rather than idle
+                self._send(member, flow.waiting.pop(0))
+
+    def _home(self, job: Job) -> Member | None:
+        """The worker that has most of the job's clients."""
+        homes = Counter(home for client in job.work.ids if (home := self._homes.get(client)) is not None)
+        return homes.most_common(1)[0][0] if homes else None
+
+    def _piloted(self, job: Job) -> tuple[list[Job], Outcome]:
+        """A job that goes out alone and may choose paths, and what came of it."""
+        job.chooses, outcome = True, None
+        with self._plan.trying():
+            while outcome is None:  # the worker died
+                self._send(self._home(job) or self._members[0], job)
+                _, outcome = self._next()
+        return [job], outcome
+
+    def _send(self, member: Member, job: Job) -> None:
+        self._count += 1
+        work, job.number = job.work, self._count
+        parcels = {i: self._packed(i) for i in work.ids if self._homes.get(i) is not member}
+        references = {i: sent for i, sent in parcels.items() if isinstance(sent, ray.ObjectRef)}
+        numbers = {i: self._number(i, state) for i, state in work.states.items()}
+        task = Task(
+            work=replace(work, shared={}, states={}),
+            states={i: (n, None if member.states.get(i) == n else work.states[i]) for i, n in numbers.items()},
+            number=job.number,
+            clients={i: sent for i, sent in parcels.items() if i not in references},
+            gone=member.gone,
+            paths=self._plan.paths,
+            chooses=job.chooses,
+            metrics={name: METRICS[name] for name in work.scoring.metrics if METRICS[name].own},
+        )
+        member.gone = []
+        for client in parcels:
+            self._move(client, member)
+        member.states.update(numbers)
+        member.jobs.append(job)
+        job.ref = member.actor.run.remote(pack(task), self._shared(work), references)
+
+    def _next(self) -> tuple[list[Job], Outcome | None]:
+        """The next job that came back, and what came of it; nothing where a worker died with these jobs."""
+        heads = {member.jobs[0].ref: member for member in self._members if member.jobs}
+        (ready, *_), _ = ray.wait(list(heads))
+        member = heads[ready]
+        try:
+            outcome: Outcome = unpack(ray.get(ready), copy=True)
+        except RayTaskError:
+            raise
+        except RayError as error:
+            return self._replaced(member, error), None
+        job = member.jobs.popleft()
+        if outcome.done is not None:
+            for client, state in outcome.done.states.items():
+                self._numbers[client] = state, job.number
+                member.states[client] = job.number
+        if job.chooses and outcome.paths.keys() - self._plan.paths.keys():
+            self._plan.paths.update(outcome.paths)
+            self._plan.on_choice()
+        return [job], outcome
+
+    def _abandon(self) -> None:
+        """Forget jobs that nobody waits for any longer; workers do them before what is sent next."""
+        for member in self._members:
+            for job in member.jobs:
+                for client in job.work.ids:
+                    member.states.pop(client, None)
+            member.jobs.clear()
+
+    # What is where -----------------------------------------------------------------------------------------
+
+    def _packed(self, client: str) -> Any:
+        """A client's data: a small parcel itself, a reference to any other, which is kept by Ray once."""
+        if client not in self._put:
+            parcel = pack(replace(self._clients[client], table=None))
+            if size(parcel) <= _SMALL:
+                return parcel
+            self._put[client] = ray.put(parcel)
+        return self._put[client]
+
+    def _move(self, client: str, member: Member) -> None:
+        before = self._homes.get(client)
+        if before is not None:
+            before.gone.append(client)
+            before.states.pop(client, None)
+        self._homes[client] = member
+
+    def _number(self, client: str, state: Tree) -> int:
+        """Of this very state."""
+        known = self._numbers.get(client)
+        if known is None or known[0] is not state:
+            self._count += 1
+            known = self._numbers[client] = state, self._count
+        return known[1]
+
+    def _shared(self, work: Work) -> Any:
+        """A reference to the payload that is the same for all, which is sent once."""
+        if self._payload[0] is not work.shared:
+            self._payload = work.shared, ray.put(pack(work.shared))
+        return self._payload[1]
+
+    # Workers -----------------------------------------------------------------------------------------------
+
+    def _started(self) -> Member:
+        return Member(self._actor.remote(sys.path, self._background, self._plan.threads))
+
+    def _welcome(self, members: list[Member]) -> None:
+        """Wait until they are there."""
+        try:
+            found = ray.get([member.actor.about.remote() for member in members], timeout=_START_SECONDS)
+        except GetTimeoutError:
+            raise PerfedError(f"Ray has started no worker within {_START_SECONDS:.0f} s: is it busy?") from None
+        except RayError as error:
+            raise PerfedError(f"a Ray worker cannot start: {_reason(error)}") from None
+        for version, digits in found:
+            if version != installed_version():
+                raise PerfedError(f"a Ray worker has perfed {version}, here is {installed_version()}; install the same")
+            if digits not in self._arithmetic:
+                self._arithmetic.add(digits)
+                self._notes.append(f"a worker computes on {digits}: the last digits depend on who does what")
+
+    def _replaced(self, member: Member, error: RayError) -> list[Job]:
+        """The jobs of a worker that died, after another has taken its place, or none where there is no room."""
+        jobs = list(member.jobs)
+        jobs[0].deaths += 1
+        work, reason = jobs[0].work, _reason(error)
+        when = f"round {work.exchange.round}" if work.exchange.round > 0 else "the preparation"
+        self._homes = {client: home for client, home in self._homes.items() if home is not member}
+        self._members.remove(member)
+        ray.kill(member.actor)
+        if jobs[0].deaths == _DEATHS:
+            raise PerfedError(
+                f"{_DEATHS} Ray workers died one after the other in {when} over client{'s' * (len(work.ids) > 1)} "
+                f"{some(work.ids)} ({reason}); they need more memory: fewer workers (--workers), a smaller plan.chunk"
+            )
+        if self._members and not has_room(self._plan.threads):
+            self._notes.append(f"a worker died in {when}; without room for another the others do its work")
+            return jobs
+        new = self._started()
+        self._welcome([new])
+        self._members.append(new)
+        self._notes.append(f"a worker died in {when} and was replaced")
+        return jobs
+
+
+def _reason(error: RayError) -> str:
+    """The last line that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

@@ -1,0 +1,147 @@
+"""What runs in a Ray worker: a host of clients, which remembers their data and states."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+import torch
+
+from perfed.engine.host import Background, Done, Host, Work
+from perfed.engine.metrics import METRICS, Metric
+from perfed.engine.ray.parcel import Parcel, pack, unpack
+from perfed.engine.setup import Setup
+from perfed.errors import PerfedError
+from perfed.machine import installed_version
+from perfed.plugins import own_mistake
+from perfed.training.device import arithmetic
+from perfed.training.plan import Path, Plan
+from perfed.tree import Tree
+
+
+class Undecided(Exception):
+    """A kind of work came up whose path the plan does not know, and this worker may not choose it."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A chunk's work as it is sent to a worker.
+
+    Attributes:
+        work: without states and what is the same for all.
+        states: by id the number of the state that a client starts from, and the state unless the worker has it.
+        number: of the states that the clients have afterwards.
+        clients: small clients that the worker does not have yet, packed, by id.
+        gone: clients that the worker need not keep any longer.
+        paths: of the plan.
+        chooses: whether the worker may add paths, by timing.
+        metrics: the user's own.
+    """
+
+    work: Work
+    states: Mapping[str, tuple[int, Tree | None]]
+    number: int
+    clients: Mapping[str, Parcel]
+    gone: Sequence[str]
+    paths: Mapping[str, Path]
+    chooses: bool
+    metrics: Mapping[str, Metric]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a task.
+
+    Attributes:
+        done: what the chunk has done; ``None`` where it failed or a path is missing.
+        error: why it failed.
+        paths: those of the plan now.
+    """
+
+    done: Done | None = None
+    error: Exception | None = None
+    paths: Mapping[str, Path] = field(default_factory=dict)
+
+
+class Worker:
+    """One Ray worker.
+
+    Args:
+        modules: where Python looks for modules on the driver, so that the user's own are found here too.
+        parcel: background and setup.
+        threads: torch threads.
+    """
+
+    def __init__(self, modules: list[str], parcel: Parcel, threads: int) -> None:
+        sys.path += [folder for folder in modules if folder not in sys.path]
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        torch.set_num_threads(threads)
+        background, setup = unpack(parcel, copy=True)
+        assert isinstance(background, Background) and isinstance(setup, Setup)
+        setup.device = torch.device(setup.device.type)  # Ray shows a worker its own GPUs alone
+        self._plan = Plan("ray", threads=threads)
+        self._host = Host((), background, setup, self._plan)
+        self._states: dict[str, tuple[int, Tree]] = {}
+
+    def about(self) -> tuple[str, str]:
+        """Version of perfed, and what arithmetic depends on here."""
+        return installed_version(), arithmetic(self._host.setup.device)
+
+    def run(self, parcel: Parcel, shared: Parcel, clients: Mapping[str, Any]) -> Parcel:
+        """Do a :class:`Task`; its :class:`Outcome`, packed.
+
+        Args:
+            parcel: the task.
+            shared: payload that is the same for all.
+            clients: references to clients that the worker does not have yet, packed, by id.
+        """
+        try:
+            task: Task = unpack(parcel, copy=True)
+            self._keep(task, dict(zip(clients, ray.get(list(clients.values())), strict=True)))
+            return pack(self._outcome(task, unpack(shared, copy=False)))
+        except Undecided:
+            return pack(Outcome())
+        except Exception as error:
+            return _packed_error(error)
+
+    def _keep(self, task: Task, clients: Mapping[str, Parcel]) -> None:
+        """Take in what was sent, and let go of clients that others have now."""
+        for client in task.gone:
+            self._host.clients.pop(client, None)
+            self._states.pop(client, None)
+        for client, parcel in {**task.clients, **clients}.items():
+            self._host.clients[client] = unpack(parcel, copy=False)
+        self._states.update({i: (number, state) for i, (number, state) in task.states.items() if state is not None})
+
+    def _outcome(self, task: Task, shared: Mapping[str, Any]) -> Outcome:
+        METRICS.update(task.metrics)
+        states: dict[str, Tree] = {}
+        for client, (number, _) in task.states.items():
+            has, states[client] = self._states[client]
+            assert has == number, f"client '{client}' is in state {has}, not {number}"
+        self._plan.paths = dict(task.paths)
+        self._plan.trying = nullcontext if task.chooses else _never
+        done = self._host.run(replace(task.work, shared=shared, states=states)).whole()
+        self._states.update({client: (task.number, state) for client, state in done.states.items()})
+        return Outcome(done, paths=self._plan.paths)
+
+
+@contextmanager
+def _never() -> Iterator[None]:
+    raise Undecided
+    yield
+
+
+def _packed_error(error: Exception) -> Parcel:
+    """What the driver raises: an exception that arose in a file of the user's own says where, in one line."""
+    mistake = None if isinstance(error, PerfedError | MemoryError) else own_mistake(error)
+    sent = error.with_traceback(None) if mistake is None else PerfedError(mistake)
+    try:
+        return pack(Outcome(error=sent))
+    except Exception:  # some cannot be pickled
+        return pack(Outcome(error=RuntimeError(f"{type(error).__name__}: {error}")))
