@@ -26,6 +26,7 @@ from perfed.methods.fedbn import FedBN
 from perfed.model.chain import Model
 from perfed.model.presets import hidden_layer, linear, mlp
 from perfed.participation.clock import Clock
+from perfed.participation.invitation import Invitation
 from perfed.participation.settings import Participation
 from perfed.training.cohort import Cohort
 from perfed.training.plan import Plan
@@ -41,7 +42,7 @@ class Sent(Done):
 class CodecEngine(InProcessEngine):
     """Every payload, reply and client state becomes bytes and is read back, as it would over a network."""
 
-    def perform(self, works: Iterable[Work]) -> Iterator[Done]:
+    def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
         for work in works:
             rows, states = ({i: decode(encode(v)) for i, v in of.items()} for of in (work.rows, work.states))
             done = self.host.run(replace(work, shared=decode(encode(work.shared)), rows=rows, states=states))

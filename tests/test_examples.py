@@ -7,12 +7,15 @@ import doctest
 import importlib
 import pkgutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
 import perfed
 
 FACES = ("perfed", *(f"perfed.{n}" for n in ("aggregate", "datasets", "method", "placement", "registry", "terms")))
+# Modules that are a program, or cannot be imported without what an extra brings.
+ALONE = ("__main__", *(() if find_spec("flwr") else ("flower.adapter",)))
 # Exports that can have no docstring; the example is in that of what takes them.
 WITHOUT = {
     **dict.fromkeys(("FROZEN", "PERSONAL", "PER_DOMAIN", "SENT", "SHARED"), "constants, for place and Method"),
@@ -30,7 +33,7 @@ def lacking(face: ModuleType) -> Iterator[str]:
 
 def test_examples_in_docstrings_are_true(forgotten):
     for info in pkgutil.walk_packages(perfed.__path__, "perfed."):
-        if not info.name.endswith("__main__"):
+        if not info.name.endswith(ALONE):
             found = doctest.testmod(importlib.import_module(info.name), optionflags=doctest.ELLIPSIS)
             assert found.failed == 0, info.name
 

@@ -16,7 +16,7 @@ from perfed.errors import PerfedError
 
 @dataclass(frozen=True)
 class Workers:
-    """Workers of ``--engine ray``: how many, and the address of their Ray, or that of ``--jobs``; as they were given."""
+    """Workers of ``--engine ray``: how many, and the address of their Ray, or of that of ``--jobs``; as given."""
 
     number: int | None = None
     address: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -12,7 +12,7 @@ from perfed.data.labels import Classes, Task
 from perfed.data.tables.kinds import Column, Kind
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.problems import refuse
-from perfed.data.tables.schema import agreed_kinds, shared_columns
+from perfed.data.tables.schema import agreed_kinds, shared_columns, words
 from perfed.data.tables.targets import CONSTANT, FEW, LabelsAre, contradictions, named
 from perfed.data.target_scale import Sums, TargetScale
 from perfed.errors import PerfedError, first_problem, some
@@ -279,25 +279,3 @@ def in_words(tolds: Mapping[str, Told], agreement: Agreement) -> list[str]:
         entering = [column.name for column in agreement.columns if column.kind == "category"]
         columns = list(of_kind["boolean"]), [name for name in of_kind["category"] if name not in entering], entering
     return words(agreement.task, agreement.domains is not None, columns)
-
-
-def words(task: Task, domains: bool, columns: tuple[Sequence[str], Sequence[str], Sequence[str]] | None) -> list[str]:
-    """What sites tell each other, a line each.
-
-    Args:
-        task: of the targets.
-        domains: whether samples have domains.
-        columns: where sites have one schema, their booleans, and their categories that do not enter and that do.
-    """
-    of_task: dict[Task, list[str]] = {
-        "classification": ["the names of the classes"],
-        "regression": ["the number of their training rows, the sum of the target and of its squares"],
-        "survival": [],
-    }
-    lines = [*of_task[task], *(["the names of the domains"] if domains else [])]
-    if columns is None:
-        return lines
-    lines.append("names and kinds of their columns, and which are constant or have missing values")
-    categories = "the categories, without the rare ones, of"
-    told = ("how booleans are written", f"{categories} columns that do not enter", categories)
-    return lines + [f"{what}: {', '.join(names)}" for what, names in zip(told, columns, strict=True) if names]

@@ -58,7 +58,7 @@ class Split:
 
     @property
     def bytes(self) -> int:
-        """Of the inputs."""
+        """Bytes of all inputs together."""
         return self.x.numel() * self.x.element_size()
 
     @property

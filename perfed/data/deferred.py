@@ -137,22 +137,22 @@ class DeferredSplit(Split):
 
     @property
     def deferred(self) -> bool:
-        """Yes."""
+        """Yes: they are read when used."""
         return True
 
     @property
     def x(self) -> Tensor:
-        """Inputs, read."""
+        """Inputs, which are read now."""
         return self.loaded().x
 
     @property
     def y(self) -> Tensor:
-        """Targets, read."""
+        """Targets, which are read now."""
         return self.loaded().y
 
     @property
     def domain(self) -> Tensor | None:
-        """Domain ids, read."""
+        """Domain ids, which are read now."""
         return self.loaded().domain if self.has_domains else None
 
     # Facts -------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from perfed.data.client import SPLITS, Client, Split
 from perfed.data.federation import Federation
+from perfed.data.held_out import with_validation
 from perfed.errors import PerfedError
 
 
@@ -56,3 +57,19 @@ class _Extended:
         hot = F.one_hot(split.domain, self.domains).to(split.x.dtype)
         planes = hot.view(*hot.shape, *([1] * (split.x.ndim - 2))).expand(*hot.shape, *split.x.shape[2:])
         return replace(split, x=torch.cat([split.x, planes], 1))
+
+
+def completed(federation: Federation, fraction: float, domain_input: bool, seed: int) -> Federation:
+    """The federation with what every data set may have besides: validation data, and the domain among the inputs.
+
+    Args:
+        federation: of all clients, or of those at one place.
+        fraction: of the training samples, see :func:`perfed.data.held_out.with_validation`; 0: none.
+        domain_input: whether to do as :func:`with_domain_input`.
+        seed: of the choice of validation data.
+    """
+    if fraction > 0:
+        stratify = federation.task != "regression"
+        clients = tuple(with_validation(client, fraction, stratify, seed) for client in federation)
+        federation = replace(federation, clients=clients)
+    return with_domain_input(federation) if domain_input else federation

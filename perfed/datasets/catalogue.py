@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal, Self, get_type_hints
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model, model_validator
 
-from perfed.data.domain_input import with_domain_input
+from perfed.data.domain_input import completed
 from perfed.data.federation import Federation
-from perfed.data.held_out import with_validation
 from perfed.datasets.description import Description, Option, in_words
 from perfed.errors import PerfedError
 from perfed.plugins import check_free, check_own, own_name
@@ -213,28 +212,7 @@ def _built(name: str, options: dict[str, Any], seed: int, data_dir: Path | str |
         made = entry.build(seed, None if data_dir is None else Path(data_dir), **options)
         if not isinstance(made, Federation):
             raise PerfedError(f"data set '{name}': its function returned {type(made).__name__}, not a Federation")
-        return _finished(replace(made, name=name), fraction, domain_input, seed)
-
-
-def at_site(federation: Federation, options: Mapping[str, Any], seed: int) -> Federation:
-    """The client of one site as :func:`load` would make it with ``options``, those that all data sets have.
-
-    Args:
-        federation: of that client alone, by the agreement of all sites.
-        options: of the data set.
-        seed: of all random choices.
-    """
-    with _one_thread():
-        return _finished(federation, options["validation_fraction"], options["domain_input"], seed)
-
-
-def _finished(federation: Federation, fraction: float, domain_input: bool, seed: int) -> Federation:
-    """The federation with validation data and with the domain among the inputs, where they are wanted."""
-    if fraction > 0:
-        stratify = federation.task != "regression"
-        clients = tuple(with_validation(client, fraction, stratify, seed) for client in federation)
-        federation = replace(federation, clients=clients)
-    return with_domain_input(federation) if domain_input else federation
+        return completed(replace(made, name=name), fraction, domain_input, seed)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""``perfed site``: a worker that has the site's data, and a supervised SuperNode that brings it the server's messages."""
+"""``perfed site``: a worker that has the data, and a supervised SuperNode that brings it the server's messages."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def run_site(settings: SiteSettings, note: Note, stop: threading.Event) -> None:
         stop: ends it within seconds.
 
     Raises:
-        PerfedError: as :func:`check_site`; another process is this site; what another attempt to connect would not mend.
+        PerfedError: as :func:`check_site`; another process is this site; a connection that will never succeed.
     """
     check_site(settings)
     station = Station(settings.folder, settings.name, settings.data, settings.study, note)

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from perfed.data.agreement import Agreement
+from perfed.data.domain_input import completed
 from perfed.data.federation import Federation
 from perfed.data.site_data import SiteData, site_data
 from perfed.data.tables.options import TableOptions
-from perfed.datasets.catalogue import at_site
 from perfed.datasets.tables import TableSettings
 from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.outgoing import OutgoingLog
@@ -88,7 +88,7 @@ class Part:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """The study, parsed."""
+        """The study, parsed and checked."""
         return read(self.study, "the study")
 
     @cached_property
@@ -100,7 +100,8 @@ class Part:
         """
         data, experiment = site_data(self.site, self.data, table_options(self.experiment)), self.experiment
         alone = Federation.of_agreement((data.client(self.agreement),), self.agreement, name=experiment.data.name)
-        made = at_site(alone, experiment.data.options, experiment.seed)
+        options = experiment.data.options
+        made = completed(alone, options["validation_fraction"], options["domain_input"], experiment.seed)
         return made.to(dtype=experiment.torch_dtype, device=self.device)
 
     @cached_property

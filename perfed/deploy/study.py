@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from perfed.data.agreement import words
 from perfed.data.labels import Task
+from perfed.data.tables.schema import words
 from perfed.deploy.trial import task_of
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, validate

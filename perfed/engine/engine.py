@@ -187,7 +187,7 @@ class Engine(ABC):
         """How many clients a cohort may have, by the memory of their samples and models; at least 1."""
         model = _COPIES * self._layouts[members[0].input_shape].size
         splits = [s for c in members for name in SPLITS if (s := c.split(name)) is not None]
-        data = sum(s.x.numel() * s.x.element_size() for s in splits) // len(members)
+        data = sum(s.bytes for s in splits) // len(members)
         return max(1, _COHORT_BYTES // max(1, model + data))
 
 

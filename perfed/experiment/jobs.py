@@ -164,7 +164,7 @@ class Processes:
         self._members: dict[int, tuple[BaseProcess, Connection]] = {}
 
     def give(self, worker: int, key: Key) -> None:
-        """As in :class:`Crew`."""
+        """As :class:`Crew` says of all crews."""
         with suppress(ConnectionError):  # it has died; the news say so
             if worker not in self._members:
                 self._members[worker] = self._begun(worker)
@@ -181,7 +181,7 @@ class Processes:
         return process, ours
 
     def news(self) -> list[tuple[int, str, Any]]:
-        """As in :class:`Crew`."""
+        """As :class:`Crew` says of all crews."""
         heard: list[tuple[int, str, Any]] = []
         for worker, (process, connection) in list(self._members.items()):
             lost = not process.is_alive()  # asked first, so that its last words are heard
@@ -198,7 +198,7 @@ class Processes:
         return heard
 
     def stop(self) -> None:
-        """As in :class:`Crew`."""
+        """As :class:`Crew` says of all crews."""
         members, deadline = list(self._members.values()), time.monotonic() + GRACE
         try:
             for process, _ in members:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from perfed.data.labels import Task
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind, read
 from perfed.data.tables.problems import Frame
 
@@ -85,3 +86,25 @@ def shared_columns(columns: Mapping[str, Sequence[Column]], mode: Mode) -> dict[
         for site, held in entering.items():
             held.append(replace(found.get(site, lacking), **one))
     return entering
+
+
+def words(task: Task, domains: bool, columns: tuple[Sequence[str], Sequence[str], Sequence[str]] | None) -> list[str]:
+    """What sites tell each other, a line each.
+
+    Args:
+        task: of the targets.
+        domains: whether samples have domains.
+        columns: where sites have one schema, their booleans, and their categories that do not enter and that do.
+    """
+    of_task: dict[Task, list[str]] = {
+        "classification": ["the names of the classes"],
+        "regression": ["the number of their training rows, the sum of the target and of its squares"],
+        "survival": [],
+    }
+    lines = [*of_task[task], *(["the names of the domains"] if domains else [])]
+    if columns is None:
+        return lines
+    lines.append("names and kinds of their columns, and which are constant or have missing values")
+    categories = "the categories, without the rare ones, of"
+    told = ("how booleans are written", f"{categories} columns that do not enter", categories)
+    return lines + [f"{what}: {', '.join(names)}" for what, names in zip(told, columns, strict=True) if names]

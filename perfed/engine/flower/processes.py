@@ -102,13 +102,13 @@ class Process:
 
     @property
     def output(self) -> IO[bytes]:
-        """What it prints."""
+        """What the command prints, as it comes."""
         assert self._popen.stdout is not None
         return self._popen.stdout
 
     @property
     def pid(self) -> int:
-        """Of its guard."""
+        """Number of the guard's process."""
         return self._popen.pid
 
     def exit_code(self) -> int | None:

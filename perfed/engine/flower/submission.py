@@ -163,7 +163,7 @@ class _Lines:
                 write(line)
 
     def close(self) -> None:
-        """End the command."""
+        """End the command that follows the log."""
         self._process.stop()
 
 

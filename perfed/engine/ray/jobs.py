@@ -54,7 +54,7 @@ class RayTasks:
         self._doing: dict[Any, int] = {}
 
     def give(self, worker: int, key: tuple[Any, ...]) -> None:
-        """Begin a task."""
+        """Begin a task on some node."""
         self._doing[self._task.remote(self._sent, worker, key, self._inbox)] = worker
 
     def news(self) -> list[tuple[int, str, Any]]:

@@ -54,5 +54,5 @@ def _aligned(buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def size(parcel: Parcel) -> int:
-    """Bytes of it."""
+    """Bytes of all its buffers together."""
     return len(parcel[0]) + sum(buffer.nbytes for buffer in parcel[1])

@@ -13,7 +13,7 @@ from perfed.engine.flower.message import pack, unpack
 
 HEADER = {"site": "north", "run": "flic-1", "sequence": 30_001, "program": "train"}
 REQUEST = {
-    **{"run": "flic-1", "sequence": 30_001, "base": 20_001, "program": "train"},
+    **{"run": "flic-1", "sequence": 30_001, "base": 20_001, "keep": [10_001], "program": "train"},
     **{"round": 3, "index": 1, "measure": None, "terms": "all"},
 }
 TREE = {
@@ -181,7 +181,7 @@ def test_a_payload_as_declared_is_accepted():
         ({"sequence": 2.5}, "sequence is 2.5; a whole number that is not negative is needed"),
         ({"base": 30_001}, "base is 30001; a number below the message's own, 30001, is needed"),
         ({"base": None}, "base is None; a whole number that is not negative is needed"),
-        ({"index": False}, "index is False; a whole number is needed"),
+        ({"index": False}, "index is False; a whole number from -1 on is needed"),
         ({"round": -1}, "round is -1; a whole number that is not negative is needed"),
         ({"measure": 1}, "measure is 1; a text or null is needed"),
         ({"terms": None}, "terms is None; a text is needed"),

@@ -1,12 +1,12 @@
-"""What sites, the server and the network may do wrong, and what becomes of the run; the expected outcome is beside each."""
+"""What sites, the server and the network may do wrong, and what becomes of the run, which is beside each."""
 
 from __future__ import annotations
 
 import os
 import random
-import signal
 import time
 from math import inf, nan
+from multiprocessing import get_context
 
 import pytest
 import torch
@@ -178,7 +178,7 @@ def test_a_site_whose_state_is_lost_says_so(tmp_path):
     train(going.server, 1)
     for file in (tmp_path / "c1" / RUN).glob("*.exchange"):
         file.unlink()
-    with pytest.raises(PerfedError, match="site 'c1': .*the state after exchange 10001 is not here"):
+    with pytest.raises(PerfedError, match="the state after exchange 10001 is not here"):
         going.server.round(2)
 
 
@@ -194,6 +194,7 @@ def test_a_message_that_is_sent_again_gets_the_first_reply_and_trains_nothing(tm
 
 def run_on(path, method: str, rounds: int) -> None:
     """A whole run, or the rest of one, in this process; its last state is written to ``path/end``."""
+    torch.set_num_threads(1)
     going = Sites(path, make(method), blobs(SIZES), rounds=rounds)
     saved = path / "checkpoint.pt"
     number = -1
@@ -217,18 +218,13 @@ def test_a_run_whose_server_and_sites_are_killed_at_any_moment_ends_with_the_sam
     expected = every_tensor(train(serve(make(method), federation, engine="sequential", rounds=3), 3))
     generator, kills = random.Random(0), 0
     while not (tmp_path / "end.pt").exists():
-        child = os.fork()
-        if child == 0:
-            try:
-                torch.set_num_threads(1)
-                run_on(tmp_path, method, 3)
-            finally:
-                os._exit(0)
+        child = get_context("fork").Process(target=run_on, args=(tmp_path, method, 3))
+        child.start()
         if kills < 20:
             time.sleep(generator.uniform(0.01, 0.3))
-            os.kill(child, signal.SIGKILL)
+            child.kill()
             kills += 1
-        os.waitpid(child, 0)
+        child.join()
     found = torch.load(tmp_path / "end.pt", weights_only=False)
     for path, tensor in leaves(found["server"]):
         assert torch.equal(tensor, expected[("server", *path)]), path
