@@ -21,7 +21,7 @@ from perfed.engine.server import Server
 from perfed.engine.setup import Setup
 from perfed.training.plan import Plan, use_threads
 
-METHODS = {"fedavg": {"local_epochs": 1}, "fedrep": {"head_epochs": 10, "body_epochs": 1}}
+METHODS = {"fedavg": {"local_epochs": 1}, "fedrep": {"local_epochs": 10, "body_epochs": 1}}
 
 
 def server_of(method: str, federation: Federation, rounds: int, plan: Plan) -> Server:

@@ -282,7 +282,7 @@ def test_a_function_that_returns_no_module_says_so():
             "model.head={kind='test_config:tiny_head', widht=3}",
             r"model\.head: tiny_head\(.*unexpected keyword .* 'widht'",
         ),
-        ("plan.engine=warp", "plan.engine: .*'auto', 'stacked' or 'sequential'"),
+        ("plan.engine=warp", "plan.engine: .*'auto', 'stacked', 'sequential' or 'ray'"),
         ("plan.thread=1", r"unknown key 'plan\.thread' \(did you mean 'threads'\?\); allowed: engine"),
         ("plan.threads=two", "plan.threads: .*integer"),
         ("plan=3", r"plan: input should be a valid dictionary \(given: 3\)"),

@@ -17,6 +17,7 @@ import torch
 from perfed.engine.ray.where import Where
 from perfed.errors import PerfedError
 
+_STATISTICS = "RAY_USAGE_STATS_ENABLED"
 _ANSWER_SECONDS = 10.0
 _FREE_SECONDS = 10.0
 
@@ -106,8 +107,8 @@ def _quietly() -> Iterator[None]:
     """Without Ray's advice, statistics of usage, and handler of SIGTERM."""
     logger, before = logging.getLogger("ray"), logging.getLogger("ray").level
     logger.setLevel(logging.ERROR)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    told = _STATISTICS in os.environ
+    os.environ.setdefault(_STATISTICS, "0")
     main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
     try:
@@ -115,4 +116,6 @@ def _quietly() -> Iterator[None]:
     finally:
         if main and handler is not None:
             signal.signal(signal.SIGTERM, handler)
+        if not told:
+            del os.environ[_STATISTICS]
         logger.setLevel(before)
