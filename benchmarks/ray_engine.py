@@ -2,7 +2,7 @@
 
 ``python benchmarks/ray_engine.py [--rounds 10] [--clients 20] [--workers 2]``: in every round each method is run by
 one-thread Ray workers, one client per chunk, and by this process's engine with as many threads, in turns. The overhead
-of a chunk is what the workers' time (wall time x workers) has beyond the chunks' own, which one of them does alone.
+is that of a round in which nobody trains: everything is sent and comes back, by the same workers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack
 from statistics import median
 
+import ray
 import torch
 
 from perfed import Federation, Model, Participation, build_method, cnn, linear, load, use_workers
@@ -22,12 +23,13 @@ from perfed.engine.setup import Setup
 from perfed.training.plan import Plan, use_threads
 
 METHODS = {"fedavg": {"local_epochs": 1}, "fedrep": {"local_epochs": 10, "body_epochs": 1}}
+IDLE = {"fedavg": {"local_epochs": 0}, "fedrep": {"local_epochs": 0, "body_epochs": 0}}
 
 
-def server_of(method: str, federation: Federation, rounds: int, plan: Plan) -> Server:
+def server_of(method: str, epochs: dict[str, int], federation: Federation, rounds: int, plan: Plan) -> Server:
     """A server of the CNN of 16 and 32 channels, in mini-batches of 50."""
     model = Model(body=cnn((16, 32), 5, 128, padding=(0, 1), activation="leaky-relu"), head=linear(10))
-    setup = Setup(build_method(method, {"lr": 0.01, "batch_size": 50, **METHODS[method]}), model, 0, torch.float32)
+    setup = Setup(build_method(method, {"lr": 0.01, "batch_size": 50, **epochs}), model, 0, torch.float32)
     engine = RayEngine if plan.engine == "ray" else InProcessEngine
     return Server(federation, setup, plan, Participation(), rounds, engine=engine)
 
@@ -43,18 +45,23 @@ def seconds(server: Server, number: int) -> float:
 def measured(method: str, federation: Federation, rounds: int, workers: int) -> str:
     """A line on the median round of both engines, after one that warms up."""
     use_workers(workers)
-    plans = {"ray": Plan("ray", chunk=1), "here": Plan("auto", threads=workers), "one": Plan("sequential", threads=1)}
-    servers = {name: server_of(method, federation, rounds + 1, plan) for name, plan in plans.items()}
+    ways = (
+        (METHODS, Plan("ray", chunk=1)),
+        (METHODS, Plan("auto", threads=workers)),
+        (IDLE, Plan("ray", chunk=1)),
+    )
+    servers = [server_of(method, epochs[method], federation, rounds + 1, plan) for epochs, plan in ways]
     with ExitStack() as held:
-        for server in servers.values():
+        ray.init(address="local", num_cpus=2 * workers, include_dashboard=False, logging_level="ERROR")
+        held.callback(ray.shutdown)
+        for server in servers:
             held.enter_context(server.working())
             server.prepare()
-        times = [{name: seconds(server, n) for name, server in servers.items()} for n in range(1, rounds + 2)][1:]
-    ray, here, one = (median(row[name] for row in times) for name in servers)
-    overhead = 1000 * (workers * ray - one) / len(federation.clients)
+        times = [[seconds(server, number) for server in servers] for number in range(1, rounds + 2)]
+    on_ray, here, idle = (median(column) for column in zip(*times[1:], strict=True))
     return (
-        f"{method}: Ray, {workers} workers {ray:.3f} s; here, {workers} threads {here:.3f} s (ratio {ray / here:.2f}); "
-        f"one client at a time, 1 thread {one:.3f} s; overhead {overhead:.1f} ms per chunk and round"
+        f"{method}: a round {on_ray:.3f} s with {workers} Ray workers, {here:.3f} s here with {workers} threads "
+        f"(ratio {on_ray / here:.2f}); overhead {1000 * idle / len(federation.clients):.1f} ms per chunk and round"
     )
 
 
