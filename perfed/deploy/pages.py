@@ -79,7 +79,7 @@ def _rows(tls: bool) -> str:
 
 def site_files(deployment: Deployment, study: Experiment, site: str, credentials: Credentials | None) -> dict[str, str]:
     """A site's page and its systemd unit, by their paths in the deployment's directory."""
-    command = f"perfed site --data {site}.csv --server {deployment.address} --name {site}"
+    command = f"perfed site --data {site}.csv --server {deployment.address} --name {site} --study study.toml"
     command += "" if credentials is None else f" --key {site}.key --ca ca.crt"
     values = _common(deployment, study) | {
         "site": site,
@@ -94,7 +94,8 @@ def site_files(deployment: Deployment, study: Experiment, site: str, credentials
     }
     folder = f"sites/{site}"
     unit = filled("perfed-site.service", values)
-    return {f"{folder}/README.md": filled("site.md", values), f"{folder}/perfed-site.service": unit}
+    page = filled("site.md", values)
+    return {f"{folder}/README.md": page, f"{folder}/perfed-site.service": unit, f"{folder}/study.toml": study.to_toml()}
 
 
 _TLS_FAILURES = """\

@@ -25,6 +25,7 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.experiment.start import resume, start
 from perfed.machine import write_atomic
+from perfed.report import load_runs, write_report
 from perfed.run.run import Run
 
 AGREED = "agreed.json"
@@ -104,6 +105,10 @@ def _main(transport: Transport, settings: Settings, study: str) -> None:
     if going.resumed is not None:
         tell(stage=f"continues from round {going.resumed} of {going.rounds}")
     going.execute(_progress(journal, going))
+    lacking = [client.id for client in federation if client.split("test") is None]
+    if lacking:  # which makes their own models too
+        going.server.evaluate("train", lacking, going.done)
+    write_report(load_runs([out]), out / "report.html", title=experiment.name)
     tell(done=going.done, out=str(out))
 
 
@@ -114,7 +119,14 @@ def _run(experiment: Experiment, federation: Federation, out: Path, server: Call
     else:
         run = start(experiment, federation=federation, out=out, server=server)
     run.checkpoint_seconds = 0.0
+    assert isinstance(run.server, RealTimeServer)
+    run.server.keep(lambda site: [_number(state) for i, state in run.taken.clients.items() if i == site])
     return run
+
+
+def _number(state: Any) -> int:
+    """Of the exchange whose state a site has, as the server's states say it."""
+    return int(state["sequence"])
 
 
 def _progress(journal: Journal, run: Run) -> Callable[[int, int, float | None], None]:

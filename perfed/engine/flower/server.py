@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from typing import Any
+
 from perfed.engine.clients import NobodyReplied, RoundClients, RoundRecord
+from perfed.engine.flower.engine import FlowerEngine
 from perfed.engine.server import Server
 from perfed.participation.invitation import invite, take
 from perfed.participation.policies import Choice
 
 
 class RealTimeServer(Server):
-    """A run's server where time is real. Its engine must take note of when replies arrive."""
+    """A run's server where time is real; see :class:`~perfed.engine.server.Server` for its arguments."""
+
+    engine: FlowerEngine
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.engine.strict = self.selection.policy.strict
+
+    def keep(self, kept: Callable[[str], Collection[int]]) -> None:
+        """Let sites not forget the states after the exchanges that ``kept`` gives the numbers of, by site."""
+        self.engine.kept = kept
 
     @property
     def speeds(self) -> str:

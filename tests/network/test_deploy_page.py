@@ -1,0 +1,219 @@
+"""docs/deploy.md as it stands: a server and three sites with TLS, killed and brought back; and methods beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'perfed[flower]'")
+
+from perfed.deploy.app import app_files
+from perfed.deploy.study import study_of
+from perfed.engine.flower.outgoing import read, verify
+from perfed.engine.flower.submission import Submitter
+from perfed.experiment.config import Experiment, find_experiment, validate
+from perfed.experiment.overrides import override
+from perfed.experiment.start import start
+
+pytestmark = [pytest.mark.network, pytest.mark.xdist_group("flower")]
+ROOT = Path(__file__).parent.parent.parent
+TEXT = (ROOT / "docs" / "deploy.md").read_text()
+NAMES = ("north", "south", "west")
+ROUNDS = 4
+EXACT = ["plan.engine=sequential", "plan.threads=1", "evaluation.every=10"]
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", TEXT, flags=re.DOTALL)
+
+
+class Place:
+    """A folder in which the page's commands are run, and what runs in its terminals."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        tools = [str(Path(sys.executable).parent), os.environ["PATH"]]
+        self.environment = {
+            **os.environ,
+            "PATH": os.pathsep.join(tools),
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+        }
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def words(self, line: str) -> list[str]:
+        """The command of the page, with a port that is free."""
+        given = shlex.split(line.replace(":8000", f":{self.port}"))
+        return [sys.executable, "-m", "perfed.cli", *given[1:]] if given[0] == "perfed" else given
+
+    def run(self, line: str, *more: str, seconds: float = 200.0) -> str:
+        done = subprocess.run(
+            [*self.words(line), *more],
+            cwd=self.path,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
+        assert done.returncode == 0, f"{line}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def begin(self, line: str) -> None:
+        """In a terminal of its own."""
+        log = (self.path / f"terminal-{len(self.running)}.log").open("ab")
+        self.running[line] = subprocess.Popen(
+            self.words(line), cwd=self.path, env=self.environment, stdout=log, stderr=log, start_new_session=True
+        )
+
+    def kill(self, line: str) -> None:
+        child = self.running.pop(line)
+        child.kill()
+        child.wait()
+
+    def close(self) -> None:
+        for child in self.running.values():
+            os.killpg(child.pid, signal.SIGTERM)
+        for child in self.running.values():
+            try:
+                child.wait(15)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+
+    def rounds(self) -> int:
+        file = self.path / "deployment/server/run/rounds.jsonl"
+        return len(file.read_text().splitlines()) if file.exists() else 0
+
+
+SHELL = [line for block in blocks("sh") for line in block.splitlines() if line.strip()]
+DEPLOY, *_ = [line for line in SHELL if line.startswith("perfed deploy")]
+SERVER = [line for line in SHELL if line.startswith("sh deployment/server/super")]
+SITES = [line for line in SHELL if line.startswith("perfed site --data")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    here = Place(tmp_path_factory.mktemp("page"))
+    (here.path / "tables.py").write_text(blocks("python")[0])
+    subprocess.run([sys.executable, "tables.py"], cwd=here.path, check=True)
+    here.run(next(line for line in SHELL if line.startswith("perfed init")))
+    here.run(DEPLOY.replace("rounds=10", f"rounds={ROUNDS}"), "--superlink-port", str(here.port), *EXACT)
+    try:
+        for line in SERVER:
+            here.begin(line)
+        ends = time.monotonic() + 60
+        while time.monotonic() < ends:
+            try:
+                socket.create_connection(("127.0.0.1", here.port), 1).close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        here.run(next(line for line in SHELL if "register.sh" in line))
+        for line in SITES:
+            here.begin(line)
+        yield here
+    finally:
+        here.close()
+
+
+def experiment(place: Path, settings: list[str]) -> Experiment:
+    """The page's study with other settings."""
+    method = settings[0].partition("=")[2]
+    return validate(override(find_experiment(str(place / "study.toml")), settings, [method]))
+
+
+def simulated(place: Path, settings: list[str]) -> dict[str, torch.Tensor]:
+    """The server's tensors after the same run in one process."""
+    out = place / f"simulated-{len(list(place.glob('simulated-*')))}"
+    start(experiment(place, settings), out=out).execute()
+    return load_file(max((out / "checkpoint").glob("server-*.safetensors")))
+
+
+def same_bits(place: Path, run: Path, settings: list[str]) -> None:
+    expected = simulated(place, settings)
+    found = load_file(max((run / "checkpoint").glob("server-*.safetensors")))
+    assert found.keys() == expected.keys() and found
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_site_and_the_server_are_killed_and_brought_back_to_the_same_bits(place):
+    """SIGKILL of a site, and of SuperLink and SuperExec with the run; then the page's commands again."""
+    submitting = subprocess.Popen(
+        place.words("perfed submit deployment --wait 100"),
+        cwd=place.path,
+        env=place.environment,
+        start_new_session=True,
+    )
+    ends = time.monotonic() + 150
+    while place.rounds() < 1 and time.monotonic() < ends:
+        time.sleep(0.2)
+    assert place.rounds() >= 1
+    os.killpg(submitting.pid, signal.SIGKILL)
+    submitting.wait()
+    for line in (SITES[0], *SERVER):
+        place.kill(line)
+    done = place.rounds()
+    assert done < ROUNDS
+    time.sleep(3)  # until the server's program has noticed that nobody holds it
+    for line in (*SERVER, SITES[0]):
+        place.begin(line)
+    said = place.run("perfed submit deployment", "--wait", "150", seconds=400)
+    assert f"round {ROUNDS} of {ROUNDS}" in said and "continues from round" in said
+    run = place.path / "deployment/server/run"
+    same_bits(place.path, run, ["method=flic-hl", f"rounds={ROUNDS}", *EXACT])
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["rounds"] == ROUNDS and summary["virtual_time"] > 0 and (run / "report.html").exists()
+    assert not (run / "predictions").exists()  # what models say of single rows stays at the sites
+
+
+OTHERS = {
+    "fedpac": [],
+    "feddar-sa": ['data.domain="sex"'],
+    "fedrep-srpfl": ["participation.srpfl.first=3"],
+    "ditto": [],
+}
+
+
+@pytest.mark.parametrize("method", OTHERS)
+def test_a_method_ends_with_the_bits_of_a_simulation(method, place):
+    settings = [f"method={method}", "rounds=1", 'data.columns="union"', *OTHERS[method], *EXACT]
+    study = study_of(experiment(place.path, settings), NAMES)
+    folder = place.path / method
+    for name, text in app_files(study).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    ca = place.path / "deployment/server/tls/ca.crt"
+    submitter = Submitter(folder / "flwr", f"127.0.0.1:{place.port}", ca)
+    number = submitter.submit(folder / "app", {"out": str(folder / "run"), "wait": 60.0})
+    lines: list[str] = []
+    assert submitter.follow(number, lines.append, 150.0) == "finished:completed", lines
+    same_bits(place.path, folder / "run", settings)
+
+
+def test_the_site_has_its_log_and_its_model(place):
+    for line in SITES:
+        child = place.running.pop(line)
+        os.killpg(child.pid, signal.SIGTERM)
+        child.wait(20)
+    for line in SHELL:
+        if line.startswith(("perfed site log", "perfed site export")):
+            place.run(line)
+    log = place.path / "perfed-site-north/outgoing.jsonl"
+    assert verify(log) is None
+    names = {entry["name"] for line in read(log) for entry in line.get("entries", []) if line["run"]}
+    assert not [name for name in names if "embedding" in name or ("head" in name and "flic" in name)]
+    assert (place.path / "perfed-site-north/north.onnx").exists()
