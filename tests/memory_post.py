@@ -19,6 +19,7 @@ class MemoryOffice:
     Attributes:
         delay: seconds that a site takes for each message.
         fail: what a site's error replies say.
+        gone: sites that the office says are gone, for each of their messages.
         drop: sites that never reply.
         away: sites that are not connected.
         hang: while it is set, every call of the office hangs, as Flower's do while the server is away.
@@ -29,6 +30,7 @@ class MemoryOffice:
         self.delay: dict[str, float] = {}
         self.fail: dict[str, str] = {}
         self.drop: set[str] = set()
+        self.gone: set[str] = set()
         self.away: set[str] = set()
         self.hang = threading.Event()
         self.got: dict[str, list[bytes]] = {site: [] for site in handlers}
@@ -69,5 +71,7 @@ class MemoryOffice:
             time.sleep(self.delay.get(site, 0))
             if site in self.fail:
                 self._came[letter] = Delivery(letter, None, self.fail[site])
+            elif site in self.gone:
+                self._came[letter] = Delivery(letter, None, "it is gone", again=True)
             elif site not in self.drop:
                 self._came[letter] = Delivery(letter, handler(body))

@@ -123,17 +123,26 @@ def test_waiting_for_sites_says_who_is_missing(office, transport):
     assert transport.wait_for(NAMES, 5) == []
 
 
-def test_a_site_that_was_started_again_is_found_under_its_new_number(office, transport):
+def test_a_site_that_was_started_again_is_asked_again_under_its_new_number(office, transport):
     office.drop = {"west"}
-    answers = transport.exchange({"west": b"lost"}, 5)
+    answers = transport.exchange({"west": b"lost"}, 10)
     while not office.got["west"]:
         time.sleep(0.01)
+    office.drop = set()
     office.numbers["west"] = 77
     (answer,) = answers
-    assert answer.error == "site 'west': it was started again before it answered"
-    office.drop = set()
-    (answer,) = transport.exchange({"west": b"again"}, 5)
-    assert answer.body == b"AGAIN"
+    assert answer.body == b"LOST" and office.got["west"] == [b"lost", b"lost"]
+
+
+def test_a_site_that_is_gone_is_asked_again_until_the_deadline_and_named_then(office, transport):
+    office.gone = {"west", "south"}
+    answers = transport.exchange({"west": b"here?", "south": b"here?"}, 4)
+    while not (office.got["west"] and office.got["south"]):
+        time.sleep(0.01)
+    office.gone = {"west"}
+    back, lost = answers
+    assert (back.site, back.body) == ("south", b"HERE?") and back.seconds < 4
+    assert lost.error.startswith("site 'west': it is gone, and has not answered within 4.")
 
 
 def test_of_two_connections_of_one_site_the_later_counts(office, transport):

@@ -45,6 +45,7 @@ _MEANING = {
     7: "its SuperNode does not trust the app",
     8: "what handled its message was killed",
 }
+_AGAIN = (3, 4, 5, 8)  # the site may come back and answer
 
 
 class FlowerTransport(PostTransport):
@@ -123,7 +124,7 @@ def _delivery(reply: Message) -> Delivery:
     letter = reply.metadata.reply_to_message_id
     if reply.has_error():
         said = " ".join((reply.error.reason or f"error {reply.error.code}").split())
-        return Delivery(letter, None, _MEANING.get(reply.error.code, said))
+        return Delivery(letter, None, _MEANING.get(reply.error.code, said), again=reply.error.code in _AGAIN)
     if _ERROR in reply.content.config_records:
         return Delivery(letter, None, str(reply.content.config_records[_ERROR][_ERROR]))
     return Delivery(letter, _bytes(reply))

@@ -44,11 +44,19 @@ class Node:
 
 @dataclass(frozen=True)
 class Delivery:
-    """A reply or an error for the letter with this number."""
+    """A reply or an error for the letter with this number.
+
+    Attributes:
+        letter: its number.
+        body: of the reply; ``None``: an error.
+        error: what has happened.
+        again: whether the site can answer where it is asked once more, such as when it has been started again.
+    """
 
     letter: str
     body: bytes | None
     error: str = ""
+    again: bool = False
 
 
 class Office(Protocol):
@@ -71,6 +79,8 @@ class _Letter:
     exchange: int
     ends: float  # by the monotonic clock
     node: int = 0
+    after: float = float("-inf")  # not to be posted before
+    why: str = ""  # what became of it the last time
 
 
 class PostTransport:
@@ -157,9 +167,12 @@ class PostTransport:
     def _too_late(self, site: str) -> Answer:
         now = time.monotonic()
         seconds = now - self._began
-        if self._calling_since is not None and now - self._calling_since > PATIENCE:
+        letter = self._waiting.get(site)
+        if letter is not None and letter.why:
+            why = f"{letter.why}, and has not answered within {seconds:.1f} seconds"
+        elif self._calling_since is not None and now - self._calling_since > PATIENCE:
             why = f"the server has not answered for {now - self._calling_since:.1f} seconds"
-        elif site not in self._waiting:
+        elif letter is None:
             why = f"no answer within {seconds:.1f} seconds"
         elif self._busy(site):
             why = f"still busy with an earlier message after {seconds:.1f} seconds"
@@ -220,7 +233,7 @@ class PostTransport:
             for number, letter in list(self._posted.items()):
                 now_at = found.get(letter.site)
                 if now_at is not None and now_at.number != letter.node:
-                    self._arrived(Delivery(number, None, "it was started again before it answered"))
+                    self._arrived(Delivery(number, None, "it was started again before it answered", again=True))
             self._changed.notify_all()
 
     def _post(self) -> None:
@@ -228,7 +241,7 @@ class PostTransport:
             ready = [
                 (letter, self._nodes[site].number)
                 for site, letter in self._waiting.items()
-                if site in self._nodes and not self._busy(site) and time.monotonic() < letter.ends
+                if site in self._nodes and not self._busy(site) and letter.after < time.monotonic() < letter.ends
             ]
         for letter, node in ready:
             letter.node = node
@@ -256,8 +269,15 @@ class PostTransport:
                 self._changed.notify_all()
 
     def _arrived(self, delivery: Delivery) -> None:
-        """The letter's site is free again; its answer counts if its exchange is the one that is running."""
+        """The letter's site is free again; its answer counts if its exchange is the one that is running.
+
+        A site that has gone, and may come back in time, is asked once more then.
+        """
         letter = self._posted.pop(delivery.letter, None)
         if letter is not None and letter.exchange == self._exchange:
+            if delivery.again:
+                letter.why, letter.after = delivery.error, time.monotonic() + REFRESH
+                self._waiting[letter.site] = letter
+                return
             error = f"site '{letter.site}': {delivery.error}" if delivery.body is None else ""
             self._answers.append(Answer(letter.site, delivery.body, error, time.monotonic() - self._began))

@@ -47,7 +47,7 @@ class Transport(Protocol):
     def exchange(self, messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
         """Send each site its message and give the answers as they come, one for each message.
 
-        A site that is not connected, or still busy with an earlier message, gets its message as soon as it can. At the
+        A site that is not connected, has gone, or is busy with an earlier message gets it as soon as it can. At the
         deadline every site that is missing gives an answer with an error. Closing the iterator early leaves the others
         busy: their late replies are dropped, and only then they get a next message. After the server was away, what was
         on its way is sent once more: a site has to answer a message that it has answered before as it did then.
