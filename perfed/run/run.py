@@ -28,6 +28,7 @@ from perfed.run import checkpoint
 from perfed.run.checkpoint import Standing
 from perfed.run.checkpoint_files import Checkpoint
 from perfed.run.directory import RunDirectory
+from perfed.run.diverging import diverging
 from perfed.run.evaluation import Evaluator, scored_split
 from perfed.run.memory import Memory
 from perfed.run.own_model import OwnModels
@@ -162,7 +163,7 @@ class Run(OwnModels):
         """A round that fails or is interrupted never happened."""
         before, standing, records = self.server.snapshot(), self._standing.copy(), len(self.history)
         try:
-            with _diverging(f"round {number}" if number > 0 else "preparation before round 1"):
+            with diverging(f"round {number}" if number > 0 else "preparation before round 1"):
                 yield
         except BaseException:
             if self._standing.done < number:
@@ -293,15 +294,3 @@ class Run(OwnModels):
             record["train_loss"] = nan if record["train_loss"] is None else record["train_loss"]
         continued = checkpoint.continued(found, self.server, self.rounds)
         self.notes = [*found.progress["notes"], *found.notes, *damaged, *continued]
-
-
-@contextmanager
-def _diverging(where: str) -> Iterator[None]:
-    """Matrices that cannot be factorised come from values that overflowed: say so in one line."""
-    try:
-        yield
-    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-        reason = str(error).partition(": ")[0]
-        raise PerfedError(
-            f"{where}: training diverged: {reason} failed on values that are no longer finite; lower the learning rate"
-        ) from None
