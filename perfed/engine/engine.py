@@ -143,6 +143,12 @@ class Engine(ABC):
         """Drop all pending states."""
         self._pending.clear()
 
+    def told(self) -> list[str]:
+        """What there is to tell of how the work went since this was last asked."""
+        notes = [*self.notes]
+        self.notes.clear()
+        return notes
+
     @contextmanager
     def working(self) -> Iterator[None]:
         """What the engine needs outside this process is there in this time, and let go of at its end."""

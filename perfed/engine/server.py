@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -58,11 +57,11 @@ class Server:
         federation = setup.seen(federation)
         engine = engine or (RayEngine if plan.engine == "ray" else InProcessEngine)
         self.setup = setup
-        self.clock = clock or Clock()
-        self.participation = participation
+        self.clock, self.participation = clock or Clock(), participation
         who = Population.of(federation, setup.method.batch_size, setup.method.epochs_in)
         self.selection = Selection(participation, self.clock, who, setup.seed, rounds)
         self.engine = engine(federation.to(dtype=setup.dtype, device=setup.device), setup, plan)
+        self.working, self.told = self.engine.working, self.engine.told
         self.state = setup.server_state(federation)
         if self.selection.policy.wants_gradient and not (setup.method.moves_shared and self.state.shared):
             raise PerfedError(
@@ -119,16 +118,6 @@ class Server:
     def speeds(self) -> str:
         """The clock's model of the clients' speeds; ``none`` where there is none."""
         return self.clock.speeds
-
-    def told(self) -> list[str]:
-        """What there is to tell of how the work went since this was last asked."""
-        notes = [*self.engine.notes]
-        self.engine.notes.clear()
-        return notes
-
-    def working(self) -> AbstractContextManager[None]:
-        """What the engine needs outside this process is there in this time, and let go of at its end."""
-        return self.engine.working()
 
     def measure(self, scoring: Scoring) -> None:
         """From here on evaluations measure what ``scoring`` says."""

@@ -26,6 +26,7 @@ from perfed.run import checkpoint
 from perfed.run.checkpoint import Standing
 from perfed.run.checkpoint_files import Checkpoint
 from perfed.run.directory import RunDirectory
+from perfed.run.diverging import diverging
 from perfed.run.evaluation import Evaluator, scored_split
 from perfed.run.memory import Memory
 from perfed.run.own_model import OwnModels
