@@ -180,30 +180,6 @@ def test_a_site_and_the_server_are_killed_and_brought_back_to_the_same_bits(plac
     assert not (run / "predictions").exists()  # what models say of single rows stays at the sites
 
 
-OTHERS = {
-    "fedpac": [],
-    "feddar-sa": ['data.domain="sex"'],
-    "fedrep-srpfl": ["participation.srpfl.first=3"],
-    "ditto": [],
-}
-
-
-@pytest.mark.parametrize("method", OTHERS)
-def test_a_method_ends_with_the_bits_of_a_simulation(method, place):
-    settings = [f"method={method}", "rounds=1", 'data.columns="union"', *OTHERS[method], *EXACT]
-    study = study_of(experiment(place.path, settings), NAMES)
-    folder = place.path / method
-    for name, text in app_files(study).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    ca = place.path / "deployment/server/tls/ca.crt"
-    submitter = Submitter(folder / "flwr", f"127.0.0.1:{place.port}", ca)
-    number = submitter.submit(folder / "app", {"out": str(folder / "run"), "wait": 60.0})
-    lines: list[str] = []
-    assert submitter.follow(number, lines.append, 150.0) == "finished:completed", lines
-    same_bits(place.path, folder / "run", settings)
-
-
 def test_the_site_has_its_log_and_its_model(place):
     for line in SITES:
         child = place.running.pop(line)
@@ -217,3 +193,36 @@ def test_the_site_has_its_log_and_its_model(place):
     names = {entry["name"] for line in read(log) for entry in line.get("entries", []) if line["run"]}
     assert not [name for name in names if "embedding" in name or ("head" in name and "flic" in name)]
     assert (place.path / "perfed-site-north/north.onnx").exists()
+
+
+OTHERS = {
+    "fedpac": [],
+    "feddar-sa": ['data.domain="sex"'],
+    "fedrep-srpfl": ["participation.srpfl.first=3"],
+    "ditto": [],
+}
+
+
+@pytest.fixture(scope="module")
+def any_study(place):
+    """The sites again, which take part in whatever the server asks for."""
+    for line in SITES:
+        place.begin(re.sub(r" --study \S+", "", line))
+    return place
+
+
+@pytest.mark.parametrize("method", OTHERS)
+def test_a_method_ends_with_the_bits_of_a_simulation(method, any_study):
+    place = any_study
+    settings = [f"method={method}", "rounds=1", 'data.columns="union"', *OTHERS[method], *EXACT]
+    study = study_of(experiment(place.path, settings), NAMES)
+    folder = place.path / method
+    for name, text in app_files(study).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    ca = place.path / "deployment/server/tls/ca.crt"
+    submitter = Submitter(folder / "flwr", f"127.0.0.1:{place.port}", ca)
+    number = submitter.submit(folder / "app", {"out": str(folder / "run"), "wait": 100.0})
+    lines: list[str] = []
+    assert submitter.follow(number, lines.append, 150.0) == "finished:completed", lines
+    same_bits(place.path, folder / "run", settings)

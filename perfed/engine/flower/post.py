@@ -167,12 +167,13 @@ class PostTransport:
     def _too_late(self, site: str) -> Answer:
         now = time.monotonic()
         seconds = now - self._began
-        letter = self._waiting.get(site)
-        if letter is not None and letter.why:
-            why = f"{letter.why}, and has not answered within {seconds:.1f} seconds"
+        sent = [letter for letter in self._posted.values() if letter.exchange == self._exchange]
+        reasons = [letter.why for letter in (*self._waiting.values(), *sent) if letter.site == site and letter.why]
+        if reasons:
+            why = f"{reasons[0]}, and has not answered within {seconds:.1f} seconds"
         elif self._calling_since is not None and now - self._calling_since > PATIENCE:
             why = f"the server has not answered for {now - self._calling_since:.1f} seconds"
-        elif letter is None:
+        elif site not in self._waiting:
             why = f"no answer within {seconds:.1f} seconds"
         elif self._busy(site):
             why = f"still busy with an earlier message after {seconds:.1f} seconds"
