@@ -30,7 +30,7 @@ from perfed.run.diverging import diverging
 from perfed.run.evaluation import Evaluator, scored_split
 from perfed.run.memory import Memory
 from perfed.run.own_model import OwnModels
-from perfed.run.parts import check_kinds, diverging
+from perfed.run.parts import check_kinds
 from perfed.run.settings import Evaluation, Snapshots
 from perfed.run.snapshots import embedded_samples
 from perfed.run.summary import leave, nothing_shared, summary_of

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,16 @@ class Place:
             self.words(line), cwd=self.path, env=self.environment, stdout=log, stderr=log, start_new_session=True
         )
 
+    def serve(self) -> None:
+        """Start SuperLink and SuperExec, and wait until they answer."""
+        for line in SERVER:
+            self.begin(line)
+        ends = time.monotonic() + 60
+        while time.monotonic() < ends:
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                return
+            time.sleep(0.2)
+
     def kill(self, line: str) -> None:
         child = self.running.pop(line)
         child.kill()
@@ -113,15 +124,7 @@ def place(tmp_path_factory):
     here.run(next(line for line in SHELL if line.startswith("perfed init")))
     here.run(DEPLOY.replace("rounds=10", f"rounds={ROUNDS}"), "--superlink-port", str(here.port), *EXACT)
     try:
-        for line in SERVER:
-            here.begin(line)
-        ends = time.monotonic() + 60
-        while time.monotonic() < ends:
-            try:
-                socket.create_connection(("127.0.0.1", here.port), 1).close()
-                break
-            except OSError:
-                time.sleep(0.2)
+        here.serve()
         here.run(next(line for line in SHELL if "register.sh" in line))
         for line in SITES:
             here.begin(line)
@@ -204,25 +207,33 @@ OTHERS = {
 
 
 @pytest.fixture(scope="module")
-def any_study(place):
-    """The sites again, which take part in whatever the server asks for."""
-    for line in SITES:
-        place.begin(re.sub(r" --study \S+", "", line))
-    return place
+def trial(tmp_path_factory):
+    """The same tables without TLS: sites are who they say they are, and take part in whatever the server asks for."""
+    here = Place(tmp_path_factory.mktemp("trial"))
+    (here.path / "tables.py").write_text(blocks("python")[0])
+    subprocess.run([sys.executable, "tables.py"], cwd=here.path, check=True)
+    here.run(next(line for line in SHELL if line.startswith("perfed init")))
+    names, port = ",".join(NAMES), str(here.port)
+    here.run(f"perfed deploy study.toml --sites {names} --out deployment --superlink-port {port}")
+    try:
+        here.serve()
+        for name in NAMES:
+            here.begin(f"perfed site --data {name}.csv --server 127.0.0.1:{port} --name {name}")
+        yield here
+    finally:
+        here.close()
 
 
 @pytest.mark.parametrize("method", OTHERS)
-def test_a_method_ends_with_the_bits_of_a_simulation(method, any_study):
-    place = any_study
+def test_a_method_ends_with_the_bits_of_a_simulation(method, trial):
     settings = [f"method={method}", "rounds=1", 'data.columns="union"', *OTHERS[method], *EXACT]
-    study = study_of(experiment(place.path, settings), NAMES)
-    folder = place.path / method
+    study = study_of(experiment(trial.path, settings), NAMES)
+    folder = trial.path / method
     for name, text in app_files(study).items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    ca = place.path / "deployment/server/tls/ca.crt"
-    submitter = Submitter(folder / "flwr", f"127.0.0.1:{place.port}", ca)
+    submitter = Submitter(folder / "flwr", f"127.0.0.1:{trial.port}")
     number = submitter.submit(folder / "app", {"out": str(folder / "run"), "wait": 100.0})
     lines: list[str] = []
     assert submitter.follow(number, lines.append, 150.0) == "finished:completed", lines
-    same_bits(place.path, folder / "run", settings)
+    same_bits(trial.path, folder / "run", settings)

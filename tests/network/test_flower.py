@@ -191,17 +191,6 @@ def test_a_port_in_use_is_said_in_one_line(federation, folder):
         superlink(folder / "second", federation.address)
 
 
-def test_a_supernode_that_was_killed_comes_back(federation):
-    """Outcome: its supervisor starts it again until the server lets go of the old one, after a minute at most."""
-    west = federation.sites["west"]
-    ends = time.monotonic() + 150
-    while federation.exchange({"west": "back"}, 30)["west"][0] != "BACK":
-        assert time.monotonic() < ends
-    assert west.notes[0].startswith("the SuperNode ended with exit code 137")
-    assert west.notes[1].startswith("the server still holds this site's last connection")
-    assert west.problem is None
-
-
 def test_the_run_ends_with_its_true_status(federation):
     lines = []
     federation.order(10, do="stop")
@@ -210,32 +199,12 @@ def test_the_run_ends_with_its_true_status(federation):
     assert said == ["the server program is here", "the server program is done"]
 
 
-@pytest.fixture(scope="module")
-def trial(folder, connections):
-    with Loopback(folder / "trial") as loopback:
-        yield loopback
-
-
-def test_without_tls_names_come_from_node_configs(trial, folder):
-    """A site that was killed is back at once; a second site of the same name is refused."""
-    north = trial.add("north", handle)
-    trial.start(write_app(folder / "trial-app"))
-    assert trial.missing(["north"], PATIENT) == []
-    assert trial.missing(["north", "south"], 0.5) == ["south"]
-    north.kill()
-    ends = time.monotonic() + 2 * PATIENT
-    while trial.exchange({"north": "back"}, PATIENT)["north"][0] != "BACK":
-        assert time.monotonic() < ends
-    trial.add("impostor", handle, as_name="north")
-    with pytest.raises(PerfedError, match="two sites are called 'north'"):
-        trial.missing(["impostor"], PATIENT)
-
-
-def test_a_server_program_that_fails_is_not_taken_for_a_success(trial, folder):
+def test_a_server_program_that_fails_is_not_taken_for_a_success(federation, folder):
     app = write_app(folder / "failing-app")
     broken = SERVER.replace("stop = threading.Event()", "raise SystemError('no server here')")
     (app / "toy" / "server.py").write_text(broken)
-    assert trial.submitter.follow(trial.submitter.submit(app, {}), print, 60) == "finished:failed"
+    submitter = federation.submitter
+    assert submitter.follow(submitter.submit(app, {}), print, 60) == "finished:failed"
 
 
 def test_nobody_was_called_but_this_machine(connections):
