@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import maps_tables
+import scale_tables
 from screens import screens
 
 from perfed.experiment.compare import Comparison, Recipe, federated
@@ -129,6 +130,8 @@ TABLES: dict[str, dict[str, dict[str, str]]] = {
     },
 }
 
+DOCUMENTS = (*TABLES, MAPS, *scale_tables.TABLES)
+
 
 def kept_file(name: str) -> Path:
     """Where the numbers are."""
@@ -187,6 +190,8 @@ def _contents(document: str) -> dict[str, str]:
     """What stands between the marks of a document, by their names."""
     if document == MAPS:
         return {name: maps_tables.markdown(name) for name in maps_tables.maps()}
+    if document in scale_tables.TABLES:
+        return {name: made() for name, made in scale_tables.TABLES[document].items()}
     found = {}
     for name, groups in TABLES[document].items():
         commands = "\n".join(KEPT[kept].command for kept in groups.values())
@@ -196,7 +201,7 @@ def _contents(document: str) -> dict[str, str]:
 
 def write() -> None:
     """Tables from the kept numbers."""
-    for document in (*TABLES, MAPS):
+    for document in DOCUMENTS:
         file = ROOT / document
         file.write_text(rendered(document, file.read_text()))
 

@@ -13,7 +13,7 @@ SMALL = ("digits-label-skew", "digits-views")
 TOLERANCE = {"digits-label-skew": 1 / 200 / 20, "digits-views": 1 / 20 / 20}
 
 
-@pytest.mark.parametrize("document", [*build_docs.TABLES, build_docs.MAPS])
+@pytest.mark.parametrize("document", build_docs.DOCUMENTS)
 def test_documents_show_the_kept_numbers(document):
     text = (build_docs.ROOT / document).read_text()
     assert build_docs.rendered(document, text) == text, "python docs/build_docs.py --render"

@@ -26,6 +26,7 @@ from perfed.training.plan import Plan
 from perfed.tree import Tree
 
 _COHORT_BYTES = 512 << 20
+_COHORT_CLIENTS = 4096  # beside tensors, a client takes about 20 kB while it works; more at once are no faster
 # Working values, received values, gradients and a moment: what a client's model takes while it trains.
 _COPIES = 4
 
@@ -190,11 +191,11 @@ class Engine(ABC):
         return {"sequential": 1, "stacked": self.plan.chunk}.get(self.plan.engine, 0) or self._fitting(members)
 
     def _fitting(self, members: Sequence[Client]) -> int:
-        """How many clients a cohort may have, by the memory of their samples and models; at least 1."""
+        """How many clients a cohort may have, by the memory of their samples and models; at least 1, at most 4096."""
         model = _COPIES * self._layouts[members[0].input_shape].size
         splits = [s for c in members for name in SPLITS if (s := c.split(name)) is not None]
         data = sum(s.bytes for s in splits) // len(members)
-        return max(1, _COHORT_BYTES // max(1, model + data))
+        return max(1, min(_COHORT_CLIENTS, _COHORT_BYTES // max(1, model + data)))
 
 
 class InProcessEngine(Engine):
@@ -203,6 +204,7 @@ class InProcessEngine(Engine):
     def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
         super().__init__(federation, setup, plan)
         self.host = Host(federation, self.background, setup, plan)
+        self._initial: dict[str, Tree] = {}
 
     def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
         """One chunk after the other."""
@@ -216,11 +218,17 @@ class InProcessEngine(Engine):
             yield self.host.worked(work)[0]
 
     def _state(self, client: str) -> Tree:
-        """Pending state of the running round, else the committed one, else the initial one, which is kept."""
+        """Pending state of the running round, else the committed one, else the initial one.
+
+        The last is kept, but not among the states: a checkpoint need not hold what is made again.
+        """
         found = super()._state(client)
-        if found is None:
-            found = self.states[client] = self.setup.client_state(self.clients[client], self.info)
-        return found
+        if found is not None:
+            self._initial.pop(client, None)
+            return found
+        if client not in self._initial:
+            self._initial[client] = self.setup.client_state(self.clients[client], self.info)
+        return self._initial[client]
 
 
 class Inbox:

@@ -307,3 +307,25 @@ def test_a_reply_whose_first_axis_is_not_the_clients_is_one_line(entry, says):
     with pytest.raises(PerfedError, match=says) as error:
         server.round(1)
     assert "\n" not in str(error.value)
+
+
+def test_clients_that_were_only_evaluated_have_no_state_to_keep():
+    server = server_of(rate=0.5)
+    server.prepare()
+    used = server.round(1).participants
+    assert set(server.evaluate("test")) == set(server.clients) > set(used)
+    assert set(server.engine.states) == set(used)
+
+
+def test_a_cohort_has_at_most_so_many_clients_and_says_the_same(monkeypatch):
+    server = server_of()
+    server.prepare()
+    server.round(1)
+    together = server.evaluate("test")
+    monkeypatch.setattr("perfed.engine.engine._COHORT_CLIENTS", 2)
+    works = []
+    perform = server.engine.perform
+    server.engine.perform = lambda given: perform(works.extend(given) or works)
+    apart = server.evaluate("test")
+    assert sorted(len(work.ids) for work in works) == [2, 2, 2]
+    assert {i: m["loss"] for i, m in apart.items()} == pytest.approx({i: m["loss"] for i, m in together.items()})
