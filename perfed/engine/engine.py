@@ -26,7 +26,7 @@ from perfed.training.plan import Plan
 from perfed.tree import Tree
 
 _COHORT_BYTES = 512 << 20
-_COHORT_CLIENTS = 4096  # beside tensors, a client takes about 20 kB while it works; more at once are no faster
+COHORT_CLIENTS = 4096  # beside tensors, a client takes about 20 kB while it works; more at once are no faster
 # Working values, received values, gradients and a moment: what a client's model takes while it trains.
 _COPIES = 4
 
@@ -195,7 +195,7 @@ class Engine(ABC):
         model = _COPIES * self._layouts[members[0].input_shape].size
         splits = [s for c in members for name in SPLITS if (s := c.split(name)) is not None]
         data = sum(s.bytes for s in splits) // len(members)
-        return max(1, min(_COHORT_CLIENTS, _COHORT_BYTES // max(1, model + data)))
+        return max(1, min(COHORT_CLIENTS, _COHORT_BYTES // max(1, model + data)))
 
 
 class InProcessEngine(Engine):

@@ -322,7 +322,7 @@ def test_a_cohort_has_at_most_so_many_clients_and_says_the_same(monkeypatch):
     server.prepare()
     server.round(1)
     together = server.evaluate("test")
-    monkeypatch.setattr("perfed.engine.engine._COHORT_CLIENTS", 2)
+    monkeypatch.setattr("perfed.engine.engine.COHORT_CLIENTS", 2)
     works = []
     perform = server.engine.perform
     server.engine.perform = lambda given: perform(works.extend(given) or works)
