@@ -93,13 +93,15 @@ class FlowerEngine(Engine):
         exchange = next(iter(asked.values())).exchange
         sequence = self._sequence(exchange)
         wanted = invitation or Invitation.of_all(list(asked), strict=self.strict or exchange.index >= 0)
-        answers = self._journal.answers(sequence)
+        lasting = exchange.index >= 0  # work on copies changes nothing: it may be done again
+        answers = self._journal.answers(sequence) if lasting else None
         if answers is None:
             answers = self._ask(asked, sequence, wanted)
             failed = [answer.error for answer in answers if answer.body is None]
             if wanted.strict and failed:
                 raise PerfedError(f"round {exchange.round}: {'; '.join(failed[:3])}")
-            self._journal.write(sequence, answers)
+            if lasting:
+                self._journal.write(sequence, answers)
         self.arrived = {answer.site: answer.seconds for answer in answers if answer.body is not None}
         self.lost = _lost(answers)
         bodies = {answer.site: answer.body for answer in answers if answer.body is not None}

@@ -45,7 +45,7 @@ def work_message(
         "keep": sorted(keep),
         **asdict(work.exchange),
         "scoring": {"metrics": list(work.scoring.metrics), "held": work.scoring.held},
-        "ids": list(info.ids),
+        "clients": len(info.ids),
         "domains": info.num_domains,
         "trained": list(background.trained),
     }

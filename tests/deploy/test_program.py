@@ -1,0 +1,207 @@
+"""A whole deployment without a network: the server's program, three stations with tables, bytes between them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from perfed.deploy import program
+from perfed.deploy.own_model import site_model
+from perfed.deploy.station import LOG, Station
+from perfed.deploy.study import study_of
+from perfed.deploy.trial import entries_sent
+from perfed.engine.flower import journal, store
+from perfed.engine.flower.message import unpack
+from perfed.engine.flower.outgoing import read
+from perfed.engine.flower.transport import Answer
+from perfed.errors import PerfedError
+from perfed.experiment.config import validate
+from perfed.experiment.start import opened, start
+
+COLUMNS = {"north": ["age", "sugar"], "south": ["age", "pulse", "smoker"], "west": ["pulse", "sugar"]}
+TABLE = {
+    "method": "flic-hl",
+    "rounds": 3,
+    "model": {"embedding": {"kind": "linear", "out": 4}, "body": {"kind": "hidden-layer", "out": 4}, "head": "linear"},
+    "training": {"lr": 1e-2, "local_epochs": 1, "batch_size": 16},
+    "methods": {"flic-hl": {"pretrain_epochs": 1}},
+    "plan": {"engine": "sequential", "threads": 1},
+    "evaluation": {"every": 3},
+}
+
+
+def write_tables(path: Path) -> None:
+    generator = np.random.default_rng(0)
+    for site, columns in COLUMNS.items():
+        risk = generator.normal(size=40)
+        table = {name: (risk + generator.normal(size=40)).round(2) for name in columns}
+        if "smoker" in table:
+            table["smoker"] = np.where(table["smoker"] > 0, "yes", "no")
+        table["ill"] = np.where(risk > 0, "ill", "well")
+        pd.DataFrame(table).to_csv(path / f"{site}.csv", index=False)
+
+
+def study(path: Path, **changes: object) -> str:
+    files = [str(path / f"{site}.csv") for site in COLUMNS]
+    table = {**TABLE, "data": {"name": "tables", "files": files, "target": "ill"}, **changes}
+    return study_of(validate(table), list(COLUMNS)).to_toml()
+
+
+class Stations:
+    """The sites of a deployment as a transport; each exchange is counted, and all that leaves is kept."""
+
+    def __init__(self, path: Path, study: str | None = None) -> None:
+        self.at = {s: Station(path / f"at-{s}", s, path / f"{s}.csv", study) for s in COLUMNS}
+        self.left: dict[str, list[bytes]] = {site: [] for site in COLUMNS}
+        self.missing: list[str] = []
+        self.stop_after = -1
+
+    def sites(self) -> list[str]:
+        return sorted(set(self.at) - set(self.missing))
+
+    def wait_for(self, names: list[str], seconds: float) -> list[str]:
+        return self.missing
+
+    def exchange(self, messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+        if self.stop_after == 0:
+            raise KeyboardInterrupt
+        self.stop_after -= 1
+        for site, message in sorted(messages.items()):
+            reply = self.at[site].answer(message)
+            self.left[site].append(reply)
+            yield Answer(site, reply, "", 1.0)
+
+    def close(self) -> None:
+        for station in self.at.values():
+            station.close()
+
+
+@pytest.fixture
+def tables(tmp_path):
+    write_tables(tmp_path)
+    return tmp_path
+
+
+def submit(path: Path, text: str, transport: Stations | None = None) -> Stations:
+    transport = transport or Stations(path)
+    try:
+        program.main(transport, {"out": str(path / "run"), "wait": 1.0, "deadline": 60.0, "norm": 0.0}, study=text)
+    finally:
+        transport.close()
+    return transport
+
+
+def tensors(run: Path) -> dict[str, torch.Tensor]:
+    """What the server has, but for the clients' own states, which stay at the sites."""
+    found = load_file(max((run / "checkpoint").glob("server-*.safetensors")))
+    return {name: tensor for name, tensor in found.items() if not name.startswith(":taken/clients")}
+
+
+def same_as_simulated(path: Path, **changes: object) -> None:
+    files = [str(path / f"{site}.csv") for site in COLUMNS]
+    table = {**TABLE, "data": {"name": "tables", "files": files, "target": "ill"}, **changes}
+    start(validate(table), out=path / "simulated").execute()
+    found, expected = tensors(path / "run"), tensors(path / "simulated")
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_what_leaves_is_what_was_declared_and_what_the_log_says(tables):
+    """Every byte of a FLIC run: exactly the declared replies; results and models are those of a simulation."""
+    text = study(tables)
+    sent = submit(tables, text)
+    same_as_simulated(tables)
+    lines = [(tables / name / "rounds.jsonl").read_text().splitlines()[-1] for name in ("simulated", "run")]
+    simulated, run = map(json.loads, lines)
+    assert run["metrics"] == simulated["metrics"] and run["virtual_time"] > 0
+    declared = {"loss", *(f"reply/{name}" for name in entries_sent(validate(tomllib.loads(text))))}
+    for site, replies in sent.left.items():
+        lines = [line for line in read(tables / f"at-{site}" / LOG) if "note" not in line]
+        assert [line["sha256"] for line in lines] == [hashlib.sha256(reply).hexdigest() for reply in replies]
+        entries = {entry["name"] for line in lines for entry in line["entries"]} - {"reply///empty"}
+        assert entries <= declared and not [name for name in entries if "embedding" in name or "head" in name]
+        kinds = [unpack(reply)[0]["kind"] for reply in replies]
+        assert kinds[:2] == ["told", "facts"] and set(kinds[2:]) == {"done"}
+    assert not (tables / "run" / "predictions").exists()
+
+
+def test_a_site_makes_its_own_model_of_what_it_has_kept(tables):
+    submit(tables, study(tables))
+    model = site_model(tables / "at-south", "south", tables / "south.csv")
+    frame = pd.read_csv(tables / "south.csv").drop(columns="ill")
+    same_as_simulated(tables)
+    expected = opened(tables / "simulated").site("south").predict_proba(frame)
+    np.testing.assert_array_equal(model.predict_proba(frame), expected)
+    assert list(model.classes_) == ["ill", "well"]
+
+
+@pytest.mark.parametrize("exchanges", [3, 4, 5])
+def test_a_run_that_is_submitted_again_goes_on_to_the_same_bits(exchanges, tables):
+    text, first = study(tables), Stations(tables)
+    first.stop_after = exchanges
+    with pytest.raises(KeyboardInterrupt):
+        submit(tables, text, first)
+    submit(tables, text)
+    same_as_simulated(tables)
+
+
+def test_models_of_each_sites_best_round_are_those_of_a_simulation(tables):
+    changes = {"evaluation": {"every": 1, "stop": "validated", "patience": 2}, "rounds": 4}
+    files = [str(tables / f"{site}.csv") for site in COLUMNS]
+    data = {"name": "tables", "files": files, "target": "ill", "validation_fraction": 0.3}
+    submit(tables, study(tables, data=data, **changes))
+    same_as_simulated(tables, data=data, **changes)
+    summaries = [json.loads((tables / name / "summary.json").read_text()) for name in ("run", "simulated")]
+    assert summaries[0]["taken_rounds"] == summaries[1]["taken_rounds"]
+    assert summaries[0]["metrics"] == summaries[1]["metrics"]
+
+
+def test_what_does_not_fit_is_said_in_one_line(tables, capsys):
+    text = study(tables)
+    absent = Stations(tables)
+    absent.missing = ["south", "west"]
+    with pytest.raises(PerfedError, match="not there after 1 seconds: south, west"):
+        submit(tables, text, absent)
+    assert '"error": "not there after' in capsys.readouterr().out
+    other = Stations(tables, study=study(tables, rounds=7))
+    with pytest.raises(PerfedError, match="the server's study is not the one that this site was given"):
+        submit(tables, text, other)
+    table = pd.read_csv(tables / "west.csv")
+    table.rename(columns={"ill": "il"}).to_csv(tables / "west.csv", index=False)
+    with pytest.raises(PerfedError, match=r"site 'west': .*no column 'ill'.*'il'"):
+        submit(tables, text)
+    table.to_csv(tables / "west.csv", index=False)
+    submit(tables, text)
+    with pytest.raises(PerfedError, match="holds a run of another study"):
+        submit(tables, study(tables, seed=1))
+    table.iloc[::-1].to_csv(tables / "west.csv", index=False)
+    with pytest.raises(PerfedError, match="site 'west': its data are not those"):
+        submit(tables, text)
+
+
+@pytest.mark.parametrize("where", ["site", "server"])
+def test_a_full_disk_loses_nothing(where, tables, monkeypatch):
+    text, writes = study(tables), [0]
+    target = store if where == "site" else journal
+    real = target.write_atomic
+
+    def full(path: Path, data: bytes | str) -> None:
+        writes[0] += 1
+        if writes[0] == 4:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        real(path, data)
+
+    monkeypatch.setattr(target, "write_atomic", full)
+    with pytest.raises((PerfedError, OSError), match="No space left on device"):
+        submit(tables, text)
+    submit(tables, text)
+    same_as_simulated(tables)
