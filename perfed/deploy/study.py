@@ -41,6 +41,10 @@ def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
             f"{experiment.method} cannot be deployed: what it makes of a site's rows it makes of all at once, so that "
             "the site's model could say nothing of new rows"
         )
+    if experiment.built_method.uses_validation and experiment.evaluation.split == "validation":
+        raise PerfedError(
+            f"evaluation.split = 'validation': {experiment.method} uses the sites' validation rows itself; allowed: test"
+        )
     if experiment.snapshots.rounds:
         raise PerfedError("snapshots.rounds: embedded samples would leave the sites; leave it out")
     table = experiment.model_dump(mode="json", exclude_none=True)

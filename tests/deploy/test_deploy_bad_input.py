@@ -111,3 +111,31 @@ def test_without_cryptography_the_extra_is_named(tmp_path, monkeypatch):
     done = deploy(study(tmp_path), tmp_path / "deployment", "--tls")
     assert done.code == 2 and "pip install 'perfed[flower]'" in done.err
     assert [path.name for path in tmp_path.iterdir()] == ["study.toml"]
+
+
+def test_a_site_that_cannot_start_says_why(tmp_path):
+    """And leaves no folder behind."""
+    table = tmp_path / "north.csv"
+    table.write_text("age,ill\n61,yes\n48,no\n70,yes\n55,no\n")
+    folder = ("--dir", tmp_path / "at-north")
+    connected = ("--server", "127.0.0.1:9", "--name", "north", *folder)
+    for arguments, said in (
+        ((), "--data is needed"),
+        (("--data", table), "--server is needed"),
+        (("--data", table, "--server", "127.0.0.1:9"), "--name is needed"),
+        (("--data", tmp_path / "absent.csv", *connected), "absent.csv: no such file"),
+        (("--data", table, *connected, "--key", tmp_path / "absent.key"), "absent.key: no such file"),
+        (("--data", table, *connected, "--study", tmp_path / "absent.toml"), "absent.toml: cannot be read"),
+        (("--data", table, *connected, "--study", study(tmp_path)), "no column"),
+    ):
+        done = perfed("site", *arguments)
+        assert done.code == 2 and said in done.err, done.err
+    assert not (tmp_path / "at-north").exists()
+    for command in ("log", "export"):
+        done = perfed("site", command, "--dir", tmp_path)
+        assert done.code == 2 and str(tmp_path) in done.err, done.err
+
+
+def test_what_is_no_deployment_cannot_be_submitted(tmp_path):
+    done = perfed("submit", tmp_path)
+    assert done.code == 2 and f"{tmp_path}: no deployment is there" in done.err
