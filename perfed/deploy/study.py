@@ -43,7 +43,7 @@ def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
         )
     if experiment.built_method.uses_validation and experiment.evaluation.split == "validation":
         raise PerfedError(
-            f"evaluation.split = 'validation': {experiment.method} uses the sites' validation rows itself; allowed: test"
+            f"evaluation.split = 'validation': {experiment.method} uses these rows of the sites itself; allowed: test"
         )
     if experiment.snapshots.rounds:
         raise PerfedError("snapshots.rounds: embedded samples would leave the sites; leave it out")

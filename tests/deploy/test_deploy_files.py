@@ -115,7 +115,7 @@ def test_pages_say_what_to_do_and_what_leaves(tmp_path):
     assert "Whoever may submit to the SuperLink runs code at every site." in readme
     for site in SITES:
         page = (folder / "sites" / site / "README.md").read_text()
-        assert f"perfed site --data {site}.csv --server 127.0.0.1:8000 --name {site}\n" in page
+        assert f"perfed site --data {site}.csv --server 127.0.0.1:8000 --name {site} --study study.toml\n" in page
         assert "`target = 'disease'`" in page and "the names of the classes" in page
         for entry in ("shared/body.0.weight", "num_samples", "terms/anchors/mean"):
             assert f"* `{entry}`" in page

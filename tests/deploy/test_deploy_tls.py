@@ -137,6 +137,7 @@ def test_a_further_site_needs_no_new_authority(tmp_path):
         "server/keys/east.pub",
         "sites/east/ca.crt",
         "sites/east/east.key",
+        "sites/east/study.toml",
     }
     changed = {name for name in before if before[name] != after[name]}
     assert changed == {"app/perfed_app/study.toml", "deployment.toml"}
@@ -148,7 +149,7 @@ def test_the_server_speaks_tls_and_asks_who_a_site_is(made):
     for option, name in (("ca-certfile", "ca.crt"), ("certfile", "server.crt"), ("keyfile", "server.key")):
         assert f'--ssl-{option} "$here/tls/{name}"' in superlink and (made / "server/tls" / name).exists()
     page = (made / "sites/west/README.md").read_text()
-    assert "--server fed.example.org:8443 --name west --key west.key --ca ca.crt\n" in page
+    assert "--server fed.example.org:8443 --name west --study study.toml --key west.key --ca ca.crt\n" in page
 
 
 def test_the_proxy_passes_on_the_fleet_path_alone(made):

@@ -19,8 +19,12 @@ FAMILY = """
 import os, signal, sys, time
 if "stubborn" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-os.fork()
-open(sys.argv[1], "a").write(f"{os.getpid()}\\n")
+def note():
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{os.getpid()}\\n")
+note()
+if os.fork() == 0:
+    note()
 time.sleep(60)
 """
 
@@ -38,9 +42,17 @@ def family(file: Path) -> list[int]:
     return [int(line) for line in file.read_text().split()]
 
 
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended, and that nobody has asked for, does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def gone(pids: list[int], seconds: float) -> bool:
     ends = time.monotonic() + seconds
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+    while any(alive(pid) for pid in pids):
         if time.monotonic() > ends:
             return False
         time.sleep(0.02)

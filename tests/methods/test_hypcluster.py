@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from engines import ENGINES, assert_same_metrics, blobs, make, mean_accuracy, opposite_labels, quick, serve, train
-from perfed.engine.inprocess import Exchange
 
 from perfed.data.federation import Federation
+from perfed.engine.host import Exchange
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.hypcluster import HypCluster
 from perfed.methods.terms.proximal import Proximal

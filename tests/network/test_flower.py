@@ -210,7 +210,7 @@ def test_a_server_program_that_fails_is_not_taken_for_a_success(federation, fold
 def test_nobody_was_called_but_this_machine(connections):
     """Last in the file: what all processes of the tests above have connected to, or asked the address of."""
     called = [ast.literal_eval(line) for line in connections.read_text().splitlines()]
-    assert len(called) > 100
+    assert len(called) > 50
     assert {host for host in called if not str(host).startswith("/")} == {"127.0.0.1"}
 
 

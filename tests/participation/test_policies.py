@@ -407,7 +407,7 @@ def test_clients_that_were_never_used_fit_only_their_personal_parameters_at_the_
     assert all(fitted[client]["loss"] < loss[client]["loss"] for client in never)
     server.settle(never, 2)
     after = every_tensor(server)
-    moved = {path[0] for path in before if not torch.equal(after[path], before[path])}
+    moved = {path[0] for path in after if path not in before or not torch.equal(after[path], before[path])}
     assert moved == set(never)
     assert all(server.evaluate("train")[client]["loss"] < loss[client]["loss"] for client in never)
     kept = server.evaluate("train")  # the state of now is the own model

@@ -26,7 +26,7 @@ SIZES, DIMS = (13, 9, 9, 6, 4, 3, 2, 1, 1), (4, 3, 6)
 pytestmark = [pytest.mark.network, pytest.mark.xdist_group("ray")]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray():
     """One Ray for all tests, as a user's Python may have; its five cores are only counted."""
     found = pytest.importorskip("ray", reason="needs perfed[ray]")
