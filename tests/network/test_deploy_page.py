@@ -199,8 +199,10 @@ def test_the_site_has_its_log_and_its_model(place):
 
 
 OTHERS = {
+    "fedpac": [],
     "feddar-sa": ['data.domain="sex"'],  # two exchanges a round
     "fedrep-srpfl": ["participation.srpfl.first=3"],  # a policy that does not wait for all
+    "ditto": [],
 }
 """Over bytes without a network every method does so: tests/engine/flower/test_parity.py."""
 
@@ -223,6 +225,7 @@ def trial(tmp_path_factory):
         here.close()
 
 
+@pytest.mark.parity
 @pytest.mark.parametrize("method", OTHERS)
 def test_a_method_ends_with_the_bits_of_a_simulation(method, trial):
     settings = [f"method={method}", "rounds=1", 'data.columns="union"', *OTHERS[method], *EXACT]
