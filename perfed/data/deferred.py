@@ -7,7 +7,7 @@ client at a time, are checked and compared with the facts then, and are held as 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
@@ -277,6 +277,12 @@ def loaded(splits: Sequence[Split]) -> list[Split]:
             source.held.keep(split.key, samples)
             found[at] = samples
     return [found[at] for at in range(len(splits))]
+
+
+def elsewhere(facts: Iterable[ClientFacts], num_classes: int | None, survival: bool) -> tuple[Client, ...]:
+    """Clients as a server knows them whose samples stay where they are; to read any is an error."""
+    source = Source(stays, num_classes, survival)
+    return tuple(source.client(known) for known in facts)
 
 
 def stays(clients: Sequence[str], split: str) -> NoReturn:

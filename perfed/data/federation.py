@@ -16,7 +16,7 @@ from perfed.data.agreement import Agreement
 from perfed.data.augment import CropFlip
 from perfed.data.checks import check_client, check_domains
 from perfed.data.client import SPLITS, Client, Split, sizes_of
-from perfed.data.deferred import Source, stays
+from perfed.data.deferred import Source, elsewhere
 from perfed.data.facts import ClientFacts
 from perfed.data.folder import ClientFolder
 from perfed.data.holder import HOLD, Held
@@ -294,8 +294,7 @@ class Federation:
             Traceback (most recent call last):
             perfed.errors.PerfedError: client 'north': its data stay at the site
         """
-        source = Source(stays, num_classes, bool(about.get("survival")))
-        return cls(tuple(source.client(known) for known in facts), num_classes, **about)
+        return cls(elsewhere(facts, num_classes, bool(about.get("survival"))), num_classes, **about)
 
     @classmethod
     def from_frames(

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from perfed.deploy.station import Part
-from perfed.engine.flower.site import host_of, model_message
+from perfed.engine.flower.site import background_of, model_message
 from perfed.engine.flower.wire import work_of
+from perfed.engine.host import Host
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.participation.settings import Participation
@@ -31,8 +32,8 @@ class _Here(Server):
         """The site's own, by the last message that was of it."""
         (client,) = self.federation
         work = work_of(self.header, self._tree, client.id, self._state, self.federation.target_scale)
-        info = self.setup.info(self.federation)
-        yield host_of(client, self.header, info, self.setup, self.plan).worked(work)[0]
+        background = background_of(client, self.header, self.setup.info(self.federation))
+        yield Host([client], background, self.setup, self.plan).worked(work)[0]
 
 
 class _OwnModel(OwnModels):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perfed.data.agreement import Agreement, Told, agreed
-from perfed.data.deferred import Source, stays
+from perfed.data.deferred import elsewhere
 from perfed.data.facts import ClientFacts
 from perfed.data.federation import Federation
 from perfed.deploy.station import table_options
@@ -161,7 +161,8 @@ class Opening:
             PerfedError: a site that does not answer, whose table does not fit, or whose data have changed since.
         """
         known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-        if known is not None and known["study"] != hashlib.sha256(self._study.encode()).hexdigest():
+        study = hashlib.sha256(self._study.encode()).hexdigest()
+        if known is not None and known["study"] != study:
             raise PerfedError(f"{file.parent}: holds a run of another study; submit with another --out")
         agreement = self._agreement() if known is None else Agreement.of_plain(known["agreement"], str(file))
         told = self._ask("agreement", {"agreement": agreement.plain()}, "facts")
@@ -171,13 +172,11 @@ class Opening:
             changed = next(site for site in plain if plain[site] != known["facts"].get(site))
             raise PerfedError(f"site '{changed}': its data are not those that the run in {file.parent} was begun with")
         if known is None:
-            content = {
-                "study": hashlib.sha256(self._study.encode()).hexdigest(),
-                "agreement": agreement.plain(),
-                "facts": plain,
-            }
+            content = {"study": study, "agreement": agreement.plain(), "facts": plain}
             write_atomic(_made(file.parent) / file.name, json.dumps(content, indent=1) + "\n")
-        return federation_of(facts, agreement, self._experiment.data.name)
+        classes = None if agreement.classes is None else len(agreement.classes)
+        clients = elsewhere(facts.values(), classes, agreement.task == "survival")
+        return Federation.of_agreement(clients, agreement, name=self._experiment.data.name)
 
     def _agreement(self) -> Agreement:
         told = {site: Told.of_plain(v, f"site '{site}'") for site, v in self._ask("study", {}, "told").items()}
@@ -197,13 +196,6 @@ class Opening:
         if failed:
             raise PerfedError("; ".join(failed))
         return {site: found[site] for site in sorted(found)}
-
-
-def federation_of(facts: Mapping[str, ClientFacts], agreement: Agreement, name: str) -> Federation:
-    """The clients as the server knows them: their data stay where they are."""
-    classes = None if agreement.classes is None else len(agreement.classes)
-    source = Source(stays, classes, agreement.task == "survival")
-    return Federation.of_agreement(tuple(source.client(facts[site]) for site in sorted(facts)), agreement, name=name)
 
 
 def tell(**what: Any) -> None:

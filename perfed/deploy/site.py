@@ -66,9 +66,9 @@ def run_site(settings: SiteSettings, note: Note, stop: threading.Event) -> None:
         stop: ends it within seconds.
 
     Raises:
-        PerfedError: as :func:`check_site`; another process is this site; a connection that will never succeed.
+        PerfedError: another process is this site; a connection that will never succeed; data that do not fit are told
+            to the server, see :func:`check_site`.
     """
-    check_site(settings)
     station = Station(settings.folder, settings.name, settings.data, settings.study, note)
     try:
         with tempfile.TemporaryDirectory(prefix="perfed-") as short:  # paths of sockets have 107 bytes at most

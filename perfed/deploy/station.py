@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from perfed.data.federation import Federation
 from perfed.data.site_data import SiteData, site_data
 from perfed.data.tables.options import TableOptions
 from perfed.datasets.tables import TableSettings
-from perfed.engine.flower.message import pack, unpack
+from perfed.engine.flower.message import pack, unframe
 from perfed.engine.flower.outgoing import OutgoingLog
 from perfed.engine.flower.site import Site
 from perfed.engine.flower.store import SiteStore
@@ -57,6 +57,7 @@ class Part:
         run: id of the run.
         study: the experiment, as TOML.
         agreement: what holds at all sites.
+        own: the data, where they have been read already.
     """
 
     site: str
@@ -64,6 +65,7 @@ class Part:
     run: str
     study: str
     agreement: Agreement
+    own: SiteData | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, folder: Path, site: str, data: Path) -> Part | None:
@@ -98,8 +100,9 @@ class Part:
         Raises:
             PerfedError: its data do not fit.
         """
-        data, experiment = site_data(self.site, self.data, table_options(self.experiment)), self.experiment
-        alone = Federation.of_agreement((data.client(self.agreement),), self.agreement, name=experiment.data.name)
+        experiment = self.experiment
+        own = self.own or site_data(self.site, self.data, table_options(experiment))
+        alone = Federation.of_agreement((own.client(self.agreement),), self.agreement, name=experiment.data.name)
         options = experiment.data.options
         made = completed(alone, options["validation_fraction"], options["domain_input"], experiment.seed)
         return made.to(dtype=experiment.torch_dtype, device=self.device)
@@ -154,6 +157,7 @@ class Station:
         self._store: SiteStore | None = None
         self._site: Site | None = None
         self._part = Part.of(folder, site, data)
+        self._read: dict[str, SiteData] = {}  # by the study that has asked for it, until all have agreed
 
     def close(self) -> None:
         """Let another process work for the site."""
@@ -164,8 +168,7 @@ class Station:
     def answer(self, data: bytes) -> bytes:
         """The reply to a message, logged before it is returned; a mistake is a reply too, in one line."""
         try:
-            header, _ = unpack(data)
-            reply = self._answered(header, data)
+            reply = self._answered(unframe(data)[0], data)
         except (PerfedError, OSError) as error:
             said = " ".join(str(error).split())
             self._note(said)
@@ -184,15 +187,14 @@ class Station:
             raise PerfedError("the server's study is not the one that this site was given")
         fields = {"site": self._name, "run": header.get("run"), "round": 0, "program": kind}
         if kind == "study":
-            return pack({"kind": "told", **fields, "told": self._told(study).told().plain()}, {})
+            self._read = {study: site_data(self._name, self._data, table_options(read(study, "the study")))}
+            return pack({"kind": "told", **fields, "told": self._read[study].told().plain()}, {})
         agreement = Agreement.of_plain(header.get("agreement"), "the server's agreement")
-        self._join(Part(self._name, self._data, str(header.get("run")), study, agreement))
+        own = self._read.pop(study, None)
+        self._join(Part(self._name, self._data, str(header.get("run")), study, agreement, own))
         client = self._at(str(header.get("run"))).client
         facts = client.facts(agreement.task == "survival")
         return pack({"kind": "facts", **fields, "facts": facts.plain()}, {})
-
-    def _told(self, study: str) -> SiteData:
-        return site_data(self._name, self._data, table_options(read(study, "the study")))
 
     def _join(self, part: Part) -> None:
         """Take part in a run from here on, in the place of any other."""

@@ -16,6 +16,7 @@ from perfed.engine.server import Server
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
+from perfed.participation.invitation import Invitation
 from perfed.participation.settings import Participation
 from perfed.training.plan import Plan
 
@@ -29,8 +30,8 @@ class _Noting(InProcessEngine):
         super().__init__(federation, setup, plan)
         self.noted: dict[str, None] = {}
 
-    def perform(self, works: Iterable[Work], *args: Any, **kwargs: Any) -> Iterator[Done]:
-        for done in super().perform(works, *args, **kwargs):
+    def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
+        for done in super().perform(works, invitation):
             self.noted |= dict.fromkeys(_names(done.reply(0)))
             yield done
 

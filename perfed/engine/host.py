@@ -48,6 +48,11 @@ class Exchange:
     measure: str | None = None
     terms: Literal["nothing", "penalties", "all"] = "nothing"
 
+    @property
+    def lasting(self) -> bool:
+        """Whether clients have new states afterwards."""
+        return self.index >= 0
+
 
 @dataclass(frozen=True)
 class Work:
@@ -168,7 +173,7 @@ class Host:
             if work.keeps and predicted is not None:
                 outputs.append(outputs_of(cohort, exchange.measure, predicted, work.scoring))
         shapes = [self.layouts[client.input_shape].shapes for client in cohort.clients]
-        states = {} if exchange.index < 0 else self._states(cohort, shapes)
+        states = self._states(cohort, shapes) if exchange.lasting else {}
         return Done(work.ids, reply, shapes, cohort.train_loss, metrics, outputs, states)
 
     def worked(self, work: Work) -> tuple[Cohort, Reply]:

@@ -17,7 +17,7 @@ import numpy as np
 from perfed.participation.clock import Rows
 from perfed.participation.policies import Arrivals, Selection
 
-Split = tuple[list[str], list[str]]
+Used = tuple[list[str], list[str]]
 """The clients that would be used, sorted: those that have replied, and those that have not."""
 
 
@@ -35,7 +35,7 @@ class Invitation:
     ids: tuple[str, ...]
     strict: bool
     limit: float
-    choose: Callable[[Mapping[str, float]], Split]
+    choose: Callable[[Mapping[str, float]], Used]
 
     def enough(self, seconds: Mapping[str, float]) -> bool:
         """Whether no further reply would be used; ``seconds`` of the replies so far."""
@@ -70,7 +70,7 @@ def _choose(
     *,
     asked: list[Rows] | None = None,
     lasting: bool = False,
-) -> Split:
+) -> Used:
     """The policy's choice if those that have not replied come last; it remembers it only if it is ``lasting``."""
     who, policy = selection.who, selection.policy
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module, metadata
-from importlib.util import find_spec
 
 import pytest
 
@@ -28,9 +28,14 @@ def test_another_version_is_refused_in_one_line(monkeypatch, version):
     )
 
 
-@pytest.mark.skipif(find_spec("flwr") is not None, reason="flwr is installed")
 @pytest.mark.parametrize("use", [check_flower, lambda: import_module("perfed.engine.flower.adapter")])
-def test_without_flower_the_extra_is_named(use):
+def test_without_flower_the_extra_is_named(use, monkeypatch):
+    def absent(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", absent)
+    monkeypatch.setitem(sys.modules, "flwr.app", None)
+    monkeypatch.delitem(sys.modules, "perfed.engine.flower.adapter", raising=False)
     with pytest.raises(PerfedError) as error:
         use()
     assert str(error.value) == "a federation of sites needs flwr >=1.41,<1.43: pip install 'perfed[flower]'"

@@ -116,12 +116,18 @@ SERVER = [line for line in SHELL if line.startswith("sh deployment/server/super"
 SITES = [line for line in SHELL if line.startswith("perfed site --data")]
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    here = Place(tmp_path_factory.mktemp("page"))
+def prepared(path: Path) -> Place:
+    """With the page's tables and its study."""
+    here = Place(path)
     (here.path / "tables.py").write_text(blocks("python")[0])
     subprocess.run([sys.executable, "tables.py"], cwd=here.path, check=True)
     here.run(next(line for line in SHELL if line.startswith("perfed init")))
+    return here
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    here = prepared(tmp_path_factory.mktemp("page"))
     here.run(DEPLOY.replace("rounds=10", f"rounds={ROUNDS}"), "--superlink-port", str(here.port), *EXACT)
     try:
         here.serve()
@@ -210,10 +216,7 @@ OTHERS = {
 @pytest.fixture(scope="module")
 def trial(tmp_path_factory):
     """The same tables without TLS: sites are who they say they are, and take part in whatever the server asks for."""
-    here = Place(tmp_path_factory.mktemp("trial"))
-    (here.path / "tables.py").write_text(blocks("python")[0])
-    subprocess.run([sys.executable, "tables.py"], cwd=here.path, check=True)
-    here.run(next(line for line in SHELL if line.startswith("perfed init")))
+    here = prepared(tmp_path_factory.mktemp("trial"))
     names, port = ",".join(NAMES), str(here.port)
     here.run(f"perfed deploy study.toml --sites {names} --out deployment --superlink-port {port}")
     try:

@@ -19,15 +19,14 @@ from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import unpack
 from perfed.engine.flower.rehearsal import rehearsed
 from perfed.engine.flower.transport import Answer, Transport
-from perfed.engine.flower.wire import ROUND, done_of, work_message, wrong_metrics
-from perfed.engine.host import Done, Exchange, Work
+from perfed.engine.flower.wire import done_of, sequence_of, work_message, wrong_metrics
+from perfed.engine.host import Done, Work
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.participation.invitation import Invitation
 from perfed.training.cohort import Cohort
 from perfed.training.plan import Plan
 
-_COPIES = 9_000  # exchanges on copies have the numbers of a round from here on
 _REFUSED = "refused: "
 
 
@@ -78,7 +77,6 @@ class FlowerEngine(Engine):
         self.kept: Callable[[str], Collection[int]] = lambda site: ()
         self._transport, self._journal, self._run = transport, journal, run
         self._limits = limits or Limits()
-        self._copies = 0, 0  # round, and how many exchanges on copies it has had
         self._specs: dict[Any, Spec] = {}
 
     def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
@@ -91,16 +89,15 @@ class FlowerEngine(Engine):
         if not asked:
             return
         exchange = next(iter(asked.values())).exchange
-        sequence = self._sequence(exchange)
-        wanted = invitation or Invitation.of_all(list(asked), strict=self.strict or exchange.index >= 0)
-        lasting = exchange.index >= 0  # work on copies changes nothing: it may be done again
-        answers = self._journal.answers(sequence) if lasting else None
+        sequence = sequence_of(exchange)
+        wanted = invitation or Invitation.of_all(list(asked), strict=self.strict or exchange.lasting)
+        answers = self._journal.answers(sequence) if exchange.lasting else None  # others may be done again
         if answers is None:
             answers = self._ask(asked, sequence, wanted)
             failed = [answer.error for answer in answers if answer.body is None]
             if wanted.strict and failed:
                 raise PerfedError(f"round {exchange.round}: {'; '.join(failed[:3])}")
-            if lasting:
+            if exchange.lasting:
                 self._journal.write(sequence, answers)
         self.arrived = {answer.site: answer.seconds for answer in answers if answer.body is not None}
         self.lost = _lost(answers)
@@ -141,14 +138,6 @@ class FlowerEngine(Engine):
         state: Any = work.states.get(site)
         base = 0 if state is None else int(state["sequence"])
         return work_message(work, self._run, sequence, base, self.kept(site), self.background)
-
-    def _sequence(self, exchange: Exchange) -> int:
-        """The number of an exchange; one that is done again after a crash has the same."""
-        if exchange.index >= 0:
-            return exchange.round * ROUND + 1 + exchange.index  # 0 is the initial state
-        round_, count = self._copies
-        self._copies = exchange.round, count + 1 if round_ == exchange.round else 1
-        return exchange.round * ROUND + _COPIES + self._copies[1]
 
     def _expected(self, work: Work, sequence: int) -> Expected:
         """What the reply to ``work`` must be like: what the program replies for clients that are made up."""

@@ -78,11 +78,11 @@ class Site:
         work = work_of(header, tree, self.client.id, state, self._scale)
         done = self._at(header).run(work)
         reply = done_message(done, {**header, "asked": asked})
-        if header["index"] < 0:
-            write_atomic(self._store.path / MODEL, data)
-        else:
+        if work.exchange.lasting:
             self._store.put(sequence, done.states[self.client.id], reply)
             self._store.forget({*header["keep"], *self._needed(header["base"], sequence)})
+        else:
+            write_atomic(self._store.path / MODEL, data)
         return reply
 
     def _needed(self, base: int, sequence: int) -> set[int]:
@@ -92,8 +92,9 @@ class Site:
 
     def _at(self, header: Mapping[str, Any]) -> Host:
         """The host, which knows of the federation what the message says."""
-        if self._host is None or self._host.background != _background(self.client, header, self._info):
-            self._host = host_of(self.client, header, self._info, self.setup, self.plan)
+        background = background_of(self.client, header, self._info)
+        if self._host is None or self._host.background != background:
+            self._host = Host([self.client], background, self.setup, self.plan)
         return self._host
 
     def _programs(self) -> list[str]:
@@ -108,15 +109,11 @@ class Site:
         return self.setup.chain(self.client.input_shape).tensors()
 
 
-def _background(client: Client, header: Mapping[str, Any], info: FederationInfo) -> Background:
+def background_of(client: Client, header: Mapping[str, Any], info: FederationInfo) -> Background:
+    """What a site's client knows of the federation: ``info``, and what the server's message says anew."""
     ids = (client.id, *["another"] * (header["clients"] - 1))  # how many there are, and not who
     info = replace(info, ids=ids, num_domains=header["domains"])
     return Background(info, (client.input_shape,), tuple(header["trained"]), None)
-
-
-def host_of(client: Client, header: Mapping[str, Any], info: FederationInfo, setup: Setup, plan: Plan) -> Host:
-    """Where a site's client is, which knows of the federation what the server's message says."""
-    return Host([client], _background(client, header, info), setup, plan)
 
 
 def model_message(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -22,6 +22,14 @@ LOSS = "loss"
 """Beside the program's reply: the mean training loss."""
 
 
+def sequence_of(exchange: Exchange) -> int:
+    """The number of an exchange; one that is done again after a crash has the same.
+
+    0 is the initial state. Exchanges on copies have one number in a round, the last: no state is called so.
+    """
+    return exchange.round * ROUND + (1 + exchange.index if exchange.lasting else ROUND - 1)
+
+
 def work_message(
     work: Work, run: str, sequence: int, base: int, keep: Collection[int], background: Background
 ) -> bytes:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
 import sys
-import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from perfed.data.files import optional_package
+from perfed.engine.ray.where import Where
 from perfed.errors import PerfedError
 
 GRACE = 60.0
 """Seconds that a task has to write its checkpoint after it was told to end."""
-_ANSWER_SECONDS = 10.0
 
 Message = tuple[str, Any]
 Work = Callable[[bytes, tuple[Any, ...], Callable[[Any], None], int], Message]
@@ -38,13 +36,10 @@ class RayTasks:
     """
 
     def __init__(self, address: str, work: Work, parcel: bytes, number: int) -> None:
-        try:
-            self._ray = ray = import_module("ray")
-        except ImportError:
-            raise PerfedError("--ray-address: ray is not installed; pip install 'perfed[ray]' has it") from None
-        self._own = not ray.is_initialized()
-        if self._own:
-            _connect(ray, address)
+        self._ray = ray = optional_package("ray", "--ray-address", "ray")
+        from perfed.engine.ray.cluster import connect
+
+        self._own = not ray.is_initialized() and connect(Where(address=address), threads=1)
         each = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
         self._threads = max(1, min(int(sum(each)) // number, int(max(each))))
         self._inbox = ray.remote(num_cpus=0)(_Inbox).remote()
@@ -86,22 +81,6 @@ class RayTasks:
         ray.kill(self._inbox)
         if self._own:
             ray.shutdown()
-
-
-def _connect(ray: Any, address: str) -> None:
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS).close()
-    except (OSError, ValueError, OverflowError) as error:
-        raise PerfedError(f"--ray-address {address}: no Ray cluster answers: {error}") from None
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise PerfedError(f"--ray-address {address}: {str(error).splitlines()[0]}") from None
-    finally:
-        if threading.current_thread() is threading.main_thread():  # ray takes SIGTERM for itself
-            signal.signal(signal.SIGTERM, handler)
 
 
 class _Inbox:
