@@ -18,6 +18,7 @@ from perfed.engine.chores import CHORES
 from perfed.engine.evaluate import Metrics, Outputs, outputs_of, predictions, score
 from perfed.engine.metrics import Scoring
 from perfed.engine.setup import Setup, group_key, stackable_reason
+from perfed.engine.states import State
 from perfed.errors import PerfedError
 from perfed.method.exchange import FederationInfo, Reply, check_rows
 from perfed.method.term import Travelling
@@ -186,7 +187,7 @@ class Host:
         layout, info = self.layouts[clients[0].input_shape], self.background.info
         frozen = "frozen" in layout.places.values()
         own = [self.setup.client_model(client) if frozen else {} for client in clients]
-        found: list[Any] = [states.get(client.id) or self.setup.client_state(client, info) for client in clients]
+        found = [self._state(client, states.get(client.id)) for client in clients]
         model = tree.stack_padded([{**frozen, **state["model"]} for frozen, state in zip(own, found, strict=True)])
         rest = [{name: value for name, value in state.items() if name != "model"} for state in found]
         return Cohort(
@@ -230,6 +231,11 @@ class Host:
         if work.rows:
             arrived.update(tree.stack_padded([work.rows[i] for i in work.ids]))
         return arrived
+
+    def _state(self, client: Client, state: Tree | None) -> Mapping[str, Any]:
+        if state is None:
+            return self.setup.client_state(client, self.background.info)
+        return state.read() if isinstance(state, State) else state
 
     def _states(self, cohort: Cohort, shapes: Sequence[Mapping[str, torch.Size]]) -> dict[str, Tree]:
         """Each client's own parameters and sets, which share no memory with the cohort."""

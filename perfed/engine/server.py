@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from perfed.engine.evaluate import Metrics, Outputs
 from perfed.engine.metrics import Scoring
 from perfed.engine.ray.engine import RayEngine
 from perfed.engine.setup import Setup
+from perfed.engine.states import State
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import weighted_mean
 from perfed.method.exchange import ServerState
@@ -28,6 +30,7 @@ from perfed.participation.policies import Choice, Selection
 from perfed.participation.settings import Participation
 from perfed.training.cohort import Cohort
 from perfed.training.plan import Plan
+from perfed.tree import Tree, map_leaves
 
 
 class Server:
@@ -148,6 +151,16 @@ class Server:
         state = self.selection.policy.state
         state.clear()
         state.update(copy.deepcopy(dict(policy)))
+
+    def hold(self, state: Tree) -> Tree:
+        """What stands for a client's state that was read from a file: it may be on disk again soon."""
+        if isinstance(state, State):
+            return state
+        return self.engine.holder.keep(map_leaves(state, lambda _, t: t.to(self.device)))
+
+    def put_states_in(self, folder: Path | None) -> None:
+        """From here on the folder of states that memory need not hold is made in ``folder``, if it is not there yet."""
+        self.engine.holder.place = folder
 
     def forget_changes(self) -> None:
         """From here on clients count as changed anew: the states of now are kept elsewhere."""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.errors import PerfedError
-from perfed.machine import locked, write_atomic
+from perfed.machine import locked, sweep, write_atomic
 from perfed.run.checkpoint_files import CheckpointFiles
 
 RESULTS = (
@@ -73,6 +73,7 @@ class RunDirectory(CheckpointFiles):
                 stack.enter_context(locked(self.path))
             except BlockingIOError:
                 raise PerfedError(f"{self.path}: another process is working on this run") from None
+            sweep(self.path)
             yield
 
     # Configuration and results -----------------------------------------------------------------------------

@@ -129,6 +129,7 @@ class Run(OwnModels):
             PerfedError: a client's training loss, or what its model says, became NaN or infinite. An error before
                 round 1 takes the directory away again, as any other exception does before round 1 has ended.
         """
+        self.server.put_states_in(self.directory.path)
         with use_threads(self.plan.threads), self.directory.alone(), sigterm_as_exit(), ExitStack() as held:
             started = time.perf_counter() - self._standing.wall
             saved = time.perf_counter()
@@ -280,7 +281,8 @@ class Run(OwnModels):
 
     def restore(self) -> None:
         """Go back to the last whole checkpoint of the directory; to the start if there is none."""
-        found = self.directory.load()
+        self.server.put_states_in(self.directory.path)
+        found = self.directory.load(self.server.hold)
         self.resumed = 0 if found is None else found.round
         if found is None:
             self.directory.truncate_rounds(-1)

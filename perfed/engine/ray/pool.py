@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +41,7 @@ class Pool:
         background, setup: as every host has them.
         plan: gains the paths that workers choose.
         notes: gains what is to be told of the workers.
+        keep: makes of a client's new state what stands for it here.
 
     Raises:
         PerfedError: Ray is not there, has no room, or another perfed.
@@ -54,8 +55,9 @@ class Pool:
         setup: Setup,
         plan: Plan,
         notes: list[str],
+        keep: Callable[[Tree], Tree],
     ) -> None:
-        self._clients, self._plan, self._notes = clients, plan, notes
+        self._clients, self._plan, self._notes, self._keep = clients, plan, notes, keep
         self._arithmetic = {arithmetic(setup.device)}
         self._put: dict[str, Any] = {}
         self._payload: tuple[Any, Any] = (None, None)
@@ -189,7 +191,8 @@ class Pool:
         job = member.jobs.popleft()
         if outcome.done is not None:
             for client, state in outcome.done.states.items():
-                self._numbers[client] = state, job.number
+                outcome.done.states[client] = kept = self._keep(state)
+                self._numbers[client] = kept, job.number
                 member.states[client] = job.number
         if job.chooses and outcome.paths.keys() - self._plan.paths.keys():
             self._plan.paths.update(outcome.paths)
