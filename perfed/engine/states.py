@@ -43,11 +43,6 @@ class State(Mapping[str, Any]):
         """
         return self._owner.read(self._number)
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether it is not in a file."""
-        return self._owner.holds(self._number)
-
     def __getitem__(self, name: str) -> Any:
         return self.read()[name]
 
@@ -120,9 +115,10 @@ class States:
             raise PerfedError(f"{file}: the state of a client that was put there cannot be read: {reason}") from None
         return tree.map_leaves(found, lambda _, tensor: tensor.to(self._device))
 
-    def holds(self, number: int) -> bool:
-        """Whether the state of this number is in memory."""
-        return number in self._trees
+    @property
+    def overflowed(self) -> bool:
+        """Whether a state has ever had to go to disk."""
+        return self._folder is not None
 
     def drop(self, number: int, size: int) -> None:
         """Forget the state of this number, which nobody refers to any longer."""
@@ -146,8 +142,8 @@ class States:
                 f"{self._folder or self.place}: clients' states beyond plan.hold_megabytes = {self._limit >> 20} "
                 f"cannot be written there: {error.strerror}"
             ) from None
-        del self._trees[number]
-        self.bytes -= tree.size(state)
+        if self._trees.pop(number, None) is not None:  # else it was dropped while it was written
+            self.bytes -= tree.size(state)
 
     def _file(self, number: int) -> Path:
         return (self._folder or Path()) / f"{number}.safetensors"
