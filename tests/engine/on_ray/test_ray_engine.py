@@ -259,7 +259,7 @@ def test_states_on_disk_go_with_the_work(ray, monkeypatch, tmp_path):
         assert many.evaluate("test") == alone.evaluate("test")
     assert many.engine.holder.bytes == 3 * one
     assert len(list(tmp_path.rglob("*.safetensors"))) == len(many.engine.states) - 3 > 0
-    assert sent and all(sent)  # what is on disk here is not in the workers' memory
+    assert sent.count(False) <= 2 < sent.count(True)  # each worker is told so with the work after: it keeps none
     assert difference(with_initial(many), with_initial(alone)) == 0
 
 
