@@ -1,7 +1,7 @@
 """Ray workers against one process: MNIST CNN, 20 clients, FedAvg and FedRep.
 
-``python benchmarks/ray_engine.py [--rounds 10] [--clients 20] [--workers 2] [--chunk 1]``: in every round each method is
-run by one-thread Ray workers, in chunks of so many clients, and by this process's engine with as many threads, in
+``python benchmarks/ray_engine.py [--rounds 10] [--clients 20] [--workers 2] [--chunk 1]``: in every round each method
+is run by one-thread Ray workers, in chunks of so many clients, and by this process's engine with as many threads, in
 turns. The overhead is that of a round in which nobody trains: everything is sent and comes back, by the same workers.
 """
 
@@ -60,9 +60,10 @@ def measured(method: str, federation: Federation, rounds: int, workers: int, chu
             server.prepare()
         times = [[seconds(server, number) for server in servers] for number in range(1, rounds + 2)]
     on_ray, here, idle = (median(column) for column in zip(*times[1:], strict=True))
+    chunks = ceil(len(federation.clients) / chunk)
     return (
         f"{method}: a round {on_ray:.3f} s with {workers} Ray workers, {here:.3f} s here with {workers} threads "
-        f"(ratio {on_ray / here:.2f}); overhead {1000 * idle / ceil(len(federation.clients) / chunk):.1f} ms per chunk and round"
+        f"(ratio {on_ray / here:.2f}); overhead {1000 * idle / chunks:.1f} ms per chunk and round"
     )
 
 
