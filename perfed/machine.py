@@ -29,7 +29,8 @@ def _if_there(module: str) -> ModuleType | None:
 
 _fcntl, _resource, _msvcrt = _if_there("fcntl"), _if_there("resource"), _if_there("msvcrt")
 
-_SCRATCH = ".scratch-"
+SCRATCH = ".scratch-"
+"""What names of folders begin with that hold the temporary files of a process."""
 
 TERMINATED = 128 + int(signal.SIGTERM)
 """Exit code of a process that SIGTERM has ended."""
@@ -81,7 +82,7 @@ def scratch(owner: object, place: Path | None) -> Path:
 
     In ``place``, or where the system has temporary files; :func:`sweep` removes it there after the process was killed.
     """
-    folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=place))
+    folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place)).absolute()
     held = ExitStack()
     held.enter_context(locked(folder))
     weakref.finalize(owner, _removed, folder, held, os.getpid())
@@ -96,7 +97,7 @@ def _removed(folder: Path, held: ExitStack, process: int) -> None:
 
 def sweep(place: Path) -> None:
     """Remove what processes that were killed have left of :func:`scratch` in ``place``."""
-    for folder in place.glob(f"{_SCRATCH}*"):
+    for folder in place.glob(f"{SCRATCH}*"):
         with suppress(OSError), locked(folder):
             shutil.rmtree(folder, ignore_errors=True)
 

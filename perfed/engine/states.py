@@ -124,7 +124,7 @@ class States:
         """Forget the state of this number, which nobody refers to any longer."""
         if self._trees.pop(number, None) is not None:
             self.bytes -= size
-        elif os.getpid() == self._process:  # and not in a fork, whose parent still needs the file
+        elif self.overflowed and os.getpid() == self._process:  # in a fork the parent still needs the file
             with suppress(OSError):
                 self._file(number).unlink()
 
@@ -136,8 +136,9 @@ class States:
                 self._folder = scratch(self, self.place)
             self._file(number).write_bytes(encode(state))
         except OSError as error:
-            with suppress(OSError):
-                self._file(number).unlink()
+            if self.overflowed:
+                with suppress(OSError):
+                    self._file(number).unlink()
             raise PerfedError(
                 f"{self._folder or self.place}: clients' states beyond plan.hold_megabytes = {self._limit >> 20} "
                 f"cannot be written there: {error.strerror}"
@@ -146,4 +147,5 @@ class States:
             self.bytes -= tree.size(state)
 
     def _file(self, number: int) -> Path:
-        return (self._folder or Path()) / f"{number}.safetensors"
+        assert self._folder is not None
+        return self._folder / f"{number}.safetensors"

@@ -327,6 +327,10 @@ def test_a_disk_that_is_full_of_states_ends_with_one_line_and_the_run_goes_on(wh
     def full(self: Path, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device", str(self))
 
+    none = start(table("plan.hold_megabytes=0"), out=tmp_path / "none")
+    with patch.object(Path, "write_bytes", full), pytest.raises(PerfedError, match="No space left on device"):
+        none.execute()
+    assert not (tmp_path / "none").exists()  # as of any run that comes to nothing
     with held, pytest.raises(PerfedError, match=r"beyond plan.hold_megabytes = 0 cannot .*: No space left on device$"):
         run.execute(fill)
     assert checkpoints(tmp_path / "run")[-1] == "state-000005.json" and lines_of(tmp_path / "run") == 5
