@@ -89,7 +89,7 @@ def site_command(
     check_site(settings)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / _SITE, json.dumps({"name": name, "data": str(data.resolve())}) + "\n")
-    say(f"site {name}: {data}; what leaves is in {folder / LOG}")
+    say_whole(f"site {name}: {data}; what leaves is in {folder / LOG}")
     stop = threading.Event()
     try:
         run_site(settings, lambda line: say_whole(f"{time.strftime('%H:%M:%S')} {line}"), stop)
@@ -111,7 +111,8 @@ def site_log_command(folder: Path | None, as_json: bool) -> None:
     if broken is not None:
         raise PerfedError(broken)
     if not as_json:
-        say(f"{len(entries)} lines; the chain is whole; its last hash is {entries[-1]['hash'] if entries else 'none'}")
+        last = entries[-1]["hash"] if entries else "none"
+        say_whole(f"{len(entries)} lines; the chain is whole; its last hash is {last}")
 
 
 def _line(entry: dict[str, Any]) -> str:
@@ -142,7 +143,11 @@ def site_export_command(folder: Path | None, data: Path | None, format_: str, ou
 def _site_folder(folder: Path | None) -> Path:
     """The site's folder: that given, or the only one here."""
     if folder is not None:
+        if not (folder / _SITE).exists():
+            raise PerfedError(f"--dir {folder}: not the folder of a site ('perfed site' makes one: perfed-site-NAME)")
         return folder
+    if Path(_SITE).exists():
+        return Path()
     found = sorted(file.parent for file in Path().glob(f"*/{_SITE}"))
     if len(found) != 1:
         held = ", ".join(map(str, found)) or "none"
@@ -161,7 +166,7 @@ def submit_command(directory: Path, out: Path | None, wait: float, deadline: flo
 def _show(told: dict[str, Any]) -> None:
     """Say how far a submitted run is: a line for each stage and each round, which takes seconds."""
     if "stage" in told:
-        say(told["stage"])
+        say_whole(told["stage"])
     elif "round" in told:
         reached = "" if told["accuracy"] is None else f", {100 * told['accuracy']:.1f} %"
         lost = "; ".join(f"{name.replace('_', ' ')}: {some(ids)}" for name, ids in told["counts"].items() if ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ def submit(folder: Path, config: Mapping[str, Any], show: Callable[[dict[str, An
     ca = folder / "server" / "tls" / "ca.crt" if deployment.tls else None
     submitter = Submitter(folder / "server" / "flwr-submit", f"127.0.0.1:{deployment.superlink_port}", ca)
     run = submitter.submit(folder / "app", config)
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"run {run}, {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n")
     reasons: list[str] = []
 
     def line(text: str) -> None:
@@ -47,6 +50,7 @@ def submit(folder: Path, config: Mapping[str, Any], show: Callable[[dict[str, An
         else:
             show(told)
 
-    status = submitter.follow(run, line, _LONGEST)
+    status = submitter.follow(run, line, _LONGEST, lambda text: show({"stage": text}))
     if status != "finished:completed":
-        raise PerfedError(reasons[-1] if reasons else f"the run ended as '{status}' (see {log})")
+        ended = f"the SuperLink has ended the run ('{status}', see {log}); submit again, and it goes on where it was"
+        raise PerfedError(reasons[-1] if reasons else ended)

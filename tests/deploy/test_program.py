@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -65,11 +67,13 @@ class Stations:
         self.left: dict[str, list[bytes]] = {site: [] for site in COLUMNS}
         self.missing: list[str] = []
         self.stop_after = -1
+        self.note: Callable[[str], None] = print
 
     def sites(self) -> list[str]:
         return sorted(set(self.at) - set(self.missing))
 
     def wait_for(self, names: list[str], seconds: float) -> list[str]:
+        time.sleep(seconds if self.missing else 0)
         return self.missing
 
     def exchange(self, messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
@@ -92,12 +96,14 @@ def tables(tmp_path):
     return tmp_path
 
 
+def answer_all(path: Path, text: str, transport: Stations) -> None:
+    program.main(transport, {"out": str(path / "run"), "wait": 1.0, "deadline": 60.0, "norm": 0.0}, study=text)
+
+
 def submit(path: Path, text: str, transport: Stations | None = None) -> Stations:
     transport = transport or Stations(path)
-    try:
-        program.main(transport, {"out": str(path / "run"), "wait": 1.0, "deadline": 60.0, "norm": 0.0}, study=text)
-    finally:
-        transport.close()
+    with closing(transport):
+        answer_all(path, text, transport)
     return transport
 
 
@@ -134,9 +140,11 @@ def test_what_leaves_is_what_was_declared_and_what_the_log_says(tables):
     assert not (tables / "run" / "predictions").exists()
 
 
-def test_a_site_makes_its_own_model_of_what_it_has_kept(tables):
-    submit(tables, study(tables))
-    model = site_model(tables / "at-south", "south", tables / "south.csv")
+def test_a_site_makes_its_own_model_of_what_it_has_kept_while_it_goes_on(tables):
+    """Its process has the folder then: the model is made by another one."""
+    with closing(Stations(tables)) as stations:
+        answer_all(tables, study(tables), stations)
+        model = site_model(tables / "at-south", "south", tables / "south.csv")
     frame = pd.read_csv(tables / "south.csv").drop(columns="ill")
     same_as_simulated(tables)
     expected = opened(tables / "simulated").site("south").predict_proba(frame)
@@ -165,13 +173,18 @@ def test_models_of_each_sites_best_round_are_those_of_a_simulation(tables):
     assert summaries[0]["metrics"] == summaries[1]["metrics"]
 
 
-def test_what_does_not_fit_is_said_in_one_line(tables, capsys):
+def test_what_does_not_fit_is_said_in_one_line(tables, capsys, monkeypatch):
     text = study(tables)
     absent = Stations(tables)
     absent.missing = ["south", "west"]
     with pytest.raises(PerfedError, match="not there after 1 seconds: south, west"):
         submit(tables, text, absent)
     assert '"error": "not there after' in capsys.readouterr().out
+    monkeypatch.setattr(program, "_LOOK", 0.4)
+    with pytest.raises(PerfedError, match="is 'perfed site' running there, and what does it print"):
+        submit(tables, text, absent)
+    said = [json.loads(line.removeprefix(program.LINE)) for line in capsys.readouterr().out.splitlines()]
+    assert [line["stage"] for line in said[:-1]] == ["waiting for 3 sites", "still waiting for south, west"]
     other = Stations(tables, study=study(tables, rounds=7))
     with pytest.raises(PerfedError, match="the server's study is not the one that this site was given"):
         submit(tables, text, other)
