@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 import time
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perfed.cli.actions import chosen_experiment
-from perfed.cli.console import print_json, say, say_where, say_whole
+from perfed.cli.console import CTRL_C, Stopped, print_json, say, say_where, say_whole
 from perfed.cli.options import check_new, file_name
 from perfed.cli.sites import write_model
 from perfed.deploy.deployment import Deployment
@@ -159,7 +160,11 @@ def submit_command(directory: Path, out: Path | None, wait: float, deadline: flo
     """Submit a run and follow it."""
     place = (out or directory / RESULTS).resolve()
     config = {"out": str(place), "wait": wait, "deadline": deadline, "norm": norm}
-    submit(directory, config, _show, directory / "server" / "submit.log")
+    try:
+        submit(directory, config, _show, directory / "server" / "submit.log")
+    except KeyboardInterrupt:
+        words = ["perfed", "submit", str(directory), *(["--out", str(out)] if out else [])]
+        raise Stopped(f"interrupted; the run goes on, and '{shlex.join(words)}' follows it", CTRL_C) from None
     say_where("results", place)
 
 

@@ -25,7 +25,7 @@ from perfed.engine.flower.wire import ROUND
 from perfed.errors import PerfedError, some
 from perfed.experiment.config import Experiment, read
 from perfed.experiment.start import resume, start
-from perfed.machine import write_atomic
+from perfed.machine import locked, write_atomic
 from perfed.report import load_runs, write_report
 from perfed.run.run import Run
 
@@ -90,14 +90,36 @@ def main(transport: Transport, config: Mapping[str, Any], *, study: str) -> None
 
 
 def _main(transport: Transport, settings: Settings, study: str) -> None:
-    experiment, out = read(study, "the study"), Path(settings.out)
+    out = Path(settings.out)
+    try:
+        with locked(_made(_made(out) / JOURNAL)):
+            _alone(transport, settings, study, out)
+    except BlockingIOError:
+        raise PerfedError(
+            f"{out}: this run is going on already; 'perfed submit' follows it once it has begun"
+        ) from None
+
+
+def goes_on(out: Path) -> bool:
+    """Whether a server's program on this machine is at work on the run in ``out``."""
+    try:
+        with locked(out / JOURNAL):
+            return False
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+
+
+def _alone(transport: Transport, settings: Settings, study: str, out: Path) -> None:
+    experiment = read(study, "the study")
     sites: list[str] = list(experiment.data.options["files"])
     transport.note = lambda line: tell(stage=line)
     _gather(transport, sites, settings.wait)
     run = hashlib.sha256(f"{out.resolve()} {study}".encode()).hexdigest()[:16]
     opening = Opening(transport, sites, experiment, study, run, settings.deadline)
     federation = opening.federation(out / AGREED)
-    journal = Journal(_made(out) / JOURNAL)
+    journal = Journal(out / JOURNAL)
     limits = Limits(settings.deadline, norm=settings.norm or None)
     engine = partial(FlowerEngine, transport=transport, journal=journal, run=run, limits=limits)
     going = _run(experiment, federation, out, partial(RealTimeServer, engine=engine))

@@ -15,9 +15,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from deployments import deployed
 from safetensors.torch import load_file
 
 from perfed.deploy import program
+from perfed.deploy import submit as submission
 from perfed.deploy.own_model import site_model
 from perfed.deploy.station import LOG, Station
 from perfed.deploy.study import study_of
@@ -160,6 +162,54 @@ def test_a_run_that_is_submitted_again_goes_on_to_the_same_bits(exchanges, table
         submit(tables, text, first)
     submit(tables, text)
     same_as_simulated(tables)
+
+
+class Flower:
+    """In the place of a SuperLink: runs by number, and how each ends."""
+
+    def __init__(self, *ends: str) -> None:
+        self.ends, self.submitted, self.followed = list(ends), 0, list[int]()
+
+    def submit(self, app: Path, config: Mapping[str, object]) -> int:
+        self.submitted += 1
+        return self.submitted
+
+    def follow(self, run: int, write: Callable[[str], None], deadline: float, note: Callable[[str], None]) -> str:
+        self.followed.append(run)
+        return self.ends.pop(0)
+
+
+def test_a_run_that_goes_on_is_followed_and_not_begun_twice(tables, monkeypatch):
+    place = deployed(tables)
+    out = tables / "run"
+
+    def submitted(*ends: str) -> Flower:
+        flower = Flower(*ends)
+        flower.submitted = 7
+        (place / "server/flwr-submit").mkdir(exist_ok=True)
+        monkeypatch.setattr(submission, "Submitter", lambda *arguments: flower)
+        submission.submit(place, {"out": str(out)}, lambda told: None, tables / "log")
+        return flower
+
+    assert submitted("finished:completed").followed == [8]
+    first = Stations(tables)
+    ask, text = first.exchange, study(tables)
+
+    def exchange(messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+        if "followed" not in seen:
+            seen["followed"] = submitted("finished:completed").followed
+            seen["again"] = submitted("finished:failed", "finished:completed").followed
+            with pytest.raises(PerfedError, match="this run is going on already"):
+                answer_all(tables, text, first)
+        return ask(messages, deadline)
+
+    seen: dict[str, list[int]] = {}
+    monkeypatch.setattr(first, "exchange", exchange)
+    submit(tables, text, first)
+    assert seen == {"followed": [8], "again": [8, 8]}  # the second 8 is a new run, after the first has failed
+    assert submitted("finished:completed").followed == [8]
+    with pytest.raises(PerfedError, match="submit again, and it goes on where it was"):
+        submitted("finished:failed")
 
 
 def test_models_of_each_sites_best_round_are_those_of_a_simulation(tables):
