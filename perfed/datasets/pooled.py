@@ -255,10 +255,11 @@ def _train_counts(
 
 def _sizes(options: PartitionOptions, there: int, share: bool, seed: int) -> Indices:
     """Training samples of every client; refuses more than there are."""
+    spread = options.size_spread
     if options.samples == 0:
-        return there // options.clients + (np.arange(options.clients) < there % options.clients)
+        return label_skew.shared_sizes(there, options.clients, spread=spread, seed=seed)
     choices = options.samples if isinstance(options.samples, list) else [options.samples]
-    sizes = label_skew.draw_sizes(choices, options.clients, seed=seed)
+    sizes = label_skew.draw_sizes(choices, options.clients, spread=spread, seed=seed)
     needed = int(sizes.max() if share else sizes.sum())
     if needed > there:
         who = "a client asks" if share else f"{options.clients} clients ask"
