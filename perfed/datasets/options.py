@@ -21,7 +21,16 @@ _APPLICABLE = {
     "dirichlet": {*_COMMON, "concentration", "min_samples", "groups"},
     "inner-dirichlet": {*_COMMON, "samples", "size_spread", "concentration", "groups"},
     "natural": {"partition", "clients", "min_samples"},
-    "domain-mixed": {"partition", "clients", "samples", "size_spread", "test_samples", "alpha", "prior"},
+    "domain-mixed": {
+        "partition",
+        "clients",
+        "samples",
+        "size_spread",
+        "test_samples",
+        "alpha",
+        "prior",
+        "uniform_labels",
+    },
 }
 
 
@@ -53,6 +62,7 @@ class PartitionOptions(BaseModel):
         concentration: of the Dirichlet distribution.
         alpha: the mixtures are drawn from Dir(alpha p) over the domains; small values give clients few domains.
         prior: p, each domain's ``shares`` of the training data, or ``uniform``.
+        uniform_labels: every client has as many training samples of each label (``domain-mixed``).
         min_samples: every client has at least so many training samples; ``dirichlet`` repeats the draw until it is so,
             ``natural`` leaves out the owners who have fewer, by default none.
         groups: number of groups for ``permute_labels`` and ``rotations``; 1: as many as ``rotations``.
@@ -78,6 +88,7 @@ class PartitionOptions(BaseModel):
     concentration: PositiveReal = 1.0
     alpha: PositiveReal = 1.0
     prior: Literal["shares", "uniform"] = "shares"
+    uniform_labels: bool = False
     min_samples: NonNegative = 10
     groups: Positive = 1
     group_order: GroupOrder = "contiguous"

@@ -107,11 +107,18 @@ class MultiHeadFedAvg(DomainFedAvg):
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": PER_DOMAIN}
 
 
+@register(
+    "fedavg-separate-ft",
+    defaults={"reweight": False, "warmup_rounds": 10, "warmup_epochs": 10},
+    summary="FedAvg for warmup_rounds, then a model per domain, fine-tuned from it by FedAvg (Zhong et al. 2023)",
+)
 @register("separate-fedavg", defaults={"reweight": False})
 class SeparateFedAvg(DomainFedAvg):
     """A model per domain, each by FedAvg on the samples of its domain alone (Zhong et al. 2023, section 5).
 
-    Mini-batches are of all domains; each model takes the mean over its samples in them.
+    Mini-batches are of all domains; each model takes the mean over its samples in them. After a warm-up it is the
+    paper's "FedAvg + separate FT" in its federated reading (section 5.3: fine-tuning on each domain is FedAvg too);
+    :class:`FedAvgDomainFT` is the local one.
     """
 
     default_placement: ClassVar[dict[str, Placement]] = dict.fromkeys(STAGES, PER_DOMAIN)
@@ -133,7 +140,8 @@ class FedAvgDomainFT(FedAvg):
     """FedAvg; each client evaluates a copy per domain, fine-tuned on its own samples of the domain (Zhong et al. 2023).
 
     The paper's "FedAvg + separate FT" (section 5, B.3.3), read as local fine-tuning, on the local loss alone (without
-    terms). Samples of a domain that the client has no training samples of get the global model.
+    terms); ``fedavg-separate-ft`` is the federated reading. Samples of a domain that the client has no training
+    samples of get the global model.
     """
 
     needs_domains: ClassVar[bool] = True
