@@ -112,7 +112,7 @@ def test_separate_fine_tuning_is_fedavg_and_then_fedavg_on_each_domain():
     clients = [replace(c, train=replace(c.train, domain=torch.arange(len(c.train)) % 3 % 2)) for c in federation]
     federation = replace(federation, clients=tuple(replace(c, test=c.train) for c in clients))
     settings = {"optimizer": "sgd", "lr": 0.1, "batch_size": 100, "local_epochs": 3, "lr_drops": (2,), "lr_factor": 0.5}
-    server = serve(make("fedavg-separate-ft", **settings, warmup_rounds=2, warmup_epochs=2), federation, model=LINEAR)
+    server = serve(make("fedavg-separate-ft", **settings, warmup_rounds=2), federation, model=LINEAR)
     head = {name: t[:1] for name, t in server.state.shared.items()}
     train(server, 4)
 
@@ -127,7 +127,7 @@ def test_separate_fine_tuning_is_fedavg_and_then_fedavg_on_each_domain():
 
     w = flat(head)
     for _ in range(2):
-        w = averaged(w, federation.clients, 0.1, 2)
+        w = averaged(w, federation.clients, 0.1, 3)
     for domain in range(2):
         own, parts = w, [replace(c, train=only(c.train, domain)) for c in federation]
         for _ in range(2):
