@@ -21,6 +21,7 @@ from perfed.engine.setup import Setup, group_key, stackable_reason
 from perfed.engine.states import State
 from perfed.errors import PerfedError
 from perfed.method.exchange import FederationInfo, Reply, check_rows
+from perfed.method.method import Method
 from perfed.method.term import Travelling
 from perfed.model.chain import Shape
 from perfed.model.placement import Layout
@@ -195,7 +196,7 @@ class Host:
             layout,
             model,
             tree.stack_padded(rest),
-            settings=self.setup.method,
+            settings=self.setup.method.in_round(exchange.round),
             plan=self.plan,
             where=Where(self.setup.seed, exchange.round, exchange.index),
             task=info.task,
@@ -205,20 +206,19 @@ class Host:
         )
 
     def _call(self, cohort: Cohort, exchange: Exchange, payload: dict[str, Any]) -> Reply:
-        method = self.setup.method
+        method = self.setup.method.in_round(exchange.round)
         cohort.carried = payload.pop("terms", {})
         if exchange.terms != "nothing":
             cohort.terms = Travelling(method.terms)
-        where, program = self._program(exchange.program)
+        where, program = self._program(exchange.program, method)
         reply = Reply.of(program(cohort, **payload), where)
         if exchange.terms == "all":
             reply["terms"] = cohort.terms_reply()
         check_rows(reply, where, cohort.ids)
         return reply
 
-    def _program(self, name: str) -> tuple[str, Callable[..., Reply | None]]:
-        """What messages call a program, and the program itself."""
-        method = self.setup.method
+    def _program(self, name: str, method: Method) -> tuple[str, Callable[..., Reply | None]]:
+        """What messages call a program of ``method``, and the program itself."""
         if name.startswith(":"):
             return name[1:], partial(CHORES[name[1:]], method)
         term, _, own = name.rpartition(".")

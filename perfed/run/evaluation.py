@@ -202,6 +202,10 @@ class Evaluator:
                 )
         return metrics
 
+    def all_reached(self, tally: Tally) -> bool:
+        """Whether training is to end with the targets, and has reached them all."""
+        return self.settings.stop == "targets" and all(target["round"] is not None for target in tally.targets)
+
     def take(self, taken: Taken, number: int, tally: Tally) -> None:
         """Keep the models after round ``number`` that have the least loss so far on their clients' validation data.
 
@@ -215,7 +219,7 @@ class Evaluator:
         taken.stopped = not waiting and taken.waited(number) >= self.settings.patience * self.settings.every
 
     def measure_taken(self, taken: Taken, number: int, tally: Tally) -> Mapping[str, Mapping[str, Any]]:
-        """Measure the models that the run takes, in place of those of its last round, ``number``.
+        """Measure the models that the run takes, where ``taken`` has none those of its last round, ``number``.
 
         Returns:
             What they say of every sample, as arrays to be kept.

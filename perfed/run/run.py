@@ -155,7 +155,7 @@ class Run(OwnModels):
 
     @property
     def _at_its_end(self) -> bool:
-        return self.done >= self.rounds or self.taken.stopped
+        return self.done >= self.rounds or self.taken.stopped or self._standing.tally.stopped
 
     @contextmanager
     def _transaction(self, number: int) -> Iterator[None]:
@@ -211,7 +211,6 @@ class Run(OwnModels):
         }
         if due and evaluator.has_models(done):
             record.update(evaluator.measure(number, done, tally))
-            tally.targets = updated(tally.targets, record)
             self._write_arrays(number, done.arrays)
             if standing.taken is not None:
                 evaluator.take(standing.taken, number, tally)
@@ -220,6 +219,10 @@ class Run(OwnModels):
         record.update(exchanges=done.exchanges, bytes_up=done.bytes_up, bytes_down=done.bytes_down)
         self._snapshot(number)
         self.history.append(record)
+        tally.targets = updated(tally.targets, self.history)
+        if evaluator.all_reached(tally) and number < self.rounds:
+            tally.stopped = True
+            record["bytes_down"] += self.server.settle(tally.never_used(self.federation.ids), number)
         self.directory.append_round(record)
         standing.wall = time.perf_counter() - started
         standing.done = number
@@ -244,7 +247,7 @@ class Run(OwnModels):
     def _finish(self) -> None:
         if not self._standing.tally.taken_part:
             self.notes.append("no client's reply was used in any round")
-        if self._standing.taken is not None:
+        if self.evaluation.stop != "last":
             self._write_arrays(self.done, self._evaluator.measure_taken(self.taken, self.done, self._standing.tally))
             self.notes += self.server.told()
         self.summary = summary_of(self.name, self.server, self._evaluator, self._standing, self.notes)
