@@ -77,7 +77,7 @@ class Curves:
         frame = self._frame(kind, axis, log, top + 22)
         parts = [entries, str(frame), *self._lines(kind, frame)]
         for curve in kind.curves:
-            parts += _curve(curve, axis, frame, looks[curve.method], kind.unit)
+            parts += drawn_curve(curve, axis, frame, looks[curve.method], kind.unit)
             if curve.method in self.ringed and kind.name != "used":
                 at = frame.x(float(curve.x[axis.button][-1])), frame.y(float(curve.values[:, -1].mean()))
                 title = svg.hint(f"{curve.method}: the last round, in which everybody took part")
@@ -107,7 +107,7 @@ class Curves:
         return [svg.rule(frame.y, value, ends, upright=False, label=name) for name, value in inside.items()]
 
 
-def _curve(curve: Curve, axis: Axis, frame: svg.Axes, look: Look, unit: str) -> list[str]:
+def drawn_curve(curve: Curve, axis: Axis, frame: svg.Axes, look: Look, unit: str) -> list[str]:
     """The band and the line of a method, and places where a pointer gets the numbers."""
     x, mean = curve.x[axis.button], curve.values.mean(0)
     inside = np.flatnonzero(np.isfinite(mean) & (x >= frame.x.low * (1 - 1e-9)) & ((x > 0) | (not frame.x.log)))
