@@ -208,7 +208,11 @@ class Run(OwnModels):
             "participants": done.participants,
             "train_loss": done.train_loss,
         }
-        if due and evaluator.has_models(done):
+        measured = due and evaluator.has_models(done)
+        if self.snapshots.shows(number, measured):
+            self._write_arrays(number, done.arrays)
+        if measured:
+            done.arrays = {}
             record.update(evaluator.measure(number, done, tally))
             tally.targets = updated(tally.targets, record)
             self._write_arrays(number, done.arrays)

@@ -15,7 +15,10 @@ from perfed.methods.terms.prototypes import Prototypes
 from perfed.model.chain import Model
 from perfed.model.presets import hidden_layer, mlp
 from perfed.participation.settings import Participation
+from perfed.report.arrays import load_combination
+from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
+from perfed.run.settings import Evaluation, Snapshots
 from perfed.training.plan import Plan
 
 GROUPS = {"labels": [[0, 1], [0, 1], [2, 3], [2, 3]], "num_classes": 4}
@@ -231,6 +234,19 @@ def test_a_run_says_whose_problems_did_not_solve(monkeypatch):
     assert [line["counts"] for line in run.history] == [{"unsolved_combinations": ["c0", "c1"]}] * 2
     assert "unsolved combinations: 4 (clients in rounds.jsonl)" in summary["notes"]
     assert summary["counts"] == {"unsolved_combinations": 4}
+
+
+def test_weights_are_kept_of_the_rounds_that_are_asked_for(tmp_path):
+    found = {}
+    for name, every, shown in (("all", 1, ()), ("chosen", 2, (1, 3)), ("evaluated", 2, ())):
+        method, directory = fedpac(), RunDirectory.create(tmp_path / name)
+        kept = {"evaluation": Evaluation(every=every), "snapshots": Snapshots(shown=shown)}
+        Run(blobs((9, 8)), method, network_for(method), rounds=3, directory=directory, **kept).execute()
+        files = sorted((tmp_path / name / "combination").glob("*.npz"))
+        found[name] = {int(file.stem[-4:]): load_combination(file).weights.tolist() for file in files}
+        assert len(list((tmp_path / name / "predictions").glob("*.npz"))) == 1  # of the last round, as always
+    assert list(found["all"]) == [1, 2, 3] and list(found["evaluated"]) == [2, 3]
+    assert found["chosen"] == {number: found["all"][number] for number in (1, 3)}
 
 
 def test_regression_is_refused():
