@@ -217,6 +217,19 @@ def test_every_figure_and_table_says_what_it_is(run_dirs, tmp_path):
     assert "var(--" in text and "prefers-color-scheme:dark" in text and "@media print" in text
 
 
+def test_a_further_metric_that_was_asked_for_has_its_curve(run_dirs):
+    for run in run_dirs:
+        summary = json.loads((run / "summary.json").read_text())
+        asked = {"last": 1, "who": "all", "when": "before", "split": "test", "metrics": ["generalisation-gap"]}
+        (run / "summary.json").write_text(json.dumps({**summary, "evaluation": asked}))
+        lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+        for line in lines[::2]:
+            line["metrics"]["generalisation-gap"] = spread(-0.25)
+        (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    drawn = figures(load_runs(run_dirs))["curves-generalisation-gap"]
+    assert "fedavg, round 3: -0.25 (seeds -0.25 to -0.25)" in drawn and "lower is better" in drawn
+
+
 def test_unfinished_runs_are_reported_as_far_as_they_are(tmp_path):
     run = write_run(tmp_path / "run", "flic", 0, finished=False)
     page = read_page(write_report(load_runs([run]), tmp_path / "report.html", title="Half"))

@@ -7,7 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from perfed.report.curves import VIRTUAL_TIME, Axis, Curve, axes_of, metric_curves, oracle, used_curves
+from perfed.engine.metrics import metric_of
+from perfed.report.curves import VIRTUAL_TIME, Axis, Curve, axes_of, further_metrics, metric_curves, oracle, used_curves
 from perfed.report.page import svg
 from perfed.report.page.forms import figure, grid, note, radio, section, switched
 from perfed.report.page.look import Look
@@ -39,16 +40,22 @@ class Curves:
 
     @cached_property
     def kinds(self) -> list[Kind]:
-        """Mean, 10 % worst, clients used so far; those that there are."""
+        """Mean, 10 % worst, further metrics that were asked for, clients used so far; those that there are."""
         runs, known = self.study.runs, self.study.known
         title, unit = directed_title(self.metric), f" {known.unit}".rstrip()
         shares = used_curves(runs, self.metric)
         every = [
             Kind("mean", f"{title}, mean over the clients", unit, metric_curves(runs, self.metric)),
             Kind("tenth", f"{title}, 10 % worst clients", unit, metric_curves(runs, self.metric, known.tenth_worst)),
+            *map(self._further, further_metrics(runs, self.metric)),
             Kind("used", "Clients used so far (%)", " %", shares),
         ]
         return [kind for kind in every if kind.curves]
+
+    def _further(self, name: str) -> Kind:
+        unit = f" {metric_of(name).unit}".rstrip()
+        curves = metric_curves(self.study.runs, name, main=self.metric)
+        return Kind(name, f"{directed_title(name)}, mean over the clients", unit, curves)
 
     @cached_property
     def axes(self) -> dict[str, tuple[Axis, bool]]:
