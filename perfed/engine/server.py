@@ -14,6 +14,7 @@ from perfed.data.federation import Federation
 from perfed.engine.clients import RoundClients, RoundRecord, Snapshot
 from perfed.engine.engine import Engine, InProcessEngine
 from perfed.engine.evaluate import Metrics, Outputs
+from perfed.engine.gap import generalisation_gaps, linear_head
 from perfed.engine.metrics import Scoring
 from perfed.engine.ray.engine import RayEngine
 from perfed.engine.setup import Setup
@@ -116,6 +117,16 @@ class Server:
     def per_domain(self) -> bool:
         """Whether there are parameters of each domain."""
         return PER_DOMAIN in self.setup.places(self.federation.clients[0].input_shape).values()
+
+    @property
+    def linear_head(self) -> str | None:
+        """Name of the weight of the linear head with which clients predict; ``None`` where they predict otherwise."""
+        simple = type(self.method).predict is Method.predict and not self.per_domain
+        return linear_head(self.setup.chain(self.federation.clients[0].input_shape)) if simple else None
+
+    def generalisation_gaps(self, ids: Sequence[str], round_: int) -> dict[str, float]:
+        """FedPAC's eq. 14 for the own models of ``ids``, by id; needs a :attr:`linear_head`."""
+        return generalisation_gaps(self.own_models(ids, round_), str(self.linear_head)) if ids else {}
 
     @property
     def speeds(self) -> str:

@@ -19,6 +19,7 @@ from perfed.engine.evaluate import (
     untrained_domains,
     with_extremes,
 )
+from perfed.engine.gap import GAP
 from perfed.engine.metrics import Scoring, chosen
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
@@ -74,7 +75,8 @@ def scoring_of(settings: Evaluation, federation: Federation, seen: Federation) -
         name, known = chosen(given)
         if known.task not in (None, federation.task):
             raise PerfedError(f"evaluation.metrics: '{given}' is for {known.task}, but {_kind(federation)}")
-        names.append(name)
+        if not known.of_model:
+            names.append(name)
     held = settings.classes == "held"
     if held and federation.num_classes is None:
         raise PerfedError(f"evaluation.classes = 'held' is for classification, but {_kind(federation)}")
@@ -118,7 +120,13 @@ class Evaluator:
         if settings.targets and federation.num_classes is None:
             raise PerfedError(f"evaluation.targets: are accuracies, but {_kind(federation)}")
         self.domain_samples = federation.domain_samples(split)
+        names = [chosen(given)[0] for given in settings.metrics]
+        self._gap = GAP in names
+        if self._gap and (settings.when, settings.stop) != ("before", "last"):
+            raise PerfedError(f"evaluation.metrics: '{GAP}' is of the models of rounds: when = 'before', stop = 'last'")
         self.scoring = scoring_of(settings, federation, server.federation)
+        if self._gap and server.linear_head is None:
+            raise PerfedError(f"evaluation.metrics: '{GAP}' is for methods that predict with one linear head")
         self._too_many = predictions.too_many(federation, split, settings.last)
         server.measure(self.scoring)
 
@@ -194,6 +202,9 @@ class Evaluator:
         ids = done.participants if self.settings.who == "participants" else None
         unused = [] if number == self.rounds else tally.never_used(self.federation.ids)  # at the end they have settled
         metrics = self._server.evaluate(self.split, ids, number, outputs, never_used=unused)
+        if self._gap:  # clients that were never used have no model yet
+            gaps = self._server.generalisation_gaps([i for i in metrics if i not in unused], number)
+            metrics = {i: values | ({GAP: gaps[i]} if i in gaps else {}) for i, values in metrics.items()}
         for client, values in metrics.items():
             if any(isnan(value) for value in values.values()):
                 raise PerfedError(

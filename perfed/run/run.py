@@ -209,7 +209,11 @@ class Run(OwnModels):
             "participants": done.participants,
             "train_loss": done.train_loss,
         }
-        if due and evaluator.has_models(done):
+        measured = due and evaluator.has_models(done)
+        if self.snapshots.shows(number, measured):
+            self._write_arrays(number, done.arrays)
+        if measured:
+            done.arrays = {}
             record.update(evaluator.measure(number, done, tally))
             self._write_arrays(number, done.arrays)
             if standing.taken is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, NonNegativeInt, field_validator, model_validator
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from perfed.engine.metrics import chosen
 from perfed.settings import LISTED, STRICT, unless
@@ -76,9 +76,20 @@ class Evaluation(BaseModel):
 
 
 class Snapshots(BaseModel):
-    """Embedded samples kept for the report: of which clients (the first ones) and after which rounds (0: start)."""
+    """Arrays kept for the report.
+
+    Attributes:
+        clients: the first so many clients are those whose embedded samples are kept.
+        rounds: after which these are kept (0: the start).
+        shown: rounds in which what methods show (weights of combined heads) is kept; none: those that are evaluated.
+    """
 
     model_config = STRICT
 
     clients: int = Field(3, ge=0)
     rounds: Annotated[tuple[NonNegativeInt, ...], LISTED] = ()
+    shown: Annotated[tuple[PositiveInt, ...], LISTED] = Field((), exclude_if=unless(()))
+
+    def shows(self, number: int, evaluated: bool) -> bool:
+        """Whether what methods show in round ``number`` is kept."""
+        return number in self.shown if self.shown else evaluated
