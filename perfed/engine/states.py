@@ -96,7 +96,7 @@ class States:
         if size == 0:
             return state
         self._count += 1
-        self._trees[self._count] = state
+        self._trees[self._count] = self._placed(state)
         self.bytes += size
         kept = State(self, self._count, size)
         while self.bytes > self._limit:
@@ -113,7 +113,7 @@ class States:
         except (OSError, PerfedError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise PerfedError(f"{file}: the state of a client that was put there cannot be read: {reason}") from None
-        return tree.map_leaves(found, lambda _, tensor: tensor.to(self._device))
+        return self._placed(found)
 
     @property
     def overflowed(self) -> bool:
@@ -127,6 +127,9 @@ class States:
         elif self.overflowed and os.getpid() == self._process:  # in a fork the parent still needs the file
             with suppress(OSError):
                 self._file(number).unlink()
+
+    def _placed(self, state: Tree) -> Tree:
+        return tree.map_leaves(state, lambda _, tensor: tensor.to(self._device))
 
     def _put_away(self) -> None:
         """Write the state that was made first, and hold it no longer."""

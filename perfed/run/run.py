@@ -36,7 +36,6 @@ from perfed.run.snapshots import embedded_samples
 from perfed.run.summary import leave, nothing_shared, summary_of
 from perfed.run.taken import Taken
 from perfed.run.tally import Tally
-from perfed.run.targets import updated
 from perfed.training.device import usable_device
 from perfed.training.plan import Plan, use_threads
 
@@ -210,21 +209,19 @@ class Run(OwnModels):
             "train_loss": done.train_loss,
         }
         measured = due and evaluator.has_models(done)
-        if self.snapshots.shows(number, measured):
-            self._write_arrays(number, done.arrays)
-        if measured:
+        if not self.snapshots.shows(number, measured):
             done.arrays = {}
+        if measured:
             record.update(evaluator.measure(number, done, tally))
-            self._write_arrays(number, done.arrays)
             if standing.taken is not None:
                 evaluator.take(standing.taken, number, tally)
+        self._write_arrays(number, done.arrays)
         if any(done.counts.values()):
             record["counts"] = {name: ids for name, ids in done.counts.items() if ids}
         record.update(exchanges=done.exchanges, bytes_up=done.bytes_up, bytes_down=done.bytes_down)
         self._snapshot(number)
         self.history.append(record)
-        tally.targets = updated(tally.targets, self.history)
-        if evaluator.all_reached(tally) and number < self.rounds:
+        if evaluator.reached(tally, self.history) and number < self.rounds:
             tally.stopped = True
             record["bytes_down"] += self.server.settle(tally.never_used(self.federation.ids), number)
         self.directory.append_round(record)
