@@ -33,7 +33,8 @@ AGREED = "agreed.json"
 """File of a run's directory: what sites told, what was agreed, and the facts of each."""
 JOURNAL = "journal"
 """Folder of a run's directory."""
-_LOOK = 10.0  # seconds between two looks for who is missing
+LOOK = 10.0
+"""Seconds between two looks for who is missing."""
 LINE = "perfed: "
 """What a line for who has submitted the run begins with; JSON follows."""
 
@@ -138,7 +139,7 @@ def _gather(transport: Transport, sites: list[str], seconds: float) -> None:
     """Wait until all sites are connected, and say whenever others are missing than before."""
     ends, told, missing = time.monotonic() + seconds, list[str](), sites
     tell(stage=f"waiting for {len(sites)} sites")
-    while missing := transport.wait_for(missing, min(_LOOK, max(ends - time.monotonic(), 0.0))):
+    while missing := transport.wait_for(missing, min(LOOK, max(ends - time.monotonic(), 0.0))):
         if time.monotonic() >= ends:
             said = f"not there after {seconds:g} seconds: {', '.join(missing)}"
             raise PerfedError(f"{said}; is 'perfed site' running there, and what does it print?")

@@ -230,7 +230,7 @@ def test_what_does_not_fit_is_said_in_one_line(tables, capsys, monkeypatch):
     with pytest.raises(PerfedError, match="not there after 1 seconds: south, west"):
         submit(tables, text, absent)
     assert '"error": "not there after' in capsys.readouterr().out
-    monkeypatch.setattr(program, "_LOOK", 0.4)
+    monkeypatch.setattr(program, "LOOK", 0.4)
     with pytest.raises(PerfedError, match="is 'perfed site' running there, and what does it print"):
         submit(tables, text, absent)
     said = [json.loads(line.removeprefix(program.LINE)) for line in capsys.readouterr().out.splitlines()]
