@@ -128,7 +128,8 @@ def test_comparison_rows_say_virtual_time_and_targets_with_their_nulls(tmp_path)
         load_runs([made(tmp_path / "a", "fedrep", 0, times={0.8: None}, clock=True), made(tmp_path / "b", "local", 0)])
     )
     assert first["virtual_time"] == 40.0
-    assert first["targets"] == [{"accuracy": 0.8, "round": None, "virtual_time": None, "training_seconds": None}]
+    when = ("round", "virtual_time", "training_seconds", "bytes_up", "bytes_down")
+    assert first["targets"] == [{"accuracy": 0.8, **dict.fromkeys(when)}]
     assert second["virtual_time"] == 4.0 and "targets" not in second
 
 
