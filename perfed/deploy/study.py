@@ -47,6 +47,8 @@ def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
         )
     if experiment.snapshots.rounds:
         raise PerfedError("snapshots.rounds: embedded samples would leave the sites; leave it out")
+    if experiment.snapshots.losses:
+        raise PerfedError("snapshots.losses: losses of single sites would leave them; leave it out")
     table = experiment.model_dump(mode="json", exclude_none=True)
     return validate({**table, "data": {**table["data"], "files": list(sites)}})
 

@@ -32,7 +32,7 @@ from perfed.run.memory import Memory
 from perfed.run.own_model import OwnModels
 from perfed.run.parts import check_kinds
 from perfed.run.settings import Evaluation, Snapshots
-from perfed.run.snapshots import embedded_samples
+from perfed.run.snapshots import course_arrays, embedded_samples
 from perfed.run.summary import leave, nothing_shared, summary_of
 from perfed.run.taken import Taken
 from perfed.run.tally import Tally
@@ -101,9 +101,9 @@ class Run(OwnModels):
         self.plan, self.checkpoint_seconds = plan or Plan(), checkpoint_seconds
         self.directory: RunDirectory | Memory = directory or Memory()
         self.federation, split, said = scored_split(method, federation, self.evaluation.split, self.name, seed)
-        setup = Setup(method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"))
-        policy = participation or Participation()
-        self.server = server(self.federation, setup, self.plan, policy, rounds, clock=clock)
+        watched = federation.ids[: self.snapshots.clients] if self.snapshots.losses else ()
+        setup = Setup(method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"), watched)
+        self.server = server(self.federation, setup, self.plan, participation or Participation(), rounds, clock=clock)
         self._evaluator = Evaluator(self.evaluation, self.server, self.federation, split, rounds)
         own = [*method.notes(federation, setup.model), *nothing_shared(self.name, self.server)]
         self.notes: list[str] = [*said, *own, *self._evaluator.notes()]
@@ -186,7 +186,8 @@ class Run(OwnModels):
 
     def _prepare(self, started: float) -> None:
         with self._timed():
-            self.server.prepare()
+            done = self.server.prepare()
+        self._write_arrays(0, course_arrays(done.courses))
         self._snapshot(0)
         self._standing.wall = time.perf_counter() - started
         self._standing.done = 0
@@ -220,6 +221,7 @@ class Run(OwnModels):
                 evaluator.take(standing.taken, number, tally)
         if any(done.counts.values()):
             record["counts"] = {name: ids for name, ids in done.counts.items() if ids}
+        self._write_arrays(number, course_arrays(done.courses))
         record.update(exchanges=done.exchanges, bytes_up=done.bytes_up, bytes_down=done.bytes_down)
         self._snapshot(number)
         self.history.append(record)
