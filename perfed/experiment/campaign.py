@@ -104,7 +104,7 @@ class Campaign:
 
     @property
     def size(self) -> int:
-        """Number of runs."""
+        """How many runs there are."""
         return sum(len(comparison.keys) for comparison in self.comparisons.values())
 
     def left(self, name: str | None = None) -> list[tuple[str, str, int]]:

@@ -147,7 +147,7 @@ class Comparison:
 
     @property
     def _folders(self) -> dict[str, Path]:
-        """Method -> folder."""
+        """The folder of each method."""
         named = folder_names(self.methods)
         there = {method: self.path / method for method in named}  # comparisons have had colons
         return {method: there[method] if there[method].is_dir() else self.path / named[method] for method in named}

@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.errors import PerfedError
-from perfed.machine import locked, write_atomic
+from perfed.machine import SCRATCH, locked, sweep, write_atomic
 from perfed.run.checkpoint_files import CheckpointFiles
 
 BEGINNINGS = ("config.toml", "comparison.toml", "search.toml", "campaign.toml")
@@ -74,6 +75,7 @@ class RunDirectory(CheckpointFiles):
                 stack.enter_context(locked(self.path))
             except BlockingIOError:
                 raise PerfedError(f"{self.path}: another process is working on this run") from None
+            sweep(self.path)
             yield
 
     # Configuration and results -----------------------------------------------------------------------------
@@ -101,6 +103,8 @@ class RunDirectory(CheckpointFiles):
         if (self.path / "rounds.jsonl").exists() or self.checkpoints.exists():
             return
         (self.path / "config.toml").unlink(missing_ok=True)
+        for folder in self.path.glob(f"{SCRATCH}*"):
+            shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # not empty
             self.path.rmdir()
 

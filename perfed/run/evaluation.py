@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf, isnan
 from typing import Any
 
@@ -19,7 +19,7 @@ from perfed.engine.evaluate import (
     untrained_domains,
     with_extremes,
 )
-from perfed.engine.gap import GAP
+from perfed.engine.gap import GAP, generalisation_gaps
 from perfed.engine.metrics import Scoring, chosen
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
@@ -28,6 +28,7 @@ from perfed.run import predictions
 from perfed.run.settings import Evaluation
 from perfed.run.taken import Taken
 from perfed.run.tally import Tally
+from perfed.run.targets import updated
 
 
 def scored_split(
@@ -203,7 +204,8 @@ class Evaluator:
         unused = [] if number == self.rounds else tally.never_used(self.federation.ids)  # at the end they have settled
         metrics = self._server.evaluate(self.split, ids, number, outputs, never_used=unused)
         if self._gap:  # clients that were never used have no model yet
-            gaps = self._server.generalisation_gaps([i for i in metrics if i not in unused], number)
+            used = [i for i in metrics if i not in unused]
+            gaps = generalisation_gaps(self._server.own_models(used, number), str(self._server.linear_head))
             metrics = {i: values | ({GAP: gaps[i]} if i in gaps else {}) for i, values in metrics.items()}
         for client, values in metrics.items():
             if any(isnan(value) for value in values.values()):
@@ -212,6 +214,11 @@ class Evaluator:
                     "learning rate or look at this client's data"
                 )
         return metrics
+
+    def reached(self, tally: Tally, history: Sequence[Mapping[str, Any]]) -> bool:
+        """Note in ``tally`` what targets the newest round reached; whether training ends with them, all reached."""
+        tally.targets = updated(tally.targets, history)
+        return self.settings.stop == "targets" and all(target["round"] is not None for target in tally.targets)
 
     def take(self, taken: Taken, number: int, tally: Tally) -> None:
         """Keep the models after round ``number`` that have the least loss so far on their clients' validation data.
@@ -226,7 +233,7 @@ class Evaluator:
         taken.stopped = not waiting and taken.waited(number) >= self.settings.patience * self.settings.every
 
     def measure_taken(self, taken: Taken, number: int, tally: Tally) -> Mapping[str, Mapping[str, Any]]:
-        """Measure the models that the run takes, in place of those of its last round, ``number``.
+        """Measure the models that the run takes, where ``taken`` has none those of its last round, ``number``.
 
         Returns:
             What they say of every sample, as arrays to be kept.
