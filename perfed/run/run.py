@@ -94,13 +94,9 @@ class Run(OwnModels):
         if isinstance(method, str):
             name, method = name or method, build_method(method)
         check_kinds(federation, method, model)
-        self.name = name or type(method).__name__
+        self.name, self.plan = name or type(method).__name__, plan or Plan()
         self.rounds, self.seed, self.checkpoint_seconds = rounds, seed, checkpoint_seconds
-        self.evaluation, self.snapshots, self.plan = (
-            evaluation or Evaluation(),
-            snapshots or Snapshots(),
-            plan or Plan(),
-        )
+        self.evaluation, self.snapshots = evaluation or Evaluation(), snapshots or Snapshots()
         self.directory: RunDirectory | Memory = directory or Memory()
         self.federation, split, said = scored_split(method, federation, self.evaluation.split, self.name, seed)
         watched = federation.ids[: self.snapshots.clients] if self.snapshots.losses else ()
