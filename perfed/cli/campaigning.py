@@ -53,10 +53,12 @@ def campaign_command(file: Path, settings: list[str] | None, how: Training, show
 
 
 def _begin(out: Path, planned: Mapping[str, Planned], how: Training, show: Shown, key: str = "") -> None:
-    campaign = Campaign.create(out, planned, how.data_dir, device_of(how.device), key)
-    with resumable(out, how.data_dir, ray=how.ray), alone_on_stdout(show.as_json):
-        say_where("results", out)
-        go_on(campaign, how, show)
+    with alone_on_stdout(show.as_json):
+        say(f"checking {len(planned)} comparisons on their data")
+        campaign = Campaign.create(out, planned, how.data_dir, device_of(how.device), key)
+        with resumable(out, how.data_dir, ray=how.ray):
+            say_where("results", out)
+            go_on(campaign, how, show)
 
 
 def go_on(campaign: Campaign, how: Training, show: Shown) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from perfed.data.labels import Task
 from perfed.data.tables.schema import words
 from perfed.deploy.trial import task_of
+from perfed.engine.gap import GAP
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, validate
 
@@ -47,6 +48,10 @@ def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
         )
     if experiment.snapshots.rounds:
         raise PerfedError("snapshots.rounds: embedded samples would leave the sites; leave it out")
+    if GAP in experiment.evaluation.metrics:
+        raise PerfedError(f"evaluation.metrics: '{GAP}' is of the sites' own models, which stay there; leave it out")
+    if experiment.snapshots.losses:
+        raise PerfedError("snapshots.losses: losses of single sites would leave them; leave it out")
     table = experiment.model_dump(mode="json", exclude_none=True)
     return validate({**table, "data": {**table["data"], "files": list(sites)}})
 

@@ -38,6 +38,7 @@ class RoundRecord:
         exchanges: with the clients; of those with everybody after the round one counts, as in ``seconds``.
         seconds: virtual time that the round took.
         replied: virtual seconds of each invited client's reply, by id.
+        courses: loss of each local epoch, by id, of the clients of which it is wanted.
     """
 
     participants: list[str]
@@ -51,6 +52,7 @@ class RoundRecord:
     exchanges: int = 0
     seconds: float = 0.0
     replied: dict[str, float] = field(default_factory=dict)
+    courses: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,8 @@ class RoundClients:
         if self.invitation is not None:
             self._arrived(replies)
         record.exchanges += 1
+        for client, losses in self._engine.courses.items():
+            record.courses.setdefault(client, []).extend(losses)
         self.losses.append(replies.train_loss)
         record.bytes_up += sum(tree.size(value) for name, value in replies.content.items() if name not in folds)
         # The first exchange goes to all invited clients, those whose replies are not used among them.

@@ -64,6 +64,7 @@ class Engine(ABC):
         self.changed: set[str] = set()
         self.arrived: dict[str, float] = {}
         self.lost: dict[str, list[str]] = {}
+        self.courses: dict[str, list[float]] = {}
         self._pending: dict[str, Tree] = {}
         self._layouts = layouts_of(self.background.shapes, setup, plan)
 
@@ -98,7 +99,7 @@ class Engine(ABC):
         Returns:
             Replies in sorted id order, and each client's metrics if ``exchange.measure`` asks for them.
         """
-        inbox = Inbox(ids, reduce or {})
+        inbox, self.courses = Inbox(ids, reduce or {}), {}
         losses: dict[str, Tensor] = {}
         metrics: Metrics = {}
         chunks = self._chunks(ids, by_id=bool(reduce))
@@ -107,6 +108,7 @@ class Engine(ABC):
                 inbox.add(client, partial(done.reply, row))
                 losses[client] = done.losses[row]
             self._pending.update({client: self.holder.keep(state) for client, state in done.states.items()})
+            self.courses |= done.courses
             metrics.update(done.metrics)
             if outputs is not None:
                 outputs += done.outputs

@@ -26,6 +26,7 @@ from perfed.method.term import Travelling
 from perfed.model.chain import Shape
 from perfed.model.placement import Layout
 from perfed.training.cohort import Cohort
+from perfed.training.course import Course
 from perfed.training.plan import Plan
 from perfed.training.view import Where
 from perfed.tree import Tree
@@ -91,6 +92,7 @@ class Done:
         metrics: of each client, where it was measured.
         outputs: what the measured models say of every sample, if that was wanted.
         states: each client's new state by id; empty after work on copies.
+        courses: loss of each local epoch, by id, of the clients of which it is wanted.
     """
 
     ids: tuple[str, ...]
@@ -100,6 +102,7 @@ class Done:
     metrics: Metrics = field(default_factory=dict)
     outputs: list[Outputs] = field(default_factory=list)
     states: dict[str, Tree] = field(default_factory=dict)
+    courses: dict[str, list[float]] = field(default_factory=dict)
 
     def reply(self, row: int) -> dict[str, Any]:
         """One client's reply, by its row."""
@@ -176,7 +179,7 @@ class Host:
                 outputs.append(outputs_of(cohort, exchange.measure, predicted, work.scoring))
         shapes = [self.layouts[client.input_shape].shapes for client in cohort.clients]
         states = self._states(cohort, shapes) if exchange.lasting else {}
-        return Done(work.ids, reply, shapes, cohort.train_loss, metrics, outputs, states)
+        return Done(work.ids, reply, shapes, cohort.train_loss, metrics, outputs, states, self._courses(cohort))
 
     def worked(self, work: Work) -> tuple[Cohort, Reply]:
         """The clients of ``work`` after its program, side by side, and their reply."""
@@ -191,7 +194,7 @@ class Host:
         found = [self._state(client, states.get(client.id)) for client in clients]
         model = tree.stack_padded([{**frozen, **state["model"]} for frozen, state in zip(own, found, strict=True)])
         rest = [{name: value for name, value in state.items() if name != "model"} for state in found]
-        return Cohort(
+        made = Cohort(
             clients,
             layout,
             model,
@@ -204,6 +207,15 @@ class Host:
             num_domains=info.num_domains,
             augment=self.background.augment,
         )
+        if exchange.lasting and self.setup.watched.intersection(made.ids):
+            made.watch = Course()
+        return made
+
+    def _courses(self, cohort: Cohort) -> dict[str, list[float]]:
+        """What was seen of the clients that are watched."""
+        seen = cohort.watch
+        rows = [(i, row) for row, i in enumerate(cohort.ids) if i in self.setup.watched]
+        return {i: seen.losses(row) for i, row in rows} if isinstance(seen, Course) else {}
 
     def _call(self, cohort: Cohort, exchange: Exchange, payload: dict[str, Any]) -> Reply:
         method = self.setup.method.in_round(exchange.round)

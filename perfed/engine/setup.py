@@ -6,7 +6,7 @@ in every engine. A personal embedding is drawn per client; every other stage sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
@@ -35,16 +35,24 @@ class Setup:
         model: the experiment's model; stages the method leaves out are dropped.
         seed: of the run.
         dtype, device: of parameters and inputs.
+        watched: ids of the clients whose loss of each local epoch is wanted.
     """
 
     def __init__(
-        self, method: Method, model: Model, seed: int, dtype: torch.dtype, device: torch.device | str = "cpu"
+        self,
+        method: Method,
+        model: Model,
+        seed: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        watched: Collection[str] = (),
     ) -> None:
         self.method = method
         self.model = method.adapt(model)
         self.seed = seed
         self.dtype = dtype
         self.device = torch.device(device)
+        self.watched = frozenset(watched)
         self._chains: dict[Shape, Chain] = {}
         self._places: dict[Shape, dict[str, Placement]] = {}
         self._values: dict[Any, Parameters] = {}

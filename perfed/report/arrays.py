@@ -1,8 +1,9 @@
-"""Arrays that a run kept of some rounds: embedded samples, and weights of combined heads."""
+"""Arrays that a run kept of some rounds: embedded samples, weights of combined heads, losses of local epochs."""
 
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,3 +79,24 @@ def load_combination(file: Path) -> Combination:
     if weights.shape != (len(clients), len(clients)):
         raise PerfedError(f"{file}: needs weights (clients, clients), got {weights.shape} for {len(clients)} clients")
     return Combination(number, weights, clients)
+
+
+def load_losses(files: Sequence[Path]) -> dict[str, list[tuple[int, list[float]]]]:
+    """Read ``round-<number>.npz`` of several rounds: by client, its rounds with the loss of each local epoch.
+
+    Raises:
+        PerfedError: an unreadable file, or arrays whose shapes do not belong together.
+    """
+    found: dict[str, list[tuple[int, list[float]]]] = {}
+    for file in files:
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                client, loss = arrays["client"].astype(str), arrays["loss"].astype(float)
+            number = int(file.stem.removeprefix("round-"))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise PerfedError(f"{file}: not the losses of local epochs: {error}") from error
+        if client.ndim != 1 or client.shape != loss.shape:
+            raise PerfedError(f"{file}: needs client and loss (epochs,), got {client.shape} and {loss.shape}")
+        for name in dict.fromkeys(client.tolist()):
+            found.setdefault(name, []).append((number, loss[client == name].tolist()))
+    return found

@@ -124,6 +124,11 @@ class Run:
         """The files with weights of combined heads, earliest round first."""
         return sorted((self.directory / "combination").glob("round-*.npz"))
 
+    @property
+    def loss_files(self) -> list[Path]:
+        """The files with losses of local epochs, earliest round first."""
+        return sorted((self.directory / "losses").glob("round-*.npz"))
+
 
 def methods_of(runs: Sequence[Run]) -> list[str]:
     """The methods' names, each once, in the order in which they first appear."""

@@ -32,7 +32,7 @@ from perfed.run.memory import Memory
 from perfed.run.own_model import OwnModels
 from perfed.run.parts import check_kinds
 from perfed.run.settings import Evaluation, Snapshots
-from perfed.run.snapshots import embedded_samples
+from perfed.run.snapshots import course_arrays, embedded_samples
 from perfed.run.summary import leave, nothing_shared, summary_of
 from perfed.run.taken import Taken
 from perfed.run.tally import Tally
@@ -94,15 +94,14 @@ class Run(OwnModels):
         if isinstance(method, str):
             name, method = name or method, build_method(method)
         check_kinds(federation, method, model)
-        self.name = name or type(method).__name__
-        self.rounds, self.seed = rounds, seed
+        self.name, self.plan = name or type(method).__name__, plan or Plan()
+        self.rounds, self.seed, self.checkpoint_seconds = rounds, seed, checkpoint_seconds
         self.evaluation, self.snapshots = evaluation or Evaluation(), snapshots or Snapshots()
-        self.plan, self.checkpoint_seconds = plan or Plan(), checkpoint_seconds
         self.directory: RunDirectory | Memory = directory or Memory()
         self.federation, split, said = scored_split(method, federation, self.evaluation.split, self.name, seed)
-        setup = Setup(method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"))
-        policy = participation or Participation()
-        self.server = server(self.federation, setup, self.plan, policy, rounds, clock=clock)
+        watched = federation.ids[: self.snapshots.clients] if self.snapshots.losses else ()
+        setup = Setup(method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"), watched)
+        self.server = server(self.federation, setup, self.plan, participation or Participation(), rounds, clock=clock)
         self._evaluator = Evaluator(self.evaluation, self.server, self.federation, split, rounds)
         own = [*method.notes(federation, setup.model), *nothing_shared(self.name, self.server)]
         self.notes: list[str] = [*said, *own, *self._evaluator.notes()]
@@ -186,8 +185,8 @@ class Run(OwnModels):
 
     def _prepare(self, started: float) -> None:
         with self._timed():
-            self.server.prepare()
-        self._snapshot(0)
+            done = self.server.prepare()
+        self._snapshot(0, done.courses)
         self._standing.wall = time.perf_counter() - started
         self._standing.done = 0
 
@@ -219,7 +218,7 @@ class Run(OwnModels):
         if any(done.counts.values()):
             record["counts"] = {name: ids for name, ids in done.counts.items() if ids}
         record.update(exchanges=done.exchanges, bytes_up=done.bytes_up, bytes_down=done.bytes_down)
-        self._snapshot(number)
+        self._snapshot(number, done.courses)
         self.history.append(record)
         if evaluator.reached(tally, self.history) and number < self.rounds:
             tally.stopped = True
@@ -239,7 +238,8 @@ class Run(OwnModels):
         for name, arrays in found.items():
             self.directory.write_arrays(name, number, {key: np.asarray(value) for key, value in arrays.items()})
 
-    def _snapshot(self, number: int) -> None:
+    def _snapshot(self, number: int, courses: Mapping[str, list[float]]) -> None:
+        self._write_arrays(number, course_arrays(courses))
         if number in self.snapshots.rounds:
             arrays = embedded_samples(self.server, self.federation.ids[: self.snapshots.clients], number)
             if arrays is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,3 +30,10 @@ def embedded_samples(server: Server, ids: Sequence[str], round_: int) -> dict[st
     if "anchors" in server.sets:
         arrays["anchors"] = server.sets["anchors"]["mean"].cpu().numpy()
     return arrays
+
+
+def course_arrays(courses: Mapping[str, Sequence[float]]) -> dict[str, dict[str, NDArray[Any]]]:
+    """Losses of local epochs, by client id, as arrays to be kept: ``client`` and ``loss`` ``(epochs,)``; or nothing."""
+    client = [i for i in sorted(courses) for _ in courses[i]]
+    loss = [value for i in sorted(courses) for value in courses[i]]
+    return {"losses": {"client": np.array(client), "loss": np.array(loss)}} if loss else {}

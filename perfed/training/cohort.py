@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -51,6 +51,7 @@ class Cohort(View):
         carried: what the server sent for each of the method's terms, by the term's name.
         terms: the terms, in an exchange that carries them.
         scratch: what a program leaves for the method's ``predict``, nested dictionaries of tensors ``(n, ...)``.
+        watch: sees what is fitted before it is (:class:`perfed.training.course.Course`).
     """
 
     def __init__(
@@ -69,18 +70,17 @@ class Cohort(View):
         augment: CropFlip | None = None,
     ) -> None:
         super().__init__(clients, layout, model, plan=plan, task=task, num_classes=num_classes, num_domains=num_domains)
-        self.state = state
-        self.settings = settings
+        self.state, self.settings = state, settings
         self.where, self.augment = where, augment
         self.received: Parameters = {}
         self.carried: Mapping[str, Any] = {}
         self.terms: Companions | None = None
         self.scratch: dict[str, Any] = {}
+        self.watch: Callable[[Task], Task] = lambda task: task
         self._fits = 0
         self._penalties: Sequence[Penalty] | None = None
         self._terms_reply: dict[str, Any] | None = None
-        self._loss_sum = torch.zeros(self.n, dtype=torch.float64)
-        self._loss_steps = torch.zeros(self.n, dtype=torch.float64)
+        self._loss_sum, self._loss_steps = (torch.zeros(self.n, dtype=torch.float64) for _ in range(2))
 
     @property
     def train_loss(self) -> Tensor:
@@ -89,8 +89,7 @@ class Cohort(View):
 
     def key(self, purpose: str, *words: int) -> Tensor:
         """Randomness of this exchange for ``purpose``, int64 ``(n,)``, one key per client."""
-        where = self.where
-        base = rng.key(where.seed, purpose, where.round, where.exchange, *words)
+        base = rng.key(self.where.seed, purpose, self.where.round, self.where.exchange, *words)
         return torch.stack([rng.key(base, client) for client in self.ids]).to(self.device)
 
     # Parameters --------------------------------------------------------------------------------------------
@@ -230,7 +229,7 @@ class Cohort(View):
 
     def _run(self, task: Task) -> None:
         """Do ``task`` by the plan, and count its losses and steps."""
-        trial = None if self.layout.unstackable else partial(fitting.rehearse, task)
+        trial, task = None if self.layout.unstackable else partial(fitting.rehearse, task), self.watch(task)
         try:
             path = self.plan.path(task.kind(self.layout.label), self.n, trial, parallel=self.parallel)
             parts = self.plan.spread(
@@ -257,11 +256,12 @@ class Cohort(View):
 
         For trying things out on copies of parameters, as often as it takes.
         """
-        before = self._fits, self._loss_sum.clone(), self._loss_steps.clone()
+        before = self._fits, self._loss_sum.clone(), self._loss_steps.clone(), self.watch
+        self.watch = lambda task: task
         try:
             yield
         finally:
-            self._fits, self._loss_sum, self._loss_steps = before
+            self._fits, self._loss_sum, self._loss_steps, self.watch = before
 
     def optimizer(self, names: Sequence[str]) -> Optimizer:
         """The method's local optimiser for the parameters ``names``, also those of other sets (``set/name``)."""

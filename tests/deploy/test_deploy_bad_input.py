@@ -57,6 +57,8 @@ def test_options(tmp_path, options, said):
         ),
         ((FLIC, FLIC + '[participation]\npolicy = "deadline"\n'), "participation.deadline.seconds = None"),
         ((FLIC, FLIC + "[snapshots]\nrounds = [5]\n"), "snapshots.rounds: embedded samples would leave"),
+        ((FLIC, FLIC + "[snapshots]\nlosses = true\n"), "snapshots.losses: losses of single sites would leave"),
+        ((FLIC, FLIC + '[evaluation]\nmetrics = ["generalisation-gap"]\n'), "own models, which stay there"),
         (('"flic-hl"', '"fedrep-tsne"'), "fedrep-tsne cannot be deployed"),
         (('"flic-hl"', '"fedbn"'), "tried on made-up tables: fedbn keeps batch-norm personal"),
     ],

@@ -219,8 +219,14 @@ def test_a_bad_campaign_is_one_line_and_nothing_is_written(text, problem, tmp_pa
 
 def test_the_campaign_of_the_papers_tables_is_valid():
     planned = read_campaign(ROOT / "benchmarks" / "papers.toml")
-    assert {"fedpac", "fedavg-ft", "fedrep", "ditto", "pfedme", "fedrod", "local"} == {*planned["fashion-20"].methods}
-    assert planned["fashion-20"].table["rounds"] == 200 and planned["fashion-20"].seeds == [0, 1]
+    methods = {*planned["fashion-20"].methods, *planned["fashion-20-pfedme"].methods}
+    assert methods == {"fedpac", "fedavg-ft", "fedrep", "ditto", "pfedme", "fedrod", "local"}
+    for name in ("fashion-20", "fashion-20-pfedme", "ablation", "concept-shift"):
+        assert planned[name].table["rounds"] == 200 and planned[name].seeds == [0, 1]
+    digits = [plan.table["data"] for name, plan in planned.items() if name.startswith("digits-")]
+    assert {(data["clients"], data.get("shared_shards", False)) for data in digits} == {
+        (clients, shared) for clients in (100, 200) for shared in (True, False)
+    }
 
 
 def test_the_sweeps_of_the_papers_figures_are_valid():

@@ -401,6 +401,24 @@ def test_combination_weights_are_drawn_as_heat_maps(tmp_path: Path) -> None:
     assert "round-0002.npz: needs weights" in page.words
 
 
+def test_losses_of_local_epochs_are_a_line_per_client(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", "fedavg", 0)
+    (run / "losses").mkdir()
+    for number, names in ((0, "ab"), (1, "aab"), (4, "bb")):
+        losses = np.arange(1, len(names) + 1) / (number or 1e-3)
+        np.savez(run / "losses" / f"round-{number:04d}.npz", client=np.array(list(names)), loss=losses)
+    drawn = figures(load_runs([run]))["losses-fedavg"]
+    for hint in ("client a, round 1: 1 to 2 in 2 epochs", "client b, round 1: 3 to 3 in 1 epochs"):
+        assert hint in drawn
+    assert "client b, round 4: 0.25 to 0.5 in 2 epochs" in drawn and "client b ends at 0.5" in drawn
+    assert "round 0" not in drawn
+    page = read_page(write_report(load_runs([run]), tmp_path / "report.html", title="t"))
+    assert "epochs" in page.sections
+    np.savez(run / "losses" / "round-0004.npz", client=np.array(["a"]), loss=np.zeros(2))
+    page = read_page(write_report(load_runs([run]), tmp_path / "report.html", title="t"))
+    assert "round-0004.npz: needs client and loss" in page.words
+
+
 def test_few_rounds_of_combined_heads_stand_beside_each_other(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", "fedavg", 0)
     write_combination(run / "combination", rounds=3)

@@ -9,6 +9,7 @@ from perfed.report.holdings import holdings_of
 from perfed.report.page.curves import curve_figures, curves_section
 from perfed.report.page.document import write_page
 from perfed.report.page.domains import domain_figures, domains_section
+from perfed.report.page.epochs import epoch_figures, epochs_section
 from perfed.report.page.federation import federation_figures, federation_section
 from perfed.report.page.forms import note
 from perfed.report.page.gains import gain_figures, gains_section
@@ -51,6 +52,7 @@ def write_report(
         leaderboard_section(study),
         gains_section(study),
         curves_section(study),
+        epochs_section(study),
         speeds_section(study),
         domains_section(study),
         embedding_section(study),
@@ -64,7 +66,15 @@ def write_report(
 def figures(runs: Sequence[Run]) -> dict[str, str]:
     """Every figure of the report as an SVG file of its own with light colours, by the stem of a file's name."""
     study = Study.of(runs)
-    of = (gain_figures, curve_figures, speed_figures, domain_figures, picture_figures, federation_figures)
+    of = (
+        gain_figures,
+        curve_figures,
+        epoch_figures,
+        speed_figures,
+        domain_figures,
+        picture_figures,
+        federation_figures,
+    )
     return {name: standalone(drawn) for drawing in of for name, drawn in drawing(study).items()}
 
 
