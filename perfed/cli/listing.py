@@ -37,7 +37,7 @@ _NEEDS = {
     "feddar-sa": "heads that are linear",
     "scaffold": "SGD as the optimiser",
     **dict.fromkeys(("flic-class", "flic-hl"), "class labels or values"),
-    **dict.fromkeys(("fedpac", "fedpac-cc", "fedpac-fa", "fedrod", "knnper"), _LABELS),
+    **dict.fromkeys(("fedpac", "fedpac-cc", "fedpac-fa", "fedrod", "gpfl", "knnper"), _LABELS),
     **dict.fromkeys(("fedproto", "fedproto-g", "fedproto-l"), _LABELS),
 }
 # Experiments that need no file, by what differs; settings that a method needs there.

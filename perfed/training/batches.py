@@ -58,6 +58,18 @@ class Samples:
         domain = None if self.domain is None else self.domain[rows]
         return Samples(self.x[rows], self.y[rows], counts, weight, domain, self.batch_size)
 
+    def select(self, parts: Sequence[IntArray]) -> Samples:
+        """The samples at ``parts``, one array of positions for each client."""
+        index = torch.from_numpy(np.concatenate(parts)).to(self.x.device)
+        return self.take(index, np.array([len(part) for part in parts], dtype=np.int64))
+
+    def part(self, share: float, keys: Tensor) -> Samples:
+        """A random ``share`` of each client's samples, rounded up, drawn by its key; ``keys`` ``(clients,)``."""
+        draws = [rng.bits(key, int(count)) for key, count in zip(keys.cpu(), self.counts, strict=True)]
+        sizes = np.ceil(share * self.counts - 1e-9).astype(np.int64)
+        chosen = [rng.first(draw, int(size)).sort().values.numpy() for draw, size in zip(draws, sizes, strict=True)]
+        return self.select([start + part for start, part in zip(self.starts, chosen, strict=True)])
+
     def in_batches(self, size: int | Literal["all"] | None) -> Samples:
         """The same samples in mini-batches of another size than the method's (``None``: the method's)."""
         return replace(self, batch_size=size)
