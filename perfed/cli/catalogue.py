@@ -91,7 +91,8 @@ def found(name: str) -> dict[str, dict[str, Any]]:
     if hits:
         return hits
     known = sorted({item["name"] for what in LISTS for item in INDEX[what]})
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or [other for other in known if name in other][:3]
+    family = [other for other in known if other.startswith(f"{name}-")]
+    near = difflib.get_close_matches(name, family or known, n=3, cutoff=0.5) or [o for o in known if name in o][:3]
     hint = f"did you mean: {', '.join(near)}?" if near else "see 'perfed list methods', 'datasets' or 'experiments'"
     raise PerfedError(f"nothing is called '{name}'; {hint}")
 

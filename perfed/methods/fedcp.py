@@ -42,7 +42,7 @@ class PolicyHeads(nn.Module):
 
     def forward(self, f: Tensor) -> Tensor:
         """Logits of features ``(batch, ...)``."""
-        a = self.policy(f.flatten(1) * normalize(self.context, dim=0)).view(len(f), 2, *f.shape[1:])
+        a = self.policy(f.flatten(1) * normalize(self.context, dim=0)).unflatten(1, (2, *f.shape[1:]))
         r = torch.sigmoid(a[:, 0] - a[:, 1])  # softmax of two; exactly no gradient while both heads are the same
         own = r * f
         out: Tensor = self.personal(own) + self.general(f - own)

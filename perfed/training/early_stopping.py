@@ -81,7 +81,7 @@ def best_epochs(train: Callable[[int], None], score: Callable[[], Tensor], limit
 
 
 def until_converged(cohort: Cohort, fit: Callable[[IntArray], None], going: NDArray[np.bool_]) -> None:
-    """Train clients five epochs at a time, until five more lower a client's mean training loss by less than 1 %.
+    """Train clients five epochs at a time, until five more lower a client's mean training loss by less than 0.01.
 
     Args:
         cohort: whose losses count.
@@ -95,5 +95,5 @@ def until_converged(cohort: Cohort, fit: Callable[[IntArray], None], going: NDAr
         done, total = cohort.steps_done, cohort.train_loss.nan_to_num() * cohort.steps_done
         fit(_BLOCK * going.astype(np.int64))
         loss = ((cohort.train_loss * cohort.steps_done - total) / (cohort.steps_done - done)).numpy()
-        going = going & (loss < (1 - _GAIN) * before)  # false for those who did not train, whose loss is NaN
+        going = going & (loss < before - _GAIN)  # false for those who did not train, whose loss is NaN
         before = loss
