@@ -24,6 +24,7 @@ from perfed.method.method import Method
 from perfed.model.chain import BATCH_NORM, Chain, Model, Parameters, Shape, stage_of
 from perfed.model.placement import PER_DOMAIN, SENT, Placement
 from perfed.model.stacked import why_not_stackable
+from perfed.training.batches import POSITION
 from perfed.tree import map_leaves
 
 
@@ -54,6 +55,8 @@ class Setup:
                 if name in self.sets or name == "shared":
                     raise PerfedError(f"the parameter set '{name}' is declared twice; rename it in term '{term.name}'")
                 self.sets[name] = declared
+        if method.local_steps is not None:
+            self.sets[POSITION] = ParameterSet("client", init=_none_seen)
 
     def chain(self, input_shape: Shape) -> Chain:
         """The modules for inputs of ``input_shape``, built once."""
@@ -236,6 +239,10 @@ class Setup:
             if len(names) == len(expected):  # else the shapes differ
                 where = f"this method shares '{stage}', so that columns must mean the same at all clients"
                 check_names(where, f"client '{client}'", names, f"client '{first}'", expected)
+
+
+def _none_seen(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+    return {"steps": torch.tensor(0)}
 
 
 def group_key(chain: Chain) -> str:
