@@ -27,7 +27,7 @@ from perfed.training.plan import ENGINES
 
 # What methods are made for, where their class or policy does not say it; all others: labels.
 _FEATURES = {"flic-class", "flic-hl", "hetfedrep", "fedrep-tsne", "fedhenn", "fedbn"}
-_NOTHING = {"fedavg", "fedprox", "scaffold", "local", "local-full"}
+_NOTHING = {"fedavg", "fedprox", "fedadam", "fedyogi", "fedadagrad", "scaffold", "cyclic", "local", "local-full"}
 
 _LABELS = "class labels"
 _NEEDS = {
@@ -92,7 +92,7 @@ def _method(name: str) -> dict[str, Any]:
 
 def _differs(item: Entry) -> str:
     """What differs between the clients that a method is made for."""
-    if item.policy:
+    if item.policy and item.name not in _NOTHING:
         return "speeds"
     if item.method.needs_domains:
         return "domains"
@@ -105,7 +105,7 @@ def _needs(item: Entry) -> list[str]:
     found += [_NEEDS[base]] if base in _NEEDS else []
     if item.method.uses_validation:
         found.append("validation samples (data.validation_fraction); training samples where there are none")
-    return [*found, *(["clients of different speeds (clock.speeds)"] if item.policy else [])]
+    return [*found, *(["clients of different speeds (clock.speeds)"] if _differs(item) == "speeds" else [])]
 
 
 def _command(item: Entry, differs: str) -> str:

@@ -233,10 +233,12 @@ class Server:
         method.prepare(server, clients)
 
     def _round(self, server: ServerState, clients: RoundClients) -> None:
-        method = self.setup.method
+        method, before = self.setup.method, server.tree()
         method.round(server, clients)
         for replies in clients.carrying:
             absorb(method.terms, server, replies)
+        for term in method.terms:
+            term.step(server, before)
 
     def _finish(self, server: ServerState, clients: RoundClients) -> None:
         method = self.setup.method

@@ -173,6 +173,7 @@ class Setup:
             representation=prod(chain.output_shapes[before[-1]] if before else shape),
             shared={name: tuple(t.shape) for name, t in chain.tensors().items() if places[name] in SENT},
             dtype=self.dtype,
+            buffers=frozenset(name for name, _ in chain.named_buffers() if places[name] in SENT),
         )
 
     def _set(self, declared: ParameterSet, shape: Shape, info: FederationInfo, key: Tensor) -> dict[str, Any]:
