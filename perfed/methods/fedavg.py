@@ -33,7 +33,7 @@ from perfed.training.cohort import Cohort
 @register(
     "fedadagrad",
     terms=(ServerOptimizer,),
-    defaults={"server_optimizer": "adagrad", "server_lr": 0.1, "beta1": 0.0},
+    defaults={"server_optimizer": "adagrad", "beta1": 0.0},
     summary="FedAvg whose server takes Adagrad's steps along the mean change (Reddi et al. 2021, Algorithm 2)",
 )
 @register("fedavg")

@@ -35,13 +35,13 @@ class ServerOptimizer(Term):
     Example:
         >>> from perfed import build_method
         >>> build_method("fedrep", {"terms": ["server-optimizer"], "server_optimizer": "yogi"}).terms[0].server_lr
-        0.01
+        0.1
     """
 
     name: ClassVar[str] = "server-optimizer"
 
     server_optimizer: Literal["adam", "yogi", "adagrad"] = Field("adam", description="whose steps the server takes")
-    server_lr: float = Field(1e-2, gt=0, description="eta: step of the server")
+    server_lr: float = Field(0.1, gt=0, description="eta: step of the server")
     beta1: float = Field(0.9, ge=0, lt=1, description="how much of the server's m stays")
     beta2: float = Field(0.99, ge=0, lt=1, description="how much of the server's v stays (adam, yogi)")
     tau: float = Field(1e-3, gt=0, description="adaptivity: the smaller, the less steps depend on Delta's size")
