@@ -1,4 +1,4 @@
-"""What ``perfed list`` and ``perfed show`` know: methods, data sets, experiments and terms with their settings.
+"""What ``perfed list`` and ``perfed show`` know: methods, data sets, experiments, terms, leaderboards.
 
 ``python -m perfed.cli.listing`` writes it to ``index.json``, which the command line reads (:mod:`perfed.cli.index`).
 """
@@ -18,6 +18,7 @@ import perfed.methods.presets  # noqa: F401 - registers methods and presets
 from perfed.datasets import dataset_names, describe
 from perfed.datasets.catalogue import DATASETS
 from perfed.datasets.description import in_words
+from perfed.experiment.board import board_names, find_board
 from perfed.experiment.config import experiment_names, find_experiment
 from perfed.experiment.estimators import baseline_names
 from perfed.method.method import Method
@@ -203,9 +204,31 @@ def _experiments() -> list[dict[str, Any]]:
     return found
 
 
+def _leaderboards() -> list[dict[str, Any]]:
+    found = []
+    for name in board_names():
+        board = find_board(name)
+        data = board.experiment["data"]["name"]
+        found.append(
+            {
+                "name": name,
+                "summary": board.title,
+                "paper": board.source,
+                "data": data,
+                "metric": board.metric,
+                "files": list(describe(data).files),
+                "theirs": [row.name for row in board.rows if row.theirs_mean is not None],
+                "ours": [row.name for row in board.rows if row.theirs_mean is None],
+                "try": f"perfed leaderboard {name} --out {name}",
+            }
+        )
+    return found
+
+
 def index() -> str:
     """The text of ``index.json``."""
     lists = {"methods": _methods(), "datasets": _datasets(), "experiments": _experiments(), "terms": _terms()}
+    lists["leaderboards"] = _leaderboards()
     common = list(Method.model_fields)
     named = {"engines": ENGINES, "baselines": [*baseline_names(), "sklearn:module.Class", "pooled:NAME"]}
     return json.dumps({**lists, "training": common, **named}, indent=1, default=str) + "\n"

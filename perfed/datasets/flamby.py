@@ -57,7 +57,8 @@ def flamby_heart(seed: int, data_dir: Path | None, *, pooled: bool = False) -> F
 def flamby_tcga(seed: int, data_dir: Path | None, *, pooled: bool = False) -> Federation:
     """Survival with breast cancer in six regions as FLamby has it: 1088 patients, 39 inputs, one split for all seeds.
 
-    Clinical columns as they are: age in years, the others 0 or 1. Targets are times and whether death was seen then.
+    Clinical columns as they are: age in years, the others 0 or 1. Targets are times, in days counted from 1 (some are
+    0, which no survival time is; only their order matters), and whether death was seen then.
     With ``pooled`` every region trains on the rows of all, and tests on its own. The terms of the data are those of the
     GDC: nobody may try to find out who the patients are.
 
@@ -68,7 +69,7 @@ def flamby_tcga(seed: int, data_dir: Path | None, *, pooled: bool = False) -> Fe
     require(TCGA, x.shape == (len(center), len(names)), "'x' must be (rows, features) and 'center' say whose each is")
     same = data["time"].shape == data["event"].shape == data["is_train"].shape == center.shape
     require(TCGA, same, "'time', 'event' and 'is_train' must have one entry per row of 'x'")
-    y = np.stack([data["time"], data["event"]], 1).astype(np.float64)
+    y = np.stack([data["time"] + 1, data["event"]], 1).astype(np.float64)
     sites = {f"region-{number}": center == number for number in np.unique(center).tolist()}
     return Federation.from_arrays(_arrays(x, y, sites, ~data["is_train"], pooled, names), task="survival")
 

@@ -45,13 +45,13 @@ def logit(out: int = 2) -> StageFactory:
     """One linear layer to the logit z of the second of two classes: outputs (0, z), whose cross-entropy is the binary.
 
     Raises:
-        PerfedError: more or fewer than two classes.
+        PerfedError: more than two classes.
 
     Example:
         >>> logit()((8,))(torch.zeros(3, 8)).shape
         torch.Size([3, 2])
     """
-    if out != 2:
+    if out > 2:
         raise PerfedError(f"a logit tells two classes apart, and there are {out}; use 'linear'")
 
     def build(shape: Shape) -> nn.Module:
