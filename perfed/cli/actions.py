@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from perfed.cli.boards import play
 from perfed.cli.comparing import compare
 from perfed.cli.console import alone_on_stdout, print_json, say, say_where
 from perfed.cli.options import Shown, Training
@@ -20,6 +21,7 @@ from perfed.cli.training import default_out, device_of, executor, resumable, set
 from perfed.errors import PerfedError
 from perfed.experiment.compare import Comparison, is_comparison
 from perfed.experiment.config import Experiment, find_experiment, validate
+from perfed.experiment.leaderboard import Leaderboard, is_leaderboard
 from perfed.experiment.names import parse_names, parse_seeds
 from perfed.experiment.overrides import override, parse_value
 from perfed.experiment.search import Search, is_search
@@ -89,18 +91,21 @@ def _chosen_method(table: dict[str, Any], settings: list[str]) -> str:
 
 
 def resume_command(directory: Path, settings: list[str], how: Training, show: Shown) -> None:
-    """Continue an interrupted run or comparison from its last checkpoint, to the same bits, or a search."""
+    """Continue an interrupted run, comparison, search or leaderboard from its last checkpoint, to the same bits."""
     where, rounds = device_of(how.device), _more_rounds(settings)
-    if rounds is not None and (is_comparison(directory) or is_search(directory)):
+    several = is_comparison(directory) or is_search(directory) or is_leaderboard(directory)
+    if rounds is not None and several:
         raise PerfedError(
             f"{directory}: only a run can go on to more rounds; give each run to resume by itself, all seeds of all "
             f"methods that are to be compared, or begin another comparison with rounds={rounds}"
         )
-    if how.jobs > 1 and not (is_comparison(directory) or is_search(directory)):
+    if how.jobs > 1 and not several:
         raise PerfedError(f"{directory}: is one run, if any; --jobs is for comparisons and searches")
     with resumable(directory, how.data_dir, how.device, how.ray), alone_on_stdout(show.as_json):
         if is_comparison(directory):
             compare(Comparison.read(directory), how, show)
+        elif is_leaderboard(directory):
+            play(Leaderboard.read(directory), how, show)
         elif is_search(directory):
             search = Search.read(directory)
             search.check(how.data_dir, where)

@@ -23,7 +23,13 @@ DIFFERENCES = {
 """What differs between clients, and how ``perfed list methods`` says it."""
 
 _OF_NO_PAPER = "of no paper"
-_KINDS = {"methods": "method", "datasets": "data set", "experiments": "experiment", "terms": "term"}
+_KINDS = {
+    "methods": "method",
+    "datasets": "data set",
+    "experiments": "experiment",
+    "terms": "term",
+    "leaderboards": "leaderboard",
+}
 
 
 def listed(what: str) -> Iterator[str]:
@@ -181,4 +187,14 @@ def _stage(value: Any) -> str:
     return f"{value.get('kind', '')}{f' ({others})' if others else ''}"
 
 
-_FACTS = {"method": _method, "data set": _dataset, "experiment": _experiment}
+def _leaderboard(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("source", item["paper"]),
+        ("theirs", ", ".join(item["theirs"])),
+        ("ours on top", ", ".join(item["ours"])),
+        ("data", item["data"]),
+        ("needs", ", ".join(item["files"]) and f"{', '.join(item['files'])} (docs/data.md says from where)"),
+    ]
+
+
+_FACTS = {"method": _method, "data set": _dataset, "experiment": _experiment, "leaderboard": _leaderboard}

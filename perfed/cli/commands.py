@@ -125,7 +125,10 @@ def run_command(
 def resume_command(
     directory: Annotated[
         Path,
-        typer.Argument(help="a run's, a comparison's or a search's directory", autocompletion=complete.run_directories),
+        typer.Argument(
+            help="the directory of a run, a comparison, a search or a leaderboard",
+            autocompletion=complete.run_directories,
+        ),
     ],
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[rounds=N]", help="more rounds than a run was begun with")
@@ -139,7 +142,7 @@ def resume_command(
     all_metrics: AllMetricsOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Continue an interrupted run, comparison or search to the same bits, or a finished run to more rounds."""
+    """Continue what was interrupted to the same bits, or a finished run to more rounds."""
     from perfed.cli import actions
 
     how = Training(None, device, data_dir, None, Workers(workers, ray_address), jobs)
@@ -209,6 +212,34 @@ def tune_command(
     actions.tune_command(experiment, settings, methods, grid, seeds, how, Shown(as_json))
 
 
+@app.command("leaderboard", epilog="Example: perfed leaderboard flamby-heart --out boards/heart --jobs 2")
+def leaderboard_command(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="a leaderboard that others published ('perfed list leaderboards')",
+            autocompletion=complete.leaderboards,
+        ),
+    ],
+    settings: Settings = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="how many of each row; else the board's")] = None,
+    engine: EngineOption = None,
+    workers: WorkersOption = None,
+    ray_address: RayOption = None,
+    device: DeviceOption = None,
+    data_dir: DataOption = None,
+    out: OutOption = None,
+    jobs: JobsOption = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a published leaderboard's protocol: theirs beside ours, ours on top; with the same --out what is left."""
+    from perfed.cli import boards
+
+    ray = Workers(workers, ray_address)
+    how = Training(ray.engine(engine, jobs), device, data_dir, out, ray, jobs)
+    boards.leaderboard_command(name, settings, seeds, how, Shown(as_json))
+
+
 @app.command("report", epilog="Example: perfed report runs/three --latex t.tex --csv t.csv --figures figures")
 def report_command(
     directories: Annotated[
@@ -246,7 +277,7 @@ def report_command(
 
 @app.command("list", epilog="Example: perfed list methods")
 def list_command(
-    what: Annotated[str, typer.Argument(help="methods, datasets, experiments or terms", autocompletion=complete.lists)],
+    what: Annotated[str, typer.Argument(help=", ".join(LISTS), autocompletion=complete.lists)],
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, with all settings")] = False,
 ) -> None:
     """List what is there: methods by what differs between the clients and by paper."""

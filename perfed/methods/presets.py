@@ -11,6 +11,7 @@ preset("fedrep-srpfl", "fedrep", "srpfl", "FedRep under SRPFL's participation (T
 preset("lg-srpfl", "lg-fedavg", "srpfl", "LG-FedAvg under SRPFL's participation (Tziotis et al. 2023, section 5)")
 preset("flanp", "fedavg", "flanp", "FedAvg on the fastest clients, whose number doubles (Reisizadeh et al. 2022)")
 preset("flanp-ft", "fedavg-ft", "flanp", "FLANP; each client evaluates a copy fine-tuned on its own data")
+preset("cyclic", "fedavg", "cyclic", "One model that goes from client to client, each training it (Chang et al. 2018)")
 
 
 def method_and_policy(name: str) -> tuple[str, str]:
