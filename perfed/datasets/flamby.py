@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from perfed.datasets.catalogue import dataset
 from perfed.datasets.heart import FILE as HEART
 
 TCGA = "tcga_brca.npz"
+TrainRows = Literal["own", "all", "first"]
 _CODES = {"cp": (2, 3, 4), "restecg": (1, 2)}  # their levels but the first
 _NOT_USED = ("slope", "ca", "thal")
 # One bit for each of the 740 patients in the file's order, 1: to test on. owkin/FLamby@edacf54d (MIT),
@@ -25,12 +26,20 @@ _TEST = (
 
 
 @dataset("flamby-heart", files=(HEART,))
-def flamby_heart(seed: int, data_dir: Path | None, *, pooled: bool = False) -> Federation:
+def flamby_heart(
+    seed: int,
+    data_dir: Path | None,
+    *,
+    train_rows: TrainRows = "own",
+    scaling: Literal["own", "all", "mixed"] = "own",
+) -> Federation:
     """Heart disease at four hospitals as FLamby has it: 740 patients, 13 inputs, one split for all seeds.
 
-    Patients with all of the first ten columns; chest pain and ECG one-hot without their first level; every hospital's
-    inputs with mean 0 and deviation 1 (n - 1) over its own training rows. All 30 training patients of Switzerland are
-    ill. With ``pooled`` every hospital trains on the rows of all, and tests on its own.
+    Patients with all of the first ten columns; chest pain and ECG one-hot without their first level. Inputs have mean 0
+    and deviation 1 (n - 1) over the hospital's own training rows; with ``scaling = "all"`` over those of all hospitals;
+    with "mixed" training rows over all and test rows over the hospital's own, which FLamby's pooled training amounts
+    to. ``train_rows``: every hospital trains on its own, those of all, or those of the first, Cleveland; each tests on
+    its own. All 30 training patients of Switzerland are ill.
 
     Source: Ogier du Terrail et al. 2022 (FLamby), Fed-Heart-Disease; Janosi, Steinbrunn, Pfisterer and Detrano 1988.
     """
@@ -42,25 +51,25 @@ def flamby_heart(seed: int, data_dir: Path | None, *, pooled: bool = False) -> F
     table = dict(zip(names, data["x"][rows].T.astype(np.float64), strict=True))
     columns = {name: table[name] for name in names if name not in (*_CODES, *_NOT_USED)}
     columns |= {f"{name}_{level}": table[name] == level for name, levels in _CODES.items() for level in levels}
-    x, hospital, sites = np.stack([*columns.values()], 1).astype(np.float64), data["hospital"][rows], {}
-    for at, site in enumerate(data["hospital_names"].tolist()):
-        own = hospital == at
-        known = x[own & ~test]
-        deviation = known.std(0, ddof=1)
-        x[own] = (x[own] - known.mean(0)) / np.where(deviation > 0, deviation, 1)  # Switzerland has no cholesterol
-        sites[site] = own
-    arrays = _arrays(x, data["y"][rows].astype(np.int64), sites, test, pooled, [*columns])
+    raw, hospital = np.stack([*columns.values()], 1).astype(np.float64), data["hospital"][rows]
+    sites = {site: hospital == at for at, site in enumerate(data["hospital_names"].tolist())}
+    x = np.empty_like(raw)
+    for own in sites.values():
+        x[own] = _scaled(raw[own], raw[own & ~test])
+    together = {"own": np.zeros_like(test), "all": np.ones_like(test), "mixed": ~test}[scaling]
+    x[together] = _scaled(raw[together], raw[~test])
+    arrays = _arrays(x, data["y"][rows].astype(np.int64), sites, test, train_rows, [*columns])
     return Federation.from_arrays(arrays, num_classes=2, class_names=["no", "yes"])
 
 
 @dataset("flamby-tcga", files=(TCGA,))
-def flamby_tcga(seed: int, data_dir: Path | None, *, pooled: bool = False) -> Federation:
+def flamby_tcga(seed: int, data_dir: Path | None, *, train_rows: TrainRows = "own") -> Federation:
     """Survival with breast cancer in six regions as FLamby has it: 1088 patients, 39 inputs, one split for all seeds.
 
     Clinical columns as they are: age in years, the others 0 or 1. Targets are times, in days counted from 1 (some are
     0, which no survival time is; only their order matters), and whether death was seen then.
-    With ``pooled`` every region trains on the rows of all, and tests on its own. The terms of the data are those of the
-    GDC: nobody may try to find out who the patients are.
+    ``train_rows``: every region trains on its own, those of all, or those of the first; each tests on its own. The
+    terms of the data are those of the GDC: nobody may try to find out who the patients are.
 
     Source: Ogier du Terrail et al. 2022 (FLamby), Fed-TCGA-BRCA; The Cancer Genome Atlas, GDC data portal.
     """
@@ -71,7 +80,13 @@ def flamby_tcga(seed: int, data_dir: Path | None, *, pooled: bool = False) -> Fe
     require(TCGA, same, "'time', 'event' and 'is_train' must have one entry per row of 'x'")
     y = np.stack([data["time"] + 1, data["event"]], 1).astype(np.float64)
     sites = {f"region-{number}": center == number for number in np.unique(center).tolist()}
-    return Federation.from_arrays(_arrays(x, y, sites, ~data["is_train"], pooled, names), task="survival")
+    return Federation.from_arrays(_arrays(x, y, sites, ~data["is_train"], train_rows, names), task="survival")
+
+
+def _scaled(x: NDArray[np.float64], known: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``x`` with the mean and deviation of ``known``; a constant column, Switzerland's cholesterol, has deviation 1."""
+    deviation = known.std(0, ddof=1)
+    return np.asarray((x - known.mean(0)) / np.where(deviation > 0, deviation, 1))
 
 
 def _arrays(
@@ -79,13 +94,14 @@ def _arrays(
     y: NDArray[Any],
     sites: dict[str, NDArray[np.bool_]],
     test: NDArray[np.bool_],
-    pooled: bool,
+    train_rows: TrainRows,
     names: list[str],
 ) -> dict[str, dict[str, Any]]:
-    """Each site's arrays, of the rows ``sites`` says are its own; with ``pooled`` all train on everybody's."""
+    """Each site's arrays, of the rows ``sites`` says are its own, and the rows that it trains on."""
     found: dict[str, dict[str, Any]] = {}
+    first = next(iter(sites.values()))
     for site, own in sites.items():
-        train = ~test if pooled else own & ~test
+        train = ~test & {"own": own, "all": np.ones_like(own), "first": first}[train_rows]
         found[site] = {"feature_names": names, "x_train": x[train], "y_train": y[train]}
         found[site] |= {"x_test": x[own & test], "y_test": y[own & test]}
     return found

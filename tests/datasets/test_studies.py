@@ -81,6 +81,18 @@ def test_flambys_hospitals_are_split_as_scikit_learn_splits_them():
     assert sizes == [(199, 104), (172, 89), (30, 16), (85, 45)]
 
 
+def test_flambys_pooled_training_has_two_scales():
+    """Training rows are scaled over all hospitals, test rows each hospital's by itself."""
+    require_file("heart_disease.npz")
+    own, all_, mixed = (load("flamby-heart", {"scaling": scaling}, seed=0) for scaling in ("own", "all", "mixed"))
+    x = torch.cat([client.train.x for client in all_]).double()
+    torch.testing.assert_close(x.mean(0), torch.zeros(13).double(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(x.std(0), torch.ones(13).double(), atol=1e-5, rtol=0)
+    for one, other, both in zip(own, all_, mixed, strict=True):
+        assert torch.equal(both.train.x, other.train.x) and torch.equal(both.test.x, one.test.x)
+        assert not torch.equal(other.test.x, one.test.x)
+
+
 def test_flambys_regions_have_times_events_and_its_split():
     with np.load(require_file("tcga_brca.npz")) as data:
         event, center, train = data["event"], data["center"], data["is_train"]
@@ -97,11 +109,12 @@ def test_flambys_regions_have_times_events_and_its_split():
 @pytest.mark.parametrize(("name", "file"), [("flamby-heart", "heart_disease.npz"), ("flamby-tcga", "tcga_brca.npz")])
 def test_pooled_sites_train_on_the_rows_of_all(name, file):
     require_file(file)
-    apart, pooled = load(name, {}, seed=0), load(name, {"pooled": True}, seed=0)
+    apart, pooled, first = (load(name, {"train_rows": rows}, seed=0) for rows in ("own", "all", "first"))
     together = torch.cat([client.train.x for client in apart]).sum(0)
     for own, all_ in zip(apart, pooled, strict=True):
         torch.testing.assert_close(all_.train.x.sum(0), together)
         assert torch.equal(own.test.x, all_.test.x) and torch.equal(own.test.y, all_.test.y)
+    assert all(torch.equal(client.train.x, apart.clients[0].train.x) for client in first)
 
 
 # ---- wiki-crossmodal: images or texts
