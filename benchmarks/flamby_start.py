@@ -1,7 +1,7 @@
 """How much of FLamby's Fed-TCGA-BRCA the initial model decides: its protocol in plain numpy, without perfed's engine.
 
 ``python benchmarks/flamby_start.py`` trains FedAdam and FedAdagrad from the five initial models of FLamby's seeds
-(torch's generator with 42 to 46, then a linear layer 39 -> 1), three times each with other mini-batches, and from 30 others.
+(torch's generator with 42 to 46, then a linear layer 39 -> 1), three times each, and from 30 others.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from perfed.cli.boards import play
+from perfed.cli.campaigning import go_on
 from perfed.cli.comparing import compare
 from perfed.cli.console import alone_on_stdout, print_json, say, say_where
 from perfed.cli.options import Shown, Training
@@ -19,6 +20,7 @@ from perfed.cli.table import print_table
 from perfed.cli.terminal import print_choice, print_summary
 from perfed.cli.training import default_out, device_of, executor, resumable, settings_of, shared_settings
 from perfed.errors import PerfedError
+from perfed.experiment.campaign import Campaign, is_campaign
 from perfed.experiment.compare import Comparison, is_comparison
 from perfed.experiment.config import Experiment, find_experiment, validate
 from perfed.experiment.leaderboard import Leaderboard, is_leaderboard
@@ -91,19 +93,21 @@ def _chosen_method(table: dict[str, Any], settings: list[str]) -> str:
 
 
 def resume_command(directory: Path, settings: list[str], how: Training, show: Shown) -> None:
-    """Continue an interrupted run, comparison, search or leaderboard from its last checkpoint, to the same bits."""
+    """Continue an interrupted run, comparison, search, campaign or leaderboard where it stopped, to the same bits."""
     where, rounds = device_of(how.device), _more_rounds(settings)
-    several = is_comparison(directory) or is_search(directory) or is_leaderboard(directory)
+    several = any(of(directory) for of in (is_comparison, is_search, is_campaign, is_leaderboard))
     if rounds is not None and several:
         raise PerfedError(
             f"{directory}: only a run can go on to more rounds; give each run to resume by itself, all seeds of all "
             f"methods that are to be compared, or begin another comparison with rounds={rounds}"
         )
     if how.jobs > 1 and not several:
-        raise PerfedError(f"{directory}: is one run, if any; --jobs is for comparisons and searches")
+        raise PerfedError(f"{directory}: is one run, if any; --jobs is for comparisons, searches and campaigns")
     with resumable(directory, how.data_dir, how.device, how.ray), alone_on_stdout(show.as_json):
         if is_comparison(directory):
             compare(Comparison.read(directory), how, show)
+        elif is_campaign(directory):
+            go_on(Campaign.read(directory), how, show)
         elif is_leaderboard(directory):
             play(Leaderboard.read(directory), how, show)
         elif is_search(directory):

@@ -212,34 +212,6 @@ def tune_command(
     actions.tune_command(experiment, settings, methods, grid, seeds, how, Shown(as_json))
 
 
-@app.command("leaderboard", epilog="Example: perfed leaderboard flamby-heart --out boards/heart --jobs 2")
-def leaderboard_command(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="a leaderboard that others published ('perfed list leaderboards')",
-            autocompletion=complete.leaderboards,
-        ),
-    ],
-    settings: Settings = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="how many of each row; else the board's")] = None,
-    engine: EngineOption = None,
-    workers: WorkersOption = None,
-    ray_address: RayOption = None,
-    device: DeviceOption = None,
-    data_dir: DataOption = None,
-    out: OutOption = None,
-    jobs: JobsOption = 1,
-    as_json: JsonOption = False,
-) -> None:
-    """Run a published leaderboard's protocol: theirs beside ours, ours on top; with the same --out what is left."""
-    from perfed.cli import boards
-
-    ray = Workers(workers, ray_address)
-    how = Training(ray.engine(engine, jobs), device, data_dir, out, ray, jobs)
-    boards.leaderboard_command(name, settings, seeds, how, Shown(as_json))
-
-
 @app.command("report", epilog="Example: perfed report runs/three --latex t.tex --csv t.csv --figures figures")
 def report_command(
     directories: Annotated[
@@ -269,10 +241,10 @@ def report_command(
     all_metrics: AllMetricsOption = False,
 ) -> None:
     """Write the report of runs and comparisons anew, print tables and verdict, and write files for papers."""
-    from perfed.cli import reports
+    from perfed.cli import files, reports
 
-    files = reports.Files(out, latex, csv, figures)
-    reports.report_command(directories, reference, communication, files, Shown(as_json, all_metrics))
+    written = files.Files(out, latex, csv, figures)
+    reports.report_command(directories, reference, communication, written, Shown(as_json, all_metrics))
 
 
 @app.command("list", epilog="Example: perfed list methods")
