@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import leaderboard_tables
 import maps_tables
 import scale_tables
 from screens import screens
@@ -29,6 +30,7 @@ from perfed.report.text import metric_text
 
 ROOT = Path(__file__).parent.parent
 MAPS = "docs/when.md"
+LEADERBOARDS = "docs/leaderboards.md"
 BASELINES = ("sklearn:logistic", "sklearn:svc", "sklearn:random-forest")
 SKEW = ("local", "fedrep", "fedavg-ft", "ditto", "fedpac", *BASELINES)
 VIEWS = ("local", "hetfedrep", "flic-class", "flic-hl", *BASELINES)
@@ -130,7 +132,7 @@ TABLES: dict[str, dict[str, dict[str, str]]] = {
     },
 }
 
-DOCUMENTS = (*TABLES, MAPS, *scale_tables.TABLES)
+DOCUMENTS = (*TABLES, MAPS, LEADERBOARDS, *scale_tables.TABLES)
 
 
 def kept_file(name: str) -> Path:
@@ -190,6 +192,8 @@ def _contents(document: str) -> dict[str, str]:
     """What stands between the marks of a document, by their names."""
     if document == MAPS:
         return {name: maps_tables.markdown(name) for name in maps_tables.maps()}
+    if document == LEADERBOARDS:
+        return {name: leaderboard_tables.markdown(name) for name in leaderboard_tables.boards()}
     if document in scale_tables.TABLES:
         return {name: made() for name, made in scale_tables.TABLES[document].items()}
     found = {}

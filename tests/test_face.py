@@ -59,7 +59,10 @@ assert "fedrep-srpfl" in perfed.registry.known_names()
 
 
 def test_terms_are_known_before_anything_else_is_imported():
-    assert in_a_process_of_its_own("import perfed; print(*perfed.terms.term_names())") == "anchors prototypes proximal"
+    assert (
+        in_a_process_of_its_own("import perfed; print(*perfed.terms.term_names())")
+        == "anchors prototypes proximal server-optimizer"
+    )
 
 
 @pytest.mark.parametrize("name", ["Run", "start"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from perfed.cli.boards import play
 from perfed.cli.campaigning import go_on
 from perfed.cli.comparing import compare
 from perfed.cli.console import alone_on_stdout, print_json, say, say_where
@@ -22,6 +23,7 @@ from perfed.errors import PerfedError
 from perfed.experiment.campaign import Campaign, is_campaign
 from perfed.experiment.compare import Comparison, is_comparison
 from perfed.experiment.config import Experiment, find_experiment, validate
+from perfed.experiment.leaderboard import Leaderboard, is_leaderboard
 from perfed.experiment.names import parse_names, parse_seeds
 from perfed.experiment.overrides import override, parse_value
 from perfed.experiment.search import Search, is_search
@@ -91,9 +93,9 @@ def _chosen_method(table: dict[str, Any], settings: list[str]) -> str:
 
 
 def resume_command(directory: Path, settings: list[str], how: Training, show: Shown) -> None:
-    """Continue an interrupted run, comparison or campaign from its last checkpoint, to the same bits, or a search."""
+    """Continue an interrupted run, comparison, search, campaign or leaderboard where it stopped, to the same bits."""
     where, rounds = device_of(how.device), _more_rounds(settings)
-    several = is_comparison(directory) or is_search(directory) or is_campaign(directory)
+    several = any(of(directory) for of in (is_comparison, is_search, is_campaign, is_leaderboard))
     if rounds is not None and several:
         raise PerfedError(
             f"{directory}: only a run can go on to more rounds; give each run to resume by itself, all seeds of all "
@@ -106,6 +108,8 @@ def resume_command(directory: Path, settings: list[str], how: Training, show: Sh
             compare(Comparison.read(directory), how, show)
         elif is_campaign(directory):
             go_on(Campaign.read(directory), how, show)
+        elif is_leaderboard(directory):
+            play(Leaderboard.read(directory), how, show)
         elif is_search(directory):
             search = Search.read(directory)
             search.check(how.data_dir, where)

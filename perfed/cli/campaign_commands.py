@@ -1,4 +1,4 @@
-"""The commands on several comparisons: ``perfed sweep | campaign``."""
+"""The commands on several comparisons: ``perfed sweep | campaign | leaderboard``."""
 
 from __future__ import annotations
 
@@ -77,3 +77,31 @@ def campaign_command(
     ray = Workers(workers, ray_address)
     how = Training(ray.engine(engine, jobs), device, data_dir, out, ray, jobs)
     campaigning.campaign_command(file, settings, how, Shown(as_json, verbose=verbose))
+
+
+@app.command("leaderboard", epilog="Example: perfed leaderboard flamby-heart --out boards/heart --jobs 2")
+def leaderboard_command(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="a leaderboard that others published ('perfed list leaderboards')",
+            autocompletion=complete.leaderboards,
+        ),
+    ],
+    settings: Settings = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="how many of each row; else the board's")] = None,
+    engine: EngineOption = None,
+    workers: WorkersOption = None,
+    ray_address: RayOption = None,
+    device: DeviceOption = None,
+    data_dir: DataOption = None,
+    out: OutOption = None,
+    jobs: JobsOption = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a published leaderboard's protocol: theirs beside ours, ours on top; with the same --out what is left."""
+    from perfed.cli import boards
+
+    ray = Workers(workers, ray_address)
+    how = Training(ray.engine(engine, jobs), device, data_dir, out, ray, jobs)
+    boards.leaderboard_command(name, settings, seeds, how, Shown(as_json))

@@ -23,7 +23,13 @@ DIFFERENCES = {
 """What differs between clients, and how ``perfed list methods`` says it."""
 
 _OF_NO_PAPER = "of no paper"
-_KINDS = {"methods": "method", "datasets": "data set", "experiments": "experiment", "terms": "term"}
+_KINDS = {
+    "methods": "method",
+    "datasets": "data set",
+    "experiments": "experiment",
+    "terms": "term",
+    "leaderboards": "leaderboard",
+}
 
 
 def listed(what: str) -> Iterator[str]:
@@ -91,7 +97,8 @@ def found(name: str) -> dict[str, dict[str, Any]]:
     if hits:
         return hits
     known = sorted({item["name"] for what in LISTS for item in INDEX[what]})
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5) or [other for other in known if name in other][:3]
+    family = [other for other in known if other.startswith(f"{name}-")]
+    near = difflib.get_close_matches(name, family or known, n=3, cutoff=0.5) or [o for o in known if name in o][:3]
     hint = f"did you mean: {', '.join(near)}?" if near else "see 'perfed list methods', 'datasets' or 'experiments'"
     raise PerfedError(f"nothing is called '{name}'; {hint}")
 
@@ -180,4 +187,14 @@ def _stage(value: Any) -> str:
     return f"{value.get('kind', '')}{f' ({others})' if others else ''}"
 
 
-_FACTS = {"method": _method, "data set": _dataset, "experiment": _experiment}
+def _leaderboard(item: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        ("source", item["paper"]),
+        ("theirs", ", ".join(item["theirs"])),
+        ("ours on top", ", ".join(item["ours"])),
+        ("data", item["data"]),
+        ("needs", ", ".join(item["files"]) and f"{', '.join(item['files'])} (docs/data.md says from where)"),
+    ]
+
+
+_FACTS = {"method": _method, "data set": _dataset, "experiment": _experiment, "leaderboard": _leaderboard}

@@ -125,7 +125,10 @@ def run_command(
 def resume_command(
     directory: Annotated[
         Path,
-        typer.Argument(help="a run's, a comparison's or a search's directory", autocompletion=complete.run_directories),
+        typer.Argument(
+            help="the directory of a run, a comparison, a search or a leaderboard",
+            autocompletion=complete.run_directories,
+        ),
     ],
     settings: Annotated[
         list[str] | None, typer.Argument(metavar="[rounds=N]", help="more rounds than a run was begun with")
@@ -139,7 +142,7 @@ def resume_command(
     all_metrics: AllMetricsOption = False,
     verbose: VerboseOption = False,
 ) -> None:
-    """Continue an interrupted run, comparison or search to the same bits, or a finished run to more rounds."""
+    """Continue what was interrupted to the same bits, or a finished run to more rounds."""
     from perfed.cli import actions
 
     how = Training(None, device, data_dir, None, Workers(workers, ray_address), jobs)
@@ -246,7 +249,7 @@ def report_command(
 
 @app.command("list", epilog="Example: perfed list methods")
 def list_command(
-    what: Annotated[str, typer.Argument(help="methods, datasets, experiments or terms", autocompletion=complete.lists)],
+    what: Annotated[str, typer.Argument(help=", ".join(LISTS), autocompletion=complete.lists)],
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, with all settings")] = False,
 ) -> None:
     """List what is there: methods by what differs between the clients and by paper."""

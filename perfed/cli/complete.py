@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perfed.cli.index import INDEX, LISTS
 
-_MARKS = ("config.toml", "comparison.toml", "search.toml", "campaign.toml")
+_MARKS = ("config.toml", "comparison.toml", "search.toml", "campaign.toml", "leaderboard.toml")
 
 
 def _names(what: str) -> list[str]:
@@ -30,6 +30,11 @@ def several_methods(incomplete: str) -> list[str]:
 def experiments(incomplete: str) -> list[str]:
     """Shipped experiments and the user's own files."""
     return [*(name for name in _names("experiments") if name.startswith(incomplete)), *_files(incomplete, ".toml")]
+
+
+def leaderboards(incomplete: str) -> list[str]:
+    """Leaderboards that begin so."""
+    return [name for name in _names("leaderboards") if name.startswith(incomplete)]
 
 
 def campaigns(incomplete: str) -> list[str]:

@@ -6,7 +6,7 @@ import json
 from importlib import resources
 from typing import Any
 
-LISTS = ("methods", "datasets", "experiments", "terms")
+LISTS = ("methods", "datasets", "experiments", "terms", "leaderboards")
 """What can be listed."""
 INDEX: dict[str, Any] = json.loads((resources.files("perfed.cli") / "index.json").read_text(encoding="utf-8"))
 """The lists by name, and of the help texts ``engines`` and ``baselines``."""

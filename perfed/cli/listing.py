@@ -1,4 +1,4 @@
-"""What ``perfed list`` and ``perfed show`` know: methods, data sets, experiments and terms with their settings.
+"""What ``perfed list`` and ``perfed show`` know: methods, data sets, experiments, terms, leaderboards.
 
 ``python -m perfed.cli.listing`` writes it to ``index.json``, which the command line reads (:mod:`perfed.cli.index`).
 """
@@ -18,6 +18,7 @@ import perfed.methods.presets  # noqa: F401 - registers methods and presets
 from perfed.datasets import dataset_names, describe
 from perfed.datasets.catalogue import DATASETS
 from perfed.datasets.description import in_words
+from perfed.experiment.board import board_names, find_board
 from perfed.experiment.config import experiment_names, find_experiment
 from perfed.experiment.estimators import baseline_names
 from perfed.method.method import Method
@@ -27,7 +28,18 @@ from perfed.training.plan import ENGINES
 
 # What methods are made for, where their class or policy does not say it; all others: labels.
 _FEATURES = {"flic-class", "flic-hl", "hetfedrep", "fedrep-tsne", "fedhenn", "fedbn"}
-_NOTHING = {"fedavg", "fedprox", "scaffold", "fedgate", "local", "local-full"}
+_NOTHING = {
+    "fedavg",
+    "fedprox",
+    "fedadam",
+    "fedyogi",
+    "fedadagrad",
+    "scaffold",
+    "fedgate",
+    "cyclic",
+    "local",
+    "local-full",
+}
 
 _LABELS = "class labels"
 _NEEDS = {
@@ -37,7 +49,7 @@ _NEEDS = {
     "feddar-sa": "heads that are linear",
     **dict.fromkeys(("scaffold", "fedgate", "flanp-fedgate"), "SGD as the optimiser"),
     **dict.fromkeys(("flic-class", "flic-hl"), "class labels or values"),
-    **dict.fromkeys(("fedpac", "fedpac-cc", "fedpac-fa", "fedrod", "knnper"), _LABELS),
+    **dict.fromkeys(("fedpac", "fedpac-cc", "fedpac-fa", "fedrod", "gpfl", "knnper"), _LABELS),
     **dict.fromkeys(("fedproto", "fedproto-g", "fedproto-l"), _LABELS),
 }
 # Experiments that need no file, by what differs; settings that a method needs there.
@@ -94,7 +106,7 @@ def _method(name: str) -> dict[str, Any]:
 
 def _differs(item: Entry) -> str:
     """What differs between the clients that a method is made for."""
-    if item.policy:
+    if item.policy and item.name not in _NOTHING:
         return "speeds"
     if item.method.needs_domains:
         return "domains"
@@ -107,7 +119,7 @@ def _needs(item: Entry) -> list[str]:
     found += [_NEEDS[base]] if base in _NEEDS else []
     if item.method.uses_validation:
         found.append("validation samples (data.validation_fraction); training samples where there are none")
-    return [*found, *(["clients of different speeds (clock.speeds)"] if item.policy else [])]
+    return [*found, *(["clients of different speeds (clock.speeds)"] if _differs(item) == "speeds" else [])]
 
 
 def _command(item: Entry, differs: str) -> str:
@@ -205,9 +217,31 @@ def _experiments() -> list[dict[str, Any]]:
     return found
 
 
+def _leaderboards() -> list[dict[str, Any]]:
+    found = []
+    for name in board_names():
+        board = find_board(name)
+        data = board.experiment["data"]["name"]
+        found.append(
+            {
+                "name": name,
+                "summary": board.title,
+                "paper": board.source,
+                "data": data,
+                "metric": board.metric,
+                "files": list(describe(data).files),
+                "theirs": [row.name for row in board.rows if row.theirs_mean is not None],
+                "ours": [row.name for row in board.rows if row.theirs_mean is None],
+                "try": f"perfed leaderboard {name} --out {name}",
+            }
+        )
+    return found
+
+
 def index() -> str:
     """The text of ``index.json``."""
     lists = {"methods": _methods(), "datasets": _datasets(), "experiments": _experiments(), "terms": _terms()}
+    lists["leaderboards"] = _leaderboards()
     common = list(Method.model_fields)
     named = {"engines": ENGINES, "baselines": [*baseline_names(), "sklearn:module.Class", "pooled:NAME"]}
     return json.dumps({**lists, "training": common, **named}, indent=1, default=str) + "\n"

@@ -35,6 +35,7 @@ HOW_TO_GET = {
         "docs/data.md."
     ),
     "heart_disease.npz": "Convert UCI's Heart Disease (four processed.*.data) to the layout in docs/data.md.",
+    "tcga_brca.npz": "Convert FLamby's tables of Fed-TCGA-BRCA (owkin/FLamby) to the layout in docs/data.md.",
     "wiki_crossmodal.npz": "Convert the features of the Wikipedia articles (wiki.mat) to the layout in docs/data.md.",
     "parkinsons.npz": "Convert UCI's Parkinsons Telemonitoring to the layout in docs/data.md.",
 }

@@ -25,6 +25,7 @@ from perfed.method.method import Method
 from perfed.method.term import Travelling
 from perfed.model.chain import Shape
 from perfed.model.placement import Layout
+from perfed.training.batches import moved_on
 from perfed.training.cohort import Cohort
 from perfed.training.course import Course
 from perfed.training.plan import Plan
@@ -256,7 +257,7 @@ class Host:
                 raise PerfedError(
                     f"'{name}' is not a declared parameter set at home on the client; declare it in sets()"
                 )
-        own = {"model": cohort.personal(), **cohort.state}
+        own = {"model": cohort.personal(), **moved_on(cohort.state, cohort.steps_done)}
         return {i: tree.copy(tree.row_of(own, row, shapes[row])) for row, i in enumerate(cohort.ids)}
 
 

@@ -61,7 +61,7 @@ class Server:
         engine = engine or (RayEngine if plan.engine == "ray" else InProcessEngine)
         self.setup = setup
         self.clock, self.participation = clock or Clock(), participation
-        who = Population.of(federation, setup.method.batch_size, setup.method.epochs_in)
+        who = Population.of(federation, setup.method.batch_size, setup.method.epochs_in, setup.method.epoch_steps)
         self.selection = Selection(participation, self.clock, who, setup.seed, rounds)
         self.engine = engine(federation.to(dtype=setup.dtype, device=setup.device), setup, plan)
         self.working, self.told = self.engine.working, self.engine.told
@@ -249,10 +249,12 @@ class Server:
         method.prepare(server, clients)
 
     def _round(self, server: ServerState, clients: RoundClients) -> None:
-        method = self.setup.method
+        method, before = self.setup.method, server.tree()
         method.round(server, clients)
         for replies in clients.carrying:
             absorb(method.terms, server, replies)
+        for term in method.terms:
+            term.step(server, before)
 
     def _finish(self, server: ServerState, clients: RoundClients) -> None:
         method = self.setup.method

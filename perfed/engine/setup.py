@@ -24,6 +24,7 @@ from perfed.method.method import Method
 from perfed.model.chain import BATCH_NORM, Chain, Model, Parameters, Shape, stage_of
 from perfed.model.placement import PER_DOMAIN, SENT, Placement
 from perfed.model.stacked import why_not_stackable
+from perfed.training.batches import POSITION
 from perfed.tree import map_leaves
 
 
@@ -62,6 +63,8 @@ class Setup:
                 if name in self.sets or name == "shared":
                     raise PerfedError(f"the parameter set '{name}' is declared twice; rename it in term '{term.name}'")
                 self.sets[name] = declared
+        if method.local_steps is not None:
+            self.sets[POSITION] = ParameterSet("client", init=_none_seen)
 
     def chain(self, input_shape: Shape) -> Chain:
         """The modules for inputs of ``input_shape``, built once."""
@@ -186,6 +189,7 @@ class Setup:
             representation=prod(chain.output_shapes[before[-1]] if before else shape),
             shared={name: tuple(t.shape) for name, t in chain.tensors().items() if places[name] in SENT},
             dtype=self.dtype,
+            buffers=frozenset(name for name, _ in chain.named_buffers() if places[name] in SENT),
         )
 
     def _set(self, declared: ParameterSet, shape: Shape, info: FederationInfo, key: Tensor) -> dict[str, Any]:
@@ -252,6 +256,10 @@ class Setup:
             if len(names) == len(expected):  # else the shapes differ
                 where = f"this method shares '{stage}', so that columns must mean the same at all clients"
                 check_names(where, f"client '{client}'", names, f"client '{first}'", expected)
+
+
+def _none_seen(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+    return {"steps": torch.tensor(0)}
 
 
 def group_key(chain: Chain) -> str:

@@ -24,6 +24,7 @@ _KINDS: dict[str, Callable[..., StageFactory]] = {
     "hidden-layer": models.hidden_layer,
     "lstm": lstm,
     "linear": models.linear,
+    "logit": models.logit,
 }
 
 

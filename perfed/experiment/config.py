@@ -120,14 +120,14 @@ class Experiment(BaseModel):
 
     def _settings_of(self, method: str) -> dict[str, Any]:
         """The method's table; a preset has that of its method, and its own on top."""
-        return _merged(self._table_of(entry(method).base), self._table_of(method))
+        return merged(self._table_of(entry(method).base), self._table_of(method))
 
     def _table_of(self, method: str) -> dict[str, Any]:
         """``[methods.NAME]`` and ``[methods."module:NAME"]`` are of the same method."""
         own: dict[str, Any] = {}
         for name, table in self.methods.items():
             if bare_name(name) == bare_name(method):
-                own = _merged(own, table)
+                own = merged(own, table)
         return own
 
 
@@ -220,15 +220,16 @@ def _extended(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     beside = Path(name).parent / base
     if base not in experiment_names() and name not in experiment_names() and beside.is_file():
         base = str(beside)
-    return _merged(_extended(base, (*seen, name)), table)
+    return merged(_extended(base, (*seen, name)), table)
 
 
-def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables ``base`` with those of ``over`` on top, key by key; ``data`` and stages with a ``kind`` as a whole."""
     result = dict(base)
     for key, value in over.items():
         whole = key == "data" or (isinstance(value, dict) and "kind" in value)
         both = isinstance(value, dict) and isinstance(base.get(key), dict) and not whole
-        result[key] = _merged(base[key], value) if both else value
+        result[key] = merged(base[key], value) if both else value
     return result
 
 

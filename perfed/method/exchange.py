@@ -31,6 +31,7 @@ class FederationInfo:
         representation: numbers that the head gets, all axes together.
         shared: shape of every shared parameter and buffer by name.
         dtype: of parameters and inputs.
+        buffers: names among ``shared`` of what is no parameter: statistics of batch-norm.
 
     Example:
         >>> def init(info: FederationInfo, key: Tensor) -> Tree:  # of a ParameterSet: one centre per class
@@ -48,6 +49,7 @@ class FederationInfo:
     representation: int
     shared: Mapping[str, tuple[int, ...]]
     dtype: torch.dtype
+    buffers: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,9 @@ class Method(LocalTraining):
     """
 
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": SHARED}
+    layer_placement: ClassVar[dict[str, Placement]] = {}
+    """Of parameters and buffers by name, or a pattern of names, where they do not live with their stage: those of the
+    layers that :meth:`adapt` adds."""
     needs_domains: ClassVar[bool] = False
     uses_validation: ClassVar[bool] = False
     """Whether client programs use validation data, and training data where a client has none.
@@ -148,4 +151,4 @@ class Method(LocalTraining):
         Raises:
             PerfedError: a rule of ``placement`` matches nothing.
         """
-        return place(chain, {**self.default_placement}, self.placement)
+        return place(chain, {**self.default_placement}, {**self.layer_placement, **self.placement})

@@ -49,9 +49,9 @@ class Term(BaseModel):
         """What client programs get from the term's server state."""
         return {}
 
-    def penalty(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty:
-        """A function of the step that returns one value per active client, added to the local loss."""
-        raise NotImplementedError
+    def penalty(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty | None:
+        """A function of the step that returns one value per active client, added to the local loss; or nothing."""
+        return None
 
     def after(self, cohort: Cohort, payload: Mapping[str, Any]) -> dict[str, Any]:
         """After local training: what the term adds to the reply."""
@@ -59,6 +59,9 @@ class Term(BaseModel):
 
     def absorb(self, server: ServerState, replies: Replies, content: Mapping[str, Any]) -> None:
         """Update the server state; ``content`` is what :meth:`after` returned, stacked in ``replies.ids`` order."""
+
+    def step(self, server: ServerState, before: Mapping[str, Any]) -> None:
+        """At the end of the method's round: may change what it made of the server's sets, which were ``before``."""
 
     def finish(self, server: ServerState, clients: Clients) -> None:
         """After each round, with all clients."""
@@ -83,7 +86,8 @@ class Travelling:
 
     def penalties(self, cohort: Cohort) -> list[Penalty]:
         """Of each term, for the model as it is now."""
-        return [term.penalty(cohort, cohort.carried[term.name]) for term in self._terms]
+        found = (term.penalty(cohort, cohort.carried[term.name]) for term in self._terms)
+        return [penalty for penalty in found if penalty is not None]
 
     def reply(self, cohort: Cohort) -> dict[str, Any]:
         """What the terms add to the reply, by name."""

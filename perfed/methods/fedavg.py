@@ -1,4 +1,4 @@
-"""Federated averaging, and with a proximal term (FedProx)."""
+"""Federated averaging, with a proximal term (FedProx), and with an optimiser at the server (FedAdam, ...)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
 from perfed.methods.terms.proximal import Proximal
+from perfed.methods.terms.server_optimizer import ServerOptimizer
 from perfed.model.chain import STAGES
 from perfed.training.cohort import Cohort
 
@@ -17,6 +18,23 @@ from perfed.training.cohort import Cohort
     "fedprox",
     terms=(Proximal,),
     summary="FedAvg with a proximal term to the received model in local training (Li et al. 2020, Algorithm 2)",
+)
+@register(
+    "fedadam",
+    terms=(ServerOptimizer,),
+    summary="FedAvg whose server takes Adam's steps along the mean change (Reddi et al. 2021, Algorithm 2)",
+)
+@register(
+    "fedyogi",
+    terms=(ServerOptimizer,),
+    defaults={"server_optimizer": "yogi"},
+    summary="FedAvg whose server takes Yogi's steps along the mean change (Reddi et al. 2021, Algorithm 2)",
+)
+@register(
+    "fedadagrad",
+    terms=(ServerOptimizer,),
+    defaults={"server_optimizer": "adagrad", "beta1": 0.0},
+    summary="FedAvg whose server takes Adagrad's steps along the mean change (Reddi et al. 2021, Algorithm 2)",
 )
 @register("fedavg")
 class FedAvg(Method):

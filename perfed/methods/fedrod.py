@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from perfed.errors import PerfedError
 from perfed.method.exchange import ParameterSet, Reply
 from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
@@ -36,9 +35,7 @@ class FedRoD(FedAvg):
 
     def adapt(self, model: Model) -> Model:
         """The model as it is; it must have a head."""
-        if "head" not in model.factories:
-            raise PerfedError("fedrod gives every client a second head, and this model has no stage 'head'")
-        return super().adapt(model)
+        return model.with_head(lambda head, shape: head, "fedrod gives every client a second head")
 
     def sets(self) -> dict[str, ParameterSet]:
         """The personal head, which never leaves the client."""

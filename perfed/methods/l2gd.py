@@ -102,7 +102,8 @@ class L2GD(Method):
 
     def strength(self, num_samples: Tensor, stage: str) -> Tensor:
         """a ``(n,)`` of clients with ``num_samples`` ``(n,)``, for the parameters of ``stage``."""
-        steps = (num_samples / self.batch_size).ceil()
+        passes = (num_samples / self.batch_size).ceil()
+        steps = passes if self.epoch_steps is None else torch.full_like(passes, self.epoch_steps)
         if self.optimizer == "sgd":
             steps = steps / (1 - self.momentum)
         return self.lam * self.lr_of(stage) * (1 - self.probability) / self.probability * steps

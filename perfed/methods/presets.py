@@ -12,6 +12,7 @@ preset("lg-srpfl", "lg-fedavg", "srpfl", "LG-FedAvg under SRPFL's participation 
 preset("flanp", "fedavg", "flanp", "FedAvg on the fastest clients, whose number doubles (Reisizadeh et al. 2022)")
 preset("flanp-fedgate", "fedgate", "flanp", "FLANP with FedGATE as its local solver (Reisizadeh et al. 2022)")
 preset("flanp-ft", "fedavg-ft", "flanp", "FLANP; each client evaluates a copy fine-tuned on its own data")
+preset("cyclic", "fedavg", "cyclic", "One model that goes from client to client, each training it (Chang et al. 2018)")
 
 
 def method_and_policy(name: str) -> tuple[str, str]:

@@ -99,6 +99,23 @@ class Model:
         for name, factory in self.factories.items():
             check_factory(f"model.{name}", factory)
 
+    def with_head(self, make: Callable[[nn.Module, Shape], nn.Module], why: str) -> Model:
+        """The same stages with another head: ``make(head, shape of what it gets)`` in place of the head.
+
+        Raises:
+            PerfedError: there is no head; starts with ``why``.
+
+        Example:
+            >>> from perfed.model.presets import linear
+            >>> model = Model(head=linear(3)).with_head(lambda head, shape: nn.Sequential(nn.ReLU(), head), "")
+            >>> model.build((5,)).get_submodule("head.1")
+            Linear(in_features=5, out_features=3, bias=True)
+        """
+        if "head" not in self.factories:
+            raise PerfedError(f"{why}, and this model has no stage 'head'")
+        head = self.factories["head"]
+        return Model(**{**self.factories, "head": lambda shape: make(head(shape), shape)})
+
     def build(self, input_shape: Shape) -> Chain:
         """Build every stage for inputs of ``input_shape``; initial values come from torch's generator.
 

@@ -41,6 +41,26 @@ def linear(out: int) -> StageFactory:
     return build
 
 
+def logit(out: int = 2) -> StageFactory:
+    """One linear layer to the logit z of the second of two classes: outputs (0, z), whose cross-entropy is the binary.
+
+    Raises:
+        PerfedError: more than two classes.
+
+    Example:
+        >>> logit()((8,))(torch.zeros(3, 8)).shape
+        torch.Size([3, 2])
+    """
+    if out > 2:
+        raise PerfedError(f"a logit tells two classes apart, and there are {out}; use 'linear'")
+
+    def build(shape: Shape) -> nn.Module:
+        flat = [nn.Flatten()] if len(shape) > 1 else []
+        return nn.Sequential(*flat, nn.Linear(prod(shape), 1), nn.ConstantPad1d((1, 0), 0.0))
+
+    return build
+
+
 def mlp(
     hidden: Sequence[int] = (64, 64),
     out: int = 64,

@@ -39,6 +39,7 @@ _PER_SAMPLE = (
     nn.AdaptiveMaxPool2d,
     nn.MaxPool1d,
     nn.AvgPool1d,
+    nn.ConstantPad1d,
 )
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _DETERMINISTIC = (nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.Embedding, nn.Conv1d, nn.Conv2d)

@@ -54,15 +54,17 @@ class Population:
     epochs: Callable[[int], int] = lambda round_: 1
 
     @classmethod
-    def of(cls, federation: Federation, batch_size: int, epochs: Callable[[int], int]) -> Population:
-        """Of the federation's clients, in mini-batches of ``batch_size``."""
+    def of(
+        cls, federation: Federation, batch_size: int, epochs: Callable[[int], int], epoch_steps: int | None = None
+    ) -> Population:
+        """Of the federation's clients, in mini-batches of ``batch_size``; ``epoch_steps`` of an epoch, if given."""
         sizes = np.array([len(client.train) for client in federation], np.int64)
         group = federation.notes.get("group")
         return cls(
             tuple(federation.ids),
             rng.words(federation.ids),
             sizes,
-            -(-sizes // batch_size),
+            -(-sizes // batch_size) if epoch_steps is None else np.full_like(sizes, epoch_steps),
             None if group is None else np.array([group[client] for client in federation.ids], np.int64),
             epochs,
         )
@@ -144,7 +146,7 @@ class Correlated(BaseModel):
 
 
 class Steps(BaseModel):
-    """Speeds in proportion to the number of local steps: ``ceil(n_i / batch size) x local epochs``."""
+    """Speeds in proportion to the number of local steps: ``ceil(n_i / batch size) x epochs``, or ``local_steps``."""
 
     model_config = STRICT
 

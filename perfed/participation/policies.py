@@ -85,9 +85,9 @@ class Policy:
         """
 
     def for_all(self, round_: int) -> bool:
-        """Whether everyone is invited to the round; not by policies in stages."""
-        staged = self.settings.policy in ("srpfl", "flanp")
-        return round_ == self.rounds and self.settings.last_round == "all" and not staged
+        """Whether everyone is invited to the round; not by policies in stages and the cyclic one."""
+        never = self.settings.policy in ("srpfl", "flanp", "cyclic")
+        return round_ == self.rounds and self.settings.last_round == "all" and not never
 
     def invited(self, round_: int, count: int | None = None, *words: int) -> Rows:
         """``count`` rows (default: by the rate), or everyone; equal ``words`` (default: the round) draw the same."""
@@ -199,12 +199,22 @@ class _Flanp(Policy):
             self.phases.observe(train_loss, over=gradient <= 2 * own.mu * own.accuracy / num_samples)
 
 
+class _Cyclic(Policy):
+    def invited(self, round_: int, count: int | None = None, *words: int) -> Rows:
+        """The client whose turn it is."""
+        cycle, turn = divmod(round_ - 1, len(self.who))
+        if self.settings.cyclic.order == "fixed":
+            return np.array([turn])
+        return rng.order(rng.key(self.seed, "cycle", cycle, self.who.words))[turn : turn + 1].numpy()
+
+
 _POLICIES: dict[str, type[Policy]] = {
     "uniform": Policy,
     "overselection": _OverSelection,
     "deadline": _Deadline,
     "srpfl": _Srpfl,
     "flanp": _Flanp,
+    "cyclic": _Cyclic,
 }
 
 

@@ -8,9 +8,9 @@ from typing import Literal, get_args
 from pydantic import BaseModel, Field
 
 from perfed.participation.phases import PhaseRule
-from perfed.settings import STRICT
+from perfed.settings import STRICT, unless
 
-PolicyName = Literal["uniform", "srpfl", "flanp", "deadline", "overselection"]
+PolicyName = Literal["uniform", "srpfl", "flanp", "deadline", "overselection", "cyclic"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
 
 
@@ -56,6 +56,14 @@ class OverSelection(BaseModel):
     factor: float = Field(1.3, ge=1, description="invited clients per used one")
 
 
+class Cyclic(BaseModel):
+    """One client a round, whatever the rate, so that the model goes from client to client, all of them in turn."""
+
+    model_config = STRICT
+
+    order: Literal["shuffled", "fixed"] = Field("shuffled", description="of a cycle: drawn for each, or that of ids")
+
+
 class Participation(BaseModel):
     """The ``[participation]`` table: ``max(1, floor(rate * N))`` clients a round, uniformly without replacement.
 
@@ -63,7 +71,7 @@ class Participation(BaseModel):
         policy: which replies are used; ``uniform``: all. Each other policy has its settings in a table of its name.
         rate: share of the clients that is invited in each round (``overselection``: used).
         last_round: ``"all"``: every client is invited to the last round (FLIC's and FedPAC's protocol), except by the
-            policies in stages.
+            policies in stages and the cyclic one.
         fit_unused: a client that was never used is evaluated after fitting its personal parameters to the newest
             shared ones, and keeps those at the end (Tziotis et al. 2023, remark 4.8); not given: with ``srpfl`` only.
 
@@ -84,6 +92,7 @@ class Participation(BaseModel):
     flanp: Flanp = Flanp()
     deadline: Deadline = Deadline()
     overselection: OverSelection = OverSelection()
+    cyclic: Cyclic = Field(Cyclic(), exclude_if=unless(Cyclic()))
 
     @property
     def fits_unused(self) -> bool:

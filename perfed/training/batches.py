@@ -7,7 +7,7 @@ clients still active at a step are a prefix. Padded samples have weight 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Literal
@@ -25,6 +25,9 @@ _BLOCK_BYTES = 8 << 20
 _BLOCK_STEPS = 256
 
 IntArray = NDArray[np.int64]
+
+POSITION = "mini-batches"
+"""The client's set that says how many it has seen, ``steps``, where settings count steps and not passes over data."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,18 @@ class Samples:
         domain = None if self.domain is None else self.domain[rows]
         return Samples(self.x[rows], self.y[rows], counts, weight, domain, self.batch_size)
 
+    def select(self, parts: Sequence[IntArray]) -> Samples:
+        """The samples at ``parts``, one array of positions for each client."""
+        index = torch.from_numpy(np.concatenate(parts)).to(self.x.device)
+        return self.take(index, np.array([len(part) for part in parts], dtype=np.int64))
+
+    def part(self, share: float, keys: Tensor) -> Samples:
+        """A random ``share`` of each client's samples, rounded up, drawn by its key; ``keys`` ``(clients,)``."""
+        draws = [rng.bits(key, int(count)) for key, count in zip(keys.cpu(), self.counts, strict=True)]
+        sizes = np.ceil(share * self.counts - 1e-9).astype(np.int64)
+        chosen = [rng.first(draw, int(size)).sort().values.numpy() for draw, size in zip(draws, sizes, strict=True)]
+        return self.select([start + part for start, part in zip(self.starts, chosen, strict=True)])
+
     def in_batches(self, size: int | Literal["all"] | None) -> Samples:
         """The same samples in mini-batches of another size than the method's (``None``: the method's)."""
         return replace(self, batch_size=size)
@@ -86,6 +101,7 @@ class Schedule:
         base: where each client's part of ``order`` starts.
         batch_size: largest mini-batch.
         keys: int64 ``(clients,)``, randomness of this fit.
+        shift: mini-batches of the first shuffle that each client has seen in earlier fits.
     """
 
     samples: Samples
@@ -95,14 +111,68 @@ class Schedule:
     base: IntArray
     batch_size: int
     keys: Tensor
+    shift: IntArray
 
 
-def steps_of(counts: IntArray, batch_size: int, epochs: IntArray | None, steps: int | None) -> IntArray:
-    """Number of mini-batch steps of each client: ``epochs`` passes over its data, or ``steps``."""
-    if steps is not None:
-        return np.full_like(counts, steps)
-    assert epochs is not None
-    return epochs * -(-counts // batch_size)
+@dataclass(frozen=True)
+class Stream:
+    """Where each client goes on in an endless sequence of mini-batches of its own, shuffle after shuffle.
+
+    Attributes:
+        keys: int64 ``(clients,)``, randomness of the shuffles.
+        seen: mini-batches so far, ``(clients,)``.
+    """
+
+    keys: Tensor
+    seen: IntArray
+
+    def of(self, clients: slice | IntArray) -> Stream:
+        """Those of the clients at these positions."""
+        return Stream(self.keys[clients], self.seen[clients])
+
+    def apart(self, number: int) -> Stream:
+        """Another sequence of the same clients, independent of this one and as far on."""
+        return replace(self, keys=rng.key(self.keys, "stream", number))
+
+
+def stream_of(state: Mapping[str, Any], steps: Tensor, seed: int, ids: Sequence[str]) -> Stream | None:
+    """Where the clients ``ids`` are after ``steps`` ``(n,)`` in this exchange; ``None`` where passes are counted."""
+    if POSITION not in state:
+        return None
+    base = rng.key(seed, POSITION)
+    keys = torch.stack([rng.key(base, client) for client in ids])
+    return Stream(keys, _seen(state, steps).cpu().numpy())
+
+
+def moved_on(state: Mapping[str, Any], steps: Tensor) -> dict[str, Any]:
+    """The client's sets after an exchange with ``steps`` ``(n,)``."""
+    return {**state, POSITION: {"steps": _seen(state, steps)}} if POSITION in state else dict(state)
+
+
+def _seen(state: Mapping[str, Any], steps: Tensor) -> Tensor:
+    before: Tensor = state[POSITION]["steps"]
+    return before + steps.to(before)
+
+
+def steps_of(
+    counts: IntArray,
+    batch_size: int,
+    epochs: int | IntArray | None = None,
+    steps: int | None = None,
+    epoch_steps: int | None = None,
+) -> IntArray:
+    """Number of mini-batch steps of each client; one without samples has none.
+
+    Args:
+        counts: samples of each client.
+        batch_size: of the mini-batches.
+        epochs: for all clients or one number each, or
+        steps: the same for all.
+        epoch_steps: steps of an epoch; ``None``: one pass over the client's samples.
+    """
+    if epochs is not None:
+        return epochs * (-(-counts // batch_size) if epoch_steps is None else np.where(counts > 0, epoch_steps, 0))
+    return np.where(counts > 0, steps or 0, 0)
 
 
 def schedule(
@@ -110,30 +180,32 @@ def schedule(
     keys: Tensor,
     *,
     batch_size: int,
-    epochs: IntArray | None = None,
-    steps: int | None = None,
+    steps: IntArray,
+    stream: Stream | None = None,
 ) -> Schedule:
-    """Plan the mini-batches of one fit: ``epochs`` passes over each client's data, or ``steps`` steps each.
+    """Plan the mini-batches of one fit of ``steps`` steps, one number per client.
 
     Each epoch is a fresh shuffle keyed by (client key, epoch, sample), hence the same in every grouping of clients.
+    With ``stream`` each client goes on in its sequence of shuffles where it is.
     """
     counts = samples.counts
     per_epoch = -(-counts // batch_size)
-    total = steps_of(counts, batch_size, epochs, steps)
-    passes = -(-total // per_epoch.clip(1))
+    whole, shift = np.divmod(np.zeros_like(counts) if stream is None else stream.seen, per_epoch.clip(1))
+    passes = np.where(steps > 0, -(-(shift + steps) // per_epoch.clip(1)), 0)
     sizes = counts * passes
     base = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
     client = np.repeat(np.arange(len(counts)), sizes)
     within = np.arange(int(sizes.sum())) - base[client]
     epoch, sample = within // counts[client], within % counts[client]
-    hashes = rng.key(keys.cpu()[torch.from_numpy(client)], torch.from_numpy(epoch), torch.from_numpy(sample)).numpy()
+    shuffles = (keys if stream is None else stream.keys).cpu()[torch.from_numpy(client)]
+    hashes = rng.key(shuffles, torch.from_numpy(whole[client] + epoch), torch.from_numpy(sample)).numpy()
     first_segment = np.concatenate([[0], np.cumsum(passes)[:-1]])
     segment = first_segment[client] + epoch
     width = 62 - int(segment[-1]).bit_length() if len(segment) else 62
     rank = (segment << width) | (hashes.view(np.uint64) >> np.uint64(64 - width)).astype(np.int64)
     shuffled = np.argsort(rank, kind="stable")
     return Schedule(
-        samples, total, per_epoch, samples.starts[client[shuffled]] + sample[shuffled], base, batch_size, keys
+        samples, steps, per_epoch, samples.starts[client[shuffled]] + sample[shuffled], base, batch_size, keys, shift
     )
 
 
@@ -174,10 +246,10 @@ class Block:
         return self._cache[key]
 
 
-def blocks(plan: Schedule, *, limit: int | None = None) -> Iterator[Block]:
-    """The mini-batches of ``plan``, in order; at most ``limit`` steps."""
+def blocks(plan: Schedule) -> Iterator[Block]:
+    """The mini-batches of ``plan``, in order."""
     samples = plan.samples
-    last = int(plan.steps[0]) if limit is None else min(int(plan.steps[0]), limit)
+    last = int(plan.steps[0])
     width = min(plan.batch_size, int(samples.counts.max()))
     step = 0
     while step < last:
@@ -191,7 +263,7 @@ def blocks(plan: Schedule, *, limit: int | None = None) -> Iterator[Block]:
 
 def _block(plan: Schedule, first: int, stop: int, active: int) -> Block:
     samples = plan.samples
-    steps = np.arange(first, stop)[:, None]
+    steps = np.arange(first, stop)[:, None] + plan.shift[:active]
     per_epoch, counts = plan.per_epoch[:active], samples.counts[:active]
     begin = (steps % per_epoch) * plan.batch_size
     size = np.minimum(plan.batch_size, counts - begin)

@@ -20,7 +20,7 @@ from perfed.errors import Diverged, PerfedError
 from perfed.model.chain import STAGES, Parameters, stage_of
 from perfed.model.placement import SENT, Layout
 from perfed.training import fit as fitting
-from perfed.training.batches import IntArray, Samples
+from perfed.training.batches import IntArray, Samples, steps_of, stream_of
 from perfed.training.fit import Task
 from perfed.training.optim import Optimizer, optimizer_for
 from perfed.training.plan import Plan
@@ -191,8 +191,7 @@ class Cohort(View):
         Args:
             train: a stage, or stages or full parameter names trained together; stages that the model does not have
                 are skipped.
-            epochs: passes over each client's data (a client does ceil(n_i / batch size) steps per epoch), the same
-                for all or one number per client, or
+            epochs: for all or one number per client, each ceil(n_i / batch size) steps or as ``local_steps`` says, or
             steps: mini-batch steps, the same number for every client.
             params: train this set ``{name: (n, ...)}`` in place of the working model, in place.
             also: further sets ``{set: {name: (n, ...)}}`` that are trained along, in place; the loss finds them with
@@ -223,9 +222,8 @@ class Cohort(View):
         for name in own:
             target[name] = target[name].contiguous()
         task = self._task(trained, {**target, **extra}, loss, samples or self.samples())
-        per_client = None if epochs is None else np.broadcast_to(np.asarray(epochs, np.int64), (self.n,))
-        update = update.only(own) if isinstance(update, Near) else update
-        self._run(replace(task, epochs=per_client, steps=steps, update=update))
+        length = steps_of(task.samples.counts, task.batch_size, epochs, steps, self.settings.epoch_steps)
+        self._run(replace(task, steps=length, update=update.only(own) if isinstance(update, Near) else update))
 
     def _run(self, task: Task) -> None:
         """Do ``task`` by the plan, and count its losses and steps."""
@@ -283,6 +281,7 @@ class Cohort(View):
             optimizer=self.optimizer(trained),
             loss=with_penalties(loss or mean_loss, self.penalties),
             batch_size=batch_size or self.settings.batch_size,
+            stream=stream_of(self.state, self._loss_steps, self.where.seed, self.ids),
             augment=self.augment,
             per_domain=self.per_domain,
             objective=self.objective(self.settings.class_weights),

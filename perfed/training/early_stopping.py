@@ -1,11 +1,10 @@
-"""How many epochs are enough: each client decides on held-out samples of its own."""
+"""How many epochs are enough: each client decides, on held-out samples of its own or by its training loss."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -17,6 +16,7 @@ _CHECKS = (1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50, 70, 100)
 _HELD_OUT = 0.25
 _PATIENCE = 3
 _DEFAULT = 10
+_BLOCK, _MOST, _GAIN = 5, 100, 0.01
 
 
 def hold_out(cohort: Cohort) -> tuple[Samples, Samples]:
@@ -37,7 +37,7 @@ def hold_out(cohort: Cohort) -> tuple[Samples, Samples]:
         chosen = _quarter_of_each_class(labels[start : start + count], draw)
         kept.append(everything[~chosen])
         held.append(everything[chosen])
-    return _select(train, kept), _select(train, held)
+    return train.select(kept), train.select(held)
 
 
 def _quarter_of_each_class(labels: IntArray, draw: IntArray) -> NDArray[np.bool_]:
@@ -47,11 +47,6 @@ def _quarter_of_each_class(labels: IntArray, draw: IntArray) -> NDArray[np.bool_
         number = min(int(len(mine) * _HELD_OUT + 0.5), len(mine) - 1)
         chosen[mine[np.argsort(draw[mine], kind="stable")][:number]] = True
     return chosen
-
-
-def _select(samples: Samples, parts: list[IntArray]) -> Samples:
-    index = torch.from_numpy(np.concatenate(parts)).to(samples.x.device)
-    return samples.take(index, np.array([len(part) for part in parts], dtype=np.int64))
 
 
 def best_epochs(train: Callable[[int], None], score: Callable[[], Tensor], limit: int) -> IntArray:
@@ -83,3 +78,22 @@ def best_epochs(train: Callable[[int], None], score: Callable[[], Tensor], limit
     chosen: IntArray = np.array(looks, dtype=np.int64)[best]
     chosen[~np.isfinite(lowest)] = min(_DEFAULT, limit)
     return chosen
+
+
+def until_converged(cohort: Cohort, fit: Callable[[IntArray], None], going: NDArray[np.bool_]) -> None:
+    """Train clients five epochs at a time, until five more lower a client's mean training loss by less than 0.01.
+
+    Args:
+        cohort: whose losses count.
+        fit: ``fit(epochs)`` trains every client for that many more epochs, ``(n,)``.
+        going: ``(n,)``, the clients to train. Each has at most 100 epochs.
+    """
+    before = np.full(cohort.n, np.inf)
+    for _ in range(_MOST // _BLOCK):
+        if not going.any():
+            break
+        done, total = cohort.steps_done, cohort.train_loss.nan_to_num() * cohort.steps_done
+        fit(_BLOCK * going.astype(np.int64))
+        loss = ((cohort.train_loss * cohort.steps_done - total) / (cohort.steps_done - done)).numpy()
+        going = going & (loss < before - _GAIN)  # false for those who did not train, whose loss is NaN
+        before = loss

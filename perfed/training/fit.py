@@ -18,7 +18,7 @@ from perfed import rng
 from perfed.data.augment import CropFlip
 from perfed.errors import Diverged, PerfedError
 from perfed.model.chain import Chain, Parameters, stage_of
-from perfed.training.batches import IntArray, Samples, Schedule, blocks, schedule, steps_of
+from perfed.training.batches import IntArray, Samples, Schedule, Stream, blocks, schedule
 from perfed.training.optim import Optimizer, OptimizerState, with_axes_of
 from perfed.training.step import Loss, Objective, Step
 from perfed.training.update import Corrected, Directed, Near, Replaced, Update
@@ -40,7 +40,8 @@ class Task:
         update: how a step departs from the optimiser's own; ``None``: not at all.
         per_domain: stages whose parameters have a domain axis.
         objective: what the plain loss is.
-        epochs, steps: length of the fit, epochs per client or steps for all; the other is ``None``.
+        steps: mini-batch steps of each client.
+        stream: the sequence of mini-batches in which each client goes on; ``None``: the fit has its own shuffles.
         rows: position of each client in its cohort.
     """
 
@@ -52,8 +53,8 @@ class Task:
     optimizer: Optimizer
     loss: Loss
     batch_size: int
-    epochs: IntArray | None = None
-    steps: int | None = None
+    steps: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    stream: Stream | None = None
     update: Update | None = None
     augment: CropFlip | None = None
     per_domain: frozenset[str] = frozenset()
@@ -98,7 +99,8 @@ class Task:
             keys=self.keys[at],
             raw=None if self.raw is None else self.raw[samples],
             rows=self.rows[clients],
-            epochs=None if self.epochs is None else self.epochs[clients],
+            steps=self.steps[clients],
+            stream=None if self.stream is None else self.stream.of(clients),
         )
 
 
@@ -108,40 +110,41 @@ def run(task: Task, *, limit: int | None = None) -> tuple[Tensor, IntArray]:
     Returns:
         Sum of the losses over steps ``(clients,)``, and the number of steps of each client.
     """
-    if limit is not None and task.epochs is not None:
-        task = replace(task, epochs=np.minimum(task.epochs, limit))  # an epoch has at least one step
-    length = steps_of(task.samples.counts, task.batch_size, task.epochs, task.steps)
-    order = np.argsort(-length, kind="stable")
+    if limit is not None:
+        task = replace(task, steps=np.minimum(task.steps, limit))
+    order = np.argsort(-task.steps, kind="stable")
     if (order != np.arange(len(order))).any():
-        return _run_sorted(task, order, limit)
+        return _run_sorted(task, order)
     streams = task.update.streams if isinstance(task.update, Directed | Replaced) else 1
     keys = [task.keys, *(rng.key(task.keys, "stream", j) for j in range(1, streams))]
+    sequences = [task.stream, *(task.stream and task.stream.apart(j) for j in range(1, streams))]
     plans = [
-        schedule(task.samples, key, batch_size=task.batch_size, epochs=task.epochs, steps=task.steps) for key in keys
+        schedule(task.samples, key, batch_size=task.batch_size, steps=task.steps, stream=sequence)
+        for key, sequence in zip(keys, sequences, strict=True)
     ]
-    return _run(task, plans, limit), plans[0].steps
+    return _run(task, plans), plans[0].steps
 
 
-def _run_sorted(task: Task, order: IntArray, limit: int | None) -> tuple[Tensor, IntArray]:
+def _run_sorted(task: Task, order: IntArray) -> tuple[Tensor, IntArray]:
     """Run with the clients sorted by decreasing number of steps, and put the results back in place."""
     starts, counts = task.samples.starts, task.samples.counts
     rows = torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in order]))
     sorted_task = task.of(order, rows)
-    losses, steps = run(sorted_task, limit=limit)
+    losses, steps = run(sorted_task)
     for name in task.trained:
         task.params[name][torch.from_numpy(order).to(task.keys.device)] = sorted_task.params[name]
     back = np.argsort(order)
     return losses[torch.from_numpy(back).to(losses.device)], steps[back]
 
 
-def _run(task: Task, plans: list[Schedule], limit: int | None) -> Tensor:
+def _run(task: Task, plans: list[Schedule]) -> Tensor:
     # ``data`` has versions of its own: those of views are shared with the clients that another thread trains.
     trainable = {name: task.params[name].data.requires_grad_(True) for name in task.trained}
     state = OptimizerState(task.optimizer, trainable)
     params = {name: t for name, t in task.params.items() if name not in trainable} | trainable
     trained = frozenset(stage_of(name) for name in task.trained)
     total = torch.zeros(task.clients, dtype=task.samples.x.dtype, device=task.samples.x.device)
-    for together in zip(*(blocks(plan, limit=limit) for plan in plans), strict=True):
+    for together in zip(*(blocks(plan) for plan in plans), strict=True):
         block = together[0]
         active = block.clients
         rows = task.rows[:active]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, PositiveInt, PrivateAttr, field_validator
+from pydantic import BaseModel, Field, PositiveInt, PrivateAttr, ValidationInfo, field_validator
 
 from perfed.model.chain import STAGES
 from perfed.settings import LISTED, STRICT, unless
@@ -32,6 +32,13 @@ class LocalTraining(BaseModel):
     )
     batch_size: int = Field(100, ge=1, description="samples of a local mini-batch")
     local_epochs: int = Field(10, ge=0, description="local epochs per round")
+    local_steps: int | None = Field(
+        None,
+        ge=1,
+        description="mini-batch steps per round in place of passes over the data: an epoch of any phase is then "
+        "local_steps / local_epochs steps, which go on in a client's data where its last ones stopped",
+        exclude_if=unless(None),
+    )
 
     _lr_scale: float = PrivateAttr(1.0)
 
@@ -44,6 +51,21 @@ class LocalTraining(BaseModel):
             if not 0 <= number < float("inf"):
                 raise ValueError("must be a finite number, at least 0")
         return value
+
+    @field_validator("local_steps")
+    @classmethod
+    def _whole_epochs(cls, value: int | None, info: ValidationInfo) -> int | None:
+        epochs = info.data.get("local_epochs", 1)
+        if value is not None and (epochs == 0 or value % epochs):
+            raise ValueError(
+                f"must be a multiple of local_epochs = {epochs}: an epoch is local_steps / local_epochs steps"
+            )
+        return value
+
+    @property
+    def epoch_steps(self) -> int | None:
+        """Mini-batch steps of an epoch, the same for every client; ``None``: one pass over the client's data."""
+        return None if self.local_steps is None else self.local_steps // self.local_epochs
 
     def in_round(self, round_: int) -> Self:
         """The settings with the learning rates of round ``round_`` (from 1): ``lr_factor`` for each drop before it."""

@@ -160,7 +160,9 @@ class Step:
         return self.output(before[-1]) if before else self.x
 
     def apply(self, stage: str, x: Tensor, params: Parameters | None = None, domain: Tensor | None = None) -> Tensor:
-        """Apply one stage to ``x`` ``(clients, any batch, ...)``; ``params`` replace working parameters.
+        """Apply a stage, or a module in one (``head.0``), to ``x`` ``(clients, any batch, ...)``.
+
+        ``params`` replace working parameters.
 
         ``domain`` ``(clients, any batch)``: default, that of the mini-batch.
         """

@@ -142,7 +142,7 @@ def test_training_is_better_than_guessing(name):
     assert sum(accuracy) / len(accuracy) > 0.75
 
 
-NO_LABELS = dict.fromkeys(("fedpac-cc", "fedrod", "knnper"), "class labels; these targets are")
+NO_LABELS = dict.fromkeys(("fedpac-cc", "fedrod", "gpfl", "knnper"), "class labels; these targets are")
 REFUSED = {  # what methods that are not for a task say; names of terms are refused with whatever method they are in
     "regression": NO_LABELS,
     "survival": {**NO_LABELS, **dict.fromkeys(("fedem", "fedem-ft"), "fedem needs a likelihood of each sample")}

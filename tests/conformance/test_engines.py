@@ -22,6 +22,7 @@ VARIANTS = {
     **{name: (name, {}) for name in method_names()},
     "fedavg with personal embeddings": ("fedavg", PERSONAL_EMBEDDING),
     "fedrep with sgd and momentum": ("fedrep", {"optimizer": "sgd", "momentum": 0.9, "weight_decay": 0.1}),
+    "fedrep in steps": ("fedrep", {"local_steps": 6}),
 }
 
 

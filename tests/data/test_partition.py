@@ -2,10 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
+from data_files import require_file
 
+from perfed.data.files import load_npz
+from perfed.data.partition import pfllib
 from perfed.data.partition.shards import deal, draw_classes, generator, share_among_holders, subsample, subseed
 from perfed.errors import PerfedError
 
@@ -210,3 +214,45 @@ def test_a_class_that_does_not_suffice_is_named():
     with pytest.raises(PerfedError, match="class 1 has 3 samples, but client 1 needs 4"):
         deal(labels, np.array([[1, 2], [0, 4]]), seed=0, share=True)
     assert [len(p) for p in deal(labels, np.array([[0, 0], [5, 3]]), seed=0)] == [0, 8]
+
+
+# ---- PFLlib's splits
+
+
+@pytest.mark.parametrize(
+    ("split", "first", "last", "all_indices"),
+    [  # client 0's first training samples, client 19's first test samples, CRC-32 of everybody's, of PFLlib's own files
+        (lambda y: pfllib.pathological(y, 20, 2), [3325, 3246, 6191], [49304, 45670, 65554], 3533790442),
+        (lambda y: pfllib.dirichlet(y, 20, 0.1), [58868, 64121, 24995], [50402, 11989, 51161], 2751157962),
+    ],
+)
+def test_pfllibs_splits_are_the_published_ones_sample_by_sample(split, first, last, all_indices):
+    require_file("fashion_mnist.npz")
+    data = load_npz("fashion_mnist.npz", None, ["y_train", "y_test"])
+    parts = split(np.concatenate([data["y_train"], data["y_test"]]).astype(np.int64))
+    assert parts[0][0][:3].tolist() == first
+    assert parts[19][1][:3].tolist() == last
+    everything = np.concatenate([part for pair in parts for part in pair])
+    assert zlib.crc32(everything.astype("<i8").tobytes()) == all_indices
+
+
+@pytest.mark.parametrize(
+    ("split", "classes"), [(lambda y: pfllib.pathological(y, 8, 2), 2), (lambda y: pfllib.dirichlet(y, 8, 0.5), 4)]
+)
+def test_pfllibs_splits_use_every_sample_once_three_quarters_to_train(split, classes):
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(4), 500))
+    parts = split(labels)
+    everything = np.concatenate([part for pair in parts for part in pair])
+    assert np.array_equal(np.sort(everything), np.arange(2000))
+    for train, test in parts:
+        assert len(train) == int(0.75 * (len(train) + len(test)))
+        assert len(set(labels[np.concatenate([train, test])].tolist())) <= classes
+    sizes = [len(train) for train, _ in parts]
+    assert max(sizes) > 1.5 * min(sizes)  # uneven
+
+
+def test_pfllibs_splits_refuse_what_cannot_be_shared_out():
+    with pytest.raises(PerfedError, match="class 0 has 3 samples for 4 clients: too few, or nobody"):
+        pfllib.pathological(np.repeat([0, 1], 3), 8, 1)
+    with pytest.raises(PerfedError, match="no draw gives each of 50 clients 2 samples; use a larger concentration"):
+        pfllib.dirichlet(np.repeat(np.arange(4), 50), 50, 1e-3)

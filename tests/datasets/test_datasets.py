@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from data_files import require_file
+from data_files import require_file, write_images
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from perfed.data.federation import Federation
@@ -535,3 +535,16 @@ def test_real_bci():
     for client in federation:
         expected = {1, 2} if client.id.startswith("AlexMI") else {0, 1}
         assert client.input_shape == (6,) and set(client.train.y.tolist()) == expected
+
+
+@pytest.mark.parametrize("partition", ["pathological", "dirichlet"])
+def test_pfllibs_fashion_pools_all_images_and_has_one_split_for_all_seeds(tmp_path, partition):
+    write_images(tmp_path, "fashion_mnist.npz")
+    first, second = (load("pfllib-fashion", {"partition": partition}, seed=seed, data_dir=tmp_path) for seed in (0, 1))
+    assert len(first) == 20
+    assert sum(len(client.train) + len(client.test) for client in first) == 360
+    for client, same in zip(first, second, strict=True):
+        assert torch.equal(client.train.y, same.train.y)
+        assert client.train.x.unique().tolist() == [-1.0, 1.0]  # black, and the one bright pixel
+    held = [len(set(client.train.y.tolist())) for client in first]
+    assert (max(held) == 2) == (partition == "pathological")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from data_files import require_file
+from sklearn.model_selection import train_test_split
 
 from perfed.datasets import describe, load
 from perfed.datasets.heart import hospitals
@@ -50,6 +51,70 @@ def test_a_hospitals_model_takes_its_own_table():
     for client in load("heart-disease", {}, seed=0):
         x, _ = client.table.transform(frames[client.id].drop(columns="disease"))
         assert x.shape == (len(frames[client.id]), *client.input_shape)
+
+
+# ---- flamby-heart, flamby-tcga: FLamby's rows and splits
+
+
+def test_flambys_hospitals_are_split_as_scikit_learn_splits_them():
+    """FLamby's program: 66 % to train on, random_state 43, by class where a hospital has more than two of each."""
+    with np.load(require_file("heart_disease.npz")) as data:
+        rows = data["flamby_rows"]
+        x, y, hospital = data["x"][rows], data["y"][rows], data["hospital"][rows]
+        names, sites = data["feature_names"].tolist(), data["hospital_names"].tolist()
+    assert not np.isnan(x[:, :10]).any()
+    for client in load("flamby-heart", {}, seed=0):
+        own = hospital == sites.index(client.id)
+        strata = y[own] if min(np.bincount(y[own], minlength=2)) > 2 else None
+        parts = train_test_split(
+            np.arange(own.sum()), train_size=0.66, test_size=0.34, random_state=43, stratify=strata
+        )
+        train, test = map(np.sort, parts)
+        assert client.train.y.tolist() == y[own][train].tolist() and client.test.y.tolist() == y[own][test].tolist()
+        age = x[own, names.index("age")].astype(np.float64)
+        expected = (age[test] - age[train].mean()) / age[train].std(ddof=1)
+        np.testing.assert_allclose(client.test.x[:, 0].numpy(), expected, rtol=1e-5)
+        pain, inputs = x[own, names.index("cp")][train], client.train.x[:, client.feature_names.index("cp_3")].numpy()
+        high, low = inputs[pain == 3], inputs[pain != 3]
+        assert np.ptp(high) < 1e-6 and np.ptp(low) < 1e-6 and high.min() > low.max()
+    sizes = [(len(client.train), len(client.test)) for client in load("flamby-heart", {}, seed=1)]
+    assert sizes == [(199, 104), (172, 89), (30, 16), (85, 45)]
+
+
+def test_flambys_pooled_training_has_two_scales():
+    """Training rows are scaled over all hospitals, test rows each hospital's by itself."""
+    require_file("heart_disease.npz")
+    own, all_, mixed = (load("flamby-heart", {"scaling": scaling}, seed=0) for scaling in ("own", "all", "mixed"))
+    x = torch.cat([client.train.x for client in all_]).double()
+    torch.testing.assert_close(x.mean(0), torch.zeros(13).double(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(x.std(0), torch.ones(13).double(), atol=1e-5, rtol=0)
+    for one, other, both in zip(own, all_, mixed, strict=True):
+        assert torch.equal(both.train.x, other.train.x) and torch.equal(both.test.x, one.test.x)
+        assert not torch.equal(other.test.x, one.test.x)
+
+
+def test_flambys_regions_have_times_events_and_its_split():
+    with np.load(require_file("tcga_brca.npz")) as data:
+        event, center, train = data["event"], data["center"], data["is_train"]
+    federation = load("flamby-tcga", {}, seed=0)
+    assert federation.task == "survival" and federation.clients[0].input_shape == (39,)
+    assert [(len(c.train), len(c.test)) for c in federation] == [
+        (248, 63), (156, 40), (164, 42), (129, 33), (129, 33), (40, 11)
+    ]  # fmt: skip
+    assert [client.test.events for client in federation] == [
+        int(event[(center == region) & ~train].sum()) for region in range(6)
+    ]
+
+
+@pytest.mark.parametrize(("name", "file"), [("flamby-heart", "heart_disease.npz"), ("flamby-tcga", "tcga_brca.npz")])
+def test_pooled_sites_train_on_the_rows_of_all(name, file):
+    require_file(file)
+    apart, pooled, first = (load(name, {"train_rows": rows}, seed=0) for rows in ("own", "all", "first"))
+    together = torch.cat([client.train.x for client in apart]).sum(0)
+    for own, all_ in zip(apart, pooled, strict=True):
+        torch.testing.assert_close(all_.train.x.sum(0), together)
+        assert torch.equal(own.test.x, all_.test.x) and torch.equal(own.test.y, all_.test.y)
+    assert all(torch.equal(client.train.x, apart.clients[0].train.x) for client in first)
 
 
 # ---- wiki-crossmodal: images or texts

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from perfed import rng
+from perfed.errors import PerfedError
+from perfed.model.presets import logit
 from perfed.model.stacked import Pass, apply_module, shareable, why_not_stackable
 
 CLIENTS, BATCH = 3, 4
@@ -207,3 +209,13 @@ def test_threads_share_only_layers_that_a_pass_leaves_alone():
         nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"),
     ):
         assert not shareable(module) and not shareable(nn.Sequential(nn.ReLU(), module))
+
+
+def test_a_logit_has_the_binary_cross_entropy_of_one_output():
+
+    module, x, y = logit()((5,)), torch.randn(7, 5), torch.randint(2, (7,))
+    z = F.linear(x, module[0].weight, module[0].bias).squeeze(1)
+    expected = F.binary_cross_entropy_with_logits(z, y.float())
+    torch.testing.assert_close(F.cross_entropy(module(x), y), expected)
+    with pytest.raises(PerfedError, match="a logit tells two classes apart, and there are 3"):
+        logit(3)

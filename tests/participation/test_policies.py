@@ -489,3 +489,21 @@ def test_the_gradient_for_policies_is_that_of_the_mean_training_loss():
         )
         for name, value in own.items():
             torch.testing.assert_close(reply["gradient"][name][row], value)
+
+
+@pytest.mark.parametrize("order", ["shuffled", "fixed"])
+def test_the_cyclic_policy_hands_the_model_from_client_to_client(order):
+    federation, policy = blobs((6, 5, 4)), Participation(policy="cyclic", cyclic={"order": order})
+    server = serve(make("fedavg"), federation, participation=policy, rounds=12)
+    server.prepare()
+    visits = []
+    for number in range(1, 13):
+        alone = serve(make("fedavg"), federation)
+        alone.state.shared = dict(server.state.shared)
+        visits += server.round(number).participants
+        trained = cohort(make("fedavg"), federation, ids=visits[-1:], round_=number)
+        reply = make("fedavg").train(trained, {n: t[None] for n, t in alone.state.shared.items()})
+        assert all(torch.equal(server.state.shared[n], t[0]) for n, t in reply["shared"].items())
+    cycles = [tuple(visits[at : at + 3]) for at in range(0, 12, 3)]
+    assert all(sorted(cycle) == ["c0", "c1", "c2"] for cycle in cycles)
+    assert (len(set(cycles)) == 1) == (order == "fixed")

@@ -1,0 +1,30 @@
+"""The tables of docs/leaderboards.md, from what ``perfed leaderboard`` left behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from perfed.experiment.board import find_board
+from perfed.report.board import Figure, board_notes, board_table
+
+FOLDER = Path(__file__).parent / "results/leaderboards"
+
+
+def boards() -> list[str]:
+    """Names of those that are kept."""
+    return sorted(file.stem for file in FOLDER.glob("*.json"))
+
+
+def markdown(name: str) -> str:
+    """Theirs and ours, and a line for each row that has something to mind."""
+    board = find_board(name)
+    kept = [Figure(**row) for row in json.loads((FOLDER / f"{name}.json").read_text())]
+    noted = {row.name: row.note for row in board.rows}
+    figures = [Figure(**{**vars(figure), "note": noted.get(figure.method, "")}) for figure in kept]
+    table = board_table(figures, board.title, board.metric, board.best_over_test)
+    lines = [table.header, ["---"] * len(table.header), *table.rows]
+    lines = [[f"**{cell}**" if at - 2 in table.best else cell for cell in line] for at, line in enumerate(lines)]
+    rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    notes = "\n".join(f"* {line}" for line in board_notes(figures))
+    return f"`perfed leaderboard {name}` ({board.source})\n\n{rows}\n\n{notes}".strip()

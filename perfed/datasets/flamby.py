@@ -1,0 +1,107 @@
+"""FLamby's heart disease and breast cancer: its rows, splits and inputs, so that its figures can be stood beside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfed.data.federation import Federation
+from perfed.data.files import load_npz, require
+from perfed.datasets.catalogue import dataset
+from perfed.datasets.heart import FILE as HEART
+
+TCGA = "tcga_brca.npz"
+TrainRows = Literal["own", "all", "first"]
+_CODES = {"cp": (2, 3, 4), "restecg": (1, 2)}  # their levels but the first
+_NOT_USED = ("slope", "ca", "thal")
+# One bit for each of the 740 patients in the file's order, 1: to test on. owkin/FLamby@edacf54d (MIT),
+# fed_heart_disease/dataset.py: train_test_split(train_size=0.66, random_state=43, stratify) of each hospital.
+_TEST = (
+    "040480a020b3c59dc48a03b505c0481087c001ac9430180a847015a598491260f8e2001cebe4220108f97083a8591"
+    "0e01aa201270d2331a288269090245ed274082300522174607863a8c80c1192000916d94083ae16c1221800e9d16"
+)
+
+
+@dataset("flamby-heart", files=(HEART,))
+def flamby_heart(
+    seed: int,
+    data_dir: Path | None,
+    *,
+    train_rows: TrainRows = "own",
+    scaling: Literal["own", "all", "mixed"] = "own",
+) -> Federation:
+    """Heart disease at four hospitals as FLamby has it: 740 patients, 13 inputs, one split for all seeds.
+
+    Patients with all of the first ten columns; chest pain and ECG one-hot without their first level. Inputs have mean 0
+    and deviation 1 (n - 1) over the hospital's own training rows; with ``scaling = "all"`` over those of all hospitals;
+    with "mixed" training rows over all and test rows over the hospital's own, which FLamby's pooled training amounts
+    to. ``train_rows``: every hospital trains on its own, those of all, or those of the first, Cleveland; each tests on
+    its own. All 30 training patients of Switzerland are ill.
+
+    Source: Ogier du Terrail et al. 2022 (FLamby), Fed-Heart-Disease; Janosi, Steinbrunn, Pfisterer and Detrano 1988.
+    """
+    data = load_npz(HEART, data_dir, ["x", "y", "hospital", "hospital_names", "feature_names", "flamby_rows"])
+    rows = data["flamby_rows"].astype(bool)
+    number, names = int(rows.sum()), data["feature_names"].tolist()
+    require(HEART, number == 4 * len(_TEST), f"'flamby_rows' has {number} rows, FLamby {4 * len(_TEST)}")
+    test = np.array([digit == "1" for digit in f"{int(_TEST, 16):0{number}b}"])
+    table = dict(zip(names, data["x"][rows].T.astype(np.float64), strict=True))
+    columns = {name: table[name] for name in names if name not in (*_CODES, *_NOT_USED)}
+    columns |= {f"{name}_{level}": table[name] == level for name, levels in _CODES.items() for level in levels}
+    raw, hospital = np.stack([*columns.values()], 1).astype(np.float64), data["hospital"][rows]
+    sites = {site: hospital == at for at, site in enumerate(data["hospital_names"].tolist())}
+    x = np.empty_like(raw)
+    for own in sites.values():
+        x[own] = _scaled(raw[own], raw[own & ~test])
+    together = {"own": np.zeros_like(test), "all": np.ones_like(test), "mixed": ~test}[scaling]
+    x[together] = _scaled(raw[together], raw[~test])
+    arrays = _arrays(x, data["y"][rows].astype(np.int64), sites, test, train_rows, [*columns])
+    return Federation.from_arrays(arrays, num_classes=2, class_names=["no", "yes"])
+
+
+@dataset("flamby-tcga", files=(TCGA,))
+def flamby_tcga(seed: int, data_dir: Path | None, *, train_rows: TrainRows = "own") -> Federation:
+    """Survival with breast cancer in six regions as FLamby has it: 1088 patients, 39 inputs, one split for all seeds.
+
+    Clinical columns as they are: age in years, the others 0 or 1. Targets are times, in days counted from 1 (some are
+    0, which no survival time is; only their order matters), and whether death was seen then.
+    ``train_rows``: every region trains on its own, those of all, or those of the first; each tests on its own. The
+    terms of the data are those of the GDC: nobody may try to find out who the patients are.
+
+    Source: Ogier du Terrail et al. 2022 (FLamby), Fed-TCGA-BRCA; The Cancer Genome Atlas, GDC data portal.
+    """
+    data = load_npz(TCGA, data_dir, ["x", "event", "time", "center", "is_train", "feature_names"])
+    x, center, names = data["x"].astype(np.float64), data["center"], data["feature_names"].tolist()
+    require(TCGA, x.shape == (len(center), len(names)), "'x' must be (rows, features) and 'center' say whose each is")
+    same = data["time"].shape == data["event"].shape == data["is_train"].shape == center.shape
+    require(TCGA, same, "'time', 'event' and 'is_train' must have one entry per row of 'x'")
+    y = np.stack([data["time"] + 1, data["event"]], 1).astype(np.float64)
+    sites = {f"region-{number}": center == number for number in np.unique(center).tolist()}
+    return Federation.from_arrays(_arrays(x, y, sites, ~data["is_train"], train_rows, names), task="survival")
+
+
+def _scaled(x: NDArray[np.float64], known: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``x`` with the mean and deviation of ``known``; a constant column, Switzerland's cholesterol, has deviation 1."""
+    deviation = known.std(0, ddof=1)
+    return np.asarray((x - known.mean(0)) / np.where(deviation > 0, deviation, 1))
+
+
+def _arrays(
+    x: NDArray[np.float64],
+    y: NDArray[Any],
+    sites: dict[str, NDArray[np.bool_]],
+    test: NDArray[np.bool_],
+    train_rows: TrainRows,
+    names: list[str],
+) -> dict[str, dict[str, Any]]:
+    """Each site's arrays, of the rows ``sites`` says are its own, and the rows that it trains on."""
+    found: dict[str, dict[str, Any]] = {}
+    first = next(iter(sites.values()))
+    for site, own in sites.items():
+        train = ~test & {"own": own, "all": np.ones_like(own), "first": first}[train_rows]
+        found[site] = {"feature_names": names, "x_train": x[train], "y_train": y[train]}
+        found[site] |= {"x_test": x[own & test], "y_test": y[own & test]}
+    return found

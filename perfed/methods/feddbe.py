@@ -1,0 +1,90 @@
+"""FedDBE: FedAvg whose features lose their bias, which each client remembers and adds again."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from perfed.maths.aggregate import weighted_mean
+from perfed.method.exchange import Clients, Reply, ServerState
+from perfed.method.registry import register
+from perfed.methods.fedavg import FedAvg
+from perfed.model.chain import STAGES, Model, Shape
+from perfed.model.placement import PERSONAL, SHARED, Placement
+from perfed.training.cohort import Cohort
+from perfed.training.step import Step
+
+
+class BiasMemory(nn.Module):
+    """Adds to every feature the client's own bias; keeps the means that the regularisation compares."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(shape))
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("consensus", torch.zeros(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``(batch, ...)`` with the bias."""
+        return x + self.bias
+
+
+@register("feddbe")
+class FedDBE(FedAvg):
+    """Domain bias eliminator around FedAvg (Zhang et al. 2023, NeurIPS, "Eliminating Domain Bias", section 4).
+
+    A client's head gets ``f(x) + b_i``: its bias memory b_i is trained along, from 0, and stays at home. Local training
+    minimises ``loss + kappa MSE(m_i, m)``, where ``m_i <- (1 - mu) m_i + mu mean(f(x))`` moves with the mini-batches
+    (from 0 in every round) and m is the clients' consensus: once before the first round every client trains a copy of
+    the initial model for ``local_epochs`` without all this, and m is the mean of its features over all samples.
+    The authors' program takes half of kappa, and there the last mini-batches (as mu says) in place of all samples.
+    """
+
+    layer_placement: ClassVar[dict[str, Placement]] = {
+        "head.0.bias": PERSONAL,
+        "head.0.mean": PERSONAL,
+        "head.0.consensus": SHARED,
+    }
+    fits_unused: ClassVar[str] = "train"
+
+    kappa: float = Field(50.0, ge=0, description="weight of the mean regularisation (paper: 50 for its CNN)")
+    mu: float = Field(1.0, gt=0, le=1, description="how far the mean of features moves to that of a mini-batch")
+
+    def adapt(self, model: Model) -> Model:
+        """The bias memory before the head."""
+        return model.with_head(
+            lambda head, shape: nn.Sequential(BiasMemory(shape), head), "feddbe shifts what the head gets"
+        )
+
+    def prepare(self, server: ServerState, clients: Clients) -> None:
+        """The consensus: mean of the features over all clients' samples."""
+        reply = clients.run(self.first_means, shared=server.shared)
+        server.shared = {**server.shared, **weighted_mean(reply.means, reply.num_samples)}
+
+    def first_means(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
+        """Mean of each client's features after training a copy of the model."""
+        cohort.load(shared)
+        copy = {name: tensor.clone() for name, tensor in cohort.model.items()}
+        trained = [name for name in cohort.trainable(STAGES) if name != "head.0.bias"]
+        cohort.fit(trained, epochs=self.local_epochs, params=copy)
+        lengths = torch.from_numpy(cohort.samples().counts).to(cohort.device)
+        means = torch.segment_reduce(cohort.representation(params=copy), "mean", lengths=lengths)
+        return Reply(means={"head.0.consensus": means}, num_samples=cohort.num_samples)
+
+    def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
+        """Model and bias memory together, the features' mean drawn to the consensus."""
+        cohort.load(shared)
+        cohort.model["head.0.mean"] = torch.zeros_like(cohort.model["head.0.mean"])
+        cohort.fit(STAGES, epochs=self.local_epochs, loss=self.loss)
+        return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
+
+    def loss(self, step: Step) -> Tensor:
+        """``loss(head(f + b)) + kappa MSE(m_i, m)``."""
+        features, mean = step.representation(), step.params["head.0.mean"]
+        moved = (1 - self.mu) * mean + self.mu * torch.einsum("nb,nb...->n...", step.weight, features)
+        mean.copy_(moved.detach())
+        gap = (moved - step.params["head.0.consensus"]).flatten(1).square().mean(1)
+        return (step.losses() * step.weight).sum(1) + self.kappa * gap

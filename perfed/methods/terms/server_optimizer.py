@@ -1,0 +1,75 @@
+"""The server's optimisers FedAdam, FedYogi and FedAdagrad, around any method that moves shared parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from perfed.errors import PerfedError
+from perfed.method.exchange import Clients, FederationInfo, ParameterSet, ServerState
+from perfed.method.term import Term, register_term
+
+# From v, the square of Delta and beta2 to the new v.
+_SCALE: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "adam": lambda v, square, beta2: beta2 * v + (1 - beta2) * square,
+    "yogi": lambda v, square, beta2: v - (1 - beta2) * square * (v - square).sign(),
+    "adagrad": lambda v, square, beta2: v + square,
+}
+
+
+@register_term
+class ServerOptimizer(Term):
+    """The server takes Adam's, Yogi's or Adagrad's steps along what a round changes (Reddi et al. 2021, Algorithm 2).
+
+    Delta is what the method's round made of the shared parameters minus what they were: with FedAvg the (weighted) mean
+    of the clients' changes. ``m <- beta1 m + (1 - beta1) Delta``; v becomes Adam's ``beta2 v + (1 - beta2) Delta^2``,
+    Yogi's ``v - (1 - beta2) Delta^2 sign(v - Delta^2)`` or Adagrad's ``v + Delta^2``; then
+    ``x <- x + server_lr m / (sqrt(v) + tau)``. m starts at 0 and v at tau^2, without correction of the bias, as in the
+    paper. Statistics of batch-norm, which are no parameters, stay what the method made of them.
+
+    Example:
+        >>> from perfed import build_method
+        >>> build_method("fedrep", {"terms": ["server-optimizer"], "server_optimizer": "yogi"}).terms[0].server_lr
+        0.1
+    """
+
+    name: ClassVar[str] = "server-optimizer"
+
+    server_optimizer: Literal["adam", "yogi", "adagrad"] = Field("adam", description="whose steps the server takes")
+    server_lr: float = Field(0.1, gt=0, description="eta: step of the server")
+    beta1: float = Field(0.9, ge=0, lt=1, description="how much of the server's m stays")
+    beta2: float = Field(0.99, ge=0, lt=1, description="how much of the server's v stays (adam, yogi)")
+    tau: float = Field(1e-3, gt=0, description="adaptivity: the smaller, the less steps depend on Delta's size")
+
+    def sets(self) -> dict[str, ParameterSet]:
+        """``server_m``, ``server_v``: of each shared parameter."""
+        return {
+            "server_m": ParameterSet("server", init=partial(_filled, value=0.0)),
+            "server_v": ParameterSet("server", init=partial(_filled, value=self.tau**2)),
+        }
+
+    def prepare(self, server: ServerState, clients: Clients) -> None:
+        """Refuse methods without shared parameters."""
+        if not server.shared:
+            raise PerfedError(f"term '{self.name}' needs shared parameters, and this method has none")
+
+    def step(self, server: ServerState, before: Mapping[str, Any]) -> None:
+        """In place of the method's new shared parameters, the optimiser's."""
+        first, scale, shared = {}, {}, dict(server.shared)
+        for name, m in server.server_m.items():
+            x, v = before["shared"][name], server.server_v[name]
+            delta = shared[name] - x
+            first[name] = self.beta1 * m + (1 - self.beta1) * delta
+            scale[name] = _SCALE[self.server_optimizer](v, delta.square(), self.beta2)
+            shared[name] = x + self.server_lr * first[name] / (scale[name].sqrt() + self.tau)
+        server.server_m, server.server_v, server.shared = first, scale, shared
+
+
+def _filled(info: FederationInfo, key: Tensor, value: float) -> dict[str, Tensor]:
+    # Parameters per domain get their axis of domains with the first step.
+    return {n: torch.full(s, value, dtype=info.dtype) for n, s in info.shared.items() if n not in info.buffers}
