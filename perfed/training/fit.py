@@ -162,6 +162,7 @@ def _run(task: Task, plans: list[Schedule], limit: int | None) -> Tensor:
                     raw=task.raw,
                     augment=task.augment,
                     domains=task.samples.domain,
+                    marks=task.samples.mark,
                     per_domain=task.per_domain,
                     objective=task.objective,
                 )

@@ -17,6 +17,7 @@ from perfed.method.registry import entry
 from perfed.methods import fedrep
 from perfed.methods.flic.anchors import Anchors
 from perfed.methods.flic.hetfedrep import HetFedRep
+from perfed.methods.flic.pretraining import validated_epochs
 from perfed.model.chain import stage_of
 from perfed.training.early_stopping import best_epochs, hold_out
 from perfed.training.step import by_turns
@@ -245,7 +246,7 @@ def test_the_anchors_gradient_is_that_of_the_objective():
     term, group = method.terms[0], loaded(method, federation)
     means = torch.randn(2, CLASSES, LATENT, generator=torch.Generator().manual_seed(1)).double()
     held, centres = group.class_counts > 0, group.class_means("embedding")
-    found = term.anchor_gradient(group, {"mean": means})(means, 1)
+    found = term.anchor_gradient(group, {"mean": means})({"mean": means}, 1)["mean"]
     noise = rng.normal(group.key("anchor step", 1), CLASSES * 5 * LATENT, torch.float64).view(2, CLASSES, 5, LATENT)
     for row in range(2):
         v = means[row].clone().requires_grad_(True)
@@ -421,7 +422,7 @@ def test_validated_pretraining_differs_between_clients_and_agrees_across_engines
     term, group = server.setup.method.terms[0], cohort(flic(**settings), UNEQUAL, round_=0)
     means = server.state.anchors["mean"].expand(4, -1, -1)
     before = {name: tensor.clone() for name, tensor in group.model.items()}
-    epochs = term.validated_epochs(group, {"mean": means}, term.alignment(group, {"mean": means}))
+    epochs = validated_epochs(group, term.anchors(group, {"mean": means}), batch_size=4, limit=40)
     assert len(set(epochs.tolist())) > 1 and epochs.min() >= 1 and epochs.max() <= 40
     assert all(torch.equal(group.model[name], tensor) for name, tensor in before.items())
     assert group.steps_done.tolist() == [0, 0, 0, 0]
