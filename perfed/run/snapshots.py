@@ -9,14 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.engine.server import Server
+from perfed.methods.flic.anchors import Anchors
 
 
 def embedded_samples(server: Server, ids: Sequence[str], round_: int) -> dict[str, NDArray[Any]] | None:
     """Training samples of ``ids`` behind their own embeddings.
 
     Returns:
-        ``z`` ``(samples, k)``, ``y`` and ``client`` ``(samples,)``, and ``anchors`` ``(C, k)`` where the method has
-        some; ``None`` for a model without an embedding, or without clients.
+        ``z`` ``(samples, k)``, ``y`` and ``client`` ``(samples,)``, and ``anchors`` ``(entries, k)`` where the method
+        has some, with their classes ``anchor_class`` ``(entries,)`` unless entry c is that of class c; ``None`` for a
+        model without an embedding, or without clients.
     """
     if not ids or "embedding" not in server.model.factories:
         return None
@@ -29,4 +31,8 @@ def embedded_samples(server: Server, ids: Sequence[str], round_: int) -> dict[st
     arrays = {"z": np.concatenate(z), "y": np.concatenate(y), "client": np.array(owner)}
     if "anchors" in server.sets:
         arrays["anchors"] = server.sets["anchors"]["mean"].cpu().numpy()
+        classes, own = server.federation.num_classes, np.arange(len(arrays["anchors"]))
+        for term in server.method.terms:
+            if isinstance(term, Anchors) and classes and (found := term.classes(classes)) != own.tolist():
+                arrays["anchor_class"] = np.array(found)
     return arrays

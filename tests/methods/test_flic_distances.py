@@ -30,6 +30,9 @@ from perfed.methods.flic.mixture import clustered
 from perfed.methods.flic.mmd import GAMMAS, mmd
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
+from perfed.report.arrays import load_snapshot
+from perfed.report.embedding import placed
+from perfed.run.snapshots import embedded_samples
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -470,6 +473,16 @@ def test_what_is_learnt_travels_and_a_fixed_covariance_does_not():
     }
     assert torch.equal(reply["factor"][1, 0], sent["factor"][1, 0])  # of a class that it does not hold: as it came
     assert not torch.equal(reply["factor"][1, 1], sent["factor"][1, 1])
+
+
+@pytest.mark.parametrize(("settings", "classes"), [({"modes": 2}, [0, 0, 1, 1, 2, 2]), ({}, None)])
+def test_pictures_show_every_mode_in_the_colour_of_its_class(settings, classes, tmp_path):
+    method = flic("flic-class", **settings, **({"distance": "mixture"} if settings else {}))
+    server = train(serve(method, blobs()), 0)
+    arrays = embedded_samples(server, ["c0"], 0)
+    assert ("anchor_class" in arrays) == bool(settings)
+    np.savez(tmp_path / "round-0000.npz", **arrays)
+    assert placed(load_snapshot(tmp_path / "round-0000.npz")).anchor_classes.tolist() == (classes or [0, 1, 2])
 
 
 def test_a_server_goes_on_from_what_it_wrote_down():

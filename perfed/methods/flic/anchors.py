@@ -151,6 +151,11 @@ class Anchors(Term):
             raise PerfedError(f"meta_classes: each of the classes 0 to {num_classes - 1} must be in one group")
         return self.meta_classes
 
+    def classes(self, num_classes: int) -> list[int]:
+        """The class of each anchor; of a group's the first one."""
+        groups = self._groups(num_classes) or [(label,) for label in range(num_classes)]
+        return [members[0] for members in groups for _ in range(self._modes)]
+
     @property
     def _modes(self) -> int:
         return self.modes if self.distance == "mixture" else 1
