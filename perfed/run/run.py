@@ -236,7 +236,8 @@ class Run(OwnModels):
 
     def _snapshot(self, number: int) -> None:
         if number in self.snapshots.rounds:
-            arrays = embedded_samples(self.server, self.federation.ids[: self.snapshots.clients], number)
+            ids = self.federation.ids[: self.snapshots.clients]
+            arrays = embedded_samples(self.server, ids, number, self.snapshots.split)
             if arrays is not None:
                 self.directory.write_arrays("snapshots", number, arrays)
 

@@ -74,9 +74,14 @@ class Evaluation(BaseModel):
 
 
 class Snapshots(BaseModel):
-    """Embedded samples kept for the report: of which clients (the first ones) and after which rounds (0: start)."""
+    """Embedded samples kept for the report: of which clients (the first ones) and after which rounds (0: start).
+
+    Attributes:
+        split: which samples.
+    """
 
     model_config = STRICT
 
     clients: int = Field(3, ge=0)
     rounds: Annotated[tuple[NonNegativeInt, ...], LISTED] = ()
+    split: Literal["train", "test"] = Field("train", exclude_if=unless("train"))

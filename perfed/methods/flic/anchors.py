@@ -55,12 +55,12 @@ class Anchors(Term):
     lambda1: float = Field(1e-3, ge=0, description="weight of the alignment W2^2")
     lambda2: float = Field(1e-3, ge=0, description="weight of the classifier's loss on samples of the anchors")
     anchor_std: float = Field(10.0, gt=0, description="standard deviation of the anchors' initial means")
-    anchor_scale: float = Field(1.0, gt=0, description="covariance of an anchor: this times the identity")
+    anchor_scale: float = Field(1.0, gt=0, description="covariance of an anchor (at first): this times the identity")
     anchor_samples: int = Field(4, ge=1, description="samples J per anchor and step in the lambda2 term")
-    anchor_lr: float = Field(1e-3, ge=0, description="learning rate (Adam) of the anchors' means")
+    anchor_lr: float = Field(1e-3, ge=0, description="learning rate (Adam) of the anchors")
     anchor_steps: Literal["once", "per-batch"] = Field(
         "once",
-        description="steps on the means per round: one (paper), or as many as mini-batches (authors' program)",
+        description="steps on the anchors per round: one (paper), or as many as mini-batches (authors' program)",
     )
     pretrain_epochs: Annotated[int, Field(ge=0)] | Literal["validated"] = Field(
         "validated",
