@@ -1,8 +1,8 @@
 """Ray workers against one process: MNIST CNN, 20 clients, FedAvg and FedRep.
 
-``python benchmarks/ray_engine.py [--rounds 10] [--clients 20] [--workers 2]``: in every round each method is run by
-one-thread Ray workers, one client per chunk, and by this process's engine with as many threads, in turns. The overhead
-is that of a round in which nobody trains: everything is sent and comes back, by the same workers.
+``python benchmarks/ray_engine.py [--rounds 10] [--clients 20] [--workers 2] [--chunk 1]``: in every round each method
+is run by one-thread Ray workers, in chunks of so many clients, and by this process's engine with as many threads, in
+turns. The overhead is that of a round in which nobody trains: everything is sent and comes back, by the same workers.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from contextlib import ExitStack
+from math import ceil
 from statistics import median
 
 import ray
@@ -42,13 +43,13 @@ def seconds(server: Server, number: int) -> float:
         return time.perf_counter() - begin
 
 
-def measured(method: str, federation: Federation, rounds: int, workers: int) -> str:
+def measured(method: str, federation: Federation, rounds: int, workers: int, chunk: int) -> str:
     """A line on the median round of both engines, after one that warms up."""
     use_workers(workers)
     ways = (
-        (METHODS, Plan("ray", chunk=1)),
+        (METHODS, Plan("ray", chunk=chunk)),
         (METHODS, Plan("auto", threads=workers)),
-        (IDLE, Plan("ray", chunk=1)),
+        (IDLE, Plan("ray", chunk=chunk)),
     )
     servers = [server_of(method, epochs[method], federation, rounds + 1, plan) for epochs, plan in ways]
     with ExitStack() as held:
@@ -59,21 +60,22 @@ def measured(method: str, federation: Federation, rounds: int, workers: int) -> 
             server.prepare()
         times = [[seconds(server, number) for server in servers] for number in range(1, rounds + 2)]
     on_ray, here, idle = (median(column) for column in zip(*times[1:], strict=True))
+    chunks = ceil(len(federation.clients) / chunk)
     return (
         f"{method}: a round {on_ray:.3f} s with {workers} Ray workers, {here:.3f} s here with {workers} threads "
-        f"(ratio {on_ray / here:.2f}); overhead {1000 * idle / len(federation.clients):.1f} ms per chunk and round"
+        f"(ratio {on_ray / here:.2f}); overhead {1000 * idle / chunks:.1f} ms per chunk and round"
     )
 
 
 def main() -> None:
     """Print a line per method."""
     parser = argparse.ArgumentParser()
-    for name, default in (("rounds", 10), ("clients", 20), ("workers", 2)):
+    for name, default in (("rounds", 10), ("clients", 20), ("workers", 2), ("chunk", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
     federation = load("mnist", {"clients": given.clients}, seed=0)
     for method in METHODS:
-        print(measured(method, federation, given.rounds, given.workers), flush=True)
+        print(measured(method, federation, given.rounds, given.workers, given.chunk), flush=True)
 
 
 if __name__ == "__main__":
