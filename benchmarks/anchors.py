@@ -28,15 +28,15 @@ ROWS: dict[str, tuple[str, ...]] = {
     "diagonal covariance learnt": (FASTER, "covariance=diagonal"),
     "full covariance learnt, mean of factors": (FASTER, "covariance=full"),
     "full covariance learnt, barycentre": (FASTER, "covariance=full", "covariance_average=barycentre"),
-    "MMD, lambda1 = 1e-3": ("distance=mmd",),
-    "MMD, lambda1 = 1": ("distance=mmd", "lambda1=1.0"),
+    "MMD (lambda1 = 1)": ("distance=mmd", "lambda1=1.0"),
     "optimal transport": ("distance=ot",),
     "optimal transport, entropy 1": ("distance=ot", "ot_entropy=1.0"),
     "two Gaussians per class": ("distance=mixture",),
 }
-TOY = ("clients=30", "train_per_class=200", "rounds=10", "local_epochs=10", "pretrain_epochs=10")
+SMALL = 'model.embedding={kind="mlp",hidden=[64],out=16}'
+TOY = (SMALL, "clients=30", "train_per_class=200", "rounds=10", "local_epochs=10", "pretrain_epochs=10")
 DATA: dict[str, tuple[str, ...]] = {
-    "flic-digits-views": ("clients=10", "pretrain_epochs=30"),
+    "flic-digits-views": (SMALL, "clients=10", "pretrain_epochs=30"),
     "flic-toy-noisy": TOY,
     "flic-toy-linear": TOY,
     "heart-disease": (),

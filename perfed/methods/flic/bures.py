@@ -11,7 +11,7 @@ from perfed.maths.divergence import centred_nuclear_norm, moments
 from perfed.methods.flic.gaussians import Gaussians
 
 _MOST_ITERATIONS = 500
-_CLOSE = 1e-9
+_CLOSE = 1e-10
 
 
 def bures_w2(x: Tensor, counts: Sequence[int], anchors: Gaussians) -> Tensor:
