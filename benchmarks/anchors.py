@@ -30,16 +30,16 @@ ROWS: dict[str, tuple[str, ...]] = {
     "full covariance learnt, barycentre": (FASTER, "covariance=full", "covariance_average=barycentre"),
     "MMD (lambda1 = 1)": ("distance=mmd", "lambda1=1.0"),
     "optimal transport": ("distance=ot",),
-    "optimal transport, entropy 1": ("distance=ot", "ot_entropy=1.0"),
+    "optimal transport, entropy 10": ("distance=ot", "ot_entropy=10.0"),
     "two Gaussians per class": ("distance=mixture",),
 }
-SMALL = 'model.embedding={kind="mlp",hidden=[64],out=16}'
-TOY = (SMALL, "clients=30", "train_per_class=200", "rounds=10", "local_epochs=10", "pretrain_epochs=10")
+SMALL = ('model.embedding={kind="mlp",hidden=[64],out=16}', "rounds=10", "local_epochs=10", "lr=3e-3")
+TOY = (*SMALL, "clients=20", "train_per_class=200", "pretrain_epochs=10")
 DATA: dict[str, tuple[str, ...]] = {
-    "flic-digits-views": (SMALL, "clients=10", "pretrain_epochs=30"),
+    "heart-disease": (),
+    "flic-digits-views": (*SMALL, "clients=8", "pretrain_epochs=10"),
     "flic-toy-noisy": TOY,
     "flic-toy-linear": TOY,
-    "heart-disease": (),
 }
 
 

@@ -77,7 +77,7 @@ def test_the_distance_is_that_of_pot_and_its_gradients_those_through_a_root(kind
             sigma = sigma + torch.diag(1e-9 * torch.arange(k).double())
         expected.append(plain_w2(x[j, :n], mean[j], sigma))
         arrays = (t.detach().numpy() for t in (mean[j], x[j, :n].mean(0), sigma, torch.cov(x[j, :n].T)))
-        assert float(found[j]) == pytest.approx(float(ot.gaussian.bures_wasserstein_distance(*arrays)) ** 2, rel=1e-6)
+        assert found[j].item() == pytest.approx(float(ot.gaussian.bures_wasserstein_distance(*arrays)) ** 2, rel=1e-6)
     weights = torch.arange(1, sets + 1)
     for one, other in zip(
         torch.autograd.grad((found * weights).sum(), leaves),
@@ -336,7 +336,7 @@ SETTINGS = {
     "mmd": {"distance": "mmd"},
     "mmd, full": {"distance": "mmd", "covariance": "full"},
     "ot, diagonal": {"distance": "ot", "covariance": "diagonal"},
-    "entropic ot": {"distance": "ot", "ot_entropy": 0.5},
+    "entropic ot": {"distance": "ot", "ot_entropy": 5.0},
     "mixture": {"distance": "mixture", "realign_epochs": 1, "meta_classes": ((0, 2), (1,))},
     "mixture, full": {"distance": "mixture", "modes": 3, "covariance": "full", "pretrain_epochs": "validated"},
 }
