@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anchors_tables
 import leaderboard_tables
 import maps_tables
 import scale_tables
@@ -31,6 +32,7 @@ from perfed.report.text import metric_text
 ROOT = Path(__file__).parent.parent
 MAPS = "docs/when.md"
 LEADERBOARDS = "docs/leaderboards.md"
+RESULTS = "docs/results.md"
 BASELINES = ("sklearn:logistic", "sklearn:svc", "sklearn:random-forest")
 SKEW = ("local", "fedrep", "fedavg-ft", "ditto", "fedpac", *BASELINES)
 VIEWS = ("local", "hetfedrep", "flic-class", "flic-hl", *BASELINES)
@@ -119,7 +121,7 @@ TABLES: dict[str, dict[str, dict[str, str]]] = {
         "label skew": {"3 samples a class": "digits-label-skew"},
         "views": {"60 samples a client": "digits-views"},
     },
-    "docs/results.md": {
+    RESULTS: {
         "label skew": {
             "3 a class": "digits-label-skew",
             "6 a class": "digits-label-skew-6",
@@ -200,7 +202,7 @@ def _contents(document: str) -> dict[str, str]:
     for name, groups in TABLES[document].items():
         commands = "\n".join(KEPT[kept].command for kept in groups.values())
         found[name] = f"```\n{commands}\n```\n\n{markdown(groups)}"
-    return found
+    return found | ({"anchors": anchors_tables.markdown()} if document == RESULTS else {})
 
 
 def write() -> None:

@@ -146,8 +146,8 @@ def sample_w2(x: Tensor, y: Tensor, counts: Sequence[int]) -> Tensor:
     Returns:
         ``(sets,)``.
     """
-    cx, mx, sx, n = _moments(x, counts)
-    cy, my, sy, _ = _moments(y, counts)
+    cx, mx, sx, n = moments(x, counts)
+    cy, my, sy, _ = moments(y, counts)
     cy, sy = cy.detach(), sy.detach()
     # tr (Sx^(1/2) Sy Sx^(1/2))^(1/2) is the nuclear norm of Cx Cy^T / (n - 1), which no pairing of rows changes.
     cross = centred_nuclear_norm(cx @ cy.transpose(1, 2), counts)
@@ -155,7 +155,7 @@ def sample_w2(x: Tensor, y: Tensor, counts: Sequence[int]) -> Tensor:
     return (mx - my).square().sum(1) + (sx + sy - 2 * cross) / rest
 
 
-def _moments(x: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def moments(x: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Centred rows (zero beyond the counts), mean, sum of squares of the centred rows, and the counts."""
     n = torch.tensor(counts, dtype=x.dtype, device=x.device)
     valid = (torch.arange(x.shape[1], device=x.device) < n[:, None]).to(x.dtype)[:, :, None]

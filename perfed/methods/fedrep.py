@@ -36,6 +36,10 @@ class FedRep(Method):
         """Of the head, and of the representation."""
         return self.local_epochs + (self.body_epochs if round_ >= self.body_from_round else 0)
 
+    def own(self, cohort: Cohort) -> tuple[str, ...]:
+        """Names of the parameters that are trained with the head."""
+        return cohort.personal_parameters
+
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the mean of the representations."""
         reply = clients.train(self.train, shared=server.shared)
@@ -44,7 +48,7 @@ class FedRep(Method):
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """Head (with a personal embedding), then representation."""
         cohort.load(shared)
-        cohort.fit(cohort.personal_parameters, epochs=self.local_epochs)
+        cohort.fit(self.own(cohort), epochs=self.local_epochs)
         if cohort.where.round >= self.body_from_round:
             cohort.fit(cohort.shared_parameters, epochs=self.body_epochs)
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)

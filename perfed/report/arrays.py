@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +19,10 @@ class Snapshot:
 
     Attributes:
         z: ``(samples, k)``, all finite.
-        y: ``(samples,)`` classes; class ``c`` belongs to row ``c`` of the anchors.
+        y: ``(samples,)`` classes.
         client: ``(samples,)`` client ids.
-        anchors: ``(classes, k)``, or None where the method has none.
+        anchors: ``(entries, k)``, or None where the method has none.
+        anchor_class: the class of each anchor, ``(entries,)``.
     """
 
     round: int
@@ -29,6 +30,7 @@ class Snapshot:
     y: NDArray[np.int64]
     client: NDArray[np.str_]
     anchors: NDArray[np.float64] | None
+    anchor_class: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ def load_snapshot(file: Path) -> Snapshot:
         with np.load(file, allow_pickle=False) as arrays:
             z, y, client = arrays["z"].astype(float), arrays["y"], arrays["client"].astype(str)
             anchors = arrays["anchors"].astype(float) if "anchors" in arrays else None
+            entries = np.arange(0 if anchors is None else len(anchors))
+            classes = arrays["anchor_class"].astype(np.int64) if "anchor_class" in arrays else entries
         number = int(file.stem.removeprefix("round-"))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise PerfedError(f"{file}: not a snapshot of embedded samples: {error}") from error
@@ -57,11 +61,13 @@ def load_snapshot(file: Path) -> Snapshot:
         shapes = f"z {z.shape}, y {y.shape}, client {client.shape}"
         raise PerfedError(f"{file}: needs z (samples, k), y (samples,), client (samples,), got {shapes}")
     if anchors is not None and (anchors.ndim != 2 or anchors.shape[1] != z.shape[1]):
-        raise PerfedError(f"{file}: needs anchors (classes, {z.shape[1]}), got {anchors.shape}")
+        raise PerfedError(f"{file}: needs anchors (entries, {z.shape[1]}), got {anchors.shape}")
+    if classes.shape != entries.shape:
+        raise PerfedError(f"{file}: needs anchor_class {entries.shape}, got {classes.shape}")
     if not np.issubdtype(y.dtype, np.integer):
         raise PerfedError(f"{file}: y must hold integer classes, got {y.dtype}")
     keep = np.isfinite(z).all(axis=1)
-    return Snapshot(number, z[keep], y[keep].astype(np.int64), client[keep], anchors)
+    return Snapshot(number, z[keep], y[keep].astype(np.int64), client[keep], anchors, classes)
 
 
 def load_combination(file: Path) -> Combination:

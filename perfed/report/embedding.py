@@ -16,7 +16,7 @@ MAX_SAMPLES = 200
 
 @dataclass(frozen=True)
 class Placed:
-    """Positions ``(samples, 2)`` with their classes and clients, and anchors ``(classes, 2)`` with theirs."""
+    """Positions ``(samples, 2)`` with their classes and clients, and anchors ``(entries, 2)`` with their classes."""
 
     round: int
     points: NDArray[np.float64]
@@ -32,8 +32,8 @@ def placed(snapshot: Snapshot) -> Placed | None:
     if len(picked) > MAX_SAMPLES:
         picked = np.sort(np.random.default_rng(0).choice(picked, MAX_SAMPLES, replace=False))
     anchors = np.empty((0, snapshot.z.shape[1])) if snapshot.anchors is None else snapshot.anchors
-    classes = np.flatnonzero(np.isfinite(anchors).all(axis=1))
-    points = np.concatenate([snapshot.z[picked], anchors[classes]])
+    finite = np.isfinite(anchors).all(axis=1)
+    points, classes = np.concatenate([snapshot.z[picked], anchors[finite]]), snapshot.anchor_class[finite]
     if len(points) < 4:
         return None
     at = tsne(points)

@@ -241,7 +241,8 @@ class Run(OwnModels):
     def _snapshot(self, number: int, courses: Mapping[str, list[float]]) -> None:
         self._write_arrays(number, course_arrays(courses))
         if number in self.snapshots.rounds:
-            arrays = embedded_samples(self.server, self.federation.ids[: self.snapshots.clients], number)
+            ids = self.federation.ids[: self.snapshots.clients]
+            arrays = embedded_samples(self.server, ids, number, self.snapshots.split)
             if arrays is not None:
                 self.directory.write_arrays("snapshots", number, arrays)
 

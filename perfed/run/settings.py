@@ -81,6 +81,7 @@ class Snapshots(BaseModel):
     Attributes:
         clients: the first so many clients are those whose embedded samples are kept.
         rounds: after which these are kept (0: the start).
+        split: which samples these are.
         losses: whether the training loss of each local epoch of the same clients is kept, of all rounds.
         shown: rounds in which what methods show (weights of combined heads) is kept; none: those that are evaluated.
     """
@@ -89,6 +90,7 @@ class Snapshots(BaseModel):
 
     clients: int = Field(3, ge=0)
     rounds: Annotated[tuple[NonNegativeInt, ...], LISTED] = ()
+    split: Literal["train", "test"] = Field("train", exclude_if=unless("train"))
     losses: bool = Field(False, exclude_if=unless(False))
     shown: Annotated[tuple[PositiveInt, ...], LISTED] = Field((), exclude_if=unless(()))
 

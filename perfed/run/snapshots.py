@@ -9,26 +9,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.engine.server import Server
+from perfed.methods.flic.anchors import Anchors
 
 
-def embedded_samples(server: Server, ids: Sequence[str], round_: int) -> dict[str, NDArray[Any]] | None:
-    """Training samples of ``ids`` behind their own embeddings.
+def embedded_samples(
+    server: Server, ids: Sequence[str], round_: int, split: str = "train"
+) -> dict[str, NDArray[Any]] | None:
+    """Samples of ``ids`` in ``split`` behind their own embeddings; clients without any are left out.
 
     Returns:
-        ``z`` ``(samples, k)``, ``y`` and ``client`` ``(samples,)``, and ``anchors`` ``(C, k)`` where the method has
-        some; ``None`` for a model without an embedding, or without clients.
+        ``z`` ``(samples, k)``, ``y`` and ``client`` ``(samples,)``, and ``anchors`` ``(entries, k)`` where the method
+        has some, with their classes ``anchor_class`` ``(entries,)`` unless entry c is that of class c; ``None`` for a
+        model without an embedding, or without clients.
     """
+    ids = [i for i in ids if server.clients[i].split(split) is not None]
     if not ids or "embedding" not in server.model.factories:
         return None
     z, y, owner = [], [], []
     for cohort in server.own_models(ids, round_):
-        samples = cohort.samples("train")
-        z.append(cohort.features("embedding").flatten(1).cpu().numpy())
+        samples = cohort.samples(split)
+        z.append(cohort.features("embedding", split).flatten(1).cpu().numpy())
         y.append(samples.y.cpu().numpy())
         owner += [i for i, count in zip(cohort.ids, samples.counts, strict=True) for _ in range(count)]
     arrays = {"z": np.concatenate(z), "y": np.concatenate(y), "client": np.array(owner)}
     if "anchors" in server.sets:
         arrays["anchors"] = server.sets["anchors"]["mean"].cpu().numpy()
+        classes, own = server.federation.num_classes, np.arange(len(arrays["anchors"]))
+        for term in server.method.terms:
+            if isinstance(term, Anchors) and classes and (found := term.classes(classes)) != own.tolist():
+                arrays["anchor_class"] = np.array(found)
     return arrays
 
 

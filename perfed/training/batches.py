@@ -41,6 +41,7 @@ class Samples:
         weight: ``(total,)``, factor of each sample in every loss; ``None`` for 1.
         domain: ``(total,)`` int64 domain ids; ``None`` where domains are unknown.
         batch_size: of their mini-batches; ``"all"``: a client's samples are one; ``None``: the method's.
+        mark: ``(total,)`` int64, what a loss is to know of each sample beside its target; ``None``: nothing.
     """
 
     x: Tensor
@@ -49,6 +50,7 @@ class Samples:
     weight: Tensor | None = None
     domain: Tensor | None = None
     batch_size: int | Literal["all"] | None = None
+    mark: Tensor | None = None
 
     @property
     def starts(self) -> IntArray:
@@ -59,7 +61,8 @@ class Samples:
         """The samples at ``rows``, which belong to clients with ``counts`` samples each."""
         weight = None if self.weight is None else self.weight[rows]
         domain = None if self.domain is None else self.domain[rows]
-        return Samples(self.x[rows], self.y[rows], counts, weight, domain, self.batch_size)
+        mark = None if self.mark is None else self.mark[rows]
+        return Samples(self.x[rows], self.y[rows], counts, weight, domain, self.batch_size, mark)
 
     def select(self, parts: Sequence[IntArray]) -> Samples:
         """The samples at ``parts``, one array of positions for each client."""

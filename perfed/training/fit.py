@@ -165,6 +165,7 @@ def _run(task: Task, plans: list[Schedule]) -> Tensor:
                     raw=task.raw,
                     augment=task.augment,
                     domains=task.samples.domain,
+                    marks=task.samples.mark,
                     per_domain=task.per_domain,
                     objective=task.objective,
                 )

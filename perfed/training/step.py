@@ -49,6 +49,7 @@ class Step:
         raw: the inputs ``(total, ...)`` that the stages before ``start`` saw.
         augment: random changes to the inputs.
         domains: domain ids of all samples ``(total,)``.
+        marks: what the samples are marked with ``(total,)``, if they are.
         per_domain: stages with parameters for each domain, ``(clients, domains, ...)``.
         objective: what the plain loss is.
     """
@@ -64,6 +65,7 @@ class Step:
     raw: Tensor | None = None
     augment: CropFlip | None = None
     domains: Tensor | None = None
+    marks: Tensor | None = None
     per_domain: frozenset[str] = frozenset()
     objective: Objective = field(default_factory=Objective)
     _outputs: dict[str, Tensor] = field(default_factory=dict, repr=False)

@@ -199,9 +199,10 @@ class View:
             self.domain = None if samples.domain is None else samples.domain[index]
             yield x, index, torch.from_numpy(valid).to(samples.x.device)
 
-    def features(self, stage: str, split: str = "train", params: Parameters | None = None) -> Tensor:
+    def features(self, stage: str, split: str | Samples = "train", params: Parameters | None = None) -> Tensor:
         """Output of ``stage`` for every sample of ``split``, ``(total, ...)`` in the order of :meth:`samples`."""
-        return self._features(self.samples(split), self.chain.stages.index(stage) + 1, params)
+        samples = self.samples(split) if isinstance(split, str) else split
+        return self._features(samples, self.chain.stages.index(stage) + 1, params)
 
     def representation(self, split: str = "train", params: Parameters | None = None) -> Tensor:
         """What the head gets, for every sample of ``split``: ``(total, ...)`` in the order of :meth:`samples`."""

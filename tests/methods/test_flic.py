@@ -17,7 +17,9 @@ from perfed.method.registry import entry
 from perfed.methods import fedrep
 from perfed.methods.flic.anchors import Anchors
 from perfed.methods.flic.hetfedrep import HetFedRep
+from perfed.methods.flic.pretraining import validated_epochs
 from perfed.model.chain import stage_of
+from perfed.run.snapshots import embedded_samples
 from perfed.training.early_stopping import best_epochs, hold_out
 from perfed.training.step import by_turns
 from perfed.training.update import Corrected
@@ -76,6 +78,50 @@ def test_flic_class_has_no_body_and_shares_only_anchors():
     server = train(serve(make("flic-class"), blobs()), 1)
     assert server.state.shared == {}
     assert {stage_of(n) for s in server.engine.states.values() for n in s["model"]} == {"embedding", "head"}
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_frozen_embedding_stays_as_the_pretraining_left_it(frozen):
+    server = train(serve(flic(freeze_embedding=frozen), blobs()), 0)
+    before = {path: tensor.clone() for path, tensor in every_tensor(server).items()}
+    server.round(1)
+    after = every_tensor(server)
+    for client in server.engine.states:
+        changed = {path[-1] for path in after if path[0] == client and not torch.equal(after[path], before[path])}
+        assert "head.weight" in changed
+        assert any(name.startswith("embedding") for name in changed) != frozen
+
+
+def test_a_longer_pretraining_begins_as_a_shorter_one_does():
+    """So that runs with 10, 50 and 100 epochs show an embedding while it is pre-trained."""
+    federation, method = blobs((9, 6)), flic()
+    short, long = cohort(method, federation), cohort(method, federation)
+    means = torch.randn(CLASSES, LATENT, generator=torch.Generator().manual_seed(0)).double().expand(2, -1, -1)
+    align, passed = method.terms[0].alignment(long, {"mean": means}), {}
+
+    def loss(step):
+        if step.block.first_step + step.at == 6:  # two epochs of three mini-batches
+            passed.update({name: step.params[name].detach()[0].clone() for name in step.params})
+        return align(step)
+
+    short.fit("embedding", epochs=2, loss=align, samples=short.samples().in_batches(4))
+    long.fit("embedding", epochs=5, loss=loss, samples=long.samples().in_batches(4))
+    torch.testing.assert_close(short.model["embedding.0.weight"][0], passed["embedding.0.weight"], rtol=1e-9, atol=0)
+
+
+def test_pictures_may_show_test_samples():
+    federation = blobs((9, 6, 4), test=(5, 0, 3))
+    server = train(serve(flic(), federation), 0)
+    found = embedded_samples(server, federation.ids, 0, "test")
+    assert found["client"].tolist() == ["c0"] * 5 + ["c2"] * 3
+    assert found["y"].tolist() == [*federation.clients[0].test.y.tolist(), *federation.clients[2].test.y.tolist()]
+    chain = copy.deepcopy(server.setup.chain((4,)))
+    chain.load_state_dict(server.engine.states["c2"]["model"], strict=False)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            torch.from_numpy(found["z"][5:]), chain.embedding.eval()(federation.clients[2].test.x)
+        )
+    assert len(embedded_samples(server, federation.ids, 0)["y"]) == 19
 
 
 # Anchors ------------------------------------------------------------------------------------------------------
@@ -245,7 +291,7 @@ def test_the_anchors_gradient_is_that_of_the_objective():
     term, group = method.terms[0], loaded(method, federation)
     means = torch.randn(2, CLASSES, LATENT, generator=torch.Generator().manual_seed(1)).double()
     held, centres = group.class_counts > 0, group.class_means("embedding")
-    found = term.anchor_gradient(group, {"mean": means})(means, 1)
+    found = term.anchor_gradient(group, {"mean": means})({"mean": means}, 1)["mean"]
     noise = rng.normal(group.key("anchor step", 1), CLASSES * 5 * LATENT, torch.float64).view(2, CLASSES, 5, LATENT)
     for row in range(2):
         v = means[row].clone().requires_grad_(True)
@@ -421,7 +467,7 @@ def test_validated_pretraining_differs_between_clients_and_agrees_across_engines
     term, group = server.setup.method.terms[0], cohort(flic(**settings), UNEQUAL, round_=0)
     means = server.state.anchors["mean"].expand(4, -1, -1)
     before = {name: tensor.clone() for name, tensor in group.model.items()}
-    epochs = term.validated_epochs(group, {"mean": means}, term.alignment(group, {"mean": means}))
+    epochs = validated_epochs(group, term.anchors(group, {"mean": means}), batch_size=4, limit=40)
     assert len(set(epochs.tolist())) > 1 and epochs.min() >= 1 and epochs.max() <= 40
     assert all(torch.equal(group.model[name], tensor) for name, tensor in before.items())
     assert group.steps_done.tolist() == [0, 0, 0, 0]

@@ -136,7 +136,7 @@ def test_the_step_on_the_two_points_follows_the_gradient_of_the_objective():
     method = flic(lambda1=0.3, lambda2=0.7, anchor_samples=5, anchor_scale=2.0)
     group = loaded(method, blobs((9, 6), regression=True))
     sent = payload_for(group)
-    found = method.terms[0].anchor_gradient(group, sent)(sent["mean"], 1)
+    found = method.terms[0].anchor_gradient(group, sent)(sent, 1)["mean"]
     noise = rng.normal(group.key("anchor step", 1), 16 * 5 * LATENT, torch.float64).view(2, 16, 5, LATENT)
     embedded = group.features("embedding").split([9, 6])
     for row, client in enumerate(group.clients):

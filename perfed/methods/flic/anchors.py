@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
+import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from perfed import rng
@@ -16,13 +17,14 @@ from perfed.maths.aggregate import Average, masked_mean
 from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Replies, Reply, ServerState
 from perfed.method.term import Term, register_term
 from perfed.methods.flic.classes import ClassAnchors
+from perfed.methods.flic.covariance import Covariance, Kind
+from perfed.methods.flic.descent import descended
+from perfed.methods.flic.distances import Estimate, Measure, distance_for
 from perfed.methods.flic.line import LineAnchors
-from perfed.model.chain import EMBEDDING, stage_of
-from perfed.model.placement import SENT
-from perfed.settings import LISTED
-from perfed.training.batches import IntArray
+from perfed.methods.flic.pretraining import check_embedding, validated_epochs
+from perfed.model.chain import EMBEDDING
+from perfed.settings import LISTED, unless
 from perfed.training.cohort import Cohort
-from perfed.training.early_stopping import best_epochs, hold_out
 from perfed.training.step import Penalty, Step
 
 
@@ -32,7 +34,9 @@ class Anchors(Term):
 
     Adds ``lambda1 sum_c W2^2(anchor_c, embedded samples of class c) + lambda2 sum_c mean_j l(c, g[Z_cj])`` with
     ``Z_cj ~ anchor_c`` to the local loss, c running over the classes of the mini-batch. Means are learnt by one Adam
-    step per round; the covariance is ``anchor_scale`` times the identity and stays.
+    step per round; the covariance is ``anchor_scale`` times the identity and stays, or is learnt likewise through a
+    factor L (``covariance``): clients send theirs, and the server averages factors, as the paper does, or takes the
+    barycentre of the clients' Gaussians (``covariance_average``). ``distance`` has alternatives to W2^2.
     For values (regression) the anchors are two points, and that of a response lies on the line between them
     (:class:`~perfed.methods.flic.line.LineAnchors`); clients then send the range of their responses before the first
     round. ``meta_classes`` gives groups of classes one anchor each, so that fewer travel.
@@ -51,12 +55,12 @@ class Anchors(Term):
     lambda1: float = Field(1e-3, ge=0, description="weight of the alignment W2^2")
     lambda2: float = Field(1e-3, ge=0, description="weight of the classifier's loss on samples of the anchors")
     anchor_std: float = Field(10.0, gt=0, description="standard deviation of the anchors' initial means")
-    anchor_scale: float = Field(1.0, gt=0, description="covariance of an anchor: this times the identity")
+    anchor_scale: float = Field(1.0, gt=0, description="covariance of an anchor (at first): this times the identity")
     anchor_samples: int = Field(4, ge=1, description="samples J per anchor and step in the lambda2 term")
-    anchor_lr: float = Field(1e-3, ge=0, description="learning rate (Adam) of the anchors' means")
+    anchor_lr: float = Field(1e-3, ge=0, description="learning rate (Adam) of the anchors")
     anchor_steps: Literal["once", "per-batch"] = Field(
         "once",
-        description="steps on the means per round: one (paper), or as many as mini-batches (authors' program)",
+        description="steps on the anchors per round: one (paper), or as many as mini-batches (authors' program)",
     )
     pretrain_epochs: Annotated[int, Field(ge=0)] | Literal["validated"] = Field(
         "validated",
@@ -68,17 +72,56 @@ class Anchors(Term):
         0, ge=0, description="alignment epochs of all clients after each round (authors' program)"
     )
     anchor_average: Average = "uniform"
-    w2: Literal["closed-form", "two-sample"] = Field(
+    w2: Estimate = Field(
         "closed-form",
         description="W2 against the anchor itself (paper), or against samples of it (authors' program)",
+    )
+    distance: Measure = Field(
+        "w2",
+        description="of samples and anchor: W2 between Gaussians, maximum mean discrepancy, exact optimal transport "
+        "(extra perfed[ot]), or W2 of mixtures: several Gaussians per class",
+        exclude_if=unless("w2"),
+    )
+    modes: int = Field(2, ge=2, description="Gaussians per class of 'mixture'", exclude_if=unless(2))
+    ot_entropy: float = Field(
+        0.0,
+        ge=0,
+        description="entropic regularisation of 'ot', in units of a squared distance; 0: none",
+        exclude_if=unless(0.0),
+    )
+    covariance: Kind = Field(
+        "fixed",
+        description="of an anchor: fixed (the paper's experiments), or learnt: its diagonal, or in full",
+        exclude_if=unless("fixed"),
+    )
+    covariance_average: Literal["factors", "barycentre"] = Field(
+        "factors",
+        description="learnt covariances at the server: mean of the factors (paper), or exact barycentre",
+        exclude_if=unless("factors"),
     )
     meta_classes: Annotated[tuple[Annotated[tuple[int, ...], LISTED], ...], LISTED] = Field(
         (), description="groups of classes, by number, that have one anchor each; none: every class has its own"
     )
     send_all: bool = Field(False, description="send the anchors of all classes, unchanged where a client holds none")
 
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        needs = {
+            "w2": (self.distance == "w2" and self.covariance == "fixed") or "distance = 'w2' and covariance = 'fixed'",
+            "modes": self.distance == "mixture" or "distance = 'mixture'",
+            "ot_entropy": self.distance == "ot" or "distance = 'ot'",
+            "covariance_average": self.covariance != "fixed" or "a covariance that is learnt",
+        }
+        for name, met in needs.items():
+            if met is not True and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} = {getattr(self, name)!r} needs {met}")
+        return self
+
     def sets(self) -> dict[str, ParameterSet]:
-        """``anchors``: means ``(C, k)`` on the server; of a line two, and the range of the responses."""
+        """``anchors`` on the server: means ``(C, k)``, of mixtures ``(C K, k)``, and the factors of learnt covariances.
+
+        Of a line two means, and the range of the responses.
+        """
         return {"anchors": ParameterSet("server", init=self._initial)}
 
     def _initial(self, info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
@@ -86,12 +129,15 @@ class Anchors(Term):
             raise no_labels("the anchors term needs values or", info.task)
         if len(info.latent_shape) != 1:
             raise PerfedError(f"the anchors term needs an embedding into vectors, not shape {info.latent_shape}")
-        entries = 2 if info.num_classes is None else len(self._groups(info.num_classes)) or info.num_classes
+        entries = 2
+        if info.num_classes is not None:
+            entries = (len(self._groups(info.num_classes)) or info.num_classes) * self._modes
         means = self.anchor_std * rng.normal(key, entries * info.latent_shape[0], info.dtype).view(entries, -1)
         if info.num_classes is not None:
-            return {"mean": means}
-        for name in ("meta_classes", "w2"):
-            if name in self.model_fields_set and getattr(self, name) not in ((), "closed-form"):
+            distance_for(self.distance, self.w2, self.ot_entropy)  # where its package is absent, nothing runs
+            return {"mean": means, **self._covariance.initial(means)}
+        for name in ("meta_classes", "w2", "distance", "covariance"):
+            if getattr(self, name) != type(self).model_fields[name].default:
                 raise PerfedError(f"{name} is for class labels; these targets are values (regression)")
         return {"mean": means, "range": torch.tensor([0.0, 1.0], dtype=info.dtype)}
 
@@ -105,16 +151,35 @@ class Anchors(Term):
             raise PerfedError(f"meta_classes: each of the classes 0 to {num_classes - 1} must be in one group")
         return self.meta_classes
 
+    def classes(self, num_classes: int) -> list[int]:
+        """The class of each anchor; of a group's the first one."""
+        groups = self._groups(num_classes) or [(label,) for label in range(num_classes)]
+        return [members[0] for members in groups for _ in range(self._modes)]
+
+    @property
+    def _modes(self) -> int:
+        return self.modes if self.distance == "mixture" else 1
+
+    @property
+    def _covariance(self) -> Covariance:
+        return Covariance(self.covariance, self.anchor_scale**0.5)
+
     def anchors(self, cohort: Cohort, received: Mapping[str, Tensor]) -> ClassAnchors | LineAnchors:
         """What the anchors are of, for clients that ``received`` them."""
         if cohort.num_classes is None:
-            return LineAnchors(received["range"], self.anchor_scale, self.anchor_samples)
+            return LineAnchors(received, self.anchor_scale, self.anchor_samples)
         groups = self._groups(cohort.num_classes)
         entry = torch.zeros(cohort.num_classes, dtype=torch.int64, device=cohort.device)
         for number, members in enumerate(groups):
             entry[list(members)] = number
-        entries = len(groups) or cohort.num_classes
-        return ClassAnchors(entry if groups else None, entries, self.anchor_scale, self.anchor_samples, self.w2)
+        return ClassAnchors(
+            received,
+            entry if groups else None,
+            self._modes,
+            self._covariance,
+            self.anchor_samples,
+            distance_for(self.distance, self.w2, self.ot_entropy),
+        )
 
     # Server ------------------------------------------------------------------------------------------------
 
@@ -130,13 +195,17 @@ class Anchors(Term):
             clients.run(self.pretrain, anchors=server.anchors)
 
     def payload(self, server: ServerState) -> dict[str, Any]:
-        """The anchors' means, the same for all clients, and of a line the range of the responses."""
+        """The anchors, the same for all clients, and of a line the range of the responses."""
         return dict(server.anchors)
 
     def absorb(self, server: ServerState, replies: Replies, content: Mapping[str, Any]) -> None:
         """Mean of each anchor over the clients of the round that hold the class; others keep their place."""
-        moved = masked_mean(content["mean"], content["weight"], server.anchors["mean"])
-        server.anchors = {**server.anchors, "mean": moved}
+        weight, kept = content["weight"], server.anchors
+        moved = {"mean": masked_mean(content["mean"], weight, kept["mean"])}
+        if "factor" in content:
+            exact = self.covariance_average == "barycentre"
+            moved["factor"] = self._covariance.mean(content["factor"], weight, kept["factor"], exact=exact)
+        server.anchors = {**kept, **moved}
 
     def finish(self, server: ServerState, clients: Clients) -> None:
         """Re-alignment of all embeddings to the new anchors, as in the authors' program."""
@@ -159,37 +228,19 @@ class Anchors(Term):
 
     def pretrain(self, cohort: Cohort, anchors: Mapping[str, Tensor]) -> Reply:
         """Alignment alone, for a fixed number of epochs or for the number that held-out samples ask for."""
-        _check_embedding(cohort)
-        loss = self.alignment(cohort, anchors)
-        epochs: Any = self.pretrain_epochs
+        check_embedding(cohort)
+        found, epochs = self.anchors(cohort, anchors), self.pretrain_epochs
         if epochs == "validated":
-            epochs = self.validated_epochs(cohort, anchors, loss)
-        cohort.fit(EMBEDDING, epochs=epochs, loss=loss, samples=cohort.samples().in_batches(self.pretrain_batch_size))
+            length = validated_epochs(cohort, found, self.pretrain_batch_size, self.pretrain_max_epochs)
+        else:
+            length = np.full(cohort.n, epochs)
+        samples = found.divided(cohort, cohort.samples()).in_batches(self.pretrain_batch_size)
+        cohort.fit(EMBEDDING, epochs=length, loss=found.alignment(), samples=samples)
         return Reply()
-
-    def validated_epochs(self, cohort: Cohort, received: Mapping[str, Tensor], loss: Penalty) -> IntArray:
-        """Epochs after which held-out samples of each client lie closest to their anchors."""
-        kept, held = hold_out(cohort)
-        anchors = self.anchors(cohort, received)
-        trial = {name: tensor.clone() for name, tensor in cohort.model.items() if stage_of(name) == EMBEDDING}
-
-        def train(epochs: int) -> None:
-            samples = kept.in_batches(self.pretrain_batch_size)
-            cohort.fit(EMBEDDING, epochs=epochs, params=trial, samples=samples, loss=loss)
-
-        def score() -> Tensor:
-            total = held.x.new_zeros(cohort.n)
-            for x, index, valid in cohort.windows(held):
-                z = cohort.forward(x, stages=(EMBEDDING,), params=trial)
-                total += (anchors.distances(received["mean"], z, held.y[index]) * valid).sum(1)
-            return total / torch.from_numpy(held.counts).to(total)
-
-        with cohort.rehearsal():
-            return best_epochs(train, score, self.pretrain_max_epochs)
 
     def realign(self, cohort: Cohort, anchors: Mapping[str, Tensor]) -> Reply:
         """A few epochs of alignment alone."""
-        _check_embedding(cohort)
+        check_embedding(cohort)
         loss = self.alignment(cohort, anchors)
         samples = cohort.samples().in_batches(self.pretrain_batch_size)
         cohort.fit(EMBEDDING, epochs=self.realign_epochs, loss=loss, samples=samples)
@@ -197,19 +248,19 @@ class Anchors(Term):
 
     def alignment(self, cohort: Cohort, received: Mapping[str, Tensor]) -> Penalty:
         """``sum_c W2^2(anchor_c, N(m_c, S_c))`` of each client's mini-batch, or its form for a line."""
-        return self.anchors(cohort, received).alignment(received["mean"])
+        return self.anchors(cohort, received).alignment()
 
     def penalty(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty:
         """``lambda1`` and ``lambda2`` terms, each where it has a gradient."""
-        means, anchors = payload["mean"], self.anchors(cohort, payload)
-        align = anchors.alignment(means)
+        anchors = self.anchors(cohort, payload)
+        align = anchors.alignment()
 
         def value(step: Step) -> Tensor:
             parts = []
             if self.lambda1 and EMBEDDING in step.trained:
                 parts.append(self.lambda1 * align(step))
             if self.lambda2 and step.trained - {EMBEDDING}:
-                parts.append(self.lambda2 * anchors.calibration(step, means))
+                parts.append(self.lambda2 * anchors.calibration(step))
             return sum(parts[1:], parts[0]) if parts else step.weight.new_zeros(step.weight.shape[0])
 
         return value
@@ -219,41 +270,30 @@ class Anchors(Term):
 
         Uses the *received* shared parameters, as the body's step does.
         """
-        mean, gradient_at = payload["mean"], self.anchor_gradient(cohort, payload)
-        moved = mean.clone()
-        first, second = torch.zeros_like(moved), torch.zeros_like(moved)
+        sent = {name: payload[name] for name in ("mean", "factor") if name in payload}
         steps = torch.ones(cohort.n) if self.anchor_steps == "once" else cohort.steps_done
-        for count in range(1, int(steps.max()) + 1):
-            gradient = gradient_at(moved, count)
-            first.mul_(0.9).add_(gradient, alpha=0.1)
-            second.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-            update = (first / (1 - 0.9**count)) / ((second / (1 - 0.999**count)).sqrt() + 1e-8)
-            moved -= self.anchor_lr * update * (steps >= count).to(update)[:, None, None]
+        moved = descended(sent, self.anchor_gradient(cohort, payload), steps, self.anchor_lr)
         held = self.anchors(cohort, payload).held(cohort)
-        moved = torch.where(held[:, :, None], moved, mean)
-        weight = (torch.ones_like(held) if self.send_all else held).to(moved)
+        weight = (torch.ones_like(held) if self.send_all else held).to(moved["mean"])
         if self.anchor_average == "samples":
             weight = weight * cohort.num_samples[:, None]
-        return {"mean": moved, "weight": weight}
+        return {name: torch.where(held[:, :, None], moved[name], t) for name, t in sent.items()} | {"weight": weight}
 
-    def anchor_gradient(self, cohort: Cohort, received: Mapping[str, Tensor]) -> Callable[[Tensor, int], Tensor]:
-        """Gradient in the means ``(n, entries, k)`` with the samples of a step; 0 where a client holds none."""
+    def anchor_gradient(
+        self, cohort: Cohort, received: Mapping[str, Tensor]
+    ) -> Callable[[Mapping[str, Tensor], int], dict[str, Tensor]]:
+        """Gradient in what is learnt of the anchors ``(n, entries, ...)`` with the samples of a step.
+
+        0 where a client holds none.
+        """
         anchors = self.anchors(cohort, received)
-        held, centres = anchors.held(cohort), anchors.centres(cohort)
+        held, pull = anchors.held(cohort), anchors.pull(cohort)
 
-        def at(means: Tensor, count: int) -> Tensor:
-            gradient = self.lambda1 * anchors.pull(means, centres)
+        def at(values: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+            found = {name: self.lambda1 * gradient for name, gradient in pull(values, count).items()}
             if self.lambda2:
-                gradient = gradient + self.lambda2 * anchors.push(cohort, means, count)
-            return torch.where(held[:, :, None], gradient, 0.0)
+                for name, gradient in anchors.push(cohort, values, count).items():
+                    found[name] = found[name] + self.lambda2 * gradient
+            return {name: torch.where(held[:, :, None], gradient, 0.0) for name, gradient in found.items()}
 
         return at
-
-
-def _check_embedding(cohort: Cohort) -> None:
-    way = 'give the model an embedding and set placement = {"embedding": "personal"}'
-    if not any(stage_of(name) == EMBEDDING for name in cohort.personal_parameters):
-        raise PerfedError(f"the anchors term aligns personal embeddings, and this run has none; {way}")
-    sent = [name for name, place in cohort.places.items() if stage_of(name) == EMBEDDING and place in SENT]
-    if sent:
-        raise PerfedError(f"the anchors term aligns personal embeddings, but '{sent[0]}' is shared; {way}")

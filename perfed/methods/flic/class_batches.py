@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed.methods.flic.fast_w2 import Sets
-from perfed.training.batches import Block, IntArray
+from perfed.training.batches import IntArray
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,6 @@ class ClassMembers:
         counts: ``(pairs,)`` samples of each pair, in decreasing order, all at least 1 (numpy, on the host).
         client: ``(pairs,)`` position of the active client.
         label: ``(pairs,)`` class.
-        entry: ``(pairs,)`` place of the pair in a flattened table ``clients * classes``.
         sets: the same pairs as :func:`perfed.methods.flic.fast_w2.gaussian_w2_sets` wants them.
     """
 
@@ -30,19 +30,23 @@ class ClassMembers:
     counts: IntArray
     client: Tensor
     label: Tensor
-    entry: Tensor
     sets: Sets
 
 
-def class_members(block: Block, num_classes: int, group: Tensor | None = None) -> list[ClassMembers]:
-    """Group each mini-batch of ``block``, step by step, by client and class; ``block.y`` holds class labels.
+def class_members(labels: Tensor, valid: NDArray[np.bool_], num_classes: int, like: Tensor) -> list[ClassMembers]:
+    """Group mini-batches by client and class, step by step.
 
-    With ``group``, the group of each label, a group counts as a class: there are ``num_classes`` of them.
+    Args:
+        labels: class of every sample, ``(steps, clients, width)``.
+        valid: the same shape, False for padding (numpy, on the host).
+        num_classes: how many there are.
+        like: dtype and device.
     """
-    labels = _labels(block, num_classes, group)
-    steps, clients, _ = labels.shape
-    order = np.argsort(labels, axis=2, kind="stable")
-    cell = np.arange(steps * clients).reshape(steps, clients, 1) * (num_classes + 1) + labels
+    widths = valid.sum(2).max(1)
+    found = _padded(labels, valid, num_classes)
+    steps, clients, _ = found.shape
+    order = np.argsort(found, axis=2, kind="stable")
+    cell = np.arange(steps * clients).reshape(steps, clients, 1) * (num_classes + 1) + found
     counts = np.bincount(cell.ravel(), minlength=steps * clients * (num_classes + 1))
     counts = counts.reshape(steps, clients, num_classes + 1)
     starts = np.cumsum(counts, axis=2) - counts
@@ -53,19 +57,17 @@ def class_members(block: Block, num_classes: int, group: Tensor | None = None) -
     position = np.arange(int(size.max(initial=1)))
     inside = position < size[:, None]
     slot = np.where(inside, starts[step, client, label][:, None] + position, starts[step, client, label][:, None])
-    widths = np.array(block.widths())
     rows = client[:, None] * widths[step][:, None] + order[step[:, None], client[:, None], slot]
     number = np.bincount(step, minlength=steps)
 
     def per_step(array: IntArray) -> tuple[Tensor, ...]:
-        return torch.from_numpy(array).to(block.x.device).split_with_sizes(number.tolist())
+        return torch.from_numpy(array).to(like.device).split_with_sizes(number.tolist())
 
-    entry = client * num_classes + label
     pairs = zip(
         per_step(rows),
         np.split(size, np.cumsum(number)[:-1]),
-        *(per_step(array) for array in (client, label, entry)),
-        Sets.of(step, rows, size, clients * widths, block.weight),
+        *(per_step(array) for array in (client, label)),
+        Sets.of(step, rows, size, clients * widths, like),
         strict=True,
     )
     return [ClassMembers(*of_step) for of_step in pairs]
@@ -84,22 +86,21 @@ class ClassSlots:
     held: Tensor
 
 
-def class_slots(block: Block, num_classes: int, group: Tensor | None = None) -> ClassSlots:
-    """The classes that occur in each mini-batch of ``block``; arguments as for :func:`class_members`."""
-    labels = _labels(block, num_classes, group)
-    steps, clients, _ = labels.shape
+def class_slots(labels: Tensor, valid: NDArray[np.bool_], num_classes: int) -> ClassSlots:
+    """The classes that occur in each mini-batch; arguments as for :func:`class_members`."""
+    found = _padded(labels, valid, num_classes)
+    steps, clients, _ = found.shape
     present = np.zeros((steps, clients, num_classes + 1), dtype=bool)
-    np.put_along_axis(present, labels, True, axis=2)
+    np.put_along_axis(present, found, True, axis=2)
     number = np.cumsum(present[:, :, :num_classes], axis=2)
     step, client, label = np.nonzero(present[:, :, :num_classes])
     slot = number[step, client, label] - 1
     table = np.zeros((steps, clients, int(slot.max(initial=0)) + 1), dtype=np.int64)
     held = np.zeros(table.shape, dtype=bool)
     table[step, client, slot], held[step, client, slot] = label, True
-    return ClassSlots(torch.from_numpy(table).to(block.x.device), torch.from_numpy(held).to(block.x.device))
+    return ClassSlots(torch.from_numpy(table).to(labels.device), torch.from_numpy(held).to(labels.device))
 
 
-def _labels(block: Block, num_classes: int, group: Tensor | None) -> IntArray:
-    """Class, or group, of every sample ``(steps, clients, width)``; ``num_classes`` for padding."""
-    labels = block.y if group is None else group[block.y]
-    return np.where(block.valid, labels.cpu().numpy(), num_classes)
+def _padded(labels: Tensor, valid: NDArray[np.bool_], num_classes: int) -> IntArray:
+    """Labels on the host; ``num_classes`` for padding."""
+    return np.where(valid, labels.cpu().numpy(), num_classes)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from pydantic import Field
+
 from perfed.maths.aggregate import Average
 from perfed.method.registry import register
 from perfed.methods.fedrep import FedRep
+from perfed.model.chain import EMBEDDING, stage_of
 from perfed.model.placement import PERSONAL, SHARED, Placement
+from perfed.settings import unless
+from perfed.training.cohort import Cohort
 
 
 @register("hetfedrep")
@@ -26,3 +31,13 @@ class HetFedRep(FedRep):
     }
 
     average: Average = "uniform"
+    freeze_embedding: bool = Field(
+        False,
+        description="leave the embedding as it is after pre-training (Rakotomamonjy et al. 2024, section S3.5)",
+        exclude_if=unless(False),
+    )
+
+    def own(self, cohort: Cohort) -> tuple[str, ...]:
+        """The head, and the embedding unless it is frozen."""
+        names = super().own(cohort)
+        return tuple(name for name in names if stage_of(name) != EMBEDDING) if self.freeze_embedding else names

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from perfed import rng
 from perfed.model.chain import EMBEDDING
+from perfed.training.batches import Samples
 from perfed.training.cohort import Cohort
 from perfed.training.step import Penalty, Step, sample_losses
 
@@ -23,32 +25,42 @@ class LineAnchors:
     sample is a set of one, whose ``W2^2`` is ``|z - m(y)|^2`` and a constant; a mini-batch has their mean.
 
     Attributes:
-        span: the least and the largest response of all clients, ``(n, 2)``.
+        values: as the clients received them: ``mean`` ``(n, 2, k)``, and ``range``, the least and the largest response
+            of all clients ``(n, 2)``.
         scale: covariance of an anchor: this times the identity.
         samples: J, of an anchor in the calibration.
     """
 
-    span: Tensor
+    values: Mapping[str, Tensor]
     scale: float
     samples: int
 
-    def distances(self, means: Tensor, z: Tensor, y: Tensor) -> Tensor:
+    @property
+    def span(self) -> Tensor:
+        """The least and the largest response, ``(n, 2)``."""
+        return self.values["range"]
+
+    def distances(self, z: Tensor, y: Tensor) -> Tensor:
         """``|z - m(y)|^2`` of ``z`` ``(n, m, k)``: ``(n, m)``."""
-        found: Tensor = (z - _shares(self.span, y) @ means).square().sum(-1)
+        found: Tensor = (z - _shares(self.span, y) @ self.values["mean"]).square().sum(-1)
         return found
 
-    def alignment(self, means: Tensor) -> Penalty:
-        """Mean of :meth:`distances` over each client's mini-batch; ``means`` is ``(n, 2, k)``."""
+    def divided(self, cohort: Cohort, samples: Samples) -> Samples:
+        """``samples``: nothing is to be known of them beside their responses."""
+        return samples
+
+    def alignment(self) -> Penalty:
+        """Mean of :meth:`distances` over each client's mini-batch."""
 
         def value(step: Step) -> Tensor:
-            centres = _shares(step.of(self.span), step.y) @ step.of(means)
+            centres = _shares(step.of(self.span), step.y) @ step.of(self.values["mean"])
             return ((step.output(EMBEDDING) - centres).square().sum(-1) * step.weight).sum(1)
 
         return value
 
-    def calibration(self, step: Step, means: Tensor) -> Tensor:
+    def calibration(self, step: Step) -> Tensor:
         """Mean over the mini-batch of ``mean_j (g[Z_j] - y)^2`` with ``Z_j ~ N(m(y), scale I)``, ``(clients,)``."""
-        centres = _shares(step.of(self.span), step.y) @ step.of(means)
+        centres = _shares(step.of(self.span), step.y) @ step.of(self.values["mean"])
         z = self._drawn(centres, rng.key(step.keys, "calibration"))
         y = step.y.flatten(1).repeat_interleave(self.samples, dim=1)
         losses = sample_losses(step.after(EMBEDDING, z), y, "regression")
@@ -59,23 +71,20 @@ class LineAnchors:
         """Every client moves both points: ``(n, 2)``."""
         return torch.ones(cohort.n, 2, dtype=torch.bool, device=cohort.device)
 
-    def centres(self, cohort: Cohort) -> Tensor:
-        """``mean_j c (c, z)^T`` of the clients' samples with c = (1 - s, s): ``(n, 2, 2 + k)``.
+    def pull(self, cohort: Cohort) -> Callable[[Mapping[str, Tensor], int], dict[str, Tensor]]:
+        """Gradient of the mean distance in the two points, ``2 mean_j c (m(y) - z)^T``, c = (1 - s, s).
 
-        All that the gradient of the alignment in the two points needs to know of the data.
+        Of the data it needs only ``mean_j c (c, z)^T``, ``(n, 2, 2 + k)``.
         """
         samples = cohort.samples()
         z, client = cohort.features(EMBEDDING).flatten(1), cohort.client_of(samples)
         c = _shares(self.span[client], samples.y)[:, 0]
         both = torch.cat([c, z], dim=1)
         sums = both.new_zeros(cohort.n, 2, both.shape[1]).index_add_(0, client, c[:, :, None] * both[:, None])
-        return sums / cohort.num_samples[:, None, None]
+        found = sums / cohort.num_samples[:, None, None]
+        return lambda values, count: {"mean": 2 * (found[:, :, :2] @ values["mean"] - found[:, :, 2:])}
 
-    def pull(self, means: Tensor, centres: Tensor) -> Tensor:
-        """Gradient of the mean distance in the two points, ``2 mean_j c (m(y) - z)^T``."""
-        return 2 * (centres[:, :, :2] @ means - centres[:, :, 2:])
-
-    def push(self, cohort: Cohort, means: Tensor, count: int) -> Tensor:
+    def push(self, cohort: Cohort, values: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
         """Gradient of the mean of ``(g[Z] - y)^2`` in the two points, with the samples of step ``count``.
 
         At 16 responses of each client, evenly spaced in the order of its own.
@@ -83,12 +92,12 @@ class LineAnchors:
         samples = cohort.samples()
         parts = torch.split(samples.y.flatten(), samples.counts.tolist())
         y = torch.stack([part.sort().values[torch.linspace(0, len(part) - 1, _RESPONSES).long()] for part in parts])
-        v = means.detach().clone().requires_grad_(True)
+        v = values["mean"].detach().clone().requires_grad_(True)
         z = self._drawn(_shares(self.span, y) @ v, cohort.key("anchor step", count))
         outputs = cohort.after(EMBEDDING, z, params=cohort.received, turn=count)
         losses = sample_losses(outputs, y.repeat_interleave(self.samples, dim=1), "regression")
         (found,) = torch.autograd.grad(losses.mean(1).sum(), v)
-        return found
+        return {"mean": found}
 
     def _drawn(self, centres: Tensor, keys: Tensor) -> Tensor:
         """J samples around each of ``centres`` ``(n, m, k)``: ``(n, m J, k)``."""
