@@ -30,7 +30,6 @@ from perfed.participation.policies import Choice, Selection
 from perfed.participation.settings import Participation
 from perfed.training.cohort import Cohort
 from perfed.training.plan import Plan
-from perfed.tree import Tree
 
 
 class Server:
@@ -64,7 +63,7 @@ class Server:
         who = Population.of(federation, setup.method.batch_size, setup.method.epochs_in, setup.method.epoch_steps)
         self.selection = Selection(participation, self.clock, who, setup.seed, rounds)
         self.engine = engine(federation.to(dtype=setup.dtype, device=setup.device), setup, plan)
-        self.working, self.told = self.engine.working, self.engine.told
+        self.working, self.told, self.hold = self.engine.working, self.engine.told, self.engine.holder.keep
         self.state = setup.server_state(federation)
         if self.selection.policy.wants_gradient and not (setup.method.moves_shared and self.state.shared):
             raise PerfedError(
@@ -156,10 +155,6 @@ class Server:
         state = self.selection.policy.state
         state.clear()
         state.update(copy.deepcopy(dict(policy)))
-
-    def hold(self, state: Tree) -> Tree:
-        """What stands for a client's state that was read from a file: it may be on disk again soon."""
-        return self.engine.holder.keep(state)
 
     def put_states_in(self, folder: Path | None) -> None:
         """From here on the folder of states that memory need not hold is made in ``folder``, if it is not there yet."""

@@ -242,8 +242,7 @@ class Run(OwnModels):
         self._write_arrays(number, course_arrays(courses))
         if number in self.snapshots.rounds:
             ids = self.federation.ids[: self.snapshots.clients]
-            arrays = embedded_samples(self.server, ids, number, self.snapshots.split)
-            if arrays is not None:
+            if (arrays := embedded_samples(self.server, ids, number, self.snapshots.split)) is not None:
                 self.directory.write_arrays("snapshots", number, arrays)
 
     def _finish(self) -> None:

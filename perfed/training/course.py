@@ -23,10 +23,8 @@ class Course:
 
     def __call__(self, task: Task) -> Task:
         """The same fit, whose losses are noted: of a step with several gradients the first one's."""
-        counts = task.samples.counts
-        per_epoch = -(-counts // task.batch_size)
-        steps = per_epoch * task.epochs if task.epochs is not None else per_epoch * 0 + (task.steps or 0)
-        noted = torch.full((task.clients, int(steps.max())), torch.nan, dtype=torch.float64)
+        per_epoch = -(-task.samples.counts // task.batch_size)
+        noted = torch.full((task.clients, int(task.steps.max())), torch.nan, dtype=torch.float64)
         self._fits.append((per_epoch, noted))
 
         def loss(step: Step) -> Tensor:
