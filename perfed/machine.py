@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import signal
 import sys
+import tempfile
 import threading
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module, metadata
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -25,6 +28,9 @@ def _if_there(module: str) -> ModuleType | None:
 
 
 _fcntl, _resource, _msvcrt = _if_there("fcntl"), _if_there("resource"), _if_there("msvcrt")
+
+SCRATCH = ".scratch-"
+"""What names of folders begin with that hold the temporary files of a process."""
 
 TERMINATED = 128 + int(signal.SIGTERM)
 """Exit code of a process that SIGTERM has ended."""
@@ -69,6 +75,31 @@ def write_atomic(path: Path, data: bytes | str) -> None:
         if isinstance(error, OSError) and error.filename is None:  # as of a full disk
             error.filename = str(path)
         raise
+
+
+def scratch(owner: object, place: Path | None) -> Path:
+    """A new folder for files of this process, removed with ``owner`` or at the end of the process.
+
+    In ``place``, or where the system has temporary files; :func:`sweep` removes it there after the process was killed.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=place)).absolute()
+    held = ExitStack()
+    held.enter_context(locked(folder))
+    weakref.finalize(owner, _removed, folder, held, os.getpid())
+    return folder
+
+
+def _removed(folder: Path, held: ExitStack, process: int) -> None:
+    if os.getpid() == process:  # and not in a fork
+        shutil.rmtree(folder, ignore_errors=True)
+        held.close()
+
+
+def sweep(place: Path) -> None:
+    """Remove what processes that were killed have left of :func:`scratch` in ``place``."""
+    for folder in place.glob(f"{SCRATCH}*"):
+        with suppress(OSError), locked(folder):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def sync_folder(folder: Path) -> None:

@@ -23,6 +23,13 @@ def copy(tree: Tree) -> dict[str, Tensor | Tree]:
     return map_leaves(tree, lambda _, t: t.detach().clone(memory_format=torch.contiguous_format))
 
 
+def size(value: Any) -> int:
+    """Bytes of a tensor, or of all tensors in nested dictionaries and lists."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return sum(size(item) for item in (value if isinstance(value, list) else value.values()))
+
+
 def stack(rows: Sequence[Tree]) -> dict[str, Tensor | Tree]:
     """Stack trees of one structure along a new first axis; a leaf whose shapes differ becomes a list of tensors."""
     first = rows[0]

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from perfed.cli.campaigning import go_on
 from perfed.cli.comparing import compare
 from perfed.cli.console import alone_on_stdout, print_json, say, say_where
 from perfed.cli.options import Shown, Training
@@ -18,6 +19,7 @@ from perfed.cli.table import print_table
 from perfed.cli.terminal import print_choice, print_summary
 from perfed.cli.training import default_out, device_of, executor, resumable, settings_of, shared_settings
 from perfed.errors import PerfedError
+from perfed.experiment.campaign import Campaign, is_campaign
 from perfed.experiment.compare import Comparison, is_comparison
 from perfed.experiment.config import Experiment, find_experiment, validate
 from perfed.experiment.names import parse_names, parse_seeds
@@ -89,18 +91,21 @@ def _chosen_method(table: dict[str, Any], settings: list[str]) -> str:
 
 
 def resume_command(directory: Path, settings: list[str], how: Training, show: Shown) -> None:
-    """Continue an interrupted run or comparison from its last checkpoint, to the same bits, or a search."""
+    """Continue an interrupted run, comparison or campaign from its last checkpoint, to the same bits, or a search."""
     where, rounds = device_of(how.device), _more_rounds(settings)
-    if rounds is not None and (is_comparison(directory) or is_search(directory)):
+    several = is_comparison(directory) or is_search(directory) or is_campaign(directory)
+    if rounds is not None and several:
         raise PerfedError(
             f"{directory}: only a run can go on to more rounds; give each run to resume by itself, all seeds of all "
             f"methods that are to be compared, or begin another comparison with rounds={rounds}"
         )
-    if how.jobs > 1 and not (is_comparison(directory) or is_search(directory)):
-        raise PerfedError(f"{directory}: is one run, if any; --jobs is for comparisons and searches")
+    if how.jobs > 1 and not several:
+        raise PerfedError(f"{directory}: is one run, if any; --jobs is for comparisons, searches and campaigns")
     with resumable(directory, how.data_dir, how.device, how.ray), alone_on_stdout(show.as_json):
         if is_comparison(directory):
             compare(Comparison.read(directory), how, show)
+        elif is_campaign(directory):
+            go_on(Campaign.read(directory), how, show)
         elif is_search(directory):
             search = Search.read(directory)
             search.check(how.data_dir, where)

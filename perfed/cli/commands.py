@@ -238,10 +238,10 @@ def report_command(
     all_metrics: AllMetricsOption = False,
 ) -> None:
     """Write the report of runs and comparisons anew, print tables and verdict, and write files for papers."""
-    from perfed.cli import reports
+    from perfed.cli import files, reports
 
-    files = reports.Files(out, latex, csv, figures)
-    reports.report_command(directories, reference, communication, files, Shown(as_json, all_metrics))
+    written = files.Files(out, latex, csv, figures)
+    reports.report_command(directories, reference, communication, written, Shown(as_json, all_metrics))
 
 
 @app.command("list", epilog="Example: perfed list methods")

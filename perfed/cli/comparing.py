@@ -72,7 +72,7 @@ def compare(planned: Comparison, how: Training, show: Shown) -> None:
                     failed[method, seed] = outcome
                     say_whole(f"failed: {outcome}", style="red")
                 else:
-                    _say_outcome(method, seed, outcome, show.verbose)
+                    say_outcome(f"{method} seed {seed}", outcome, show.verbose)
     failed = {key: failed[key] for key in planned.keys if key in failed}  # runs side by side end in any order
     found = planned.conclude(failures=[Failure.of(*key, outcome) for key, outcome in failed.items()])
     if show.as_json:
@@ -83,10 +83,11 @@ def compare(planned: Comparison, how: Training, show: Shown) -> None:
         raise PerfedError(f"{len(failed)} of {number} runs failed; {next(iter(failed.values()))}")
 
 
-def _say_outcome(method: str, seed: int, summary: dict[str, Any], verbose: bool) -> None:
+def say_outcome(label: str, summary: dict[str, Any], verbose: bool) -> None:
+    """What came of a run, in a line; ``verbose``: its notes too."""
     found = [f"{name} {values['mean']:.4g}" for name, values in summary["metrics"].items()]
     text = f"{100 * summary['accuracy']['mean']:.1f} %" if "accuracy" in summary else ", ".join(found)
-    say(f"{method} seed {seed}: {text} in {summary['wall_seconds']:.1f} s")
+    say(f"{label}: {text} in {summary['wall_seconds']:.1f} s")
     if verbose:
         for note in summary["notes"]:
             say(f"  {note}", style="dim")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perfed.cli.index import INDEX, LISTS
 
-_MARKS = ("config.toml", "comparison.toml", "search.toml")
+_MARKS = ("config.toml", "comparison.toml", "search.toml", "campaign.toml")
 
 
 def _names(what: str) -> list[str]:
@@ -32,6 +32,11 @@ def experiments(incomplete: str) -> list[str]:
     return [*(name for name in _names("experiments") if name.startswith(incomplete)), *_files(incomplete, ".toml")]
 
 
+def campaigns(incomplete: str) -> list[str]:
+    """Files that may be campaigns."""
+    return _files(incomplete, ".toml")
+
+
 def shown(incomplete: str) -> list[str]:
     """Whatever ``perfed show`` knows."""
     found = (name for what in LISTS for name in _names(what) if name.startswith(incomplete))
@@ -49,7 +54,7 @@ def engines(incomplete: str) -> list[str]:
 
 
 def run_directories(incomplete: str) -> list[str]:
-    """Directories of runs, comparisons and searches, and those on the way to them."""
+    """Directories of runs, comparisons, searches and campaigns, and those on the way to them."""
     folders = [path for path in _beside(incomplete) if path.is_dir()]
     results = [str(path) for path in folders if any((path / mark).is_file() for mark in _MARKS)]
     inside = (path for path in folders if str(path) in results or not results)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 import time
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perfed.cli.actions import chosen_experiment
-from perfed.cli.console import print_json, say, say_where, say_whole
+from perfed.cli.console import CTRL_C, Stopped, print_json, say, say_where, say_whole
 from perfed.cli.options import check_new, file_name
 from perfed.cli.sites import write_model
 from perfed.deploy.deployment import Deployment
@@ -89,7 +90,7 @@ def site_command(
     check_site(settings)
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / _SITE, json.dumps({"name": name, "data": str(data.resolve())}) + "\n")
-    say(f"site {name}: {data}; what leaves is in {folder / LOG}")
+    say_whole(f"site {name}: {data}; what leaves is in {folder / LOG}")
     stop = threading.Event()
     try:
         run_site(settings, lambda line: say_whole(f"{time.strftime('%H:%M:%S')} {line}"), stop)
@@ -111,7 +112,8 @@ def site_log_command(folder: Path | None, as_json: bool) -> None:
     if broken is not None:
         raise PerfedError(broken)
     if not as_json:
-        say(f"{len(entries)} lines; the chain is whole; its last hash is {entries[-1]['hash'] if entries else 'none'}")
+        last = entries[-1]["hash"] if entries else "none"
+        say_whole(f"{len(entries)} lines; the chain is whole; its last hash is {last}")
 
 
 def _line(entry: dict[str, Any]) -> str:
@@ -142,7 +144,11 @@ def site_export_command(folder: Path | None, data: Path | None, format_: str, ou
 def _site_folder(folder: Path | None) -> Path:
     """The site's folder: that given, or the only one here."""
     if folder is not None:
+        if not (folder / _SITE).exists():
+            raise PerfedError(f"--dir {folder}: not the folder of a site ('perfed site' makes one: perfed-site-NAME)")
         return folder
+    if Path(_SITE).exists():
+        return Path()
     found = sorted(file.parent for file in Path().glob(f"*/{_SITE}"))
     if len(found) != 1:
         held = ", ".join(map(str, found)) or "none"
@@ -154,14 +160,18 @@ def submit_command(directory: Path, out: Path | None, wait: float, deadline: flo
     """Submit a run and follow it."""
     place = (out or directory / RESULTS).resolve()
     config = {"out": str(place), "wait": wait, "deadline": deadline, "norm": norm}
-    submit(directory, config, _show, directory / "server" / "submit.log")
+    try:
+        submit(directory, config, _show, directory / "server" / "submit.log")
+    except KeyboardInterrupt:
+        words = ["perfed", "submit", str(directory), *(["--out", str(out)] if out else [])]
+        raise Stopped(f"interrupted; the run goes on, and '{shlex.join(words)}' follows it", CTRL_C) from None
     say_where("results", place)
 
 
 def _show(told: dict[str, Any]) -> None:
     """Say how far a submitted run is: a line for each stage and each round, which takes seconds."""
     if "stage" in told:
-        say(told["stage"])
+        say_whole(told["stage"])
     elif "round" in told:
         reached = "" if told["accuracy"] is None else f", {100 * told['accuracy']:.1f} %"
         lost = "; ".join(f"{name.replace('_', ' ')}: {some(ids)}" for name, ids in told["counts"].items() if ids)

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import typer
 
-from perfed.cli import deploy_commands, site_commands  # noqa: F401 - they add their commands
+from perfed.cli import campaign_commands, deploy_commands, site_commands  # noqa: F401 - they add their commands
 from perfed.cli.commands import app
 from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped
 from perfed.errors import PerfedError

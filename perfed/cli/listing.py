@@ -27,7 +27,7 @@ from perfed.training.plan import ENGINES
 
 # What methods are made for, where their class or policy does not say it; all others: labels.
 _FEATURES = {"flic-class", "flic-hl", "hetfedrep", "fedrep-tsne", "fedhenn", "fedbn"}
-_NOTHING = {"fedavg", "fedprox", "scaffold", "local", "local-full"}
+_NOTHING = {"fedavg", "fedprox", "scaffold", "fedgate", "local", "local-full"}
 
 _LABELS = "class labels"
 _NEEDS = {
@@ -35,7 +35,7 @@ _NEEDS = {
     "fedem": "labels or values: every sample needs a likelihood of its own",
     "fedem-ft": "labels or values: every sample needs a likelihood of its own",
     "feddar-sa": "heads that are linear",
-    "scaffold": "SGD as the optimiser",
+    **dict.fromkeys(("scaffold", "fedgate", "flanp-fedgate"), "SGD as the optimiser"),
     **dict.fromkeys(("flic-class", "flic-hl"), "class labels or values"),
     **dict.fromkeys(("fedpac", "fedpac-cc", "fedpac-fa", "fedrod", "knnper"), _LABELS),
     **dict.fromkeys(("fedproto", "fedproto-g", "fedproto-l"), _LABELS),
@@ -51,6 +51,8 @@ _TRY = {
 _TRY_WITH = {
     "fedbn": "digits-label-skew model.body.batch_norm=true",
     "scaffold": "digits-label-skew methods.scaffold.optimizer=sgd methods.scaffold.lr=0.03",
+    "fedgate": "digits-label-skew methods.fedgate.optimizer=sgd methods.fedgate.lr=0.03",
+    "flanp-fedgate": "digits-label-skew clock.speeds=fixed methods.fedgate.optimizer=sgd methods.fedgate.lr=0.03",
 }
 # Settings whose types alone do not say it.
 _ALLOWED = {

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from perfed import report
 from perfed.errors import PerfedError
 from perfed.machine import write_atomic
-from perfed.report.runs import Run
 
 ToPdf = Callable[[str], bytes]
 
@@ -37,13 +35,14 @@ def pdf_maker() -> ToPdf:
     return to_pdf
 
 
-def write_figures(runs: Sequence[Run], folder: Path, maker: Callable[[], ToPdf] = pdf_maker) -> tuple[list[Path], str]:
-    """Write every figure of the runs as SVG and PDF.
+def write_figures(
+    drawn: Mapping[str, str], folder: Path, maker: Callable[[], ToPdf] = pdf_maker
+) -> tuple[list[Path], str]:
+    """Write figures, SVG by the stem of their names, as SVG and PDF.
 
     Returns:
         The paths, and why there are no PDFs; empty where there are.
     """
-    drawn = report.figures(runs)
     folder.mkdir(exist_ok=True)
     written = []
     for stem, svg in drawn.items():

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from perfed.cli.console import alone_on_stdout, print_json, say, say_where, say_whole
+from perfed import report
+from perfed.cli.campaigning import report_campaign
+from perfed.cli.console import alone_on_stdout, print_json, say_where, say_whole
+from perfed.cli.files import Files, command_line
 from perfed.cli.options import Shown
-from perfed.cli.pictures import write_figures
 from perfed.cli.terminal import conclusion_json, print_conclusion
 from perfed.cli.training import default_out
 from perfed.errors import PerfedError
+from perfed.experiment.campaign import is_campaign
 from perfed.experiment.compare import Comparison, is_comparison
 from perfed.experiment.conclusion import Conclusion
-from perfed.machine import write_atomic
 from perfed.report import verdict, with_communication, write_report
 from perfed.report.comparison import judged_table
 from perfed.report.gather import Gathered, gathered
@@ -24,36 +24,16 @@ from perfed.report.papers import csv_text, latex
 from perfed.report.runs import Run, main_metric, methods_of
 
 
-@dataclass(frozen=True)
-class Files:
-    """What ``perfed report`` writes beside what it always does."""
-
-    out: Path | None = None
-    latex: Path | None = None
-    csv: Path | None = None
-    figures: Path | None = None
-
-    def check(self) -> None:
-        """Refuse what cannot be written, before anything is.
-
-        Raises:
-            PerfedError: a folder that is not there, or a folder in a file's place.
-        """
-        for option, path in (("--out", self.out), ("--latex", self.latex), ("--csv", self.csv)):
-            if path is not None and path.is_dir():
-                raise PerfedError(f"{option} {path}: is a folder; give the name of a file")
-        named = (("--out", self.out), ("--latex", self.latex), ("--csv", self.csv), ("--figures", self.figures))
-        for option, path in named:
-            if path is not None and not path.parent.is_dir():
-                raise PerfedError(f"{option} {path}: there is no folder {path.parent}")
-        if self.figures is not None and self.figures.exists() and not self.figures.is_dir():
-            raise PerfedError(f"--figures {self.figures}: is a file; give the name of a folder")
-
-
 def report_command(
     directories: Sequence[Path], reference: str | None, communication: float | None, files: Files, show: Shown
 ) -> None:
     """Write the report of one or several directories anew, print their tables and verdict, and write files."""
+    for directory in filter(is_campaign, directories):
+        if len(directories) > 1 or reference is not None or communication is not None:
+            raise PerfedError(
+                f"{directory}: is a campaign or a sweep, reported alone, without --reference and --communication"
+            )
+        return report_campaign(directory, files, show)
     files.check()
     with alone_on_stdout(show.as_json):
         places, empty = _places(directories)
@@ -128,21 +108,6 @@ def _concluded(
 
 def _write(files: Files, found: Conclusion, all_metrics: bool) -> list[Path]:
     """The files for papers; their paths."""
-    table, written = judged_table(found.runs, found.verdict), []
-    command = shlex.join(["perfed", *sys.argv[1:]])
-    metric = main_metric(found.runs)
+    table, metric = judged_table(found.runs, found.verdict), main_metric(found.runs)
     rows = table if all_metrics else [row for row in table if row.metric == metric]
-    texts: tuple[tuple[Path | None, Callable[[], str]], ...] = (
-        (files.latex, lambda: latex(rows, command)),
-        (files.csv, lambda: csv_text(table)),
-    )
-    for path, text in texts:
-        if path is not None:
-            write_atomic(path, text())
-            written.append(path)
-    if files.figures is not None:
-        made, problem = write_figures(found.runs, files.figures)
-        written += made
-        if problem:
-            say(problem, style="yellow")
-    return written
+    return files.write(lambda: latex(rows, command_line()), lambda: csv_text(table), lambda: report.figures(found.runs))

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from perfed.data.partition.label_skew import GroupOrder
-from perfed.datasets.catalogue import NonNegative, Positive, PositiveReal
+from perfed.datasets.catalogue import NonNegative, NonNegativeReal, Positive, PositiveReal
 from perfed.errors import PerfedError
 
 Percentage = Annotated[float, Field(ge=0, le=100)]
@@ -15,13 +15,22 @@ Percentage = Annotated[float, Field(ge=0, le=100)]
 # Options of every partition by label; what each has besides them.
 _COMMON = {"partition", "clients", "test_samples", "overlap", "group_order", "permute_labels", "rotations"}
 _APPLICABLE = {
-    "iid": {*_COMMON, "samples", "groups"},
-    "dominant": {*_COMMON, "samples", "uniform", "dominant_classes"},
-    "pathological": {*_COMMON, "samples", "classes_per_client", "class_assignment"},
+    "iid": {*_COMMON, "samples", "size_spread", "groups"},
+    "dominant": {*_COMMON, "samples", "size_spread", "uniform", "dominant_classes"},
+    "pathological": {*_COMMON, "samples", "size_spread", "classes_per_client", "class_assignment"},
     "dirichlet": {*_COMMON, "concentration", "min_samples", "groups"},
-    "inner-dirichlet": {*_COMMON, "samples", "concentration", "groups"},
+    "inner-dirichlet": {*_COMMON, "samples", "size_spread", "concentration", "groups"},
     "natural": {"partition", "clients", "min_samples"},
-    "domain-mixed": {"partition", "clients", "samples", "test_samples", "alpha", "prior"},
+    "domain-mixed": {
+        "partition",
+        "clients",
+        "samples",
+        "size_spread",
+        "test_samples",
+        "alpha",
+        "prior",
+        "uniform_labels",
+    },
 }
 
 
@@ -40,6 +49,8 @@ class PartitionOptions(BaseModel):
         test_samples: test samples of every client, in proportion to its training classes (domains); 0: the same part
             of the test data as of the training data, class by class; ``domain-mixed``: all test samples of a domain,
             shared in proportion to the clients' training samples of it.
+        size_spread: clients' sizes are log-normal: ``samples`` times exp(size_spread z), z ~ N(0, 1); with ``samples``
+            = 0 (``iid``) all there are, in such shares.
         overlap: whether clients may share samples where a class does not suffice: ``none``, only those of the
             ``test`` data, or ``all``. No client holds a sample twice, and no test sample is trained on.
         uniform: percentage, 0 to 100.
@@ -51,6 +62,7 @@ class PartitionOptions(BaseModel):
         concentration: of the Dirichlet distribution.
         alpha: the mixtures are drawn from Dir(alpha p) over the domains; small values give clients few domains.
         prior: p, each domain's ``shares`` of the training data, or ``uniform``.
+        uniform_labels: every client has as many training samples of each label (``domain-mixed``).
         min_samples: every client has at least so many training samples; ``dirichlet`` repeats the draw until it is so,
             ``natural`` leaves out the owners who have fewer, by default none.
         groups: number of groups for ``permute_labels`` and ``rotations``; 1: as many as ``rotations``.
@@ -67,6 +79,7 @@ class PartitionOptions(BaseModel):
     clients: Positive = 20
     samples: NonNegative | list[Positive] = 600
     test_samples: NonNegative = 0
+    size_spread: NonNegativeReal = 0.0
     overlap: Literal["none", "test", "all"] = "none"
     uniform: Percentage = 20.0
     dominant_classes: list[list[NonNegative]] = []
@@ -75,6 +88,7 @@ class PartitionOptions(BaseModel):
     concentration: PositiveReal = 1.0
     alpha: PositiveReal = 1.0
     prior: Literal["shares", "uniform"] = "shares"
+    uniform_labels: bool = False
     min_samples: NonNegative = 10
     groups: Positive = 1
     group_order: GroupOrder = "contiguous"
@@ -93,6 +107,8 @@ class PartitionOptions(BaseModel):
                 raise PerfedError(f"data.{key} = [] is not allowed; the list needs at least one number")
         if self.samples == 0 and "samples" in applicable and self.partition not in ("iid", "pathological"):
             raise PerfedError("data.samples = 0 (all there are) is for the partitions 'iid' and 'pathological'")
+        if self.samples == 0 and self.size_spread and self.partition == "pathological":
+            raise PerfedError("data.size_spread needs data.samples above 0 in partition 'pathological'")
         if self.partition == "natural":
             self.clients = self.clients if "clients" in self.model_fields_set else 0  # all owners
             self.min_samples = self.min_samples if "min_samples" in self.model_fields_set else 1

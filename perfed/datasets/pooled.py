@@ -147,6 +147,12 @@ def _domain_mixed(pool: Pool, options: PartitionOptions, seed: int) -> tuple[_Pa
     sizes = _sizes(options, int(there["train"].sum()), False, seed)
     concentration = options.alpha * prior / prior.sum()
     counts = {"train": dirichlet.inner_dirichlet(there["train"], sizes, concentration, seed=seed)}
+    cells, table = domain["train"], counts["train"]
+    if options.uniform_labels:
+        cells = cells * pool.num_classes + pool.y_train
+        held = np.bincount(cells, minlength=len(pool.domain_names) * pool.num_classes)
+        table = dirichlet.even_labels(counts["train"], held.reshape(-1, pool.num_classes), seed=seed)
+        counts["train"], table = table.sum(axis=2), table.reshape(len(table), -1)
     if options.test_samples:
         test_sizes = np.full(options.clients, options.test_samples)
         counts["test"] = label_skew.apportion(counts["train"].astype(np.float64), test_sizes, seed=seed)
@@ -160,7 +166,8 @@ def _domain_mixed(pool: Pool, options: PartitionOptions, seed: int) -> tuple[_Pa
             f"data: domain '{pool.domain_names[m]}' has {there['test'][m]} test samples, but the clients need "
             f"{needed[m]}; use a smaller data.test_samples, or 0 to share out all there are"
         )
-    train, test = (deal(domain[s], counts[s], seed=subseed(seed, f"deal {s}")) for s in ("train", "test"))
+    train = deal(cells, table, seed=subseed(seed, "deal train"))
+    test = deal(domain["test"], counts["test"], seed=subseed(seed, "deal test"))
     unheld = [pool.domain_names[m] for m in np.flatnonzero(counts["train"].sum(axis=0) == 0)]
     notes = {"domains_nobody_holds": unheld} if unheld else {}
     return _Parts(train, test, np.zeros(options.clients, dtype=np.int64)), notes
@@ -255,10 +262,11 @@ def _train_counts(
 
 def _sizes(options: PartitionOptions, there: int, share: bool, seed: int) -> Indices:
     """Training samples of every client; refuses more than there are."""
+    spread = options.size_spread
     if options.samples == 0:
-        return there // options.clients + (np.arange(options.clients) < there % options.clients)
+        return label_skew.shared_sizes(there, options.clients, spread=spread, seed=seed)
     choices = options.samples if isinstance(options.samples, list) else [options.samples]
-    sizes = label_skew.draw_sizes(choices, options.clients, seed=seed)
+    sizes = label_skew.draw_sizes(choices, options.clients, spread=spread, seed=seed)
     needed = int(sizes.max() if share else sizes.sum())
     if needed > there:
         who = "a client asks" if share else f"{options.clients} clients ask"

@@ -24,9 +24,9 @@ class _Here(Server):
     def __init__(self, part: Part, folder: Path) -> None:
         super().__init__(part.federation, part.setup, part.plan, Participation(), 1)
         self._part, self._folder = part, folder
-        with part.states(folder) as store:
-            self.header, self._tree = model_message(store.path)
-            self._state = store.state(self.header["base"])
+        stored = part.stored(folder)
+        self.header, self._tree = model_message(stored.path)
+        self._state = stored.state(self.header["base"])
 
     def own_models(self, ids: Sequence[str], round_: int) -> Iterator[Cohort]:
         """The site's own, by the last message that was of it."""
@@ -54,7 +54,7 @@ class _OwnModel(OwnModels):
 
 
 def site_model(folder: Path, site: str, data: Path) -> SiteModel:
-    """The site's own model, as it was last evaluated.
+    """The site's own model, as it was last evaluated; the site may go on in another process meanwhile.
 
     Args:
         folder: of the site.
@@ -62,7 +62,7 @@ def site_model(folder: Path, site: str, data: Path) -> SiteModel:
         data: its file or folder, as the run was begun with.
 
     Raises:
-        PerfedError: the site is in no run, its model has not been made yet, or another process is this site.
+        PerfedError: the site is in no run, or its model has not been made yet.
     """
     part = Part.of(folder, site, data)
     if part is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,10 +22,10 @@ from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.server import RealTimeServer
 from perfed.engine.flower.transport import Transport
 from perfed.engine.flower.wire import ROUND
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, some
 from perfed.experiment.config import Experiment, read
 from perfed.experiment.start import resume, start
-from perfed.machine import write_atomic
+from perfed.machine import locked, write_atomic
 from perfed.report import load_runs, write_report
 from perfed.run.run import Run
 
@@ -32,6 +33,8 @@ AGREED = "agreed.json"
 """File of a run's directory: what sites told, what was agreed, and the facts of each."""
 JOURNAL = "journal"
 """Folder of a run's directory."""
+LOOK = 10.0
+"""Seconds between two looks for who is missing."""
 LINE = "perfed: "
 """What a line for who has submitted the run begins with; JSON follows."""
 
@@ -88,16 +91,36 @@ def main(transport: Transport, config: Mapping[str, Any], *, study: str) -> None
 
 
 def _main(transport: Transport, settings: Settings, study: str) -> None:
-    experiment, out = read(study, "the study"), Path(settings.out)
+    out = Path(settings.out)
+    try:
+        with locked(_made(_made(out) / JOURNAL)):
+            _alone(transport, settings, study, out)
+    except BlockingIOError:
+        raise PerfedError(
+            f"{out}: this run is going on already; 'perfed submit' follows it once it has begun"
+        ) from None
+
+
+def goes_on(out: Path) -> bool:
+    """Whether a server's program on this machine is at work on the run in ``out``."""
+    try:
+        with locked(out / JOURNAL):
+            return False
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+
+
+def _alone(transport: Transport, settings: Settings, study: str, out: Path) -> None:
+    experiment = read(study, "the study")
     sites: list[str] = list(experiment.data.options["files"])
-    tell(stage=f"waiting for {len(sites)} sites")
-    missing = transport.wait_for(sites, settings.wait)
-    if missing:
-        raise PerfedError(f"not there after {settings.wait:g} seconds: {', '.join(missing)}; see perfed site there")
+    transport.note = lambda line: tell(stage=line)
+    _gather(transport, sites, settings.wait)
     run = hashlib.sha256(f"{out.resolve()} {study}".encode()).hexdigest()[:16]
     opening = Opening(transport, sites, experiment, study, run, settings.deadline)
     federation = opening.federation(out / AGREED)
-    journal = Journal(_made(out) / JOURNAL)
+    journal = Journal(out / JOURNAL)
     limits = Limits(settings.deadline, norm=settings.norm or None)
     engine = partial(FlowerEngine, transport=transport, journal=journal, run=run, limits=limits)
     going = _run(experiment, federation, out, partial(RealTimeServer, engine=engine))
@@ -110,6 +133,19 @@ def _main(transport: Transport, settings: Settings, study: str) -> None:
         going.server.evaluate("train", lacking, going.done)
     write_report(load_runs([out]), out / "report.html", title=experiment.name)
     tell(done=going.done, out=str(out))
+
+
+def _gather(transport: Transport, sites: list[str], seconds: float) -> None:
+    """Wait until all sites are connected, and say whenever others are missing than before."""
+    ends, told, missing = time.monotonic() + seconds, list[str](), sites
+    tell(stage=f"waiting for {len(sites)} sites")
+    while missing := transport.wait_for(missing, min(LOOK, max(ends - time.monotonic(), 0.0))):
+        if time.monotonic() >= ends:
+            said = f"not there after {seconds:g} seconds: {', '.join(missing)}"
+            raise PerfedError(f"{said}; is 'perfed site' running there, and what does it print?")
+        if missing != told:
+            tell(stage=f"still waiting for {some(missing)}")
+            told = missing
 
 
 def _run(experiment: Experiment, federation: Federation, out: Path, server: Callable[..., Any]) -> Run:

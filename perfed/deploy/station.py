@@ -20,7 +20,7 @@ from perfed.datasets.tables import TableSettings
 from perfed.engine.flower.message import pack, unframe
 from perfed.engine.flower.outgoing import OutgoingLog
 from perfed.engine.flower.site import Site
-from perfed.engine.flower.store import SiteStore
+from perfed.engine.flower.store import SiteStore, Stored
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
@@ -125,8 +125,12 @@ class Part:
         return Plan("sequential", threads=self.experiment.plan.threads)
 
     def states(self, folder: Path) -> SiteStore:
-        """Where the site in ``folder`` keeps its states of the run."""
+        """Where the site in ``folder`` keeps its states of the run; this process is the site until it is closed."""
         return SiteStore(folder / _RUNS, self.run)
+
+    def stored(self, folder: Path) -> Stored:
+        """The same to read, while another process is the site."""
+        return Stored(folder / _RUNS, self.run)
 
 
 class Station:

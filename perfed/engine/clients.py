@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from perfed import rng
+from perfed import rng, tree
 from perfed.engine.engine import Engine
 from perfed.engine.evaluate import Metrics, Outputs
 from perfed.engine.host import Exchange
@@ -175,7 +175,7 @@ class RoundClients:
             self._arrived(replies)
         record.exchanges += 1
         self.losses.append(replies.train_loss)
-        record.bytes_up += sum(_size(value) for name, value in replies.content.items() if name not in folds)
+        record.bytes_up += sum(tree.size(value) for name, value in replies.content.items() if name not in folds)
         # The first exchange goes to all invited clients, those whose replies are not used among them.
         record.bytes_down += sent * self._invited // len(self.ids) if record.exchanges == 1 else sent
         return replies
@@ -209,7 +209,7 @@ class RoundClients:
         """``fold`` that counts the bytes of entry ``name`` of every reply."""
 
         def counting(total: Any, reply: dict[str, Any]) -> Any:
-            self.record.bytes_up += _size(reply[name])
+            self.record.bytes_up += tree.size(reply[name])
             return fold(total, reply)
 
         return counting
@@ -225,16 +225,7 @@ def _program_name(engine: Engine, program: Callable[..., Any]) -> str:
     raise PerfedError(f"a client program must be a method of the method or of one of its terms, not {program!r}")
 
 
-def _size(value: Any) -> int:
-    """Bytes of a tensor, or of all tensors in nested dictionaries and lists."""
-    if isinstance(value, torch.Tensor):
-        return value.numel() * value.element_size()
-    if isinstance(value, list):
-        return sum(_size(item) for item in value)
-    return sum(_size(item) for item in value.values())
-
-
 def _sent(value: Any, clients: int) -> int:
     if isinstance(value, Each):
-        return sum(_size(row) for row in value.rows.values())
-    return _size(value) * clients
+        return sum(tree.size(row) for row in value.rows.values())
+    return tree.size(value) * clients

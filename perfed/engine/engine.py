@@ -18,6 +18,7 @@ from perfed.engine.evaluate import Metrics, Outputs
 from perfed.engine.host import Background, Done, Exchange, Host, Work, layouts_of
 from perfed.engine.metrics import Scoring
 from perfed.engine.setup import Setup
+from perfed.engine.states import States
 from perfed.errors import PerfedError
 from perfed.method.exchange import Each, Fold, Replies
 from perfed.participation.invitation import Invitation
@@ -41,6 +42,7 @@ class Engine(ABC):
 
     Attributes:
         states: committed state of each client that has one; a client without starts from its initial values.
+        holder: holds committed and pending states in memory as far as ``plan.hold`` goes, and the others on disk.
         changed: clients whose committed state changed since the set was last cleared.
         scoring: what is measured of the clients' models; the engine's owner may say.
         arrived: seconds after which each reply of the latest exchange came, by id; empty where time is virtual.
@@ -58,6 +60,7 @@ class Engine(ABC):
         self.scoring = Scoring(scale=federation.target_scale)
         self.notes: list[str] = []
         self.states: dict[str, Tree] = {}
+        self.holder = States(plan.hold, setup.device)
         self.changed: set[str] = set()
         self.arrived: dict[str, float] = {}
         self.lost: dict[str, list[str]] = {}
@@ -103,7 +106,7 @@ class Engine(ABC):
             for row, client in enumerate(done.ids):
                 inbox.add(client, partial(done.reply, row))
                 losses[client] = done.losses[row]
-            self._pending.update(done.states)
+            self._pending.update({client: self.holder.keep(state) for client, state in done.states.items()})
             metrics.update(done.metrics)
             if outputs is not None:
                 outputs += done.outputs
@@ -204,7 +207,6 @@ class InProcessEngine(Engine):
     def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
         super().__init__(federation, setup, plan)
         self.host = Host(federation, self.background, setup, plan)
-        self._initial: dict[str, Tree] = {}
 
     def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
         """One chunk after the other."""
@@ -216,19 +218,6 @@ class InProcessEngine(Engine):
         """Cohorts of the clients' own models, made by ``program`` on copies, one at a time."""
         for work in self._works(Exchange(program, round_, -1), payload, self._chunks(ids), keeps=False):
             yield self.host.worked(work)[0]
-
-    def _state(self, client: str) -> Tree:
-        """Pending state of the running round, else the committed one, else the initial one.
-
-        The last is kept, but not among the states: a checkpoint need not hold what is made again.
-        """
-        found = super()._state(client)
-        if found is not None:
-            self._initial.pop(client, None)
-            return found
-        if client not in self._initial:
-            self._initial[client] = self.setup.client_state(self.clients[client], self.info)
-        return self._initial[client]
 
 
 class Inbox:

@@ -18,8 +18,10 @@ from perfed.engine.chores import CHORES
 from perfed.engine.evaluate import Metrics, Outputs, outputs_of, predictions, score
 from perfed.engine.metrics import Scoring
 from perfed.engine.setup import Setup, group_key, stackable_reason
+from perfed.engine.states import State
 from perfed.errors import PerfedError
 from perfed.method.exchange import FederationInfo, Reply, check_rows
+from perfed.method.method import Method
 from perfed.method.term import Travelling
 from perfed.model.chain import Shape
 from perfed.model.placement import Layout
@@ -186,7 +188,7 @@ class Host:
         layout, info = self.layouts[clients[0].input_shape], self.background.info
         frozen = "frozen" in layout.places.values()
         own = [self.setup.client_model(client) if frozen else {} for client in clients]
-        found: list[Any] = [states.get(client.id) or self.setup.client_state(client, info) for client in clients]
+        found = [self._state(client, states.get(client.id)) for client in clients]
         model = tree.stack_padded([{**frozen, **state["model"]} for frozen, state in zip(own, found, strict=True)])
         rest = [{name: value for name, value in state.items() if name != "model"} for state in found]
         return Cohort(
@@ -194,7 +196,7 @@ class Host:
             layout,
             model,
             tree.stack_padded(rest),
-            settings=self.setup.method,
+            settings=self.setup.method.in_round(exchange.round),
             plan=self.plan,
             where=Where(self.setup.seed, exchange.round, exchange.index),
             task=info.task,
@@ -204,20 +206,19 @@ class Host:
         )
 
     def _call(self, cohort: Cohort, exchange: Exchange, payload: dict[str, Any]) -> Reply:
-        method = self.setup.method
+        method = self.setup.method.in_round(exchange.round)
         cohort.carried = payload.pop("terms", {})
         if exchange.terms != "nothing":
             cohort.terms = Travelling(method.terms)
-        where, program = self._program(exchange.program)
+        where, program = self._program(exchange.program, method)
         reply = Reply.of(program(cohort, **payload), where)
         if exchange.terms == "all":
             reply["terms"] = cohort.terms_reply()
         check_rows(reply, where, cohort.ids)
         return reply
 
-    def _program(self, name: str) -> tuple[str, Callable[..., Reply | None]]:
-        """What messages call a program, and the program itself."""
-        method = self.setup.method
+    def _program(self, name: str, method: Method) -> tuple[str, Callable[..., Reply | None]]:
+        """What messages call a program of ``method``, and the program itself."""
         if name.startswith(":"):
             return name[1:], partial(CHORES[name[1:]], method)
         term, _, own = name.rpartition(".")
@@ -230,6 +231,11 @@ class Host:
         if work.rows:
             arrived.update(tree.stack_padded([work.rows[i] for i in work.ids]))
         return arrived
+
+    def _state(self, client: Client, state: Tree | None) -> Mapping[str, Any]:
+        if state is None:
+            return self.setup.client_state(client, self.background.info)
+        return state.read() if isinstance(state, State) else state
 
     def _states(self, cohort: Cohort, shapes: Sequence[Mapping[str, torch.Size]]) -> dict[str, Tree]:
         """Each client's own parameters and sets, which share no memory with the cohort."""

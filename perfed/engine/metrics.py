@@ -38,6 +38,7 @@ class Metric:
         probabilities: whether it takes outputs for logits, and not only the largest of them.
         module: that registered it.
         decimals: of differences; ``None`` where their size is that of the data, or not known.
+        of_model: whether it is computed of the model itself, and not of what it says (:mod:`perfed.engine.gap`).
     """
 
     higher_is_better: bool
@@ -48,6 +49,7 @@ class Metric:
     module: str = "perfed.engine.metrics"
     rows: Rows | None = None
     decimals: int | None = None
+    of_model: bool = False
 
     @property
     def percent(self) -> bool:
@@ -99,6 +101,7 @@ METRICS: dict[str, Metric] = {
         False, "", "classification", scores.brier, probabilities=True, rows=scores.brier_losses, decimals=4
     ),
     "calibration-error": Metric(False, "%", "classification", scores.calibration_error, probabilities=True),
+    "generalisation-gap": Metric(False, "", "classification", of_model=True, decimals=4),
     "mse": Metric(False, "", "regression", scores.mse, rows=scores.squared_errors),
     "mae": Metric(False, "", "regression", scores.mae, rows=scores.absolute_errors),
     "r2": Metric(True, "", "regression", scores.r2, decimals=4),
@@ -156,7 +159,7 @@ def chosen(given: str) -> tuple[str, Metric]:
     """
     name = own_name(given, "metric")
     check_own("metric", given, name, {known: item.module for known, item in METRICS.items()})
-    allowed = [known for known, item in METRICS.items() if item.score is not None]
+    allowed = [known for known, item in METRICS.items() if item.score is not None or item.of_model]
     if name not in allowed:
         near = difflib.get_close_matches(name, allowed, n=1)
         hint = f" (did you mean '{near[0]}'?)" if near else ""

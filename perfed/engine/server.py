@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from perfed.data.federation import Federation
 from perfed.engine.clients import RoundClients, RoundRecord, Snapshot
 from perfed.engine.engine import Engine, InProcessEngine
 from perfed.engine.evaluate import Metrics, Outputs
+from perfed.engine.gap import linear_head
 from perfed.engine.metrics import Scoring
 from perfed.engine.ray.engine import RayEngine
 from perfed.engine.setup import Setup
@@ -28,6 +30,7 @@ from perfed.participation.policies import Choice, Selection
 from perfed.participation.settings import Participation
 from perfed.training.cohort import Cohort
 from perfed.training.plan import Plan
+from perfed.tree import Tree
 
 
 class Server:
@@ -115,6 +118,11 @@ class Server:
         return PER_DOMAIN in self.setup.places(self.federation.clients[0].input_shape).values()
 
     @property
+    def linear_head(self) -> str | None:
+        """Name of the weight of the linear head with which clients predict; ``None`` where they predict otherwise."""
+        return linear_head(self.method, self.setup.chain(self.federation.clients[0].input_shape))
+
+    @property
     def speeds(self) -> str:
         """The clock's model of the clients' speeds; ``none`` where there is none."""
         return self.clock.speeds
@@ -148,6 +156,14 @@ class Server:
         state = self.selection.policy.state
         state.clear()
         state.update(copy.deepcopy(dict(policy)))
+
+    def hold(self, state: Tree) -> Tree:
+        """What stands for a client's state that was read from a file: it may be on disk again soon."""
+        return self.engine.holder.keep(state)
+
+    def put_states_in(self, folder: Path | None) -> None:
+        """From here on the folder of states that memory need not hold is made in ``folder``, if it is not there yet."""
+        self.engine.holder.place = folder
 
     def forget_changes(self) -> None:
         """From here on clients count as changed anew: the states of now are kept elsewhere."""

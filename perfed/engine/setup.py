@@ -116,9 +116,17 @@ class Setup:
         state: dict[str, Any] = {"model": model}
         for name, declared in self.sets.items():
             if declared.home == "client":
-                key = rng.key(self.seed, "set", name, client.id)
-                state[name] = self._set(declared, client.input_shape, info, key)
+                state[name] = self._own_set(name, client, info)
         return state
+
+    def _own_set(self, name: str, client: Client, info: FederationInfo) -> dict[str, Any]:
+        """One client's initial value of a set; made once for all clients where it depends on shapes alone."""
+        declared, cache_key = self.sets[name], ("set", name, client.input_shape)
+        if callable(declared.init):
+            return self._set(declared, client.input_shape, info, rng.key(self.seed, "set", name, client.id))
+        if cache_key not in self._values:
+            self._values[cache_key] = self._set(declared, client.input_shape, info, rng.key(self.seed, "set", name))
+        return self._values[cache_key]
 
     def server_state(self, federation: Federation) -> ServerState:
         """The server's sets before the first round.

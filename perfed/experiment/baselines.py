@@ -155,8 +155,8 @@ class Baseline:
     def _kind(self) -> tuple[Task, int | None, list[str]]:
         """The task, and the metrics asked for that the model can have: not every one has probabilities."""
         names = (chosen(given)[0] for given in self.experiment.evaluation.metrics)
-        probable = hasattr(self._new_model(), "predict_proba")
-        own = [name for name in names if probable or not METRICS[name].probabilities]
+        said, probable = (n for n in names if not METRICS[n].of_model), hasattr(self._new_model(), "predict_proba")
+        own = [name for name in said if probable or not METRICS[name].probabilities]
         return self.federation.task, self.federation.num_classes, own
 
     def fitted(self, client: Client) -> Any:

@@ -21,6 +21,7 @@ from perfed.experiment.conclusion import Conclusion, Failure, failed_lines
 from perfed.experiment.config import readable, validate
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.jobs import Execute, in_turn
+from perfed.experiment.names import folder_names
 from perfed.experiment.start import is_done, resume, start
 from perfed.machine import write_atomic
 from perfed.methods.presets import method_and_policy
@@ -125,9 +126,14 @@ class Comparison:
             names, seeds = [str(name) for name in content["methods"]], [int(seed) for seed in content["seeds"]]
             return cls(path, dict(content["experiment"]), names, seeds)
 
+    @property
+    def begun(self) -> bool:
+        """Whether a run has."""
+        return any(self.path.rglob("config.toml"))
+
     def abandoned(self) -> bool:
         """Whether no run could begin; the comparison is then taken back."""
-        if any(self.path.rglob("config.toml")):
+        if self.begun:
             return False
         (self.path / "comparison.toml").unlink(missing_ok=True)
         for place in (*self._folders.values(), self.path):
@@ -141,15 +147,10 @@ class Comparison:
 
     @property
     def _folders(self) -> dict[str, Path]:
-        """Method -> folder: its name, with a dot for the colon of ``module:NAME``, which not every system allows."""
-        found: dict[str, Path] = {}
-        for method in self.methods:
-            name = method.replace(":", ".")
-            while name.casefold() in {folder.name.casefold() for folder in found.values()}:
-                name += "_"
-            before = self.path / method  # comparisons have had colons
-            found[method] = before if before.is_dir() else self.path / name
-        return found
+        """The folder of each method."""
+        named = folder_names(self.methods)
+        there = {method: self.path / method for method in named}  # comparisons have had colons
+        return {method: there[method] if there[method].is_dir() else self.path / named[method] for method in named}
 
     @property
     def keys(self) -> list[tuple[str, int]]:

@@ -92,6 +92,14 @@ class Experiment(BaseModel):
         """The method with its settings."""
         return self._built[self.method][0]
 
+    @property
+    def effect(self) -> dict[str, Any]:
+        """What a run with the method is made of, defaults included, without names and what is of other methods."""
+        method, stages = self._built[self.method]
+        names = {"name", "description", "data", "model", "training", "methods"}
+        data = {"name": self.data.name, **self.data.options}
+        return {**self.model_dump(exclude=names), "data": data, "model": stages.given, "method": method}
+
     def build_model(self, num_outputs: int, words: Sequence[str] = ()) -> Model:
         """The model, with the method's own ``model`` table on top; the head gets ``num_outputs``.
 

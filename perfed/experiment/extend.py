@@ -43,20 +43,44 @@ def extend(path: Path, more: More, data_dir: Path | None, device: torch.device |
     if not is_comparison(path):
         raise PerfedError(f"--extend {path}: no comparison is there (comparison.toml is missing)")
     before = Comparison.read(path)
-    methods = [*before.methods, *(name for name in more.methods if name not in before.methods)]
-    seeds = [*before.seeds, *(seed for seed in more.seeds if seed not in before.seeds)]
-    after = replace(before, methods=methods, seeds=seeds)
-    added = methods[len(before.methods) :]
-    if not added and len(seeds) == len(before.seeds):
+    if {*more.methods} <= {*before.methods} and {*more.seeds} <= {*before.seeds}:
         raise PerfedError(
-            f"--extend {path}: nothing to add; it has the methods {', '.join(methods)} and the seeds "
-            f"{', '.join(map(str, seeds))}; name others with --methods and --seeds"
+            f"--extend {path}: nothing to add; it has the methods {', '.join(before.methods)} and the seeds "
+            f"{', '.join(map(str, before.seeds))}; name others with --methods and --seeds"
         )
-    table = override(before.table if more.experiment is None else more.experiment, more.settings, federated(methods))
-    after = replace(after, table=_same(path, before.table, table, added))
-    _check_data(before, data_dir)
-    check_starts(after.table, methods, seeds[-1], data_dir, device)
-    after.write()
+    given = before.table if more.experiment is None else more.experiment
+    methods = list(dict.fromkeys([*before.methods, *more.methods]))
+    table = override(given, more.settings, federated(methods))
+    return with_more(before, table, more.methods, more.seeds, data_dir, device)
+
+
+def with_more(
+    before: Comparison,
+    table: dict[str, Any],
+    methods: list[str],
+    seeds: list[int],
+    data_dir: Path | None,
+    device: torch.device | None,
+) -> Comparison:
+    """The comparison with those of ``methods`` and ``seeds`` that it lacks, which is written down.
+
+    Args:
+        before: what there is.
+        table: the experiment, which may differ in the tables of new methods alone.
+        methods, seeds: new ones and others.
+        data_dir, device: as in :meth:`Comparison.create`.
+
+    Raises:
+        PerfedError: as :func:`extend`, but that nothing may be new.
+    """
+    added = [name for name in methods if name not in before.methods]
+    more = [seed for seed in seeds if seed not in before.seeds]
+    after = replace(before, methods=[*before.methods, *added], seeds=[*before.seeds, *more])
+    after = replace(after, table=_same(before.path, before.table, table, added))
+    if added or more:
+        _check_data(before, data_dir)
+        check_starts(after.table, after.methods, after.seeds[-1], data_dir, device)
+        after.write()
     return after
 
 
@@ -68,7 +92,7 @@ def _same(path: Path, before: dict[str, Any], after: dict[str, Any], added: list
         own = key[0] == "methods" and len(key) > 1 and bare_name(key[1]) in new
         if was.get(key) != now.get(key) and key[0] not in ("method", "seed", "device") and not own:
             raise PerfedError(
-                f"--extend {path}: {'.'.join(key)} is {stated(now.get(key))} and was {stated(was.get(key))} in the "
+                f"{path}: {'.'.join(key)} is {stated(now.get(key))} and was {stated(was.get(key))} in the "
                 "runs that are there; give the same, or begin another comparison"
             )
     return {**after, **({"device": before["device"]} if "device" in before else {})}
@@ -83,7 +107,7 @@ def _check_data(before: Comparison, data_dir: Path | None) -> None:
             data = validate({**before.table, "seed": seed}).data.load(seed, data_dir)
             if data.fingerprint not in known:
                 raise PerfedError(
-                    f"--extend {before.path}: the data have other clients, samples or targets than when its runs with "
+                    f"{before.path}: the data have other clients, samples or targets than when its runs with "
                     f"seed {seed} were made; begin another comparison"
                 )
             return

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from perfed.errors import PerfedError
 from perfed.experiment.estimators import baseline_names, check_baseline, is_baseline
 from perfed.method.registry import entry, known_names
@@ -35,9 +38,13 @@ def check_names(names: list[str], where: str, *, baselines: bool = False) -> Non
         raise PerfedError(f"{where} {','.join(names)}: a method is named twice")
 
 
-def parse_seeds(text: str) -> list[int]:
-    """``"0..2"`` (inclusive), ``"0,3,5"`` or ``"7"``."""
-    problem = PerfedError(f"--seeds {text}: must be like 0..2 (inclusive), 0,3,5 or 7")
+def parse_seeds(text: str, where: str = "--seeds") -> list[int]:
+    """``"0..2"`` (inclusive), ``"0,3,5"`` or ``"7"``.
+
+    Raises:
+        PerfedError: anything else; starts with ``where``.
+    """
+    problem = PerfedError(f"{where} {text}: must be like 0..2 (inclusive), 0,3,5 or 7")
     try:
         if ".." in text:
             first, last = (int(part) for part in text.split(".."))
@@ -49,3 +56,19 @@ def parse_seeds(text: str) -> list[int]:
     if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         raise problem
     return seeds
+
+
+def folder_names(names: Sequence[str]) -> dict[str, str]:
+    """A folder for each name: with a dot for signs that not every system allows, no two alike whatever the case.
+
+    Example:
+        >>> folder_names(["fedpac", "mine:FedPAC", "mine.fedpac"])
+        {'fedpac': 'fedpac', 'mine:FedPAC': 'mine.FedPAC', 'mine.fedpac': 'mine.fedpac_'}
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        folder = re.sub(r"[^\w.+=-]", ".", name)
+        while folder.casefold() in {other.casefold() for other in found.values()}:
+            folder += "_"
+        found[name] = folder
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,9 @@ from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.plugins import bare_name
 from perfed.run.settings import Evaluation
+
+_COMMAS = re.compile(r",(?![^\[{]*[\]}])")
+"""Those that are not within brackets."""
 
 
 def parse_value(text: str) -> Any:
@@ -75,7 +79,7 @@ def grid_points(grid: Sequence[str]) -> list[list[str]]:
         >>> grid_points(["lr=0.1,1", "batch_size=8"])
         [['lr=0.1', 'batch_size=8'], ['lr=1', 'batch_size=8']]
     """
-    axes = [_axis(entry) for entry in grid]
+    axes = [axis_of(entry, "--grid ") for entry in grid]
     if not axes:
         raise PerfedError("--grid: at least one key=v1,v2,... is needed")
     keys = [axis[0].partition("=")[0] for axis in axes]
@@ -88,12 +92,25 @@ def grid_points(grid: Sequence[str]) -> list[list[str]]:
     return [list(point) for point in itertools.product(*axes)]
 
 
-def _axis(entry: str) -> list[str]:
+def axis_of(entry: str, where: str = "") -> list[str]:
+    """The assignments of ``key=v1,v2,...``; commas within brackets are of a value.
+
+    Raises:
+        PerfedError: of another form, or a value that is there twice; starts with ``where``.
+
+    Example:
+        >>> axis_of("lr=0.1,1"), axis_of("hidden=[32],[64,64]")
+        (['lr=0.1', 'lr=1'], ['hidden=[32]', 'hidden=[64,64]'])
+    """
     key, sign, values = entry.partition("=")
-    parts = [value for value in values.split(",") if value]
-    if not sign or not parts:
-        raise PerfedError(f"--grid {entry}: must be key=v1,v2,...")
-    return [f"{key}={value}" for value in parts]
+    parts = [value.strip() for value in _COMMAS.split(values) if value.strip()]
+    if not sign or not key.strip() or not parts:
+        raise PerfedError(f"{where}{entry}: must be key=v1,v2,...")
+    found = [parse_value(part) for part in parts]
+    for number, value in enumerate(found):
+        if value in found[:number]:
+            raise PerfedError(f"{where}{entry}: {parts[number]} is given twice")
+    return [f"{key.strip()}={value}" for value in parts]
 
 
 def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[tuple[str, ...]]:

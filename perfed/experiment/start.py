@@ -97,7 +97,7 @@ def opened(path: Path | str, *, data_dir: Path | None = None, federation: Federa
         PerfedError: as :func:`resume`, or there is no checkpoint yet.
     """
     run, _, directory = _found(path, data_dir, federation, None, None)
-    found = directory.load()
+    found = directory.load(run.server.hold)
     if found is None:
         raise PerfedError(f"{path}: no checkpoint is there yet, and so no site's model")
     run.go_to(found)
@@ -149,7 +149,7 @@ def is_done(path: Path) -> bool:
         return False
     done, progress = directory.newest()
     try:  # what an earlier ending left is there until the rounds added since are done
-        ended = progress.get("taken", {}).get("stopped", False)
+        ended = any(progress.get(part, {}).get("stopped", False) for part in ("taken", "tally"))
         return (ended or done >= progress.get("config", {}).get("rounds", done)) and not _edits(directory)
     except PerfedError:
         return False
@@ -174,7 +174,8 @@ def _check_edits(directory: RunDirectory) -> None:
 def _edits(directory: RunDirectory) -> dict[str, tuple[Any, Any]]:
     """What ``config.toml`` says otherwise than the newest checkpoint: key -> before and now, ``None`` for not there.
 
-    Left out are the device, which a run may change, and choices of the plan, which checkpoints may not have yet.
+    Left out are the device and how much memory holds, which a run may change, and choices of the plan, which
+    checkpoints may not have yet.
     """
     made_with = directory.newest()[1].get("config")
     if not made_with:  # no checkpoint, or one of a run that was not made of a configuration
@@ -184,7 +185,8 @@ def _edits(directory: RunDirectory) -> dict[str, tuple[Any, Any]]:
     except tomllib.TOMLDecodeError as error:
         raise PerfedError(f"{directory.path / 'config.toml'}: not valid TOML: {error}") from None
     before = _flat(made_with)
-    keys = [key for key in dict.fromkeys([*before, *now]) if key != "device" and not key.startswith("plan.paths.")]
+    free = ("device", "plan.hold_megabytes")
+    keys = [key for key in dict.fromkeys([*before, *now]) if key not in free and not key.startswith("plan.paths.")]
     return {key: (before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)}
 
 

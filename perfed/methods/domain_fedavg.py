@@ -34,11 +34,12 @@ class DomainFedAvg(Method):
 
     reweight: bool = Field(True, description="every domain counts the same in the loss")
     warmup_rounds: int = Field(0, ge=0, description="first rounds, of FedAvg with the same parameters for all domains")
-    warmup_epochs: int = Field(1, ge=0, description="local epochs of these rounds")
+    warmup_epochs: int | None = Field(1, ge=0, description="local epochs of these rounds; not given: local_epochs")
 
     def epochs_in(self, round_: int) -> int:
         """``warmup_epochs`` in the rounds of the warm-up."""
-        return self.warmup_epochs if round_ <= self.warmup_rounds else self.local_epochs
+        own = self.warmup_epochs if round_ <= self.warmup_rounds else None
+        return self.local_epochs if own is None else own
 
     def sets(self) -> dict[str, ParameterSet]:
         """The weight of a sample of each domain."""
@@ -79,7 +80,7 @@ class DomainFedAvg(Method):
         samples = cohort.samples()
         assert samples.domain is not None
         samples = replace(samples, domain=torch.zeros_like(samples.domain))
-        cohort.fit(STAGES, epochs=self.warmup_epochs, samples=samples)
+        cohort.fit(STAGES, epochs=self.epochs_in(cohort.where.round), samples=samples)
         for name in filter(self._one_each, cohort.model):
             cohort.model[name] = cohort.model[name][:, :1].expand_as(cohort.model[name]).clone()
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
@@ -107,11 +108,18 @@ class MultiHeadFedAvg(DomainFedAvg):
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": PER_DOMAIN}
 
 
+@register(
+    "fedavg-separate-ft",
+    defaults={"reweight": False, "warmup_rounds": 10, "warmup_epochs": None},
+    summary="FedAvg for warmup_rounds, then a model per domain, fine-tuned from it by FedAvg (Zhong et al. 2023)",
+)
 @register("separate-fedavg", defaults={"reweight": False})
 class SeparateFedAvg(DomainFedAvg):
     """A model per domain, each by FedAvg on the samples of its domain alone (Zhong et al. 2023, section 5).
 
-    Mini-batches are of all domains; each model takes the mean over its samples in them.
+    Mini-batches are of all domains; each model takes the mean over its samples in them. After a warm-up it is the
+    paper's "FedAvg + separate FT" in its federated reading (section 5.3: fine-tuning on each domain is FedAvg too);
+    :class:`FedAvgDomainFT` is the local one.
     """
 
     default_placement: ClassVar[dict[str, Placement]] = dict.fromkeys(STAGES, PER_DOMAIN)
@@ -133,7 +141,8 @@ class FedAvgDomainFT(FedAvg):
     """FedAvg; each client evaluates a copy per domain, fine-tuned on its own samples of the domain (Zhong et al. 2023).
 
     The paper's "FedAvg + separate FT" (section 5, B.3.3), read as local fine-tuning, on the local loss alone (without
-    terms). Samples of a domain that the client has no training samples of get the global model.
+    terms); ``fedavg-separate-ft`` is the federated reading. Samples of a domain that the client has no training
+    samples of get the global model.
     """
 
     needs_domains: ClassVar[bool] = True

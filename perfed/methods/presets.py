@@ -10,6 +10,7 @@ from perfed.plugins import bare_name
 preset("fedrep-srpfl", "fedrep", "srpfl", "FedRep under SRPFL's participation (Tziotis et al. 2023, Algorithm 1)")
 preset("lg-srpfl", "lg-fedavg", "srpfl", "LG-FedAvg under SRPFL's participation (Tziotis et al. 2023, section 5)")
 preset("flanp", "fedavg", "flanp", "FedAvg on the fastest clients, whose number doubles (Reisizadeh et al. 2022)")
+preset("flanp-fedgate", "fedgate", "flanp", "FLANP with FedGATE as its local solver (Reisizadeh et al. 2022)")
 preset("flanp-ft", "fedavg-ft", "flanp", "FLANP; each client evaluates a copy fine-tuned on its own data")
 
 

@@ -40,9 +40,10 @@ class Scaffold(Method):
     def sets(self) -> dict[str, ParameterSet]:
         """``control``: c on the server; ``own_control``: c_i on the clients; ``size``: N."""
         if self.optimizer != "sgd":
+            name = type(self).__name__.lower()
             raise PerfedError(
-                f"scaffold needs plain gradient steps, not optimizer = '{self.optimizer}': give it optimizer = \"sgd\" "
-                "and a learning rate of its own under methods.scaffold"
+                f"{name} needs plain gradient steps, not optimizer = '{self.optimizer}': give it optimizer = \"sgd\" "
+                f"and a learning rate of its own under methods.{name}"
             )
         return {
             "control": ParameterSet("server", like="shared", init="zeros"),
@@ -53,18 +54,32 @@ class Scaffold(Method):
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange, then the steps on x and c."""
         reply = clients.train(self.train, shared=server.shared, control=server.control)
-        x, mean = server.shared, weighted_mean(reply.shared)
-        server.shared = {
-            name: x[name] + self.server_lr * (y - x[name]) if y.is_floating_point() else y for name, y in mean.items()
-        }
+        server.shared = self.stepped(server.shared, weighted_mean(reply.shared))
         change = {name: t.sum(0) / server.size["clients"] for name, t in reply.change.items()}
         server.control = {name: c + change[name] if name in change else c for name, c in server.control.items()}
+
+    def stepped(self, x: Parameters, mean: Parameters) -> Parameters:
+        """The server's step from ``x`` towards the mean of what clients made of it."""
+        return {
+            name: x[name] + self.server_lr * (y - x[name]) if y.is_floating_point() else y for name, y in mean.items()
+        }
 
     def train(self, cohort: Cohort, shared: dict[str, Any], control: dict[str, Any]) -> Reply:
         """Corrected local steps, and the client's new control."""
         cohort.load(shared)
         own = cohort.state["own_control"]
         drift = {name: control[name] - own[name] for name in cohort.shared_parameters}
+        means = self.corrected_steps(cohort, drift, otherwise=control)
+        change = {name: mean - control[name] for name, mean in means.items()}
+        cohort.state["own_control"] = {**own, **{name: own[name] + t for name, t in change.items()}}
+        return Reply(shared=cohort.shared(), change=change)
+
+    def corrected_steps(self, cohort: Cohort, drift: Parameters, *, otherwise: Parameters) -> Parameters:
+        """Local epochs along ``g + drift``, and the mean of these directions, ``(x - y) / (K lr)``.
+
+        ``otherwise`` has what stands for it where no step was made.
+        """
+        received, means = cohort.received, {}
         of_domains = cohort.num_samples.new_zeros(cohort.n, cohort.num_domains)
 
         def correct(step: Step, grads: Parameters) -> Parameters:
@@ -73,15 +88,13 @@ class Scaffold(Method):
             return {name: g + step.of(drift[name]) if name in drift else g for name, g in grads.items()}
 
         cohort.fit(STAGES, epochs=self.local_epochs, update=Corrected(correct))
-        change = {}
         for name in drift:
             steps = of_domains if stage_of(name) in cohort.per_domain else cohort.steps_done
-            rate = (self.total_weight(steps) * self.lr_of(stage_of(name))).to(control[name])
-            rate = rate.view(*rate.shape, *([1] * (control[name].ndim - rate.ndim)))
-            mean = (shared[name] - cohort.model[name]) / rate
-            change[name] = torch.where(rate > 0, mean - control[name], 0.0)
-        cohort.state["own_control"] = {**own, **{name: own[name] + t for name, t in change.items()}}
-        return Reply(shared=cohort.shared(), change=change)
+            rate = (self.total_weight(steps) * self.lr_of(stage_of(name))).to(drift[name])
+            rate = rate.view(*rate.shape, *([1] * (drift[name].ndim - rate.ndim)))
+            mean = (received[name] - cohort.model[name]) / rate
+            means[name] = torch.where(rate > 0, mean, otherwise[name])
+        return means
 
     def total_weight(self, steps: Tensor) -> Tensor:
         """``sum_k (1 - m^(K-k+1)) / (1 - m)``, how far K equal gradients move y, in steps; K without momentum."""

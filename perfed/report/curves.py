@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.engine.metrics import metric_of
+from perfed.plugins import bare_name
 from perfed.report.participation import participation
 from perfed.report.runs import Round, Run, methods_of
 
@@ -97,10 +98,10 @@ def axes_of(runs: Sequence[Run], metric: str) -> list[Axis]:
     return found if evaluated else []
 
 
-def metric_curves(runs: Sequence[Run], metric: str, field: str = "mean") -> list[Curve]:
+def metric_curves(runs: Sequence[Run], metric: str, field: str = "mean", main: str = "") -> list[Curve]:
     """One per method that was evaluated: ``field`` of the metric's spread over the clients (``mean``, ``p10``, ...).
 
-    Methods of which a round lacks the field are left out.
+    Methods of which a round lacks the field are left out. ``main``: the metric that all have, for the axes.
     """
 
     def values(run: Run) -> Positions:
@@ -109,7 +110,15 @@ def metric_curves(runs: Sequence[Run], metric: str, field: str = "mean") -> list
         known = _known(found)
         return {} if known is None else {n: metric_of(metric).scale * value for n, value in known.items()}
 
-    return _curves(runs, metric, values)
+    return _curves(runs, main or metric, values)
+
+
+def further_metrics(runs: Sequence[Run], main: str) -> list[str]:
+    """Those that were asked for beside the one that runs are compared by."""
+    asked = dict.fromkeys(
+        bare_name(n) for run in runs if run.summary for n in run.summary.evaluation.get("metrics", ())
+    )
+    return [name for name in asked if name != main]
 
 
 def used_curves(runs: Sequence[Run], metric: str) -> list[Curve]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from perfed.report.comparison import ComparisonRow, best_rows, difference_title
@@ -33,16 +33,24 @@ _ESCAPED |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
 
 def csv_text(table: Sequence[ComparisonRow]) -> str:
     """One line per method and metric, with the columns :data:`CSV_COLUMNS`; what is not known is empty."""
+    return csv_of(CSV_COLUMNS, csv_rows(table))
+
+
+def csv_of(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Rows below a header as the text of a file."""
     text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue()
+
+
+def csv_rows(table: Sequence[ComparisonRow]) -> Iterator[list[object]]:
+    """The cells below :data:`CSV_COLUMNS`."""
     for row in table:
         found = row.difference
         over = found.over if found is not None and found.low is not None else None
         ends = [None] * 5 if found is None else [found.reference, found.mean, found.low, found.high, over]
         own = [row.method, row.metric, row.mean, row.mean_std, len(row.seeds), row.worst]
-        writer.writerow(["" if cell is None else cell for cell in [*own, *ends, row.wall_seconds]])
-    return text.getvalue()
+        yield ["" if cell is None else cell for cell in [*own, *ends, row.wall_seconds]]
 
 
 def latex(table: Sequence[ComparisonRow], command: str) -> str:
@@ -52,9 +60,13 @@ def latex(table: Sequence[ComparisonRow], command: str) -> str:
         table: as of :func:`perfed.report.comparison.judged_table`.
         command: that made it.
     """
-    comment = f"% {' '.join(command.split())}\n% \\usepackage{{booktabs}}\n"
-    tables = (_latex_table(metric, list(rows)) for metric, rows in groupby(table, key=lambda row: row.metric))
-    return comment + "\n".join(tables)
+    each = groupby(table, key=lambda row: row.metric)
+    return latex_file((_latex_table(metric, list(rows)) for metric, rows in each), command)
+
+
+def latex_file(tables: Iterable[str], command: str) -> str:
+    """Tables below comments that say how they were made."""
+    return f"% {' '.join(command.split())}\n% \\usepackage{{booktabs}}\n" + "\n".join(tables)
 
 
 def escaped(text: str) -> str:
@@ -81,19 +93,24 @@ def _latex_table(metric: str, rows: Sequence[ComparisonRow]) -> str:
         cell = escaped(mean)
         cells = [escaped(row.method), f"\\textbf{{{cell}}}" if at in best else cell]
         cells += [_difference(row)] if compared else []
-        lines.append(" & ".join([*cells, metric_text(metric, row.worst)]) + r" \\")
+        lines.append([*cells, metric_text(metric, row.worst)])
     spread = f"Mean{' ± standard deviation' if seeds[-1] > 1 else ''} over {number} seed{'s' * (seeds[-1] > 1)}"
-    caption = escaped(f"{title}. {spread}; differences with 95 % intervals." if compared else f"{title}. {spread}.")
+    caption = f"{title}. {spread}; differences with 95 % intervals." if compared else f"{title}. {spread}."
+    return latex_table(caption, head, lines)
+
+
+def latex_table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table below a caption; ``caption`` and ``head`` are plain text, the cells of ``rows`` are LaTeX."""
     return "\n".join(
         [
             r"\begin{table}",
             r"\centering",
-            f"\\caption{{{caption}}}",
+            f"\\caption{{{escaped(caption)}}}",
             f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
             r"\toprule",
             " & ".join(map(escaped, head)) + r" \\",
             r"\midrule",
-            *lines,
+            *(" & ".join(cells) + r" \\" for cells in rows),
             r"\bottomrule",
             r"\end{tabular}",
             r"\end{table}",

@@ -67,6 +67,8 @@ class Target(BaseModel):
     round: int | None
     virtual_time: float | None
     training_seconds: float | None = None
+    bytes_up: int | None = None
+    bytes_down: int | None = None
 
 
 class Summary(_Measured):

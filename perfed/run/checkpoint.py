@@ -103,7 +103,7 @@ def restore(found: Checkpoint, server: Server, federation: Federation) -> Standi
         )
     sets = map_leaves(found.server, lambda _, t: t.to(server.device))
     taken_tensors: Any = sets.pop(_TAKEN, {})
-    clients = {i: map_leaves(state, lambda _, t: t.to(server.device)) for i, state in found.clients.items()}
+    clients = {i: server.hold(state) for i, state in found.clients.items()}
     server.restore(
         replace(
             now,
@@ -117,6 +117,8 @@ def restore(found: Checkpoint, server: Server, federation: Federation) -> Standi
     wall = progress["wall_seconds"]
     training = progress.get("training_seconds", wall)  # older ones have one time for both
     taken = None if "taken" not in progress else Taken.of(progress["taken"], taken_tensors)
+    if taken is not None:
+        taken.clients = {i: server.hold(state) for i, state in taken.clients.items()}
     return Standing(Tally.of_plain(progress.get("tally", {})), found.round, wall, training, taken)
 
 

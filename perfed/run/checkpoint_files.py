@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +21,10 @@ from perfed.machine import write_atomic
 from perfed.tree import Tree
 
 _KEPT = 2
+
+
+class _Damaged(PerfedError):
+    """A file of a checkpoint is not what was written."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class CheckpointFiles:
         for manifest in manifests[:_KEPT]:
             try:
                 body = _read_manifest(manifest)
-            except PerfedError:
+            except _Damaged:
                 continue
             needed |= {body["server"]["file"], *(entry["file"] for entry in body["clients"].values())}
         for file in self.checkpoints.rglob("*.safetensors"):
@@ -108,8 +112,11 @@ class CheckpointFiles:
     def _manifests(self) -> list[Path]:
         return sorted(self.checkpoints.glob("state-*.json"), reverse=True)
 
-    def load(self) -> Checkpoint | None:
+    def load(self, keep: Callable[[Tree], Tree] = lambda state: state) -> Checkpoint | None:
         """The newest checkpoint that is whole; ``None`` if none was written yet.
+
+        Args:
+            keep: makes of each client's state, once it was read, what stands for it.
 
         Raises:
             PerfedError: checkpoints exist and all are damaged.
@@ -119,9 +126,9 @@ class CheckpointFiles:
         for manifest in self._manifests():
             try:
                 body = _read_manifest(manifest)
-                server = decode(self._read(body["server"]))
-                clients = {client: decode(self._read(entry)) for client, entry in body["clients"].items()}
-            except PerfedError as error:
+                server = self._read(body["server"])
+                clients = {client: keep(self._read(entry)) for client, entry in body["clients"].items()}
+            except _Damaged as error:
                 notes.append(f"checkpoint {manifest.name} is damaged ({error}); falling back on the one before it")
                 self._damaged.append(manifest)
                 continue
@@ -134,27 +141,27 @@ class CheckpointFiles:
     def newest(self) -> tuple[int, dict[str, Any]]:
         """Round and progress of the newest checkpoint, its tensors unread; -1 and nothing where there is none."""
         for manifest in self._manifests():
-            with suppress(PerfedError):
+            with suppress(_Damaged):
                 body = _read_manifest(manifest)
                 return body["round"], body["progress"]
         return -1, {}
 
-    def _read(self, entry: Mapping[str, str]) -> bytes:
+    def _read(self, entry: Mapping[str, str]) -> dict[str, Any]:
         try:
             data = (self.checkpoints / entry["file"]).read_bytes()
         except OSError:
-            raise PerfedError(f"{entry['file']} is missing") from None
+            raise _Damaged(f"{entry['file']} is missing") from None
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            raise PerfedError(f"{entry['file']} has changed or is truncated")
-        return data
+            raise _Damaged(f"{entry['file']} has changed or is truncated")
+        return decode(data)
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         outer = json.loads(path.read_text(encoding="utf-8"))
         if hashlib.sha256(outer["body"].encode()).hexdigest() != outer["sha256"]:
-            raise PerfedError(f"{path.name} has changed")
+            raise _Damaged(f"{path.name} has changed")
         body: dict[str, Any] = json.loads(outer["body"])
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
-        raise PerfedError(f"{path.name} is truncated or not JSON") from None
+        raise _Damaged(f"{path.name} is truncated or not JSON") from None
     return body

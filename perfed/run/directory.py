@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -19,18 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.errors import PerfedError
-from perfed.machine import locked, write_atomic
+from perfed.machine import SCRATCH, locked, sweep, write_atomic
 from perfed.run.checkpoint_files import CheckpointFiles
 
+BEGINNINGS = ("config.toml", "comparison.toml", "search.toml", "campaign.toml")
+"""What a run, a comparison, a search and a campaign are begun with, and resumed from."""
+
 RESULTS = (
-    "config.toml",
-    "comparison.toml",
+    *BEGINNINGS,
     "rounds.jsonl",
     "checkpoint",
     "clients.csv",
     "summary.json",
     "comparison.json",
-    "search.toml",
     "grid.json",
     "chosen.toml",
     "report.html",
@@ -46,13 +48,13 @@ class RunDirectory(CheckpointFiles):
         """A new run directory.
 
         Raises:
-            PerfedError: ``path`` already holds a run, a comparison or a search, or is not a directory.
+            PerfedError: ``path`` already holds a run, a comparison, a search or a campaign, or is not a directory.
         """
         if path.exists() and not path.is_dir():
             raise PerfedError(f"--out {path}: exists and is not a directory")
         held = [name for name in RESULTS if (path / name).exists()]
         if held:
-            begun = any((path / name).exists() for name in ("config.toml", "comparison.toml", "search.toml"))
+            begun = any((path / name).exists() for name in BEGINNINGS)
             hint = f", or 'perfed resume {path}'" if begun else ""
             raise PerfedError(f"--out {path}: already holds results ({held[0]}); choose another directory{hint}")
         try:
@@ -73,6 +75,7 @@ class RunDirectory(CheckpointFiles):
                 stack.enter_context(locked(self.path))
             except BlockingIOError:
                 raise PerfedError(f"{self.path}: another process is working on this run") from None
+            sweep(self.path)
             yield
 
     # Configuration and results -----------------------------------------------------------------------------
@@ -100,6 +103,8 @@ class RunDirectory(CheckpointFiles):
         if (self.path / "rounds.jsonl").exists() or self.checkpoints.exists():
             return
         (self.path / "config.toml").unlink(missing_ok=True)
+        for folder in self.path.glob(f"{SCRATCH}*"):
+            shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # not empty
             self.path.rmdir()
 

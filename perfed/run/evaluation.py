@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf, isnan
 from typing import Any
 
@@ -19,6 +19,7 @@ from perfed.engine.evaluate import (
     untrained_domains,
     with_extremes,
 )
+from perfed.engine.gap import GAP, generalisation_gaps
 from perfed.engine.metrics import Scoring, chosen
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
@@ -27,6 +28,7 @@ from perfed.run import predictions
 from perfed.run.settings import Evaluation
 from perfed.run.taken import Taken
 from perfed.run.tally import Tally
+from perfed.run.targets import updated
 
 
 def scored_split(
@@ -74,7 +76,8 @@ def scoring_of(settings: Evaluation, federation: Federation, seen: Federation) -
         name, known = chosen(given)
         if known.task not in (None, federation.task):
             raise PerfedError(f"evaluation.metrics: '{given}' is for {known.task}, but {_kind(federation)}")
-        names.append(name)
+        if not known.of_model:
+            names.append(name)
     held = settings.classes == "held"
     if held and federation.num_classes is None:
         raise PerfedError(f"evaluation.classes = 'held' is for classification, but {_kind(federation)}")
@@ -118,7 +121,13 @@ class Evaluator:
         if settings.targets and federation.num_classes is None:
             raise PerfedError(f"evaluation.targets: are accuracies, but {_kind(federation)}")
         self.domain_samples = federation.domain_samples(split)
+        names = [chosen(given)[0] for given in settings.metrics]
+        self._gap = GAP in names
+        if self._gap and (settings.when, settings.stop) != ("before", "last"):
+            raise PerfedError(f"evaluation.metrics: '{GAP}' is of the models of rounds: when = 'before', stop = 'last'")
         self.scoring = scoring_of(settings, federation, server.federation)
+        if self._gap and server.linear_head is None:
+            raise PerfedError(f"evaluation.metrics: '{GAP}' is for methods that predict with one linear head")
         self._too_many = predictions.too_many(federation, split, settings.last)
         server.measure(self.scoring)
 
@@ -194,6 +203,10 @@ class Evaluator:
         ids = done.participants if self.settings.who == "participants" else None
         unused = [] if number == self.rounds else tally.never_used(self.federation.ids)  # at the end they have settled
         metrics = self._server.evaluate(self.split, ids, number, outputs, never_used=unused)
+        if self._gap:  # clients that were never used have no model yet
+            used = [i for i in metrics if i not in unused]
+            gaps = generalisation_gaps(self._server.own_models(used, number), str(self._server.linear_head))
+            metrics = {i: values | ({GAP: gaps[i]} if i in gaps else {}) for i, values in metrics.items()}
         for client, values in metrics.items():
             if any(isnan(value) for value in values.values()):
                 raise PerfedError(
@@ -201,6 +214,11 @@ class Evaluator:
                     "learning rate or look at this client's data"
                 )
         return metrics
+
+    def reached(self, tally: Tally, history: Sequence[Mapping[str, Any]]) -> bool:
+        """Note in ``tally`` what targets the newest round reached; whether training ends with them, all reached."""
+        tally.targets = updated(tally.targets, history)
+        return self.settings.stop == "targets" and all(target["round"] is not None for target in tally.targets)
 
     def take(self, taken: Taken, number: int, tally: Tally) -> None:
         """Keep the models after round ``number`` that have the least loss so far on their clients' validation data.
@@ -215,7 +233,7 @@ class Evaluator:
         taken.stopped = not waiting and taken.waited(number) >= self.settings.patience * self.settings.every
 
     def measure_taken(self, taken: Taken, number: int, tally: Tally) -> Mapping[str, Mapping[str, Any]]:
-        """Measure the models that the run takes, in place of those of its last round, ``number``.
+        """Measure the models that the run takes, where ``taken`` has none those of its last round, ``number``.
 
         Returns:
             What they say of every sample, as arrays to be kept.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +16,8 @@ from perfed.tree import Tree
 
 class Memory:
     """What a run writes to and reads from its :class:`~perfed.run.directory.RunDirectory`; nothing is kept."""
+
+    path = None
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -54,7 +56,7 @@ class Memory:
     ) -> None:
         """Not kept: what memory holds is lost together with the run."""
 
-    def load(self) -> Checkpoint | None:
+    def load(self, keep: Callable[[Tree], Tree] = lambda state: state) -> Checkpoint | None:
         """There is no checkpoint to go back to.
 
         Raises:

@@ -36,7 +36,6 @@ from perfed.run.snapshots import embedded_samples
 from perfed.run.summary import leave, nothing_shared, summary_of
 from perfed.run.taken import Taken
 from perfed.run.tally import Tally
-from perfed.run.targets import updated
 from perfed.training.device import usable_device
 from perfed.training.plan import Plan, use_threads
 
@@ -129,6 +128,7 @@ class Run(OwnModels):
             PerfedError: a client's training loss, or what its model says, became NaN or infinite. An error before
                 round 1 takes the directory away again, as any other exception does before round 1 has ended.
         """
+        self.server.put_states_in(self.directory.path)
         with use_threads(self.plan.threads), self.directory.alone(), sigterm_as_exit(), ExitStack() as held:
             started = time.perf_counter() - self._standing.wall
             saved = time.perf_counter()
@@ -154,7 +154,7 @@ class Run(OwnModels):
 
     @property
     def _at_its_end(self) -> bool:
-        return self.done >= self.rounds or self.taken.stopped
+        return self.done >= self.rounds or self.taken.stopped or self._standing.tally.stopped
 
     @contextmanager
     def _transaction(self, number: int) -> Iterator[None]:
@@ -208,17 +208,22 @@ class Run(OwnModels):
             "participants": done.participants,
             "train_loss": done.train_loss,
         }
-        if due and evaluator.has_models(done):
+        measured = due and evaluator.has_models(done)
+        if not self.snapshots.shows(number, measured):
+            done.arrays = {}
+        if measured:
             record.update(evaluator.measure(number, done, tally))
-            tally.targets = updated(tally.targets, record)
-            self._write_arrays(number, done.arrays)
             if standing.taken is not None:
                 evaluator.take(standing.taken, number, tally)
+        self._write_arrays(number, done.arrays)
         if any(done.counts.values()):
             record["counts"] = {name: ids for name, ids in done.counts.items() if ids}
         record.update(exchanges=done.exchanges, bytes_up=done.bytes_up, bytes_down=done.bytes_down)
         self._snapshot(number)
         self.history.append(record)
+        if evaluator.reached(tally, self.history) and number < self.rounds:
+            tally.stopped = True
+            record["bytes_down"] += self.server.settle(tally.never_used(self.federation.ids), number)
         self.directory.append_round(record)
         standing.wall = time.perf_counter() - started
         standing.done = number
@@ -236,15 +241,14 @@ class Run(OwnModels):
 
     def _snapshot(self, number: int) -> None:
         if number in self.snapshots.rounds:
-            ids = self.federation.ids[: self.snapshots.clients]
-            arrays = embedded_samples(self.server, ids, number, self.snapshots.split)
+            arrays = embedded_samples(self.server, self.snapshots, number)
             if arrays is not None:
                 self.directory.write_arrays("snapshots", number, arrays)
 
     def _finish(self) -> None:
         if not self._standing.tally.taken_part:
             self.notes.append("no client's reply was used in any round")
-        if self._standing.taken is not None:
+        if self.evaluation.stop != "last":
             self._write_arrays(self.done, self._evaluator.measure_taken(self.taken, self.done, self._standing.tally))
             self.notes += self.server.told()
         self.summary = summary_of(self.name, self.server, self._evaluator, self._standing, self.notes)
@@ -281,7 +285,8 @@ class Run(OwnModels):
 
     def restore(self) -> None:
         """Go back to the last whole checkpoint of the directory; to the start if there is none."""
-        found = self.directory.load()
+        self.server.put_states_in(self.directory.path)
+        found = self.directory.load(self.server.hold)
         self.resumed = 0 if found is None else found.round
         if found is None:
             self.directory.truncate_rounds(-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, NonNegativeInt, field_validator, model_validator
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from perfed.engine.metrics import chosen
 from perfed.settings import LISTED, STRICT, unless
@@ -28,7 +28,7 @@ class Evaluation(BaseModel):
             that makes a difference, metrics of predictions among all classes are there too, as ``METRIC_all``.
         stop: ``"last"``: a client's model is that of the last round. ``"validated"``: that of the evaluated round with
             the least loss on the client's validation data, and training ends when nobody has improved in ``patience``
-            evaluations.
+            evaluations. ``"targets"``: training ends with the evaluated round that has reached the last of ``targets``.
         patience: see ``stop``.
 
     Example:
@@ -48,7 +48,7 @@ class Evaluation(BaseModel):
     targets: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], LISTED] = ()
     metrics: Annotated[tuple[str, ...], LISTED] = Field((), exclude_if=unless(()))
     classes: Literal["all", "held"] = Field("all", exclude_if=unless("all"))
-    stop: Literal["last", "validated"] = Field("last", exclude_if=unless("last"))
+    stop: Literal["last", "validated", "targets"] = Field("last", exclude_if=unless("last"))
     patience: int = Field(5, ge=1, exclude_if=unless(5))
 
     @field_validator("metrics")
@@ -60,9 +60,11 @@ class Evaluation(BaseModel):
 
     @model_validator(mode="after")
     def _one_model_each(self) -> Self:
-        if self.stop == "validated" and (self.who, self.when, self.last) != ("all", "before", 1):
+        if self.stop != "last" and (self.who, self.when, self.last) != ("all", "before", 1):
             allowed = "who = 'all', when = 'before', last = 1"
-            raise ValueError(f"stop = 'validated' takes one model of each client: {allowed}")
+            raise ValueError(f"stop = '{self.stop}' takes one model of each client: {allowed}")
+        if self.stop == "targets" and not self.targets:
+            raise ValueError("stop = 'targets' needs targets")
         return self
 
     @field_validator("targets")
@@ -74,10 +76,13 @@ class Evaluation(BaseModel):
 
 
 class Snapshots(BaseModel):
-    """Embedded samples kept for the report: of which clients (the first ones) and after which rounds (0: start).
+    """Arrays kept for the report.
 
     Attributes:
-        split: which samples.
+        clients: the first so many clients are those whose embedded samples are kept.
+        rounds: after which these are kept (0: the start).
+        split: which samples these are.
+        shown: rounds in which what methods show (weights of combined heads) is kept; none: those that are evaluated.
     """
 
     model_config = STRICT
@@ -85,3 +90,8 @@ class Snapshots(BaseModel):
     clients: int = Field(3, ge=0)
     rounds: Annotated[tuple[NonNegativeInt, ...], LISTED] = ()
     split: Literal["train", "test"] = Field("train", exclude_if=unless("train"))
+    shown: Annotated[tuple[PositiveInt, ...], LISTED] = Field((), exclude_if=unless(()))
+
+    def shows(self, number: int, evaluated: bool) -> bool:
+        """Whether what methods show in round ``number`` is kept."""
+        return number in self.shown if self.shown else evaluated

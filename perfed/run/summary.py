@@ -81,7 +81,9 @@ def _by_domain(evaluator: Evaluator, tally: Tally) -> dict[str, Any]:
 
 
 def _taken(standing: Standing, rounds: int) -> list[str]:
-    """Which rounds the models are of, where the run stops by validation."""
+    """Which rounds the models are of, where the run stops by validation, or that all targets ended it."""
+    if standing.tally.stopped:
+        return [f"every target was reached: training ended after round {standing.done} of at most {rounds}"]
     if standing.taken is None or not standing.taken.rounds:
         return []
     first, last = min(standing.taken.rounds.values()), max(standing.taken.rounds.values())

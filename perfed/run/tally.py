@@ -20,6 +20,7 @@ class Tally:
 
     Attributes:
         targets: accuracies to be reached, and when they were.
+        stopped: whether training ended because all of them were.
         taken_part: rounds in which each client was used, by id; clients that never were are left out.
         replied: number and sum of the virtual seconds of each client's replies, by id.
         virtual_time: seconds since the start.
@@ -40,6 +41,7 @@ class Tally:
     recent_domains: list[Metrics] = field(default_factory=list)
     other: Metrics = field(default_factory=dict)
     client_domains: Metrics = field(default_factory=dict)
+    stopped: bool = False
 
     @classmethod
     def empty(cls, targets: Sequence[float]) -> Tally:

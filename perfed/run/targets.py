@@ -6,28 +6,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Target = dict[str, Any]
-"""``accuracy`` (the target, a fraction) and ``WHEN`` it was reached, None where it never was."""
+"""``accuracy`` (the target, a fraction), ``WHEN`` it was reached, after how many ``BYTES``; None where it never was."""
 
 WHEN = ("round", "virtual_time", "training_seconds")
+BYTES = ("bytes_up", "bytes_down")
 # Three clients at 0.7 each have the mean 0.6999999999999998: rounding alone must not miss a target.
 ROUNDING = 1e-9
 
 
 def unreached(targets: Sequence[float]) -> list[Target]:
     """The targets before training, none of them reached."""
-    return [{"accuracy": target, **dict.fromkeys(WHEN)} for target in targets]
+    return [{"accuracy": target, **dict.fromkeys((*WHEN, *BYTES))} for target in targets]
 
 
-def updated(found: Sequence[Target], record: Mapping[str, Any]) -> list[Target]:
-    """``found`` after one more round: targets that it is the first to reach get its number and times.
+def updated(found: Sequence[Target], records: Sequence[Mapping[str, Any]]) -> list[Target]:
+    """``found`` after one more round: targets that it is the first to reach get its number, times and bytes so far.
 
     Args:
         found: the targets so far.
-        record: the round's line of ``rounds.jsonl``; a round that was not evaluated reaches nothing.
+        records: the lines of ``rounds.jsonl`` so far, that of the round at the end; a round that was not evaluated
+            reaches nothing.
     """
+    record = records[-1]
     if "accuracy" not in record:
         return list(found)
     mean, when = record["accuracy"]["mean"], {key: record[key] for key in WHEN}
+    when |= {key: sum(line[key] for line in records) for key in BYTES}
     return [
         {**target, **when} if target["round"] is None and mean >= target["accuracy"] - ROUNDING else target
         for target in found
@@ -45,7 +49,7 @@ def duration(value: float) -> str:
 
 
 def described(found: Sequence[Target]) -> list[str]:
-    """One line per target: the round and virtual time in which it was reached, or that it was not.
+    """One line per target: the round and virtual time in which it was reached and after how many bytes, or that not.
 
     Without a clock virtual time is the round's number, which is then said once.
     """
@@ -56,4 +60,6 @@ def _reached(target: Target) -> str:
     if target["round"] is None:
         return "not reached"
     time = target["virtual_time"]
-    return f"round {target['round']}" + (f", virtual time {duration(time)} s" if time != target["round"] else "")
+    clock = f", virtual time {duration(time)} s" if time != target["round"] else ""
+    moved = sum(target.get(key) or 0 for key in BYTES)
+    return f"round {target['round']}{clock}" + (f", {moved / 1e6:.3g} MB up and down" if moved else "")

@@ -19,7 +19,7 @@ import torch
 from pydantic import ConfigDict, Field
 
 from perfed.errors import PerfedError
-from perfed.settings import Table
+from perfed.settings import Table, unless
 
 EngineName = Literal["auto", "stacked", "sequential", "ray"]
 ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "sequential", "ray")
@@ -27,6 +27,8 @@ ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "sequential", "ray")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+HOLD = 1 << 30
+"""Bytes of clients' states that are in memory by default."""
 _CHUNKS = (1, 8, 32)
 _TRIALS = 5
 _THREADS_PAY = 0.9
@@ -65,6 +67,8 @@ class Plan:
         threads: in all, and of one chunk outside ``"auto"`` (0: torch's own number when the plan is made); of one
             worker under ``"ray"`` (0: one).
         paths: choices already made.
+        hold: bytes of clients' states in memory; beyond it those that were made first are on disk. No result depends
+            on it.
         on_choice: called after each new choice, e.g. to write it down.
         trying: entered while ways are tried, e.g. to say so.
         reasons: what must run one client at a time, and why.
@@ -75,6 +79,7 @@ class Plan:
     threads: int = 0
     paths: dict[str, Path] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
+    hold: int = HOLD
     on_choice: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
     trying: Callable[[], AbstractContextManager[object]] = field(default=nullcontext, repr=False, compare=False)
 
@@ -83,6 +88,8 @@ class Plan:
             raise PerfedError(f"unknown engine '{self.engine}'; allowed: {', '.join(ENGINES)}")
         if self.chunk < 0 or self.threads < 0:
             raise PerfedError("plan.chunk and plan.threads must be at least 0")
+        if self.hold < 0:
+            raise PerfedError(f"hold is {self.hold} bytes; at least 0 is needed")
         if self.threads == 0:
             self.threads = 1 if self.engine == "ray" else torch.get_num_threads()
 
@@ -146,7 +153,8 @@ class Plan:
     def to_dict(self) -> dict[str, Any]:
         """Plain values for configuration files and checkpoints; :class:`PlanSettings` reads them."""
         paths = {kind: asdict(path) for kind, path in sorted(self.paths.items())}
-        return {"engine": self.engine, "chunk": self.chunk, "threads": self.threads, "paths": paths}
+        hold = {} if self.hold == HOLD else {"hold_megabytes": self.hold >> 20}
+        return {"engine": self.engine, "chunk": self.chunk, "threads": self.threads, **hold, "paths": paths}
 
     def describe(self) -> list[str]:
         """One line per choice and per reason, for people."""
@@ -167,11 +175,17 @@ class PlanSettings(Table):
     engine: EngineName = "auto"
     chunk: int = Field(0, ge=0)
     threads: int = Field(0, ge=0)
+    hold_megabytes: int = Field(
+        HOLD >> 20,
+        ge=0,
+        description="of clients' states in memory; the others are on disk",
+        exclude_if=unless(HOLD >> 20),
+    )
     paths: dict[str, Path] = Field(default_factory=dict)
 
     def build(self) -> Plan:
         """A plan of its own, with the recorded choices."""
-        return Plan(self.engine, self.chunk, self.threads, dict(self.paths))
+        return Plan(self.engine, self.chunk, self.threads, dict(self.paths), hold=self.hold_megabytes << 20)
 
 
 def _typical_time(trial: Callable[[int], None], chunk: int, threads: int, workers: int) -> float:

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from scipy.stats import kstest
 
 from perfed.data.partition import label_skew
 from perfed.data.partition.dirichlet import dirichlet, inner_dirichlet
@@ -17,6 +18,7 @@ from perfed.data.partition.label_skew import (
     draw_held_classes,
     draw_sizes,
     scaled_counts,
+    shared_sizes,
 )
 from perfed.errors import PerfedError
 
@@ -40,6 +42,16 @@ def test_sizes_are_drawn_from_the_set():
     for choice in (300, 600, 1200):
         assert abs(np.mean(sizes == choice) - 1 / 3) < 0.04
     assert set(draw_sizes([600], 5, seed=0)) == {600}
+
+
+@pytest.mark.parametrize("spread", [0.5, 1.5])
+def test_sizes_are_log_normal_around_their_median(spread):
+    sizes = draw_sizes([10_000], 4000, spread=spread, seed=0)
+    assert kstest(np.log(sizes), "norm", (np.log(10_000), spread)).pvalue > 0.05
+    shares = shared_sizes(40_000_000, 4000, spread=spread, seed=0)
+    assert shares.sum() == 40_000_000
+    assert kstest(np.log(shares / np.median(shares)), "norm", (0, spread)).pvalue > 0.05
+    assert draw_sizes([2], 1000, spread=3.0, seed=0).min() == shared_sizes(1001, 1000, spread=3.0, seed=0).min() == 1
 
 
 def largest_remainder(weights: np.ndarray, size: int) -> list[int]:

@@ -50,6 +50,7 @@ def test_all_data_sets_are_described():
         "mnist-usps",
         "femnist-digits",
         "bci-common",
+        "bci-moabb",
         "cifar10",
         "femnist62",
     } <= set(names)
@@ -99,7 +100,7 @@ def test_bad_options_are_refused_in_one_line(options, message):
 
 
 def test_unknown_data_sets_are_refused_with_the_names():
-    with pytest.raises(PerfedError, match="there is no data set 'mnits'; available: adult, bci-common, cifar10, digit"):
+    with pytest.raises(PerfedError, match="there is no data set 'mnits'; available: adult, bci-common, bci-moabb"):
         load("mnits", {}, seed=0)
     with pytest.raises(PerfedError, match="there is no data set"):
         describe("mnits")

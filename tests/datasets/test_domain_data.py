@@ -19,7 +19,7 @@ from test_pooled import counts, give, names, pool
 from test_pooled import folder as folder  # a fixture
 
 from perfed.data.federation import Federation
-from perfed.data.partition.dirichlet import inner_dirichlet
+from perfed.data.partition.dirichlet import even_labels, inner_dirichlet
 from perfed.data.partition.label_skew import shared_out
 from perfed.datasets import describe, load
 from perfed.datasets.domain_digits import DOMAINS, Resized
@@ -93,6 +93,29 @@ def test_exact_sizes_no_sample_twice_and_the_domains_are_the_samples_own():
             assert np.array_equal(getattr(source, f"domain_{split}")[part], data.domain)
             assert np.array_equal(getattr(source, f"y_{split}")[part], data.y)
     assert federation.domain_names == ("d0", "d1", "d2", "d3") and federation.num_domains == 4
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0])
+def test_every_client_can_have_as_many_of_each_label(alpha):
+    """With the mixtures that the same draw has without it, where no label of a domain runs out."""
+    source = with_domains((0.4, 0.3, 0.3))
+    options = {"partition": "domain-mixed", "clients": 5, "samples": 104, "alpha": alpha}
+    even, plain = (give(of=source, **options, uniform_labels=flag) for flag in (True, False))
+    labels = counts(even, "train")
+    assert (labels.sum(axis=1) == 104).all() and set(labels.ravel()) == {10, 11}
+    assert np.array_equal(held(even, "train", 3), held(plain, "train", 3))
+    assert (counts(plain, "train").std(axis=1) > labels.std(axis=1)).all()
+    found = np.concatenate(names(even, "train"))
+    assert len(found) == len(np.unique(found)) and np.array_equal(held(even, "test", 3), held(plain, "test", 3))
+
+
+def test_a_label_that_a_domain_lacks_comes_from_the_others():
+    available = np.array([[0, 50], [50, 50]])  # none of label 0 in the first domain
+    table = even_labels(np.array([[18, 2], [6, 4]]), available, seed=0)
+    assert table.sum(axis=1).tolist() == [[10, 10], [5, 5]]
+    assert table[:, 0, 0].tolist() == [0, 0] and table[0].tolist() == [[0, 10], [10, 0]]
+    with pytest.raises(PerfedError, match="label 0 has 50 samples, but the clients need 60 for as many of each label"):
+        even_labels(np.array([[60, 60]]), available, seed=0)
 
 
 def test_other_partitions_keep_the_domains_too():

@@ -122,6 +122,15 @@ def test_sizes_come_from_the_set():
     assert set(sizes) == {30, 60, 120}
 
 
+@pytest.mark.parametrize("partition", ["iid", "dominant", "pathological", "inner-dirichlet"])
+def test_sizes_can_be_log_normal_in_every_partition_that_has_sizes(partition):
+    options = {"partition": partition, "samples": 60}
+    plain, spread = (counts(give(**options, size_spread=s), "train").sum(axis=1) for s in (0.0, 0.7))
+    assert set(plain) == {60} and 0.3 < np.log(spread / 60).std() < 1.1
+    whole = counts(give(partition="iid", samples=0, size_spread=0.7), "train")
+    assert whole.sum() == 3000 and np.corrcoef(whole.sum(axis=1), spread)[0, 1] > 0.99
+
+
 def test_all_samples_are_used_where_no_size_is_asked_for():
     for partition, options in (("iid", {"samples": 0}), ("pathological", {"samples": 0}), ("dirichlet", {})):
         federation = give(partition=partition, **options)
@@ -259,6 +268,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"beta": 1}, "data.beta is not an option of 'mnist'; its options: partition, clients, samples"),
     ({"alpha": 1}, "data.alpha is not an option of partition 'iid'; its options: partition, clients, samples"),
     ({"partition": "domain-mixed", "overlap": "all"}, "data.overlap is not an option of partition 'domain-mixed'"),
+    ({"partition": "pathological", "samples": 0, "size_spread": 1.0}, "data.size_spread needs data.samples above 0 in"),
+    ({"partition": "dirichlet", "size_spread": 1.0}, "data.size_spread is not an option of partition 'dirichlet'"),
     ({"partition": "domain-mixed", "samples": 0}, "data.samples = 0 (all there are) is for the partitions 'iid'"),
     ({"partition": "domain-mixed"}, "data.partition = 'domain-mixed' needs the samples' domains, which these data do"),
     ({"overlap": True}, "data.overlap = True is not allowed; it must be: one of 'none', 'test', 'all'"),

@@ -133,9 +133,19 @@ def test_a_site_that_cannot_start_says_why(tmp_path):
     assert not (tmp_path / "at-north").exists()
     for command in ("log", "export"):
         done = perfed("site", command, "--dir", tmp_path)
-        assert done.code == 2 and str(tmp_path) in done.err, done.err
+        assert done.code == 2 and f"--dir {tmp_path}: not the folder of a site" in done.err, done.err
 
 
 def test_what_is_no_deployment_cannot_be_submitted(tmp_path):
     done = perfed("submit", tmp_path)
     assert done.code == 2 and f"{tmp_path}: no deployment is there" in done.err
+
+
+def test_who_stops_following_is_told_that_the_run_goes_on(tmp_path, monkeypatch):
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("perfed.cli.deploying.submit", interrupted)
+    done = perfed("submit", tmp_path, "--out", tmp_path / "run")
+    assert done.code == 130
+    assert f"interrupted; the run goes on, and 'perfed submit {tmp_path} --out {tmp_path}/run' follows it" in done.err

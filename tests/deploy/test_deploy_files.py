@@ -94,7 +94,23 @@ def test_scripts_start_flower_on_the_loopback_address(tmp_path):
     assert f"--database {server}/state/superlink.db" in superlink and (server / "state").is_dir()
     assert "--runtime-api-address 127.0.0.1:8123 --insecure" in said("superexec.sh")
     registered = said("register.sh", "north", "west").splitlines()
-    assert [line.split()[-1] for line in registered] == ["north", "west"]
+    assert registered == [f"{name}: its key is known now" for name in ("north", "west")]
+
+
+def test_keys_that_are_known_already_do_not_stop_the_others(tmp_path):
+    """With a ``flwr`` that refuses north's key as Flower does one that it has, and west's for another reason."""
+    server = deployed(tmp_path) / "server"
+    program = server.parent / "venv/bin/flwr"
+    program.parent.mkdir(parents=True)
+    program.write_text(
+        "#!/bin/sh\ncase $3 in\n"
+        "*/north.pub) echo '| [code: 23] Public key already in use. |'; exit 1 ;;\n"
+        "*/west.pub) echo '| Connection refused |'; exit 1 ;;\nesac\n"
+    )
+    program.chmod(0o755)
+    done = subprocess.run(["sh", server / "register.sh", *SITES], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["north: its key was known already", "south: its key is known now"]
+    assert done.returncode == 1 and done.stderr == "west: | Connection refused |\n"
 
 
 def test_units_come_back_for_good(tmp_path):

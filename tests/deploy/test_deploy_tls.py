@@ -167,3 +167,22 @@ def test_containers_publish_the_proxy_alone(made):
     assert services["address"]["ports"] == ["8443:8443"]
     for name in ("superlink", "superexec", "proxy"):
         assert services[name]["network_mode"] == "service:address" and services[name]["restart"] == "always"
+
+
+def test_a_run_is_submitted_from_the_container_that_alone_reaches_the_superlink(made):
+    """So all that ``perfed submit`` reads is in it, and nothing that is secret beside the server's own key."""
+    yaml = pytest.importorskip("yaml")
+    superlink = yaml.safe_load((made / "server/compose.yaml").read_text())["services"]["superlink"]
+    there = "/srv/study" if "/srv/study" in (made / "README.md").read_text() else str(made)
+    held = {volume.split(":")[1].removeprefix(there + "/") for volume in superlink["volumes"]}
+    assert held == {"server", "app", "deployment.toml"}
+    assert f"compose.yaml exec superlink perfed submit {there}\n" in (made / "README.md").read_text()
+
+
+def test_what_is_done_later_is_done_by_the_user_who_owns_the_files(made):
+    """A certificate that root has written could not be read by the SuperLink's user."""
+    page = (made / "README.md").read_text()
+    later = [line.strip() for line in page.partition("## Later")[2].splitlines()]
+    called = [line for line in later if re.search(r"perfed deploy --|flwr supernode (un|list)", line)]
+    assert len(called) == 4
+    assert all("sudo -u perfed" in line and re.search(r"/venv/bin/(perfed|flwr) ", line) for line in called)

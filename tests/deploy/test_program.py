@@ -5,17 +5,21 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from deployments import deployed
 from safetensors.torch import load_file
 
 from perfed.deploy import program
+from perfed.deploy import submit as submission
 from perfed.deploy.own_model import site_model
 from perfed.deploy.station import LOG, Station
 from perfed.deploy.study import study_of
@@ -65,11 +69,13 @@ class Stations:
         self.left: dict[str, list[bytes]] = {site: [] for site in COLUMNS}
         self.missing: list[str] = []
         self.stop_after = -1
+        self.note: Callable[[str], None] = print
 
     def sites(self) -> list[str]:
         return sorted(set(self.at) - set(self.missing))
 
     def wait_for(self, names: list[str], seconds: float) -> list[str]:
+        time.sleep(seconds if self.missing else 0)
         return self.missing
 
     def exchange(self, messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
@@ -92,12 +98,14 @@ def tables(tmp_path):
     return tmp_path
 
 
+def answer_all(path: Path, text: str, transport: Stations) -> None:
+    program.main(transport, {"out": str(path / "run"), "wait": 1.0, "deadline": 60.0, "norm": 0.0}, study=text)
+
+
 def submit(path: Path, text: str, transport: Stations | None = None) -> Stations:
     transport = transport or Stations(path)
-    try:
-        program.main(transport, {"out": str(path / "run"), "wait": 1.0, "deadline": 60.0, "norm": 0.0}, study=text)
-    finally:
-        transport.close()
+    with closing(transport):
+        answer_all(path, text, transport)
     return transport
 
 
@@ -134,9 +142,11 @@ def test_what_leaves_is_what_was_declared_and_what_the_log_says(tables):
     assert not (tables / "run" / "predictions").exists()
 
 
-def test_a_site_makes_its_own_model_of_what_it_has_kept(tables):
-    submit(tables, study(tables))
-    model = site_model(tables / "at-south", "south", tables / "south.csv")
+def test_a_site_makes_its_own_model_of_what_it_has_kept_while_it_goes_on(tables):
+    """Its process has the folder then: the model is made by another one."""
+    with closing(Stations(tables)) as stations:
+        answer_all(tables, study(tables), stations)
+        model = site_model(tables / "at-south", "south", tables / "south.csv")
     frame = pd.read_csv(tables / "south.csv").drop(columns="ill")
     same_as_simulated(tables)
     expected = opened(tables / "simulated").site("south").predict_proba(frame)
@@ -154,6 +164,54 @@ def test_a_run_that_is_submitted_again_goes_on_to_the_same_bits(exchanges, table
     same_as_simulated(tables)
 
 
+class Flower:
+    """In the place of a SuperLink: runs by number, and how each ends."""
+
+    def __init__(self, *ends: str) -> None:
+        self.ends, self.submitted, self.followed = list(ends), 0, list[int]()
+
+    def submit(self, app: Path, config: Mapping[str, object]) -> int:
+        self.submitted += 1
+        return self.submitted
+
+    def follow(self, run: int, write: Callable[[str], None], deadline: float, note: Callable[[str], None]) -> str:
+        self.followed.append(run)
+        return self.ends.pop(0)
+
+
+def test_a_run_that_goes_on_is_followed_and_not_begun_twice(tables, monkeypatch):
+    place = deployed(tables)
+    out = tables / "run"
+
+    def submitted(*ends: str) -> Flower:
+        flower = Flower(*ends)
+        flower.submitted = 7
+        (place / "server/flwr-submit").mkdir(exist_ok=True)
+        monkeypatch.setattr(submission, "Submitter", lambda *arguments: flower)
+        submission.submit(place, {"out": str(out)}, lambda told: None, tables / "log")
+        return flower
+
+    assert submitted("finished:completed").followed == [8]
+    first = Stations(tables)
+    ask, text = first.exchange, study(tables)
+
+    def exchange(messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+        if "followed" not in seen:
+            seen["followed"] = submitted("finished:completed").followed
+            seen["again"] = submitted("finished:failed", "finished:completed").followed
+            with pytest.raises(PerfedError, match="this run is going on already"):
+                answer_all(tables, text, first)
+        return ask(messages, deadline)
+
+    seen: dict[str, list[int]] = {}
+    monkeypatch.setattr(first, "exchange", exchange)
+    submit(tables, text, first)
+    assert seen == {"followed": [8], "again": [8, 8]}  # the second 8 is a new run, after the first has failed
+    assert submitted("finished:completed").followed == [8]
+    with pytest.raises(PerfedError, match="submit again, and it goes on where it was"):
+        submitted("finished:failed")
+
+
 def test_models_of_each_sites_best_round_are_those_of_a_simulation(tables):
     changes = {"evaluation": {"every": 1, "stop": "validated", "patience": 2}, "rounds": 4}
     files = [str(tables / f"{site}.csv") for site in COLUMNS]
@@ -165,13 +223,18 @@ def test_models_of_each_sites_best_round_are_those_of_a_simulation(tables):
     assert summaries[0]["metrics"] == summaries[1]["metrics"]
 
 
-def test_what_does_not_fit_is_said_in_one_line(tables, capsys):
+def test_what_does_not_fit_is_said_in_one_line(tables, capsys, monkeypatch):
     text = study(tables)
     absent = Stations(tables)
     absent.missing = ["south", "west"]
     with pytest.raises(PerfedError, match="not there after 1 seconds: south, west"):
         submit(tables, text, absent)
     assert '"error": "not there after' in capsys.readouterr().out
+    monkeypatch.setattr(program, "LOOK", 0.4)
+    with pytest.raises(PerfedError, match="is 'perfed site' running there, and what does it print"):
+        submit(tables, text, absent)
+    said = [json.loads(line.removeprefix(program.LINE)) for line in capsys.readouterr().out.splitlines()]
+    assert [line["stage"] for line in said[:-1]] == ["waiting for 3 sites", "still waiting for south, west"]
     other = Stations(tables, study=study(tables, rounds=7))
     with pytest.raises(PerfedError, match="the server's study is not the one that this site was given"):
         submit(tables, text, other)

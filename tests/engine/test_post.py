@@ -57,6 +57,19 @@ def test_who_is_missing_at_the_deadline_is_named_with_why(office, transport):
     }
 
 
+def test_who_is_waited_for_is_said_before_the_deadline(office, transport, monkeypatch):
+    monkeypatch.setattr(post, "SILENCE", 0.1)
+    notes = []
+    transport.note = notes.append
+    office.drop, office.away = {"north"}, {"south"}
+    answers = list(transport.exchange(ALL, 0.8))
+    assert [answer.site for answer in answers] == ["west", "north", "south"]
+    reasons = "site 'north': no answer within N seconds, site 'south': not connected within N seconds"
+    assert [re.sub(r"\d\.\d", "N", note) for note in notes] == [f"still waiting: {reasons}"] * 3  # at 0.1, 0.3, 0.7 s
+    office.drop, office.away = set(), set()
+    assert not errors(transport.exchange({"south": b"s"}, 5)) and len(notes) == 3
+
+
 def test_a_site_that_connects_before_the_deadline_gets_its_message(office, transport):
     office.away = {"south"}
     answers = transport.exchange(ALL, 5)

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from engines import assert_same_metrics, blobs, cohort, difference, make, network, serve, train
+from planes import LINEAR, flat, planes, quadratic
 from pydantic import ValidationError
 
 from perfed.data.federation import Federation
@@ -103,6 +104,36 @@ def test_heads_are_averaged_by_the_samples_of_their_domain():
     torch.testing.assert_close(found[0], (stacked[0, 0] + 3 * stacked[1, 0]) / 4)
     torch.testing.assert_close(found[2], stacked[0, 2])
     assert torch.equal(found[1], old[1])
+
+
+def test_separate_fine_tuning_is_fedavg_and_then_fedavg_on_each_domain():
+    """By hand, on quadratics in full batches: two rounds for all domains, then two rounds for each."""
+    federation = planes((12, 8), first=0.5, more=0.5)
+    clients = [replace(c, train=replace(c.train, domain=torch.arange(len(c.train)) % 3 % 2)) for c in federation]
+    federation = replace(federation, clients=tuple(replace(c, test=c.train) for c in clients))
+    settings = {"optimizer": "sgd", "lr": 0.1, "batch_size": 100, "local_epochs": 3, "lr_drops": (2,), "lr_factor": 0.5}
+    server = serve(make("fedavg-separate-ft", **settings, warmup_rounds=2), federation, model=LINEAR)
+    head = {name: t[:1] for name, t in server.state.shared.items()}
+    train(server, 4)
+
+    def averaged(w, parts, lr, epochs):
+        local = []
+        for part in parts:
+            (a, b), own = quadratic(part), w
+            for _ in range(epochs):
+                own = own - lr * (a @ own - b)
+            local.append(len(part.train) * own)
+        return sum(local) / sum(len(part.train) for part in parts)
+
+    w = flat(head)
+    for _ in range(2):
+        w = averaged(w, federation.clients, 0.1, 3)
+    for domain in range(2):
+        own, parts = w, [replace(c, train=only(c.train, domain)) for c in federation]
+        for _ in range(2):
+            own = averaged(own, parts, 0.05, 3)
+        found = flat({name: t[domain] for name, t in server.state.shared.items()})
+        torch.testing.assert_close(found, own, rtol=1e-11, atol=1e-12)
 
 
 # Fine-tuning on each domain ----------------------------------------------------------------------------------

@@ -6,14 +6,15 @@ from math import isfinite
 
 import pytest
 import torch
-from engines import blobs, difference, make, serve, train
+from engines import blobs, cohort, difference, every_tensor, make, serve, train
+from planes import LINEAR, flat, planes, quadratic
 
 from perfed.experiment.config import validate
 from perfed.method.exchange import Replies, ServerState
 from perfed.methods.build import build_method
 from perfed.methods.flic.anchors import Anchors
 from perfed.methods.terms.prototypes import Prototypes
-from perfed.model.chain import Model
+from perfed.model.chain import STAGES, Model
 from perfed.model.presets import linear
 
 QUICK = {"batch_size": 4, "local_epochs": 2, "lr": 0.01}
@@ -37,6 +38,44 @@ def test_fedprox_without_pull_is_fedavg():
     plain = train(serve(build_method("fedavg", QUICK), blobs()), 3)
     proximal = train(serve(build_method("fedprox", {**QUICK, "mu": 0.0}), blobs()), 3)
     assert difference(proximal, plain) == 0
+
+
+@pytest.mark.parametrize("engine", ["stacked", "sequential"])
+def test_rates_drop_after_their_rounds(engine):
+    """Against a loop by hand, and from a snapshot in the middle the same bits."""
+    federation = planes((12, 6), first=0.5, more=0.5)
+    method = make("fedavg", optimizer="sgd", lr=0.1, lr_drops=(1, 3), lr_factor=0.5, batch_size=100, local_epochs=2)
+    server = serve(method, federation, model=LINEAR, engine=engine)
+    w = flat(server.state.shared)
+    server.prepare()
+    for number, lr in enumerate((0.1, 0.05, 0.05, 0.025), 1):
+        before = server.snapshot()
+        server.round(number)
+        local = []
+        for client in federation:
+            (a, b), own = quadratic(client), w
+            for _ in range(2):
+                own = own - lr * (a @ own - b)
+            local.append(own)
+        w = (12 * local[0] + 6 * local[1]) / 18
+        torch.testing.assert_close(flat(server.state.shared), w, rtol=1e-12, atol=1e-12)
+        whole = every_tensor(server)
+        server.restore(before)
+        server.round(number)
+        assert all(torch.equal(t, whole[name]) for name, t in every_tensor(server).items())
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("fedpac", {"head_lr": 0.4}), ("fedrep", {"lr": {"body": 0.2, "head": 0.3}})]
+)
+def test_every_rate_of_local_training_drops(name, settings):
+    plain, dropped = make(name, **settings), make(name, **settings, lr_drops=(5,), lr_factor=0.25)
+    for round_, factor in ((5, 1.0), (6, 0.25)):
+        groups = []
+        for method in (plain, dropped):
+            group = cohort(method, blobs(), round_=round_)
+            groups.append({n: g.lr for g in group.optimizer(group.trainable(STAGES)).groups for n in g.names})
+        assert groups[1] == {name: factor * lr for name, lr in groups[0].items()} and len(set(groups[0].values())) > 1
 
 
 def test_fedprox_stays_near_the_received_model_and_the_nearer_the_larger_mu():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from engines import blobs, cohort, difference, make, network, network_for, serve, train
 
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
+from perfed.maths.gap import generalisation_gap
 from perfed.method.method import Method
 from perfed.methods.fedpac import combination
 from perfed.methods.fedpac.combination import combination_weights
@@ -15,9 +17,14 @@ from perfed.methods.terms.prototypes import Prototypes
 from perfed.model.chain import Model
 from perfed.model.presets import hidden_layer, mlp
 from perfed.participation.settings import Participation
+from perfed.report.arrays import load_combination
+from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
+from perfed.run.settings import Evaluation, Snapshots
 from perfed.training.plan import Plan
 
+GAP = "generalisation-gap"
+GAP_CLASSES = {"labels": [[0, 1, 2], [0, 1], [1, 2]], "num_classes": 3}
 GROUPS = {"labels": [[0, 1], [0, 1], [2, 3], [2, 3]], "num_classes": 4}
 
 
@@ -231,6 +238,82 @@ def test_a_run_says_whose_problems_did_not_solve(monkeypatch):
     assert [line["counts"] for line in run.history] == [{"unsolved_combinations": ["c0", "c1"]}] * 2
     assert "unsolved combinations: 4 (clients in rounds.jsonl)" in summary["notes"]
     assert summary["counts"] == {"unsolved_combinations": 4}
+
+
+def test_weights_are_kept_of_the_rounds_that_are_asked_for(tmp_path):
+    found = {}
+    for name, every, shown in (("all", 1, ()), ("chosen", 2, (1, 3)), ("evaluated", 2, ())):
+        method, directory = fedpac(), RunDirectory.create(tmp_path / name)
+        kept = {"evaluation": Evaluation(every=every), "snapshots": Snapshots(shown=shown)}
+        Run(blobs((9, 8)), method, network_for(method), rounds=3, directory=directory, **kept).execute()
+        files = sorted((tmp_path / name / "combination").glob("*.npz"))
+        found[name] = {int(file.stem[-4:]): load_combination(file).weights.tolist() for file in files}
+        assert len(list((tmp_path / name / "predictions").glob("*.npz"))) == 1  # of the last round, as always
+    assert list(found["all"]) == [1, 2, 3] and list(found["evaluated"]) == [2, 3]
+    assert found["chosen"] == {number: found["all"][number] for number in (1, 3)}
+
+
+def test_the_generalisation_gap_is_that_of_a_loop_over_samples():
+    """Eq. 14 with its sign turned, written out: every sample against the mean feature of all samples of its class."""
+    federation, method = blobs((9, 5, 12), **GAP_CLASSES), fedpac()
+    run = Run(federation, method, network_for(method), rounds=2, evaluation=Evaluation(every=1, metrics=(GAP,)))
+    summary = run.execute()
+    features, heads, classes = {}, {}, federation.num_classes
+    for client in federation:
+        modules = dict(run.model(client.id)[0].named_children())
+        heads[client.id] = modules["head"].weight.detach()
+        z = client.train.x.float()
+        for stage in ("embedding", "body"):
+            z = modules[stage](z) if stage in modules else z
+        features[client.id] = z.detach()
+    total = {}
+    for client in federation:
+        for z, y in zip(features[client.id], client.train.y.tolist(), strict=True):
+            total.setdefault(y, []).append(z)
+    centroids = {y: torch.stack(rows).mean(0) for y, rows in total.items()}
+    gaps = []
+    for client in federation:
+        rows = zip(features[client.id], client.train.y.tolist(), strict=True)
+        gaps.append(sum(2 * (z - centroids[y]) @ heads[client.id][y] / classes for z, y in rows) / len(client.train))
+    right = [float(gap) for gap in gaps]
+    assert [run.client_metrics[client.id][GAP] for client in federation] == pytest.approx(right, rel=1e-4, abs=1e-7)
+    assert summary["metrics"][GAP]["mean"] == pytest.approx(sum(right) / 3, rel=1e-4, abs=1e-7)
+    assert all(GAP in line["metrics"] for line in run.history) and max(map(abs, right)) > 1e-4
+
+
+def test_the_gap_is_what_the_true_loss_is_above_the_one_on_own_samples():
+    """Eq. 12 summed over all inputs and classes; the truth is what two clients of equal labels hold together.
+
+    What does not depend on the head goes when two heads are compared.
+    """
+    rng, inputs, classes, dim = np.random.default_rng(0), 6, 3, 4
+    f, own = rng.normal(size=(inputs, dim)), rng.integers(1, 9, (2, inputs, classes)).astype(float)
+    own[1] *= own[0].sum(0) / own[1].sum(0)  # as many samples of each class
+    empirical, true = own[0] / own[0].sum(), own.sum(0) / own.sum()
+    marginal = true.sum(1, keepdims=True)
+
+    def loss(joint, head):
+        return float(((joint - marginal * (1 + f @ head.T) / classes) ** 2 / marginal).sum())
+
+    heads = rng.normal(size=(2, classes, dim))
+    above = [loss(true, head) - loss(empirical, head) for head in heads]
+    counts = torch.from_numpy(own.sum(1))
+    means = torch.from_numpy(np.einsum("mxc,xd->mcd", own, f)) / counts[:, :, None]
+    gaps = [generalisation_gap(means, counts, torch.from_numpy(np.stack([head, head])))[0] for head in heads]
+    assert float(gaps[0] - gaps[1]) == pytest.approx(above[0] - above[1], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "problem"),
+    [
+        ("fedem", {}, "is for methods that predict with one linear head"),
+        ("fedpac", {"when": "after"}, "is of the models of rounds: when = 'before'"),
+    ],
+)
+def test_models_without_a_linear_head_have_no_such_gap(name, settings, problem):
+    method = make(name)
+    with pytest.raises(PerfedError, match=problem):
+        Run(blobs((9, 8)), method, network_for(method), rounds=1, evaluation=Evaluation(metrics=(GAP,), **settings))
 
 
 def test_regression_is_refused():

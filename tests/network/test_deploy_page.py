@@ -190,10 +190,7 @@ def test_a_site_and_the_server_are_killed_and_brought_back_to_the_same_bits(plac
 
 
 def test_the_site_has_its_log_and_its_model(place):
-    for line in SITES:
-        child = place.running.pop(line)
-        os.killpg(child.pid, signal.SIGTERM)
-        child.wait(20)
+    """While the sites go on, as the page has it."""
     for line in SHELL:
         if line.startswith(("perfed site log", "perfed site export")):
             place.run(line)
@@ -202,6 +199,9 @@ def test_the_site_has_its_log_and_its_model(place):
     names = {entry["name"] for line in read(log) for entry in line.get("entries", []) if line["run"]}
     assert not [name for name in names if "embedding" in name or ("head" in name and "flic" in name)]
     assert (place.path / "perfed-site-north/north.onnx").exists()
+    printed = [file.read_text() for file in place.path.glob("terminal-*.log")]
+    told = [f"connected to server 127.0.0.1:{place.port}" in text for text in printed if "what leaves is in" in text]
+    assert len(told) == len(NAMES) and all(told)
 
 
 OTHERS = {

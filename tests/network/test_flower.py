@@ -168,7 +168,7 @@ def test_a_server_that_is_not_there_is_waited_for(folder, connections):
     thread = threading.Thread(target=supervise, args=(Server(address), config, folder / "gone", notes.append, stop))
     thread.start()
     until(lambda: bool(notes), 10)
-    assert notes == [f"server {address} is not reachable: Connection refused"]
+    assert notes == [f"server {address} is not reachable: Connection refused; trying again"]
     stop.set()
     thread.join(5)
     assert not thread.is_alive()

@@ -110,11 +110,11 @@ def test_the_leaderboard_is_copied_as_text(tab, page, kind, begins, has):
 def test_panels_are_switched_by_keyboard(tab, page, tmp_path):
     tab.open(page)
     visible = "[...document.querySelectorAll('#combination [data-key]:not([hidden])')].map(panel => panel.dataset.key)"
-    assert tab.run(visible) == ["3"]
+    assert tab.run(visible) == ["4"]
     assert tab.run("document.querySelectorAll('#embedding [data-key]:not([hidden]) svg').length") == 3
     tab.focus("#combination input[type=range]")
     tab.press("ArrowLeft")
-    assert tab.run(visible) == ["2"]
+    assert tab.run(visible) == ["3"]
     tab.press("Home")
     assert tab.run(visible) == ["1"] and tab.run("document.querySelector('#combination output').textContent") == "1"
     tab.open(write_report(load_runs(clocked(tmp_path)), tmp_path / "clock.html", title="Clock"))

@@ -73,11 +73,11 @@ def write_snapshots(folder: Path, rng: np.random.Generator) -> None:
         np.savez(folder / f"round-{number:04d}.npz", z=z, y=y, client=client, anchors=anchors)
 
 
-def write_combination(folder: Path, clients: int = 4) -> None:
+def write_combination(folder: Path, clients: int = 4, rounds: int = 4) -> None:
     folder.mkdir()
     names = np.array([f"c{i}" for i in range(clients)])
-    for number in (1, 2, 3):
-        weights = np.eye(clients) * number / 3 + (1 - number / 3) / clients
+    for number in range(1, rounds + 1):
+        weights = np.eye(clients) * number / rounds + (1 - number / rounds) / clients
         np.savez(folder / f"round-{number:04d}.npz", weights=weights, clients=names)
 
 
@@ -215,6 +215,19 @@ def test_every_figure_and_table_says_what_it_is(run_dirs, tmp_path):
     assert drawings == text.count('role="img" font-family') == text.count("</title><desc>") > 5
     assert text.count("<th ") == text.count("<th scope=")
     assert "var(--" in text and "prefers-color-scheme:dark" in text and "@media print" in text
+
+
+def test_a_further_metric_that_was_asked_for_has_its_curve(run_dirs):
+    for run in run_dirs:
+        summary = json.loads((run / "summary.json").read_text())
+        asked = {"last": 1, "who": "all", "when": "before", "split": "test", "metrics": ["generalisation-gap"]}
+        (run / "summary.json").write_text(json.dumps({**summary, "evaluation": asked}))
+        lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+        for line in lines[::2]:
+            line["metrics"]["generalisation-gap"] = spread(-0.25)
+        (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    drawn = figures(load_runs(run_dirs))["curves-generalisation-gap"]
+    assert "fedavg, round 3: -0.25 (seeds -0.25 to -0.25)" in drawn and "lower is better" in drawn
 
 
 def test_unfinished_runs_are_reported_as_far_as_they_are(tmp_path):
@@ -377,12 +390,22 @@ def test_combination_weights_are_drawn_as_heat_maps(tmp_path: Path) -> None:
     assert "combination" not in page.sections
     write_combination(run / "combination")
     text = write_report(load_runs([run]), tmp_path / "report.html", title="t").read_text()
-    for number in (1, 2, 3):
+    for number in (1, 2, 3, 4):
         assert f"fedavg: weights of the combination, round {number}" in text
     assert "client c2: most from c2 (1.00)" in text  # the last round's are those of each client alone
+    assert text.count('type="range"') == 1
+    names = [name for name in figures(load_runs([run])) if name.startswith("combination")]
+    assert names == [f"combination-fedavg-round-{number}" for number in (1, 3, 4)]
     np.savez(run / "combination" / "round-0002.npz", weights=np.zeros((3, 4)), clients=np.array(["a"]))
     page = read_page(write_report(load_runs([run]), tmp_path / "report.html", title="t"))
     assert "round-0002.npz: needs weights" in page.words
+
+
+def test_few_rounds_of_combined_heads_stand_beside_each_other(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", "fedavg", 0)
+    write_combination(run / "combination", rounds=3)
+    text = write_report(load_runs([run]), tmp_path / "report.html", title="t").read_text()
+    assert text.count("weights of the combination, round") >= 3 and 'type="range"' not in text
 
 
 def test_many_clients_methods_and_rounds_stay_a_small_file(tmp_path):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import csv
+import errno
+import gc
 import json
 import os
 import shutil
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,6 +22,7 @@ from command_line import EXPERIMENT, TINY, another_process, contents, kill_when,
 
 from perfed.codec import flatten
 from perfed.engine.server import Server
+from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, find_experiment, validate
 from perfed.experiment.overrides import override
 from perfed.experiment.start import resume, start
@@ -289,6 +294,49 @@ def test_an_automatic_plan_is_recorded_and_used_again(tmp_path):
     assert perfed("resume", killed).code == 0
     assert perfed("run", killed / "config.toml", "--out", tmp_path / "whole").code == 0
     assert_same_run(killed, tmp_path / "whole")
+
+
+def test_states_on_disk_are_lost_with_the_process_and_not_missed(whole, tmp_path):
+    """How much memory holds changes no bit, so it may be another later on; what a killed process leaves is removed."""
+    killed = killed_after(4, tmp_path / "run", "plan.hold_megabytes=0")
+    (left,) = killed.glob(".scratch-*")
+    assert len(list(left.iterdir())) == len(RunDirectory(killed).load().clients) > 0
+    more = copy(killed, tmp_path / "more")
+    before, after = (more / "config.toml").read_text(), "hold_megabytes = 1024"
+    (more / "config.toml").write_text(before.replace("hold_megabytes = 0", after))
+    assert after not in before and after in (more / "config.toml").read_text()
+    for directory in (killed, more):
+        result = perfed("resume", directory)
+        assert result.code == 0, result.err
+        gc.collect()
+        assert not list(directory.glob(".scratch-*"))
+    assert_same_run(more, whole)
+    a, b = tensors(killed), tensors(whole)
+    assert a.keys() == b.keys() and all(torch.equal(tensor, b[name]) for name, tensor in a.items())
+    assert rounds(killed) == rounds(whole)
+
+
+def test_a_disk_that_is_full_of_states_ends_with_one_line_and_the_run_goes_on(whole, tmp_path):
+    run = start(table("plan.hold_megabytes=0"), out=tmp_path / "run")
+    held = ExitStack()
+
+    def fill(number: int, total: int, accuracy: float | None) -> None:
+        if number == 5:
+            held.enter_context(patch.object(Path, "write_bytes", full))
+
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", str(self))
+
+    none = start(table("plan.hold_megabytes=0"), out=tmp_path / "none")
+    with patch.object(Path, "write_bytes", full), pytest.raises(PerfedError, match="No space left on device"):
+        none.execute()
+    assert not (tmp_path / "none").exists()  # as of any run that comes to nothing
+    with held, pytest.raises(PerfedError, match=r"beyond plan.hold_megabytes = 0 cannot .*: No space left on device$"):
+        run.execute(fill)
+    assert checkpoints(tmp_path / "run")[-1] == "state-000005.json" and lines_of(tmp_path / "run") == 5
+    resume(tmp_path / "run").execute()
+    a, b = tensors(tmp_path / "run"), tensors(whole)
+    assert a.keys() == b.keys() and all(torch.equal(tensor, b[name]) for name, tensor in a.items())
 
 
 # Damage ------------------------------------------------------------------------------------------------------

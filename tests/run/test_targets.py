@@ -5,39 +5,47 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
+import torch
 from command_line import EXPERIMENT, TINY, perfed
-from engines import blobs, make, network
+from engines import blobs, every_tensor, make, network
 
 from perfed.engine.evaluate import spread
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, find_experiment, validate
 from perfed.experiment.overrides import override
-from perfed.experiment.start import resume, start
+from perfed.experiment.start import is_done, resume, start
+from perfed.participation.clock import Clock
+from perfed.participation.settings import Participation
 from perfed.run.run import Run
 from perfed.run.settings import Evaluation
 from perfed.run.targets import described, unreached, updated
+from perfed.training.plan import Plan
 
 TARGETS = (0.1, 0.3, 0.5, 1.0)
 
 
 def line(number: int, accuracy: float | None = None) -> dict[str, Any]:
     times = {"round": number, "virtual_time": 2.5 * number, "training_seconds": 0.1 * number}
+    times |= {"bytes_up": 100_000, "bytes_down": 200_000 * number}
     return times if accuracy is None else times | {"accuracy": {"mean": accuracy}}
 
 
 def test_the_first_evaluated_round_at_the_target_counts():
     found = unreached([0.7, 0.8, 0.9])
-    for record in (line(1), line(2, 0.5), line(3, 0.75), line(4), line(5, 0.8), line(6, 0.6), line(7, 0.85)):
-        found = updated(found, record)
+    lines = [line(1), line(2, 0.5), line(3, 0.75), line(4), line(5, 0.8), line(6, 0.6), line(7, 0.85)]
+    for number in range(1, 8):
+        found = updated(found, lines[:number])
     assert [target["round"] for target in found] == [3, 5, None]
-    assert found[1] == {"accuracy": 0.8, "round": 5, "virtual_time": 12.5, "training_seconds": 0.5}
-    assert found[2] == {"accuracy": 0.9, "round": None, "virtual_time": None, "training_seconds": None}
+    when = {"round": 5, "virtual_time": 12.5, "training_seconds": 0.5}
+    assert found[1] == {"accuracy": 0.8, **when, "bytes_up": 500_000, "bytes_down": 3_000_000}
+    assert found[2] == {"accuracy": 0.9, **dict.fromkeys((*when, "bytes_up", "bytes_down"))}
     assert described(found) == [
-        "70 %: round 3, virtual time 7.5 s",
-        "80 %: round 5, virtual time 12.5 s",
+        "70 %: round 3, virtual time 7.5 s, 1.5 MB up and down",
+        "80 %: round 5, virtual time 12.5 s, 3.5 MB up and down",
         "90 %: not reached",
     ]
 
@@ -45,8 +53,8 @@ def test_the_first_evaluated_round_at_the_target_counts():
 def test_rounding_of_the_mean_misses_no_target():
     mean = spread([0.7] * 3)["mean"]
     assert mean < 0.7
-    assert updated(unreached([0.7]), line(1, mean))[0]["round"] == 1
-    assert updated(unreached([0.7]), line(1, 0.69999))[0]["round"] is None
+    assert updated(unreached([0.7]), [line(1, mean)])[0]["round"] == 1
+    assert updated(unreached([0.7]), [line(1, 0.69999)])[0]["round"] is None
 
 
 def experiment(*settings: str) -> Experiment:
@@ -62,7 +70,9 @@ def by_hand(directory: Path) -> list[dict[str, Any]]:
     for target in TARGETS:
         reached = [one for one in lines if "accuracy" in one and one["accuracy"]["mean"] >= target]
         when = {key: reached[0][key] if reached else None for key in ("round", "virtual_time", "training_seconds")}
-        found.append({"accuracy": target, **when})
+        until = lines[: reached[0]["round"]] if reached else []
+        sent = {key: sum(one[key] for one in until) if reached else None for key in ("bytes_up", "bytes_down")}
+        found.append({"accuracy": target, **when, **sent})
     return found
 
 
@@ -98,6 +108,42 @@ def test_only_evaluated_rounds_count_and_the_command_says_when(tmp_path):
     assert {target["round"] for target in found} <= {5, 10, 12, None}
     assert f"local: 10 %: round {found[0]['round']}\n" in result.out
     assert "local: 100 %: not reached" in result.out
+
+
+def stopping(rounds: int, stop: str, targets: tuple[float, ...] = (0.4, 0.6), **options: Any) -> Run:
+    """FedRep under SRPFL, whose slower clients are never used here."""
+    staged = {"first": 2, "rule": "fixed", "stage_rounds": 100}
+    evaluation = Evaluation(every=1, targets=targets, stop=stop)
+    policy = Participation(policy="srpfl", srpfl=staged)
+    data, method = blobs((12, 9, 30, 8), test=20), make("fedrep", local_epochs=2, batch_size=4, lr=0.02)
+    given = {"participation": policy, "clock": Clock(speeds="fixed"), "evaluation": evaluation, "plan": Plan("stacked")}
+    return Run(data, method, network(), rounds=rounds, **given, **options)
+
+
+def test_a_run_that_ends_with_its_targets_is_the_run_of_so_many_rounds():
+    made, whole = stopping(30, "targets"), stopping(30, "last")
+    summary = made.execute()
+    whole.execute()
+    reached = [target["round"] for target in whole.summary["targets"]]
+    assert summary["rounds"] == made.done == max(reached) < 30 and min(reached) < max(reached)
+    assert summary["targets"] == [{**t, "training_seconds": ANY} for t in whole.summary["targets"]]
+    assert any(f"ended after round {max(reached)} of at most 30" in note for note in summary["notes"])
+    assert [line["accuracy"] for line in made.history] == [line["accuracy"] for line in whole.history[: max(reached)]]
+    exact = stopping(max(reached), "last")
+    exact.execute()
+    tensors, expected = every_tensor(made.server), every_tensor(exact.server)
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[name], expected[name]) for name in tensors)  # unused clients have settled
+    assert made.client_metrics == exact.client_metrics and summary["metrics"] == exact.summary["metrics"]
+    assert sum(line["bytes_down"] for line in made.history) == sum(line["bytes_down"] for line in exact.history)
+    assert not stopping(3, "targets", (1.0,)).execute()["targets"][0]["round"]  # never reached: to the last round
+
+
+def test_a_run_that_has_ended_with_its_targets_is_done(tmp_path):
+    table = experiment("evaluation.stop=targets", "evaluation.targets=[0.1]")
+    start(table, out=tmp_path / "run").execute()
+    assert is_done(tmp_path / "run") and (tmp_path / "run" / "predictions").is_dir()
+    assert resume(tmp_path / "run").execute()["rounds"] < 12
 
 
 def test_training_seconds_leave_evaluations_out(monkeypatch):
@@ -158,6 +204,18 @@ def test_impossible_targets_are_refused(targets, message, tmp_path):
     result = perfed("run", EXPERIMENT, *TINY, f"evaluation.targets={targets}", "--out", tmp_path / "run")
     assert (result.code, result.err) == (2, f"perfed: {message}\n")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stop": "targets"}, "stop = 'targets' needs targets"),
+        ({"stop": "targets", "targets": (0.5,), "last": 2}, "stop = 'targets' takes one model of each client"),
+    ],
+)
+def test_ending_with_targets_needs_them_and_one_model_of_each_client(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Evaluation(**settings)
 
 
 def test_a_regression_has_no_accuracy_to_reach():

@@ -16,7 +16,14 @@ from perfed.errors import PerfedError
 from perfed.participation import schedule
 from perfed.theory import algorithms
 from perfed.theory import linear as theory
-from perfed.theory.speedup import expected_time, rounds_to_reach
+from perfed.theory.speedup import (
+    expected_time,
+    full_time_bound,
+    rounds_to_reach,
+    speed_up_bound,
+    speed_up_slope,
+    srpfl_time_bound,
+)
 
 F64 = torch.float64
 
@@ -436,11 +443,45 @@ def test_the_speed_up_grows_like_log_n(comparison, cost):
     x, y = [math.log(row.clients) for row in comparison], [row.speed_up(cost) for row in comparison]
     slope, error = speedup.regression(x, y)
     assert slope > 5 * error > 0
-    # the proof of theorem 4.9: speed-up >= (log N + 2 l) / (6 (c + 1) + 4 l), l = log(1 / (c-hat - 1))
-    closing = math.log(1 / (speedup.EXCESS - 1))
-    theorem = 1 / (6 * (cost + 1) + 4 * closing)
-    assert slope - 3 * error > theorem
-    assert all(ratio > theorem * (log_n + 2 * closing) for log_n, ratio in zip(x, y, strict=True))
+    assert slope - 3 * error > speed_up_slope(excess=speedup.EXCESS, cost=cost)
+    for row, ratio in zip(comparison, y, strict=True):
+        assert ratio > speed_up_bound(row.clients, excess=speedup.EXCESS, cost=cost)
+
+
+BOUNDED = [(a, excess, cost) for a in (0.02, 0.25) for excess in (1.02, 1.1, 1.4) for cost in (0.0, 1.0, 10.0)]
+
+
+@pytest.mark.parametrize(("a", "excess", "cost"), BOUNDED)
+def test_lemma_b_2_bounds_the_expected_time_of_the_schedule(a, excess, cost):
+    """Order statistics and rounds summed up exactly, for N = 16 to 2^20; times of rate 3."""
+    for clients in (2**e for e in range(4, 21, 4)):
+        lengths = schedule.stage_lengths(clients, 4, a, excess=excess)
+        exact = expected_time(schedule.stage_sizes(clients, 4), lengths, clients, rate=3.0, cost=cost)
+        bound = srpfl_time_bound(clients, a, excess=excess, rate=3.0, cost=cost)
+        assert 0.2 * bound < exact < bound
+        ratio = bound / full_time_bound(clients, a, excess=excess, rate=3.0)
+        assert 1 / ratio == pytest.approx(speed_up_bound(clients, excess=excess, rate=3.0, cost=cost))
+
+
+def test_lemma_b_3_is_a_lower_bound_only_where_communication_or_the_federation_is_large():
+    """Without communication the expected time stays below it up to 2^20 clients, ever nearer."""
+
+    def ratios(cost: float) -> list[float]:
+        found = []
+        for clients in (2**e for e in range(8, 21, 4)):
+            floor = schedule.error_floor(0.1, clients / 8)
+            exact = expected_time([clients], [rounds_to_reach(1.1 * floor, floor, 0.1)], clients, cost=cost)
+            found.append(exact / full_time_bound(clients, 0.1, excess=1.1))
+        return found
+
+    without = ratios(0.0)
+    assert without == sorted(without) and 0.6 < without[0] < without[-1] < 0.9
+    assert min(ratios(10.0)) > 1
+    # by how much: what equation 253 leaves out of the rounds of equation 252
+    left_out = 2 * math.log((1 + math.sqrt(0.9)) * math.sqrt(8 / 0.9)) / -math.log1p(-0.1)
+    promised = (math.log(2**20) + 2 * math.log(10)) / -math.log1p(-0.1)
+    floor = schedule.error_floor(0.1, 2**20 / 8)
+    assert rounds_to_reach(1.1 * floor, floor, 0.1) == pytest.approx(promised - left_out, abs=1.5)
 
 
 # Bad input

@@ -102,6 +102,45 @@ def inner_dirichlet(
     return counts
 
 
+def even_labels(counts: Indices, available: Indices, *, seed: int) -> Indices:
+    """How many samples of each domain and label clients take, with as many of each label at every client.
+
+    A client's numbers of samples of its labels differ by one at most. Its domains are those of ``counts``; what a
+    domain lacks of a label comes from the client's other domains in proportion, and from any where they lack it too.
+
+    Args:
+        counts: ``(clients, domains)``, for example from :func:`inner_dirichlet`.
+        available: ``(domains, labels)`` samples there are.
+        seed: of ties, and of the labels that have one more.
+
+    Returns:
+        ``(clients, domains, labels)`` int64; the sums of a client are those of its row in ``counts``.
+
+    Raises:
+        PerfedError: fewer samples of a label than the clients need.
+
+    Source: Zhong et al. 2023 (FedDAR), section 5 (FairFace: a uniform distribution of labels at every client).
+    """
+    num_labels = available.shape[1]
+    each = apportion(np.ones((len(counts), num_labels)), counts.sum(axis=1), seed=seed)
+    short = np.flatnonzero(each.sum(axis=0) > available.sum(axis=0))
+    if len(short):
+        label = int(short[0])
+        needed, there = int(each[:, label].sum()), int(available[:, label].sum())
+        raise PerfedError(f"label {label} has {there} samples, but the clients need {needed} for as many of each label")
+    left, taken = available.copy(), np.zeros((*counts.shape, num_labels), dtype=np.int64)
+    for client, wanted in enumerate(counts):
+        for label in range(num_labels):
+            missing = np.maximum(0, wanted - taken[client].sum(axis=1))
+            room, own_seed = np.minimum(missing, left[:, label]), subseed(seed, f"even labels {client} {label}")
+            size = int(each[client, label])
+            first = _fill(missing.astype(np.float64), min(size, int(room.sum())), room, own_seed)
+            rest = _fill(wanted.astype(np.float64), size - int(first.sum()), left[:, label] - first, own_seed)
+            taken[client, :, label] = first + rest
+            left[:, label] -= first + rest
+    return taken
+
+
 def _fill(weights: Weights, size: int, available: Indices, seed: int) -> Indices:
     """``size`` samples in proportion to ``weights``, no more of a class than are available: a pass per class."""
     taken = np.zeros_like(available)

@@ -46,9 +46,30 @@ def assign_groups(num_clients: int, num_groups: int, order: GroupOrder = "contig
     return np.arange(num_clients) // (num_clients // num_groups)
 
 
-def draw_sizes(choices: Sequence[int], num_clients: int, *, seed: int) -> Indices:
-    """The number of samples of every client, drawn uniformly from ``choices``; ``(num_clients,)`` int64."""
-    return np.asarray(choices, dtype=np.int64)[generator(seed, "client sizes").integers(len(choices), size=num_clients)]
+def draw_sizes(choices: Sequence[int], num_clients: int, *, spread: float = 0.0, seed: int) -> Indices:
+    """The number of samples of every client, drawn uniformly from ``choices``; ``(num_clients,)`` int64.
+
+    With ``spread`` s each is multiplied by ``exp(s z)``, z ~ N(0, 1), and rounded, to 1 at least: sizes are log-normal
+    around the choice, their median (Tziotis et al. 2023, appendix C, which does not give the parameters).
+    """
+    drawn = generator(seed, "client sizes").integers(len(choices), size=num_clients)
+    sizes: Indices = np.asarray(choices, dtype=np.int64)[drawn]
+    if spread:
+        sizes = np.maximum(1, np.rint(sizes * _log_normal(num_clients, spread, seed))).astype(np.int64)
+    return sizes
+
+
+def shared_sizes(samples: int, num_clients: int, *, spread: float = 0.0, seed: int) -> Indices:
+    """All ``samples``, equally, or with ``spread`` in log-normal shares of one at least; ``(num_clients,)`` int64."""
+    if not spread or samples < num_clients:
+        return samples // num_clients + (np.arange(num_clients) < samples % num_clients)
+    left = np.array([samples - num_clients])
+    sizes: Indices = 1 + apportion(_log_normal(num_clients, spread, seed)[None], left, seed=seed)[0]
+    return sizes
+
+
+def _log_normal(num_clients: int, spread: float, seed: int) -> Weights:
+    return np.exp(spread * generator(seed, "size spread").standard_normal(num_clients))
 
 
 def apportion(weights: Weights, sizes: Indices, *, seed: int) -> Indices:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from perfed.engine.flower.transport import Answer
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, some
 
 POLL, SHARE = 0.05, 0.02
 """Seconds between two looks for replies; more in a long exchange: this share of its time so far, up to ``REFRESH``."""
@@ -21,6 +21,8 @@ REFRESH = 1.0
 """Seconds between two looks for sites."""
 LATE = 60.0
 """Seconds that a message lives beyond its deadline: late replies are taken away, and clocks may differ by so much."""
+SILENCE = 30.0
+"""Seconds without an answer after which it is said who is waited for; again after twice as long, and so on."""
 PATIENCE, RATE = 3.0, 1e6
 """A call of the office that takes so many seconds, and carries fewer bytes a second, hangs: the server is away."""
 
@@ -88,9 +90,13 @@ class PostTransport:
 
     Args:
         office: what delivers letters.
+
+    Attributes:
+        note: gets a line, now and then, while no answer comes.
     """
 
     def __init__(self, office: Office) -> None:
+        self.note: Callable[[str], None] = lambda line: None
         self._office = office
         self._changed = threading.Condition()  # guards what follows; the thread changes it, the caller waits for it
         self._thread: threading.Thread | None = None
@@ -149,16 +155,21 @@ class PostTransport:
             yield
 
     def _receive(self, exchange: int, missing: set[str], ends: float) -> Iterator[Answer]:
+        silence = SILENCE
+        speaks = time.monotonic() + silence
         try:
             while missing:
-                with self._until(lambda: bool(self._answers), ends - time.monotonic()):
+                with self._until(lambda: bool(self._answers), min(speaks, ends) - time.monotonic()):
                     if self._exchange != exchange:
                         raise RuntimeError("the next exchange has begun")
                     came, self._answers = self._answers, []
-                    if not came:
-                        came = [self._too_late(site) for site in sorted(missing)]
-                missing -= {answer.site for answer in came}
-                yield from came
+                    late = [] if came else [self._too_late(site) for site in sorted(missing)]
+                if late and time.monotonic() < ends:
+                    self.note(f"still waiting: {some([answer.error for answer in late], 3)}")
+                    silence, speaks = 2 * silence, time.monotonic() + 2 * silence
+                    continue
+                missing -= {answer.site for answer in came or late}
+                yield from came or late
         finally:
             with self._changed:
                 if self._exchange == exchange:

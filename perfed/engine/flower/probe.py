@@ -47,7 +47,7 @@ class Server:
             PerfedError: there is none.
         """
         number = self.address.rpartition(":")[2]
-        if not number.isdigit() or not 0 < int(number) < 2**16 or not self.host:
+        if not number.isdigit() or not 0 < int(number) < 2**16 or not self.host or "/" in self.host:
             raise PerfedError(f"server '{self.address}': write HOST:PORT, e.g. fl.example.org:8000")
         return int(number)
 
@@ -67,7 +67,7 @@ def probe(server: Server) -> None:
             server name that is not in the certificate, a key that the server does not know.
     """
     if server.key is not None and server.ca is None:
-        raise PerfedError(f"a site with a key needs TLS: the certificate of the authority of server {server.address}")
+        raise PerfedError(f"a site with a key needs TLS: the certificate of server {server.address}'s authority (--ca)")
     connection = _connect(server)
     try:
         if server.key is not None:
@@ -113,7 +113,7 @@ def _refused(error: ssl.SSLCertVerificationError, server: Server) -> str:
     if error.verify_code == _EXPIRED:
         return "its certificate, or its authority's, has expired"
     if error.verify_code in (_WRONG_NAME, _WRONG_ADDRESS):
-        return f"its certificate is not for '{server.host}'; use a name that is in it"
+        return f"its certificate is not for '{server.host}'; use a name that is in it, or have this one added"
     return f"its certificate is not signed by the authority in {server.ca} ({error.verify_message})"
 
 
@@ -126,7 +126,7 @@ def _try_plain(connection: http.client.HTTPConnection, server: Server) -> None:
         blind.check_hostname, blind.verify_mode = False, ssl.CERT_NONE
         with socket.create_connection((server.host, server.port), TIMEOUT) as raw, blind.wrap_socket(raw):
             raise PerfedError(
-                f"server {server.address} speaks TLS: this site needs the certificate of its authority"
+                f"server {server.address} speaks TLS: this site needs the certificate of its authority (--ca)"
             ) from None
 
 

@@ -91,7 +91,7 @@ class Process:
         own = {**environment(home), **(more or {})}
         self.log = log
         out = subprocess.PIPE if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._begin = 0 if log is None else log.stat().st_size
+        self._begin = self._heard = 0 if log is None else log.stat().st_size
         try:
             self._popen = subprocess.Popen(
                 guarded, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, env=own
@@ -129,6 +129,16 @@ class Process:
             file.seek(max(self._begin, self.log.stat().st_size - _TAIL))
             text = file.read().decode(errors="replace")
         return "\n".join(line for line in text.splitlines() if line.strip())
+
+    def news(self) -> list[str]:
+        """Whole lines that have come into its log since the last call."""
+        if self.log is None:
+            return []
+        with self.log.open("rb") as file:
+            file.seek(self._heard)
+            text, _, _ = file.read().rpartition(b"\n")
+        self._heard += len(text) + bool(text)
+        return text.decode(errors="replace").splitlines()
 
     def stop(self) -> None:
         """End it and all that it started."""

@@ -21,8 +21,8 @@ from perfed.tree import Tree
 _SUFFIX = ".exchange"
 
 
-class SiteStore:
-    """States and replies of one run, in the folder ``run`` below ``path``; held by this process until it is closed.
+class Stored:
+    """States and replies of one run, in the folder ``run`` below ``path``, to read, whoever writes there meanwhile.
 
     An exchange is called by its sequence number, from 1; 0 stands for the initial state, which is nowhere stored.
 
@@ -31,15 +31,7 @@ class SiteStore:
         notes: one line for each reply that was damaged, and was taken as not there.
 
     Raises:
-        PerfedError: ``run`` cannot name a folder, the folder cannot be made, or another process works on it.
-
-    Example:
-        >>> import torch
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder, SiteStore(Path(folder), "flic-1") as store:
-        ...     store.put(10_001, {"embedding": torch.ones(2)}, b"reply")
-        ...     print(store.reply(10_001), store.state(10_001), store.state(0))
-        b'reply' {'embedding': tensor([1., 1.])} None
+        PerfedError: ``run`` cannot name a folder.
     """
 
     def __init__(self, path: Path, run: str) -> None:
@@ -48,27 +40,6 @@ class SiteStore:
         self.path = path / run
         self.notes: list[str] = []
         self._run = run
-        self._held = ExitStack()
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._held.enter_context(locked(self.path))
-            sync_folder(path)
-        except BlockingIOError:
-            raise PerfedError(f"{self.path}: another process is working on this site's states") from None
-        except OSError as error:
-            raise PerfedError(f"{self.path}: a site's states cannot be kept there: {error.strerror}") from None
-        for file in self.path.glob(".*.tmp"):  # of a process that was killed while it wrote
-            file.unlink()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Let other processes work on the folder."""
-        self._held.close()
 
     def sequences(self) -> list[int]:
         """Numbers of the exchanges that are stored, in ascending order."""
@@ -100,6 +71,62 @@ class SiteStore:
             self.notes.append(f"{self._file(sequence)} is damaged ({error}); exchange {sequence} is done again")
             return None
 
+    def _file(self, sequence: int) -> Path:
+        return self.path / f"{sequence:012d}{_SUFFIX}"
+
+    def _read(self, sequence: int) -> tuple[bytes, bytes]:
+        """Encoded state and reply.
+
+        Raises:
+            FileNotFoundError: the exchange is not stored.
+            PerfedError: the file is damaged, or of another exchange or run.
+        """
+        header, body = unframe(self._file(sequence).read_bytes())
+        found = (header.get("run"), header.get("sequence"))
+        if found != (self._run, sequence):
+            raise PerfedError(f"it is of exchange {found[1]} of run '{found[0]}'")
+        return body[: header["state"]], body[header["state"] :]
+
+
+class SiteStore(Stored):
+    """States and replies of one run, in the folder ``run`` below ``path``; held by this process until it is closed.
+
+    Raises:
+        PerfedError: ``run`` cannot name a folder, the folder cannot be made, or another process works on it.
+
+    Example:
+        >>> import torch
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder, SiteStore(Path(folder), "flic-1") as store:
+        ...     store.put(10_001, {"embedding": torch.ones(2)}, b"reply")
+        ...     print(store.reply(10_001), store.state(10_001), store.state(0))
+        b'reply' {'embedding': tensor([1., 1.])} None
+    """
+
+    def __init__(self, path: Path, run: str) -> None:
+        super().__init__(path, run)
+        self._held = ExitStack()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._held.enter_context(locked(self.path))
+            sync_folder(path)
+        except BlockingIOError:
+            raise PerfedError(f"{self.path}: another process is working on this site's states") from None
+        except OSError as error:
+            raise PerfedError(f"{self.path}: a site's states cannot be kept there: {error.strerror}") from None
+        for file in self.path.glob(".*.tmp"):  # of a process that was killed while it wrote
+            file.unlink()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let other processes work on the folder."""
+        self._held.close()
+
     def put(self, sequence: int, state: Tree, reply: bytes) -> None:
         """Store an exchange that was done: on disk as a whole when this returns, not at all if it does not.
 
@@ -119,19 +146,3 @@ class SiteStore:
         for sequence in self.sequences()[:-1]:
             if sequence not in keep:
                 self._file(sequence).unlink(missing_ok=True)
-
-    def _file(self, sequence: int) -> Path:
-        return self.path / f"{sequence:012d}{_SUFFIX}"
-
-    def _read(self, sequence: int) -> tuple[bytes, bytes]:
-        """Encoded state and reply.
-
-        Raises:
-            FileNotFoundError: the exchange is not stored.
-            PerfedError: the file is damaged, or of another exchange or run.
-        """
-        header, body = unframe(self._file(sequence).read_bytes())
-        found = (header.get("run"), header.get("sequence"))
-        if found != (self._run, sequence):
-            raise PerfedError(f"it is of exchange {found[1]} of run '{found[0]}'")
-        return body[: header["state"]], body[header["state"] :]

@@ -79,25 +79,33 @@ class Submitter:
         """
         self._ask("stop", run, _NAME)
 
-    def follow(self, run: int, write: Callable[[str], None], deadline: float) -> str:
+    def follow(
+        self, run: int, write: Callable[[str], None], deadline: float, note: Callable[[str], None] = lambda line: None
+    ) -> str:
         """Write the lines of the run's log as they come, until it ends; its status then.
 
-        A server that is started again meanwhile interrupts nothing.
+        A server that is started again meanwhile interrupts nothing; ``note`` gets a line when it has gone, and one when
+        it is back.
 
         Raises:
             PerfedError: the run has not ended after ``deadline`` seconds, or the server does not answer for a minute.
         """
-        ends, heard = time.monotonic() + deadline, time.monotonic()
+        ends, heard, gone = time.monotonic() + deadline, time.monotonic(), False
         lines = _Lines(command("flwr", "log", run, _NAME, "--stream"), self._home)
         try:
             while True:
                 lines.write_until(time.monotonic() + _LOOK, write)
                 try:
                     status, heard = self.status(run), time.monotonic()
+                    if gone:
+                        note("the SuperLink answers again")
+                    gone = False
                 except PerfedError as error:
                     if time.monotonic() - heard > PATIENCE:
                         raise PerfedError(f"no answer for {PATIENCE:.0f} seconds: {error}") from None
-                    status = ""
+                    if not gone:
+                        note(f"the SuperLink does not answer; waiting for it, {PATIENCE:.0f} seconds at most")
+                    status, gone = "", True
                 lines.resume()
                 if status.startswith("finished"):
                     lines.write_until(time.monotonic() + _LOOK, write)

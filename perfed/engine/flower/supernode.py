@@ -21,6 +21,12 @@ _LOOK = 0.2
 _QUICK = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"
 }  # seconds between looks for a message here; Flower's second adds up
+_SAYS = {
+    "SuperNode ID: ": "connected to server {0}",
+    "Connection successful after ": "connected to server {0}",
+    "Connection attempt failed, retrying ": "server {0} does not answer; trying again",
+}
+"""What lines of Flower's log mean for the site; where another version says it otherwise, nothing is said."""
 _NO_KEY, _NOT_ACTIVATED = "[code: 2001]", "[code: 2004]"  # in the log: Flower's exit code is 1 whatever happened
 
 
@@ -41,37 +47,47 @@ def supervise(
     """
     folder.mkdir(parents=True, exist_ok=True)
     last, wait = "", 1.0
+
+    def say(line: str) -> None:
+        nonlocal last
+        if line != last:
+            note(line)
+            last = line
+
     while not stop.is_set():
         began = time.monotonic()
         try:
             probe(server)
-            line, again = _once(server, config, folder, stop)
+            line, again = _once(server, config, folder, say, stop)
         except Unreachable as error:
-            line, again = str(error), 0.0
+            line, again = f"{error}; trying again", 0.0
         if stop.is_set():
             return
         wait = 1.0 if time.monotonic() - began > _STEADY else min(2 * wait, LONGEST)
-        if line != last:
-            note(line)
-            last = line
+        say(line)
         stop.wait(again or wait)
 
 
-def _once(server: Server, config: Mapping[str, str], folder: Path, stop: threading.Event) -> tuple[str, float]:
+def _once(
+    server: Server, config: Mapping[str, str], folder: Path, say: Callable[[str], None], stop: threading.Event
+) -> tuple[str, float]:
     """Run a SuperNode until it ends: why it did, and the seconds to wait (0: as the back-off says)."""
     process = Process(_command(server, config), folder / "flwr", folder / "supernode.log", _QUICK)
     try:
         while (code := process.wait(_LOOK)) is None:
             if stop.is_set():
                 return "", 0.0
+            for line in process.news():
+                for said in (meaning for sign, meaning in _SAYS.items() if sign in line):
+                    say(said.format(server.address))
     finally:
         process.stop()
     said = process.said()
     if _NO_KEY in said:
-        raise PerfedError(f"server {server.address} authenticates its sites: this site needs its key")
+        raise PerfedError(f"server {server.address} authenticates its sites: this site needs its key (--key)")
     if _NOT_ACTIVATED in said:
-        held = "the server still holds this site's last connection, for up to a minute; trying again"
-        return held, LEASE
+        held = "the server still holds a connection with this site's key: the last one, for up to a minute"
+        return f"{held}, or that of another 'perfed site' with the key; trying again", LEASE
     return f"the SuperNode ended with exit code {code} (see {process.log}); starting it again", 0.0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,7 +25,13 @@ class Answer:
 
 
 class Transport(Protocol):
-    """A network of sites. One exchange at a time, from one thread."""
+    """A network of sites. One exchange at a time, from one thread.
+
+    Attributes:
+        note: gets a line, now and then, while nothing comes: which sites are waited for, and why as far as it is known.
+    """
+
+    note: Callable[[str], None]
 
     def sites(self) -> list[str]:
         """Names of the sites that are connected now, sorted.

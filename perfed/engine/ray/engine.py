@@ -87,7 +87,7 @@ class RayEngine(Engine):
             raise PerfedError(f"--engine ray needs Ray {_LEAST} or newer (installed: {ray.__version__})")
         from perfed.engine.ray.pool import Pool
 
-        return Pool(chosen(), self.clients, self.background, self.setup, self.plan, self.notes)
+        return Pool(chosen(), self.clients, self.background, self.setup, self.plan, self.notes, self.holder)
 
     def _size(self, members: Sequence[Client]) -> int:
         if self.plan.chunk:

@@ -20,6 +20,7 @@ from perfed.engine.ray.parcel import pack, size, unpack
 from perfed.engine.ray.where import Where
 from perfed.engine.ray.worker import Outcome, Task, Worker
 from perfed.engine.setup import Setup
+from perfed.engine.states import States
 from perfed.errors import PerfedError, some
 from perfed.machine import installed_version
 from perfed.training.device import arithmetic
@@ -41,6 +42,7 @@ class Pool:
         background, setup: as every host has them.
         plan: gains the paths that workers choose.
         notes: gains what is to be told of the workers.
+        holder: keeps the clients' new states. Once it has put one on disk, workers remember none.
 
     Raises:
         PerfedError: Ray is not there, has no room, or another perfed.
@@ -54,8 +56,9 @@ class Pool:
         setup: Setup,
         plan: Plan,
         notes: list[str],
+        holder: States,
     ) -> None:
-        self._clients, self._plan, self._notes = clients, plan, notes
+        self._clients, self._plan, self._notes, self._holder = clients, plan, notes, holder
         self._arithmetic = {arithmetic(setup.device)}
         self._put: dict[str, Any] = {}
         self._payload: tuple[Any, Any] = (None, None)
@@ -162,6 +165,7 @@ class Pool:
             work=replace(work, shared={}, states={}),
             states={i: (n, None if member.states.get(i) == n else work.states[i]) for i, n in numbers.items()},
             number=job.number,
+            remembers=not self._holder.overflowed,
             clients={i: sent for i, sent in parcels.items() if i not in references},
             gone=member.gone,
             paths=self._plan.paths,
@@ -171,7 +175,10 @@ class Pool:
         member.gone = []
         for client in parcels:
             self._move(client, member)
-        member.states.update(numbers)
+        if task.remembers:
+            member.states.update(numbers)
+        else:
+            member.states.clear()
         member.jobs.append(job)
         job.ref = member.actor.run.remote(pack(task), self._shared(work), references)
 
@@ -189,8 +196,10 @@ class Pool:
         job = member.jobs.popleft()
         if outcome.done is not None:
             for client, state in outcome.done.states.items():
-                self._numbers[client] = state, job.number
-                member.states[client] = job.number
+                outcome.done.states[client] = kept = self._holder.keep(state)
+                self._numbers[client] = kept, job.number
+                if not self._holder.overflowed:
+                    member.states[client] = job.number
         if job.chooses and outcome.paths.keys() - self._plan.paths.keys():
             self._plan.paths.update(outcome.paths)
             self._plan.on_choice()

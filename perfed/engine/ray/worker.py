@@ -36,6 +36,7 @@ class Task:
         work: without states and what is the same for all.
         states: by id the number of the state that a client starts from, and the state unless the worker has it.
         number: of the states that the clients have afterwards.
+        remembers: whether the worker keeps these; else it forgets all that it has.
         clients: small clients that the worker does not have yet, packed, by id.
         gone: clients that the worker need not keep any longer.
         paths: of the plan.
@@ -46,6 +47,7 @@ class Task:
     work: Work
     states: Mapping[str, tuple[int, Tree | None]]
     number: int
+    remembers: bool
     clients: Mapping[str, Parcel]
     gone: Sequence[str]
     paths: Mapping[str, Path]
@@ -127,7 +129,10 @@ class Worker:
         self._plan.paths = dict(task.paths)
         self._plan.trying = nullcontext if task.chooses else _never
         done = self._host.run(replace(task.work, shared=shared, states=states)).whole()
-        self._states.update({client: (task.number, state) for client, state in done.states.items()})
+        if task.remembers:
+            self._states.update({client: (task.number, state) for client, state in done.states.items()})
+        else:
+            self._states.clear()
         return Outcome(done, paths=self._plan.paths)
 
 

@@ -64,9 +64,9 @@ class FedPAC(Method):
         """Of the head, and of the body."""
         return self.head_epochs + self.local_epochs
 
-    def lr_of(self, stage: str) -> float:
+    def first_lr_of(self, stage: str) -> float:
         """``head_lr`` for the head."""
-        return self.head_lr if stage == "head" else super().lr_of(stage)
+        return self.head_lr if stage == "head" else super().first_lr_of(stage)
 
     def sets(self) -> dict[str, ParameterSet]:
         """The clients' combined heads, by id, and which clients have one."""

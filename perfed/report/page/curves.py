@@ -7,7 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from perfed.report.curves import VIRTUAL_TIME, Axis, Curve, axes_of, metric_curves, oracle, used_curves
+from perfed.engine.metrics import metric_of
+from perfed.report.curves import VIRTUAL_TIME, Axis, Curve, axes_of, further_metrics, metric_curves, oracle, used_curves
 from perfed.report.page import svg
 from perfed.report.page.forms import figure, grid, note, radio, section, switched
 from perfed.report.page.look import Look
@@ -39,16 +40,22 @@ class Curves:
 
     @cached_property
     def kinds(self) -> list[Kind]:
-        """Mean, 10 % worst, clients used so far; those that there are."""
+        """Mean, 10 % worst, further metrics that were asked for, clients used so far; those that there are."""
         runs, known = self.study.runs, self.study.known
         title, unit = directed_title(self.metric), f" {known.unit}".rstrip()
         shares = used_curves(runs, self.metric)
         every = [
             Kind("mean", f"{title}, mean over the clients", unit, metric_curves(runs, self.metric)),
             Kind("tenth", f"{title}, 10 % worst clients", unit, metric_curves(runs, self.metric, known.tenth_worst)),
+            *map(self._further, further_metrics(runs, self.metric)),
             Kind("used", "Clients used so far (%)", " %", shares),
         ]
         return [kind for kind in every if kind.curves]
+
+    def _further(self, name: str) -> Kind:
+        unit = f" {metric_of(name).unit}".rstrip()
+        curves = metric_curves(self.study.runs, name, main=self.metric)
+        return Kind(name, f"{directed_title(name)}, mean over the clients", unit, curves)
 
     @cached_property
     def axes(self) -> dict[str, tuple[Axis, bool]]:
@@ -77,7 +84,7 @@ class Curves:
         frame = self._frame(kind, axis, log, top + 22)
         parts = [entries, str(frame), *self._lines(kind, frame)]
         for curve in kind.curves:
-            parts += _curve(curve, axis, frame, looks[curve.method], kind.unit)
+            parts += drawn_curve(curve, axis, frame, looks[curve.method], kind.unit)
             if curve.method in self.ringed and kind.name != "used":
                 at = frame.x(float(curve.x[axis.button][-1])), frame.y(float(curve.values[:, -1].mean()))
                 title = svg.hint(f"{curve.method}: the last round, in which everybody took part")
@@ -107,7 +114,7 @@ class Curves:
         return [svg.rule(frame.y, value, ends, upright=False, label=name) for name, value in inside.items()]
 
 
-def _curve(curve: Curve, axis: Axis, frame: svg.Axes, look: Look, unit: str) -> list[str]:
+def drawn_curve(curve: Curve, axis: Axis, frame: svg.Axes, look: Look, unit: str) -> list[str]:
     """The band and the line of a method, and places where a pointer gets the numbers."""
     x, mean = curve.x[axis.button], curve.values.mean(0)
     inside = np.flatnonzero(np.isfinite(mean) & (x >= frame.x.low * (1 - 1e-9)) & ((x > 0) | (not frame.x.log)))

@@ -17,7 +17,7 @@ from perfed.report.page.look import paint, shade
 from perfed.report.page.study import Study, file_name, thinned
 from perfed.report.runs import Run
 
-MOST_PANELS = 3  # rounds of embedded samples per method
+MOST_PANELS = 3  # rounds of embedded samples or combined heads per method, beside each other
 MOST_STEPS = 40  # rounds of combined heads per method
 SIDE = 300.0  # of an embedding's square
 
@@ -92,8 +92,9 @@ def _embedding(method: str, of: Placed) -> str:
 
 
 def combination_section(study: Study) -> str:
-    """Weights with which a method combined the clients' heads, as a heat map with a slider over the rounds."""
-    parts, lines = [], []
+    """Weights with which a method combined the clients' heads, as a heat map; of many rounds, with a slider."""
+    parts: list[str] = []
+    lines: list[str] = []
     for method, run in _first(study, lambda run: bool(run.combination_files)).items():
         try:
             files = run.combination_files
@@ -103,6 +104,9 @@ def combination_section(study: Study) -> str:
             continue
         top = max(float(one.weights.max()) for one in rounds) or 1.0
         panels = {str(one.round): figure(_heat_map(method, one, top)) for one in rounds}
+        if len(rounds) <= MOST_PANELS:
+            parts += panels.values()
+            continue
         steps = slider("round", f"{method}, seed {run.seed}: round", [one.round for one in rounds])
         parts.append(f"<div>{switched([steps], panels, next(reversed(panels)))}</div>")
     told = (
@@ -130,7 +134,7 @@ def _heat_map(method: str, of: Combination, top: float) -> str:
 
 
 def picture_figures(study: Study) -> dict[str, str]:
-    """By name: embedded samples in the last round kept, and weights of the last combination; none of broken files."""
+    """By name: embedded samples in the last round kept, weights of up to three combinations; none of broken files."""
     found: dict[str, str] = {}
     for method, run in _first(study, lambda run: bool(run.snapshot_files)).items():
         with suppress(PerfedError):
@@ -138,6 +142,9 @@ def picture_figures(study: Study) -> dict[str, str]:
             found |= {f"embedding-{file_name(method)}": _embedding(method, last)} if last else {}
     for method, run in _first(study, lambda run: bool(run.combination_files)).items():
         with suppress(PerfedError):
-            one = load_combination(run.combination_files[-1])
-            found[f"combination-{file_name(method)}"] = _heat_map(method, one, float(one.weights.max()) or 1.0)
+            files = run.combination_files
+            rounds = [load_combination(files[i]) for i in thinned(len(files), MOST_PANELS)]
+            top = max(float(one.weights.max()) for one in rounds) or 1.0
+            for one in rounds:
+                found[f"combination-{file_name(method)}-round-{one.round}"] = _heat_map(method, one, top)
     return found

@@ -21,6 +21,7 @@ from perfed.methods.ditto import Ditto
 from perfed.participation.settings import Participation
 from perfed.training.plan import Path as Way
 from perfed.training.plan import Plan, PlanSettings
+from perfed.tree import size
 
 SIZES, DIMS = (13, 9, 9, 6, 4, 3, 2, 1, 1), (4, 3, 6)
 pytestmark = [pytest.mark.network, pytest.mark.xdist_group("ray")]
@@ -235,6 +236,31 @@ def test_data_and_states_are_sent_once(ray, monkeypatch):
         server.engine.states["c1"] = decode(encode(server.engine.states["c1"]))  # as from a checkpoint
         server.round(4)
     assert sorted(clients) == ["c0", "c1", "c2"] and states == ["c1"]
+
+
+def test_states_on_disk_go_with_the_work(ray, monkeypatch, tmp_path):
+    from perfed.engine.ray import pool
+
+    sent, pack = [], pool.pack
+
+    def watched(content):
+        if isinstance(content, pool.Task):
+            sent.extend(state is not None for _, state in content.states.values())
+        return pack(content)
+
+    monkeypatch.setattr(pool, "pack", watched)
+    federation = blobs(SIZES)
+    alone = train(serve(make("ditto"), federation, engine="sequential", rate=0.5), 3)
+    one = max(size(state) for state in alone.engine.states.values())
+    many = on_ray(make("ditto"), federation, 2, rate=0.5, plan=Plan("ray", chunk=1, hold=3 * one))
+    many.put_states_in(tmp_path)
+    with many.engine.working():
+        train(many, 3)
+        assert many.evaluate("test") == alone.evaluate("test")
+    assert many.engine.holder.bytes == 3 * one
+    assert len(list(tmp_path.rglob("*.safetensors"))) == len(many.engine.states) - 3 > 0
+    assert sent.count(False) <= 2 < sent.count(True)  # each worker is told so with the work after: it keeps none
+    assert difference(with_initial(many), with_initial(alone)) == 0
 
 
 # Clusters ---------------------------------------------------------------------------------------------------

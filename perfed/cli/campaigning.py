@@ -1,0 +1,126 @@
+"""What ``perfed sweep`` and ``perfed campaign`` do, and ``resume`` and ``report`` with what they leave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from perfed.cli.comparing import say_outcome
+from perfed.cli.console import alone_on_stdout, print_json, say, say_where, say_whole
+from perfed.cli.files import Files, command_line
+from perfed.cli.options import Shown, Training
+from perfed.cli.progress import Work, shown
+from perfed.cli.table import print_table
+from perfed.cli.training import default_out, device_of, executor, resumable, shared_settings
+from perfed.errors import PerfedError
+from perfed.experiment.campaign import Campaign
+from perfed.experiment.compare import federated
+from perfed.experiment.conclusion import Conclusion, Failure
+from perfed.experiment.config import Experiment, find_experiment
+from perfed.experiment.names import parse_names, parse_seeds
+from perfed.experiment.overrides import override
+from perfed.experiment.planned import Planned, read_campaign, swept
+from perfed.machine import write_atomic
+from perfed.report.campaign import Part, campaign_csv, campaign_rows, grids
+from perfed.report.page.campaign import sweep_figures
+from perfed.report.papers import latex_file
+from perfed.run.directory import plain
+
+
+def sweep_command(
+    experiment: str,
+    axis: str,
+    settings: list[str] | None,
+    methods: str,
+    seeds: str,
+    how: Training,
+    show: Shown,
+) -> None:
+    """Compare methods for each of several values of a key."""
+    table = find_experiment(experiment)
+    names = parse_names(methods or str(table.get("method", Experiment.model_fields["method"].default)), baselines=True)
+    shared_settings(None, [axis])
+    table = override(table, shared_settings(how.engine, settings), federated(names))
+    key, planned = swept(table, axis, names, parse_seeds(seeds))
+    _begin(how.out or default_out(f"sweep-{table.get('name', 'experiment')}"), planned, how, show, key)
+
+
+def campaign_command(file: Path, settings: list[str] | None, how: Training, show: Shown) -> None:
+    """Make the comparisons of a file."""
+    planned = read_campaign(file, shared_settings(how.engine, settings))
+    _begin(how.out or Path("runs") / file.stem, planned, how, show)
+
+
+def _begin(out: Path, planned: Mapping[str, Planned], how: Training, show: Shown, key: str = "") -> None:
+    campaign = Campaign.create(out, planned, how.data_dir, device_of(how.device), key)
+    with resumable(out, how.data_dir, ray=how.ray), alone_on_stdout(show.as_json):
+        say_where("results", out)
+        go_on(campaign, how, show)
+
+
+def go_on(campaign: Campaign, how: Training, show: Shown) -> None:
+    """Do the runs that are not finished; a comparison's report is written when the last of its runs has ended."""
+    problems: list[PerfedError] = []
+    failures: dict[str, list[Failure]] = {name: [] for name in campaign.comparisons}
+    found: dict[str, Conclusion] = {}
+
+    def conclude(name: str) -> None:
+        if (concluded := campaign.concluded(name, failures[name])) is not None:
+            found[name] = concluded
+
+    left = {name: len(campaign.left(name)) for name in campaign.comparisons}
+    for name in (name for name, number in left.items() if not number):
+        conclude(name)
+    with shown(Work(campaign.size)) as work:
+        work.already(campaign.size - sum(left.values()))
+        with closing(campaign.outcomes(how.data_dir, device_of(how.device), executor(how, work))) as outcomes:
+            for name, method, seed, outcome in outcomes:
+                if isinstance(outcome, PerfedError):
+                    problems.append(outcome)
+                    failures[name].append(Failure.of(method, seed, outcome))
+                    say_whole(f"failed: {outcome}", style="red")
+                else:
+                    say_outcome(f"{name}: {method} seed {seed}", outcome, show.verbose)
+                left[name] -= 1
+                if not left[name]:
+                    conclude(name)
+                    campaign.conclude(found)
+    page, parts = campaign.conclude(found)
+    _show(campaign, parts, page, show, failed=[str(problem) for problem in problems])
+    if problems:
+        raise PerfedError(f"{len(problems)} of {campaign.size} runs failed; {problems[0]}")
+
+
+def report_campaign(directory: Path, files: Files, show: Shown) -> None:
+    """Write a campaign's reports anew, print its tables, and write files."""
+    files.check()
+    with alone_on_stdout(show.as_json):
+        campaign = Campaign.read(directory)
+        every = {name: campaign.concluded(name) for name in campaign.comparisons}
+        page, parts = campaign.conclude({name: found for name, found in every.items() if found is not None})
+        if not parts:
+            raise PerfedError(f"{directory}: no run has started yet")
+        if files.out is not None:
+            write_atomic(files.out, page.read_text(encoding="utf-8"))
+        written = files.write(
+            lambda: latex_file((grid.latex() for grid in grids(parts, campaign.key)), command_line()),
+            lambda: campaign_csv(parts, campaign.key),
+            lambda: sweep_figures(parts, campaign.key),
+        )
+        for path in written:
+            say_where("written", path)
+        _show(campaign, parts, page, show, files=[str(path) for path in written])
+
+
+def _show(campaign: Campaign, parts: Sequence[Part], page: Path, show: Shown, **more: object) -> None:
+    """Print the tables, the first sentence on each comparison, and where the report is."""
+    if show.as_json:
+        content = {"directory": campaign.path, "key": campaign.key, "table": campaign_rows(parts), "report": page}
+        return print_json(plain({**content, **more}))
+    for grid in grids(parts, campaign.key):
+        print_table(grid.table)
+    for part in parts:
+        for sentence in part.sentences[:1]:
+            say(f"{part.name}: {sentence}")
+    say_where("report", page)

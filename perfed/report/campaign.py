@@ -1,0 +1,227 @@
+"""Comparisons beside each other, one column each: a campaign's, or a sweep's, which differ in one setting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from perfed.engine.metrics import metric_of
+from perfed.report.comparison import ComparisonRow, best_rows, judged_table
+from perfed.report.gains import ClientTable, Gain, interval
+from perfed.report.papers import CSV_COLUMNS, csv_of, csv_rows, escaped, latex_table
+from perfed.report.runs import Run, main_metric, methods_of
+from perfed.report.text import UNKNOWN, TextTable, axis_title, directed_title, metric_text
+from perfed.report.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is known of a comparison of a campaign.
+
+    Attributes:
+        name: of the comparison; in a sweep ``key=value``.
+        runs: that have started.
+        found: the verdict on them.
+        page: where its report is, from the campaign's.
+        sentences: what the verdict says.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+    found: Verdict | None = None
+    page: str = ""
+    sentences: tuple[str, ...] = ()
+
+    @cached_property
+    def metric(self) -> str | None:
+        """That its runs are compared by; None where nothing was measured."""
+        return main_metric([run for run in self.runs if run.summary])
+
+    @cached_property
+    def rows(self) -> list[ComparisonRow]:
+        """Every metric and method."""
+        return judged_table(self.runs, self.found)
+
+    def of(self, metric: str) -> dict[str, ComparisonRow]:
+        """One metric's rows by method."""
+        return {row.method: row for row in self.rows if row.metric == metric}
+
+    def members(self, method: str) -> list[Run]:
+        """The finished runs of a method."""
+        return [run for run in self.runs if run.method == method and run.summary]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One metric: a row per method, a column per comparison.
+
+    Attributes:
+        key: of a sweep; else empty.
+        parts: the comparisons that have the metric.
+    """
+
+    metric: str
+    key: str
+    parts: tuple[Part, ...]
+
+    @property
+    def columns(self) -> list[str]:
+        """Titles: values of the key, or names."""
+        return [value_of(part, self.key) for part in self.parts]
+
+    @property
+    def methods(self) -> list[str]:
+        """Of all parts, in the order in which they first appear."""
+        return list(dict.fromkeys(method for part in self.parts for method in part.of(self.metric)))
+
+    def cell(self, part: Part, method: str) -> str:
+        """Mean ± standard deviation over the seeds."""
+        row = part.of(self.metric).get(method)
+        if row is None:
+            return UNKNOWN
+        spread = "" if row.mean_std is None else f" ± {metric_text(self.metric, row.mean_std)}"
+        return metric_text(self.metric, row.mean) + spread
+
+    @property
+    def title(self) -> str:
+        """What the numbers are."""
+        seeds = max(len(row.seeds) for part in self.parts for row in part.of(self.metric).values())
+        over = " ± standard deviation over the seeds" if seeds > 1 else ""
+        return f"{directed_title(self.metric)}{f' by {self.key}' if self.key else ''}: mean{over}"
+
+    @property
+    def table(self) -> TextTable:
+        """For a terminal and the page."""
+        rows = [[method, *(self.cell(part, method) for part in self.parts)] for method in self.methods]
+        return TextTable(self.title, ["Method", *self.columns], rows)
+
+    def latex(self) -> str:
+        """For papers, the best mean of each column bold."""
+        best = {}
+        for part in self.parts:
+            rows = list(part.of(self.metric).values())
+            best[part.name] = {rows[at].method for at in best_rows(rows)}
+        lines = []
+        for method in self.methods:
+            cells = [escaped(self.cell(part, method)) for part in self.parts]
+            bold = [method in best[part.name] for part in self.parts]
+            lines.append([escaped(method), *(rf"\textbf{{{c}}}" if b else c for c, b in zip(cells, bold, strict=True))])
+        return latex_table(f"{self.title}.", ["Method", *self.columns], lines)
+
+
+def value_of(part: Part, key: str) -> str:
+    """The value of a sweep's key, or the comparison's name.
+
+    Example:
+        >>> value_of(Part("uniform=20", ()), "uniform"), value_of(Part("digits", ()), "")
+        ('20', 'digits')
+    """
+    return part.name.removeprefix(f"{key}=") if key else part.name
+
+
+def grids(parts: Sequence[Part], key: str) -> list[Grid]:
+    """A grid for each metric that comparisons go by."""
+    metrics = dict.fromkeys(part.metric for part in parts if part.metric)
+    return [Grid(metric, key, tuple(part for part in parts if part.metric == metric)) for metric in metrics]
+
+
+def campaign_rows(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """A row per comparison, metric and method, as :class:`~perfed.report.comparison.ComparisonRow` has them."""
+    return [{"comparison": part.name, **asdict(row)} for part in parts for row in part.rows]
+
+
+def campaign_csv(parts: Sequence[Part], key: str) -> str:
+    """:func:`~perfed.report.papers.csv_text` of all, with the key's value or the comparison's name in front."""
+    rows = ([value_of(part, key), *row] for part in parts for row in csv_rows(part.rows))
+    return csv_of([key or "comparison", *CSV_COLUMNS], rows)
+
+
+@dataclass(frozen=True)
+class Series:
+    """What a sweep did to each method.
+
+    Attributes:
+        name: for files.
+        title: of the vertical axis.
+        unit: behind values.
+        points: by method and place in the sweep, in the unit that is shown.
+    """
+
+    name: str
+    title: str
+    unit: str
+    points: Mapping[str, Mapping[int, Gain]]
+
+
+def series(grid: Grid) -> list[Series]:
+    """The mean with its interval, the worst tenth of the clients, mean and worst over domains, the time of training."""
+    known = metric_of(grid.metric)
+    title, unit = directed_title(grid.metric), f" {known.unit}".rstrip()
+    worst = "min" if known.higher_is_better else "max"
+    every = [
+        Series("mean", f"{title}, mean over the clients", unit, _points(grid, _mean)),
+        Series("tenth", f"{axis_title(grid.metric)}, 10 % worst clients", unit, _points(grid, _tenth)),
+        Series("domains", f"{title}, mean over the domains", unit, _points(grid, partial(_domains, "mean"))),
+        Series("worst-domain", f"{title}, worst domain", unit, _points(grid, partial(_domains, worst))),
+        Series("seconds", "Training (s)", " s", _points(grid, _seconds)),
+    ]
+    return [one for one in every if one.points]
+
+
+def _points(grid: Grid, value: Any) -> dict[str, dict[int, Gain]]:
+    found: dict[str, dict[int, Gain]] = {}
+    for method in grid.methods:
+        of = {at: value(part, method, grid.metric) for at, part in enumerate(grid.parts)}
+        if there := {at: gain for at, gain in of.items() if gain is not None}:
+            found[method] = there
+    return found
+
+
+def _mean(part: Part, method: str, metric: str) -> Gain | None:
+    """With the verdict's kind of interval: a bootstrap over clients and seeds."""
+    table, scale = ClientTable.of(part.members(method), metric), metric_of(metric).scale
+    if method in table.of_method:
+        return _scaled(interval(table.of_method[method], table.weights), scale)
+    row = part.of(metric).get(method)
+    return None if row is None else Gain(scale * row.mean, None, None)
+
+
+def _tenth(part: Part, method: str, metric: str) -> Gain | None:
+    row = part.of(metric).get(method)
+    return (
+        None if row is None or row.tenth_worst is None else Gain(metric_of(metric).scale * row.tenth_worst, None, None)
+    )
+
+
+def _domains(which: str, part: Part, method: str, metric: str) -> Gain | None:
+    """Taken per run, as the tables by domain are."""
+    found = [run.summary.domains.get(metric, {}).get(which) for run in part.members(method) if run.summary]
+    gain = _over_seeds(found)
+    return None if gain is None else _scaled(gain, metric_of(metric).scale)
+
+
+def _seconds(part: Part, method: str, metric: str) -> Gain | None:
+    return _over_seeds([run.rounds[-1].training_seconds for run in part.members(method) if run.rounds])
+
+
+def _over_seeds(values: Sequence[float | None]) -> Gain | None:
+    """The mean, from the lowest to the highest seed."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    ends = (min(known), max(known)) if len(known) > 1 else (None, None)
+    return Gain(float(np.mean(known)), *ends)
+
+
+def _scaled(gain: Gain, scale: float) -> Gain:
+    low, high = (None if end is None else scale * end for end in (gain.low, gain.high))
+    return Gain(scale * gain.mean, low, high)
+
+
+def methods_in(parts: Sequence[Part]) -> list[str]:
+    """All methods, in the order in which they first appear."""
+    return methods_of([run for part in parts for run in part.runs])

@@ -1,0 +1,172 @@
+"""The page of a campaign or a sweep: tables, each comparison's verdict, and what a sweep's key does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+
+import numpy as np
+
+from perfed.engine.metrics import metric_of
+from perfed.report.campaign import Grid, Part, Series, grids, methods_in, series, value_of
+from perfed.report.curves import ROUNDS, metric_curves
+from perfed.report.gains import Gain
+from perfed.report.page import svg
+from perfed.report.page.curves import DECADES, drawn_curve
+from perfed.report.page.document import write_page
+from perfed.report.page.forms import figure, note, radio, section, select, switched, table
+from perfed.report.page.look import Look, looks
+from perfed.report.page.study import file_name
+from perfed.report.text import directed_title
+
+DODGE = 5.0  # between methods at the same value
+BUTTONS = {
+    "mean": "Mean",
+    "tenth": "10 % worst clients",
+    "domains": "Domains",
+    "worst-domain": "Worst domain",
+    "seconds": "Time",
+}
+
+
+@dataclass(frozen=True)
+class Places(svg.Scale):
+    """A scale whose ticks are given: positions with their texts."""
+
+    marks: tuple[tuple[float, str], ...] = ()
+
+    def ticks(self, about: int = 5) -> list[tuple[float, str]]:
+        """Those that do not run into the one before."""
+        kept: list[tuple[float, str]] = []
+        end = -np.inf
+        for value, text in self.marks:
+            half = svg.width_of(text) / 2
+            if self(value) - half > end:
+                kept.append((value, text))
+                end = self(value) + half + 4
+        return kept
+
+
+def write_campaign(parts: Sequence[Part], out: Path, *, key: str, title: str, waiting: Mapping[str, int]) -> Path:
+    """Write the page of what comparisons say to ``out`` and return it.
+
+    Args:
+        parts: the comparisons of which runs have started.
+        out: the file.
+        key: of a sweep; else empty.
+        title: of the page.
+        waiting: how many runs of each comparison are not finished.
+    """
+    kind = f"sweep over {key}" if key else "campaign"
+    finished = len(waiting) - sum(1 for left in waiting.values() if left)
+    facts = f"{kind} · {finished} of {len(waiting)} comparisons finished"
+    found, drawn = grids(parts, key), _figures(parts, key)
+    told = (
+        "Dots: means over clients and seeds; bars: 95 % intervals of a bootstrap over both, as in verdicts. "
+        "Of domains and times: means over the seeds, from the lowest to the highest."
+    )
+    sections = [
+        section("tables", "Means", *(table(grid.table, looks=looks(methods_in(parts))) for grid in found)),
+        section("sweep", f"What {key} does", _switched("sweep", drawn, "sweep-"), note(told)) if key else "",
+        section("curves", "Learning curves", _switched("curves", drawn, "curves-")),
+        section("verdicts", "Comparisons", *(_verdict(part, waiting[part.name]) for part in parts)),
+    ]
+    return write_page(out, title, facts, sections)
+
+
+def _switched(name: str, drawn: Mapping[str, str], start: str) -> str:
+    """The figures whose names begin so, of which a reader chooses one."""
+    own = {stem.removeprefix(start): picture for stem, picture in drawn.items() if stem.startswith(start)}
+    texts = {stem: BUTTONS.get(stem, stem) for stem in own}
+    control = (radio if name == "sweep" else select)(name, "Of" if name == "sweep" else "Method", texts)
+    return switched([control], {stem: figure(picture) for stem, picture in own.items()})
+
+
+def _verdict(part: Part, waiting: int) -> str:
+    """A comparison's sentences below its name, which leads to its report."""
+    link = f'<a href="{escape(part.page, quote=True)}">{escape(part.name)}</a>' if part.page else escape(part.name)
+    left = f" ({waiting} run{'s' * (waiting > 1)} not finished)" if waiting else ""
+    lines = "".join(f"<li>{escape(sentence)}</li>" for sentence in part.sentences)
+    return f"<h3>{link}{left}</h3>" + (f"<ul>{lines}</ul>" if lines else "")
+
+
+def sweep_figures(parts: Sequence[Part], key: str) -> dict[str, str]:
+    """By name, as files of their own: each :class:`Series` of a sweep, and each method's curves, a line per value."""
+    return {name: svg.standalone(drawn) for name, drawn in _figures(parts, key).items()}
+
+
+def _figures(parts: Sequence[Part], key: str) -> dict[str, str]:
+    if not key:
+        return {}
+    found: dict[str, str] = {}
+    for grid in grids(parts, key)[:1]:
+        look = looks(methods_in(parts))
+        found |= {f"sweep-{one.name}": _against(one, grid, look) for one in series(grid)}
+        for method in grid.methods:
+            if drawn := _curves(grid, method):
+                found[f"curves-{file_name(method)}"] = drawn
+    return found
+
+
+def _positions(texts: Sequence[str]) -> tuple[list[float], bool]:
+    """Where the values of a key are, and whether on a logarithmic scale: numbers as they are, others in their order."""
+    try:
+        at = [float(text) for text in texts]
+    except ValueError:
+        at = [float(number) for number in range(len(texts))]
+    return at, min(at) > 0 and max(at) / min(at) >= DECADES
+
+
+def _against(one: Series, grid: Grid, look: Mapping[str, Look]) -> str:
+    """A line per method, with intervals."""
+    entries, top = svg.legend([(method, look[method]) for method in one.points])
+    gains = [gain for points in one.points.values() for gain in points.values()]
+    heights = [end for gain in gains for end in (gain.mean, gain.low, gain.high) if end is not None]
+    log_y = "%" not in one.unit and min(heights) > 0 and max(heights) / min(heights) >= DECADES
+    at, log = _positions(grid.columns)
+    ends, titles = svg.spanned(at, log=log), (grid.key, one.title)
+    frame = svg.axes(ends, svg.spanned(heights, log=log_y), titles, log=log, log_y=log_y, top=top + 22)
+    scale = Places(*ends, frame.x.start, frame.x.end, log, tuple(sorted(zip(at, grid.columns, strict=True))))
+    parts = [entries, str(replace(frame, x=scale))]
+    for number, (method, points) in enumerate(one.points.items()):
+        aside = DODGE * (number - (len(one.points) - 1) / 2)
+        placed = sorted((scale(at[i]) + aside, grid.columns[i], gain) for i, gain in points.items())
+        colour = look[method].colour
+        for across, _, gain in placed:
+            if gain.low is not None and gain.high is not None:
+                parts.append(svg.interval(frame.y(gain.low), frame.y(gain.high), across, colour, upright=True))
+        parts.append(svg.line([(across, frame.y(gain.mean)) for across, _, gain in placed], look[method]))
+        for across, value, gain in placed:
+            told = f"{method}, {grid.key} = {value}: {gain.mean:.4g}{one.unit}{_ends(gain)}"
+            parts.append(svg.dot(across, frame.y(gain.mean), colour, told))
+    said = "; ".join(f"{m}: " + ", ".join(f"{g.mean:.4g}" for g in p.values()) for m, p in one.points.items())
+    return svg.drawing(f"{one.title} by {grid.key}", said, *parts)
+
+
+def _ends(gain: Gain) -> str:
+    return "" if gain.low is None or gain.high is None else f" ({gain.low:.4g} to {gain.high:.4g})"
+
+
+def _curves(grid: Grid, method: str) -> str:
+    """The method's mean against rounds, a line per value; nothing where it has no rounds."""
+    found = {}
+    for part in grid.parts:
+        for curve in metric_curves(part.members(method), grid.metric):
+            value = value_of(part, grid.key)
+            found[value] = replace(curve, method=f"{method}, {grid.key} = {value}")
+    if not found:
+        return ""
+    look = looks(grid.columns)
+    entries, top = svg.legend([(value, look[value]) for value in found])
+    values = np.concatenate([curve.values.ravel() for curve in found.values()])
+    title = directed_title(grid.metric)
+    log_y = not metric_of(grid.metric).percent and values.min() > 0 and values.max() / values.min() >= DECADES
+    last = max(float(curve.x[ROUNDS.button][-1]) for curve in found.values())
+    heights = svg.spanned(values.tolist(), log=bool(log_y))
+    frame = svg.axes((0.0, last), heights, (ROUNDS.title, f"{method}: {title}"), log_y=bool(log_y), top=top + 22)
+    unit = f" {metric_of(grid.metric).unit}".rstrip()
+    lines = [part for value, c in found.items() for part in drawn_curve(c, ROUNDS, frame, look[value], unit)]
+    told = "; ".join(f"{value} ends at {curve.values[:, -1].mean():.4g}{unit}" for value, curve in found.items())
+    return svg.drawing(f"{method}: {title} by {grid.key}", told, entries, str(frame), *lines)
