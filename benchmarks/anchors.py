@@ -30,7 +30,6 @@ ROWS: dict[str, tuple[str, ...]] = {
     "full covariance learnt, barycentre": (FASTER, "covariance=full", "covariance_average=barycentre"),
     "MMD (lambda1 = 1)": ("distance=mmd", "lambda1=1.0"),
     "optimal transport": ("distance=ot",),
-    "optimal transport, entropy 10": ("distance=ot", "ot_entropy=10.0"),
     "two Gaussians per class": ("distance=mixture",),
 }
 SMALL = ('model.embedding={kind="mlp",hidden=[64],out=16}', "rounds=10", "local_epochs=10", "lr=3e-3")

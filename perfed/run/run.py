@@ -241,8 +241,7 @@ class Run(OwnModels):
     def _snapshot(self, number: int, courses: Mapping[str, list[float]]) -> None:
         self._write_arrays(number, course_arrays(courses))
         if number in self.snapshots.rounds:
-            ids = self.federation.ids[: self.snapshots.clients]
-            if (arrays := embedded_samples(self.server, ids, number, self.snapshots.split)) is not None:
+            if (arrays := embedded_samples(self.server, self.snapshots, number)) is not None:
                 self.directory.write_arrays("snapshots", number, arrays)
 
     def _finish(self) -> None:

@@ -10,19 +10,19 @@ from numpy.typing import NDArray
 
 from perfed.engine.server import Server
 from perfed.methods.flic.anchors import Anchors
+from perfed.run.settings import Snapshots
 
 
-def embedded_samples(
-    server: Server, ids: Sequence[str], round_: int, split: str = "train"
-) -> dict[str, NDArray[Any]] | None:
-    """Samples of ``ids`` in ``split`` behind their own embeddings; clients without any are left out.
+def embedded_samples(server: Server, wanted: Snapshots, round_: int) -> dict[str, NDArray[Any]] | None:
+    """The ``wanted`` clients' samples behind their own embeddings; clients without any in the split are left out.
 
     Returns:
         ``z`` ``(samples, k)``, ``y`` and ``client`` ``(samples,)``, and ``anchors`` ``(entries, k)`` where the method
         has some, with their classes ``anchor_class`` ``(entries,)`` unless entry c is that of class c; ``None`` for a
         model without an embedding, or without clients.
     """
-    ids = [i for i in ids if server.clients[i].split(split) is not None]
+    split = wanted.split
+    ids = [i for i in server.federation.ids[: wanted.clients] if server.clients[i].split(split) is not None]
     if not ids or "embedding" not in server.model.factories:
         return None
     z, y, owner = [], [], []

@@ -19,6 +19,7 @@ from perfed.methods.flic.anchors import Anchors
 from perfed.methods.flic.hetfedrep import HetFedRep
 from perfed.methods.flic.pretraining import validated_epochs
 from perfed.model.chain import stage_of
+from perfed.run.settings import Snapshots
 from perfed.run.snapshots import embedded_samples
 from perfed.training.early_stopping import best_epochs, hold_out
 from perfed.training.step import by_turns
@@ -112,7 +113,7 @@ def test_a_longer_pretraining_begins_as_a_shorter_one_does():
 def test_pictures_may_show_test_samples():
     federation = blobs((9, 6, 4), test=(5, 0, 3))
     server = train(serve(flic(), federation), 0)
-    found = embedded_samples(server, federation.ids, 0, "test")
+    found = embedded_samples(server, Snapshots(split="test"), 0)
     assert found["client"].tolist() == ["c0"] * 5 + ["c2"] * 3
     assert found["y"].tolist() == [*federation.clients[0].test.y.tolist(), *federation.clients[2].test.y.tolist()]
     chain = copy.deepcopy(server.setup.chain((4,)))
@@ -121,7 +122,7 @@ def test_pictures_may_show_test_samples():
         torch.testing.assert_close(
             torch.from_numpy(found["z"][5:]), chain.embedding.eval()(federation.clients[2].test.x)
         )
-    assert len(embedded_samples(server, federation.ids, 0)["y"]) == 19
+    assert len(embedded_samples(server, Snapshots(), 0)["y"]) == 19
 
 
 # Anchors ------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
 from perfed.report.arrays import load_snapshot
 from perfed.report.embedding import placed
+from perfed.run.settings import Snapshots
 from perfed.run.snapshots import embedded_samples
 
 
@@ -479,7 +480,7 @@ def test_what_is_learnt_travels_and_a_fixed_covariance_does_not():
 def test_pictures_show_every_mode_in_the_colour_of_its_class(settings, classes, tmp_path):
     method = flic("flic-class", **settings, **({"distance": "mixture"} if settings else {}))
     server = train(serve(method, blobs()), 0)
-    arrays = embedded_samples(server, ["c0"], 0)
+    arrays = embedded_samples(server, Snapshots(clients=1), 0)
     assert ("anchor_class" in arrays) == bool(settings)
     np.savez(tmp_path / "round-0000.npz", **arrays)
     assert placed(load_snapshot(tmp_path / "round-0000.npz")).anchor_classes.tolist() == (classes or [0, 1, 2])
