@@ -241,7 +241,8 @@ class Run(OwnModels):
     def _snapshot(self, number: int, courses: Mapping[str, list[float]]) -> None:
         self._write_arrays(number, course_arrays(courses))
         if number in self.snapshots.rounds:
-            if (arrays := embedded_samples(self.server, self.snapshots, number)) is not None:
+            arrays = embedded_samples(self.server, self.snapshots, number)
+            if arrays is not None:
                 self.directory.write_arrays("snapshots", number, arrays)
 
     def _finish(self) -> None:
