@@ -251,7 +251,8 @@ class Server:
     def _round(self, server: ServerState, clients: RoundClients) -> None:
         method, before = self.setup.method, server.tree()
         method.round(server, clients)
-        absorb(method.terms, server, clients.carrying, before)
+        if method.terms:
+            absorb(method.terms, server, clients.carrying, before)
 
     def _finish(self, server: ServerState, clients: RoundClients) -> None:
         method = self.setup.method
