@@ -246,10 +246,8 @@ class Server:
     def _round(self, server: ServerState, clients: RoundClients) -> None:
         method, before = self.setup.method, server.tree()
         method.round(server, clients)
-        for replies in clients.carrying:
-            absorb(method.terms, server, replies)
-        for term in method.terms:
-            term.step(server, before)
+        if method.terms:
+            absorb(method.terms, server, clients.carrying, before)
 
     def _finish(self, server: ServerState, clients: RoundClients) -> None:
         method = self.setup.method

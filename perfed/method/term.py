@@ -72,10 +72,16 @@ def payload_of(terms: Sequence[Term], server: ServerState) -> dict[str, Any]:
     return {term.name: term.payload(server) for term in terms}
 
 
-def absorb(terms: Sequence[Term], server: ServerState, replies: Replies) -> None:
-    """Let every term update its state from the replies of an exchange that carried it."""
+def absorb(terms: Sequence[Term], server: ServerState, carrying: Sequence[Replies], before: Mapping[str, Any]) -> None:
+    """Let every term update its state from the replies of the exchanges that carried it, and end the round.
+
+    ``before``: the server's sets before the method's round.
+    """
+    for replies in carrying:
+        for term in terms:
+            term.absorb(server, replies, replies.terms[term.name])
     for term in terms:
-        term.absorb(server, replies, replies.terms[term.name])
+        term.step(server, before)
 
 
 class Travelling:
