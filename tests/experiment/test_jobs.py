@@ -277,7 +277,7 @@ def test_numbers_of_jobs(tmp_path):
     assert not (tmp_path / "out").exists()
     assert perfed("run", EXPERIMENT, *TINY, "--out", tmp_path / "run").code == 0
     refused = perfed("resume", tmp_path / "run", "--jobs", 2)
-    assert refused.code == 2 and "--jobs is for comparisons and searches" in refused.err
+    assert refused.code == 2 and "--jobs is for comparisons, searches and campaigns" in refused.err
 
 
 class Broken(Recipe):

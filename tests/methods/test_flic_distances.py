@@ -102,7 +102,7 @@ def test_singular_covariances_have_a_distance_and_finite_gradients(n, rank):
     between = factor[0].detach().T @ spread @ factor[0].detach()
     cross = torch.linalg.eigvalsh(between).clamp_min(0).sqrt().sum()
     expected = (x[0].mean(0) - mean[0]).square().sum() + spread.trace() + factor.square().sum() - 2 * cross
-    assert float(found) == pytest.approx(float(expected), rel=1e-7)
+    assert float(found.detach()) == pytest.approx(float(expected), rel=1e-7)
     grads = torch.autograd.grad(found.sum(), (x, mean, factor))
     assert all(torch.isfinite(g).all() for g in grads)
     if n == 1:  # a point: the anchor is drawn to it, and made narrow
