@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pydantic import ValidationError
 
@@ -47,6 +48,17 @@ def some(names: Sequence[str], most: int = 8) -> str:
         'north, south and 1 more'
     """
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """What is put behind an unknown name, with a space: the known one that is most like it; empty if none is.
+
+    Example:
+        >>> did_you_mean("rouns", ["rounds", "seed"])
+        " (did you mean 'rounds'?)"
+    """
+    near = difflib.get_close_matches(given, known, n=1)
+    return f" (did you mean '{near[0]}'?)" if near else ""
 
 
 def first_problem(error: ValidationError, where: str) -> PerfedError:

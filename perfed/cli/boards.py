@@ -30,12 +30,12 @@ def leaderboard_command(name: str, settings: list[str] | None, seeds: int | None
 def play(made: Leaderboard, how: Training, show: Shown) -> None:
     """Do the rows that are not done, print the table, and say what to mind."""
     failed = made.execute(how.data_dir, device_of(how.device), lambda what, runs: _shown(what, runs, how))
-    figures, report = made.figures(), made.conclude()
+    figures, table, report = made.conclude()
     if show.as_json:
         rows = plain([asdict(figure) for figure in figures])
         print_json({"directory": str(made.path), "report": str(report), "rows": rows})
     else:
-        print_table(made.table())
+        print_table(table)
         for line in board_notes(figures):
             say(line, style="dim")
         say(f"theirs: {made.board.source}", style="dim")

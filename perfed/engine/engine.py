@@ -47,6 +47,7 @@ class Engine(ABC):
         scoring: what is measured of the clients' models; the engine's owner may say.
         arrived: seconds after which each reply of the latest exchange came, by id; empty where time is virtual.
         lost: clients whose replies could not be used in the latest exchange, by what happened to them.
+        courses: loss of each local epoch in the latest exchange, by id, of the clients of which it is wanted.
         notes: what is to be told of the work, to which an engine adds.
     """
 

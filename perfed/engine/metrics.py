@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,7 +13,7 @@ from torch import Tensor
 from perfed.data.labels import Task
 from perfed.data.target_scale import TargetScale
 from perfed.engine import scores
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, did_you_mean
 from perfed.plugins import check_free, check_own, own_mistakes, own_name
 
 Score = Callable[[NDArray[Any], NDArray[np.float64]], float]
@@ -161,8 +160,7 @@ def chosen(given: str) -> tuple[str, Metric]:
     check_own("metric", given, name, {known: item.module for known, item in METRICS.items()})
     allowed = [known for known, item in METRICS.items() if item.score is not None or item.of_model]
     if name not in allowed:
-        near = difflib.get_close_matches(name, allowed, n=1)
-        hint = f" (did you mean '{near[0]}'?)" if near else ""
+        hint = did_you_mean(name, allowed)
         raise PerfedError(f"unknown metric '{given}'{hint}; allowed: {', '.join(allowed)}, or module:NAME")
     return name, METRICS[name]
 

@@ -42,6 +42,8 @@ class Server:
         participation, clock: who takes part in a round, and how long the clients take.
         rounds: number of rounds of the whole run.
 
+    ``working``, ``told`` and ``hold`` are the engine's own, ``hold`` its :meth:`~perfed.engine.states.States.keep`.
+
     Raises:
         PerfedError: settings of participation or clock that do not fit the clients.
     """

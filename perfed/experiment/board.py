@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Sequence
 from importlib import resources
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from perfed.engine.metrics import chosen
-from perfed.errors import PerfedError, first_problem
+from perfed.errors import PerfedError, did_you_mean, first_problem
 from perfed.experiment.config import merged
 from perfed.experiment.overrides import override
 from perfed.settings import LISTED, STRICT
@@ -105,9 +104,8 @@ def find_board(name: str) -> Board:
         'Pooled training'
     """
     if name not in board_names():
-        near = difflib.get_close_matches(name, board_names(), n=1)
-        hint = f" (did you mean '{near[0]}'?)" if near else ""
-        raise PerfedError(f"unknown leaderboard '{name}'{hint}; allowed: {', '.join(board_names())}")
+        known = board_names()
+        raise PerfedError(f"unknown leaderboard '{name}'{did_you_mean(name, known)}; allowed: {', '.join(known)}")
     text = (resources.files("perfed.experiment.boards") / f"{name}.toml").read_text(encoding="utf-8")
     try:
         return Board.model_validate(tomllib.loads(text))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import torch
 from pydantic import BaseModel, Field, PositiveInt, PrivateAttr, ValidationError, model_validator
 
 from perfed.datasets import Data, located
-from perfed.errors import PerfedError, first_problem
+from perfed.errors import PerfedError, did_you_mean, first_problem
 from perfed.experiment.build import Stages
 from perfed.method.method import Method
 from perfed.method.registry import entry
@@ -184,8 +183,7 @@ def _problem(error: ValidationError, model: type[BaseModel], where: str) -> Perf
         if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
             return problem
         holder = kind
-    near = difflib.get_close_matches(str(detail["loc"][-1]), holder.model_fields, n=1)
-    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    hint = did_you_mean(str(detail["loc"][-1]), holder.model_fields)
     return PerfedError(f"{problem}{hint}; allowed: {', '.join(holder.model_fields)}")
 
 
@@ -243,8 +241,7 @@ def _table(name: str) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError) as error:
             raise PerfedError(f"{name}: cannot be read: {error}") from None
     else:
-        near = difflib.get_close_matches(name, experiment_names(), n=1)
-        hint = f" (did you mean '{near[0]}'?)" if near else " (no such file)" if path.suffix == ".toml" else ""
+        hint = did_you_mean(name, experiment_names()) or (" (no such file)" if path.suffix == ".toml" else "")
         raise PerfedError(
             f"unknown experiment '{name}'{hint}; give a .toml file or one of: {', '.join(experiment_names())}"
         )

@@ -142,12 +142,8 @@ class Leaderboard:
         if _without_device(before) != _without_device(now):
             raise PerfedError(f"{place}: was begun with another experiment than the leaderboard has now; remove it")
 
-    def figures(self) -> list[Figure]:
-        """Theirs and ours of every row, as far as it has been run."""
-        return [self._figure(row) for row in self.board.rows]
-
-    def _figure(self, row: Row) -> Figure:
-        place, metric = self.path / row.folder, self.board.metric
+    def _figure(self, row: Row, metric: str) -> Figure:
+        place = self.path / row.folder
         comparison = Comparison.read(place) if row.method and is_comparison(place) else None
         keys = [] if comparison is None else comparison.keys
         runs = [load_run(where) for key in keys if comparison and (where := comparison.directory(*key)).is_dir()]
@@ -167,28 +163,30 @@ class Leaderboard:
             ours_best_std=stdev(best) if len(best) > 1 else None,
             rounds=max((run.summary.rounds for run in done if run.summary), default=None),
             seeds=len(last),
-            chosen=self._chosen(row),
+            chosen=self._chosen(row, metric),
         )
 
-    def _chosen(self, row: Row) -> str:
+    def _chosen(self, row: Row, metric: str) -> str:
         """What the search of a tuned row chose."""
         file = self.path / "tuning" / row.folder / "grid.json"
         if not (row.grid and file.is_file()):
             return ""
         results = [result for result in json.loads(file.read_text(encoding="utf-8")) if result["mean"] is not None]
-        side = metric_of(self.board.metric).direction
+        side = metric_of(metric).direction
         return " ".join(max(results, key=lambda result: side * result["mean"])["settings"]) if results else ""
 
-    def table(self) -> TextTable:
-        """The leaderboard as text."""
-        board = self.board
-        return board_table(self.figures(), board.title, board.metric, board.best_over_test)
+    def conclude(self) -> tuple[list[Figure], TextTable, Path]:
+        """Write ``leaderboard.json`` and ``report.html``.
 
-    def conclude(self) -> Path:
-        """Write ``leaderboard.json`` and ``report.html``; returns the latter."""
-        figures = [asdict(figure) for figure in self.figures()]
-        write_atomic(self.path / "leaderboard.json", json.dumps(plain(figures), indent=2) + "\n")
-        return write_board(self.path / "report.html", self.table(), self.figures(), self.board.source)
+        Returns:
+            Theirs and ours of every row, as far as it has been run; the same as text; the report's path.
+        """
+        board = self.board
+        figures = [self._figure(row, board.metric) for row in board.rows]
+        table = board_table(figures, board.title, board.metric, board.best_over_test)
+        content = plain([asdict(figure) for figure in figures])
+        write_atomic(self.path / "leaderboard.json", json.dumps(content, indent=2) + "\n")
+        return figures, table, write_board(self.path / "report.html", table, figures, board.source)
 
 
 def _without_device(content: Any) -> Any:
