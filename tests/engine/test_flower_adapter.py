@@ -128,7 +128,7 @@ def test_without_names_from_keys_each_site_is_asked_once(folder, open_transport)
 def test_an_error_reply_says_what_it_means(open_transport, code, words):
     error = Error(code, "ValueError: out of\nmemory")
     transport = open_transport(Grid({1: "north"}, lambda message: Message(error, reply_to=message)))
-    (answer,) = transport.exchange({"north": b"n"}, 5)
+    (answer,) = transport.exchange({"north": b"n"}, 1)
     assert answer.body is None
     assert answer.error.startswith(f"site 'north': {words}") and "\n" not in answer.error
 

@@ -16,6 +16,7 @@ from perfed.experiment.compare import Comparison
 from perfed.experiment.config import validate
 from perfed.experiment.jobs import in_turn
 from perfed.experiment.leaderboard import Leaderboard
+from perfed.experiment.start import resume
 from perfed.report.board import Figure, board_table
 
 TINY = {
@@ -87,6 +88,20 @@ def test_theirs_stand_beside_ours(tmp_path, board):
     assert more == ["FedAvg", "FedAvg, slow", "tuning Local, tuned", "Local, tuned"]
     assert {row["seeds"] for row in json.loads((made.path / "leaderboard.json").read_text())} == {0, 3}
     assert all((made.path / "fedavg" / "fedavg" / f"seed-{seed}" / "summary.json").is_file() for seed in range(3))
+
+
+def test_a_row_goes_further_than_the_others(tmp_path, board):
+    board["rows"] = board["rows"][:2]
+    made = Leaderboard.create(tmp_path / "digits", "digits", 2, ["rounds=1"])
+    execute(made)
+    before = {figure.method: figure for figure in made.conclude()[0]}
+    for seed in (0, 1):
+        resume(made.path / "fedavg" / "fedavg" / f"seed-{seed}", rounds=4).execute()
+    assert execute(Leaderboard.create(made.path, "digits", 2, ["rounds=1"])) == []
+    after = {figure.method: figure for figure in made.conclude()[0]}
+    assert (before["FedAvg"].rounds, after["FedAvg"].rounds) == (1, 4)
+    assert after["FedAvg"].ours_best_mean > before["FedAvg"].ours_best_mean
+    assert after["FedAvg, slow"] == before["FedAvg, slow"]
 
 
 def test_searches_see_validation_rows_alone(tmp_path, board):

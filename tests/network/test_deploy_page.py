@@ -228,7 +228,6 @@ def trial(tmp_path_factory):
         here.close()
 
 
-@pytest.mark.parity
 @pytest.mark.parametrize("method", OTHERS)
 def test_a_method_ends_with_the_bits_of_a_simulation(method, trial):
     settings = [f"method={method}", "rounds=1", 'data.columns="union"', *OTHERS[method], *EXACT]

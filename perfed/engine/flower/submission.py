@@ -19,7 +19,7 @@ TIMEOUT = 30.0
 """Seconds that one of Flower's commands may take."""
 PATIENCE = 60.0
 """Seconds without an answer of the server after which following a run ends."""
-_LOOK = 5.0  # seconds between two looks for the status: each starts a process
+_LOOK, _SELDOM = 5.0, 20.0  # seconds between two looks for the status, each a process: server gone, and there
 _NAME = "perfed"
 _OWN = ("Using SuperLink: ", "Starting logstream for run_id", "╭", "│", "╰")  # what the command itself says
 
@@ -94,7 +94,7 @@ class Submitter:
         lines = _Lines(command("flwr", "log", run, _NAME, "--stream"), self._home)
         try:
             while True:
-                lines.write_until(time.monotonic() + _LOOK, write)
+                lines.write_until(time.monotonic() + (_LOOK if gone else _SELDOM), write)  # or until the log ends
                 try:
                     status, heard = self.status(run), time.monotonic()
                     if gone:
