@@ -144,10 +144,13 @@ class SiteRows:
         elif self.task == "regression":
             of_task = {"sums": Sums.of(torch.from_numpy(np.array(self.rows()["train"][1])))}
         shared = self.options.columns != "own"
+        asked = {name for names in self.options.named.values() for name in names}
+        held = {name for part in self._parts for name in part.frame.columns}
         return Told(
             task=self.task,
             domains=None if domain is None else self._domains(domain),
             columns=tuple(map(self._told, self.columns)) if shared else None,
+            named=tuple(sorted(asked & held)) if asked else None,
             **of_task,
         )
 
