@@ -234,13 +234,15 @@ def told_by(frames, options) -> dict[str, Told]:
 def test_a_column_that_the_study_names_and_no_site_has_is_refused_with_the_nearest_that_is_told():
     """What one site alone has is enough; where sites tell nothing about columns, there is none to compare with."""
     lists = {"drop": ["colour", "sugr"], "dates": ["visit"], "categories": ["Word", "smokes"]}
-    for columns, near in (("union", ["sugar", "word"]), ("own", [None, None])):
+    near = [" (did you mean 'sugar'?)", " (did you mean 'word'?)"]
+    frames = {name: frame.drop(columns=["patient", *TARGETS[1:]]) for name, frame in three().items()}
+    for columns, meant in (("union", near), ("own", ["", ""])):
         options = replace(options_of("sick", columns=columns), **lists)
-        tolds = told_by({name: frame.drop(columns=["patient", *TARGETS[1:]]) for name, frame in three().items()}, options)
-        assert [told.named for told in tolds.values()] == [("visit",), ("smokes", "visit"), ("colour", "smokes", "visit")]
+        tolds = told_by(frames, options)
+        held = {"north": ("visit",), "south": ("smokes", "visit"), "west": ("colour", "smokes", "visit")}
+        assert {name: told.named for name, told in tolds.items()} == held
         with pytest.raises(TableProblems) as error:
             agreed(tolds, options)
-        meant = [name and f" (did you mean '{name}'?)" or "" for name in near]
         assert list(error.value.problems) == [
             f"drop: no site has a column 'sugr'{meant[0]}",
             f"categories: no site has a column 'Word'{meant[1]}",
