@@ -237,19 +237,20 @@ class Opening:
         over = {site: run for site, header in said.items() if (run := _over(header))}
         if over:
             said |= self._replies({site: {**content, "ended": run} for site, run in over.items()})
-        failed = [header["error"] for header in said.values() if "error" in header]
+        failed: dict[str, list[str]] = {}
+        for site in sorted(site for site in said if "error" in said[site]):
+            failed.setdefault(str(said[site]["error"]), []).append(f"'{site}'")
         if failed:
-            raise PerfedError("; ".join(failed))
+            lines = (f"site{'s' if len(of) > 1 else ''} {some(of)}: {error}" for error, of in failed.items())
+            raise PerfedError("; ".join(lines))
         return {site: said[site].get(answer) for site in sorted(said)}
 
     def _replies(self, contents: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """What each site replies; an ``error`` names the site."""
+        """The header of what each site replies, or an ``error`` in its place."""
         messages, said = {site: pack(content, {}) for site, content in contents.items()}, {}
         for reply in self._transport.exchange(messages, self._deadline):
-            header = {"error": reply.error} if reply.body is None else unpack(reply.body)[0]
-            if reply.body is not None and "error" in header:
-                header = {**header, "error": f"site '{reply.site}': {header['error']}"}
-            said[reply.site] = header
+            failure = {"error": reply.error.removeprefix(f"site '{reply.site}': ")}
+            said[reply.site] = failure if reply.body is None else unpack(reply.body)[0]
         return said
 
 

@@ -218,7 +218,7 @@ class Station:
             self._read = {study: site_data(self._name, self._data, table_options(read(study, "the study")))}
             return pack({"kind": "told", **fields, "told": self._read[study].told().plain()}, {})
         agreement = Agreement.of_plain(header.get("agreement"), "the server's agreement")
-        since = part.since if part is not None and part.run == run else f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+        since = part.since if part is not None and part.run == run else f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         own, place = self._read.pop(study, None), str(header.get("place"))
         self._join(Part(self._name, self._data, run, study, agreement, place, since, own))
         client = self._at(run).client
