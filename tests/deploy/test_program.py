@@ -141,6 +141,9 @@ def test_what_leaves_is_what_was_declared_and_what_the_log_says(tables):
         assert entries <= declared and not [name for name in entries if "embedding" in name or "head" in name]
         kinds = [unpack(reply)[0]["kind"] for reply in replies]
         assert kinds[:2] == ["told", "facts"] and set(kinds[2:]) == {"done"}
+        told, facts = unpack(replies[0])[0]["told"], unpack(replies[1])[0]["facts"]
+        assert {name for name, value in told.items() if value is not None} == {"task", "labels", "classes"}
+        assert facts.keys() == {"id", "splits", "feature_names", "mark"}
     assert not (tables / "run" / "predictions").exists()
 
 
