@@ -134,8 +134,13 @@ def submit_command(
     wait: Annotated[float, typer.Option("--wait", min=0, help="seconds in which all sites must be there")] = 300.0,
     deadline: Annotated[float, typer.Option("--deadline", min=1, help="seconds that one exchange may take")] = 600.0,
     norm: Annotated[float, typer.Option("--max-norm", min=0, help="longest norm of a reply; 0: any")] = 0.0,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="end the run that goes on; without --stop the same command continues it")
+    ] = False,
 ) -> None:
-    """Start a deployment's run, or go on with it, and follow it to its end."""
+    """Start a deployment's run, or go on with it, and follow it to its end; or end it."""
     from perfed.cli import deploying
 
+    if stop:
+        return deploying.stop_command(directory, out)
     deploying.submit_command(directory, out, wait, deadline, norm)

@@ -18,7 +18,7 @@ from perfed.deploy.deployment import Deployment
 from perfed.deploy.own_model import site_model
 from perfed.deploy.site import SiteSettings, check_site, run_site
 from perfed.deploy.station import LOG
-from perfed.deploy.submit import RESULTS, submit
+from perfed.deploy.submit import RESULTS, stop, submit
 from perfed.deploy.write import deploy, extend, renew
 from perfed.engine.flower.outgoing import read, verify
 from perfed.engine.flower.probe import Server
@@ -158,14 +158,31 @@ def _site_folder(folder: Path | None) -> Path:
 
 def submit_command(directory: Path, out: Path | None, wait: float, deadline: float, norm: float) -> None:
     """Submit a run and follow it."""
-    place = (out or directory / RESULTS).resolve()
+    place = _results(directory, out)
     config = {"out": str(place), "wait": wait, "deadline": deadline, "norm": norm}
     try:
         submit(directory, config, _show, directory / "server" / "submit.log")
     except KeyboardInterrupt:
-        words = ["perfed", "submit", str(directory), *(["--out", str(out)] if out else [])]
-        raise Stopped(f"interrupted; the run goes on, and '{shlex.join(words)}' follows it", CTRL_C) from None
+        said = f"interrupted; the run goes on, and {_again(directory, out)} follows it (with --stop: ends it)"
+        raise Stopped(said, CTRL_C) from None
     say_where("results", place)
+
+
+def stop_command(directory: Path, out: Path | None) -> None:
+    """End a run that was submitted."""
+    place = _results(directory, out)
+    done = stop(directory, place)
+    where = f"after round {done}" if done else "before the end of its first round"
+    say_whole(f"the run in {place} was ended {where}; {_again(directory, out)} goes on from there")
+
+
+def _results(directory: Path, out: Path | None) -> Path:
+    return (out or directory / RESULTS).resolve()
+
+
+def _again(directory: Path, out: Path | None) -> str:
+    """The command that submits once more, in quotes."""
+    return f"'{shlex.join(['perfed', 'submit', str(directory), *(['--out', str(out)] if out else [])])}'"
 
 
 def _show(told: dict[str, Any]) -> None:

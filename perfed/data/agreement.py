@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from perfed.data.labels import Classes, Task
 from perfed.data.tables.kinds import Column, Kind
 from perfed.data.tables.options import TableOptions
-from perfed.data.tables.problems import refuse
+from perfed.data.tables.problems import nowhere, refuse
 from perfed.data.tables.schema import agreed_kinds, shared_columns, words
 from perfed.data.tables.targets import CONSTANT, FEW, LabelsAre, contradictions, named
 from perfed.data.target_scale import Sums, TargetScale
@@ -82,6 +82,9 @@ class Told(_Message):
         sums: of regression, what it tells of its training targets; ``None`` otherwise.
         domains: names of its domains, or how many there are where they are numbers; ``None`` without domains.
         columns: where sites have one schema, its columns that may enter; ``None`` otherwise.
+        named: of the columns that the study names and that not all sites need to have
+            (:attr:`perfed.data.tables.options.TableOptions.named`), those that it has; ``None`` where the study
+            names none.
     """
 
     task: Task
@@ -91,6 +94,7 @@ class Told(_Message):
     sums: Sums | None = None
     domains: _Domains | None = None
     columns: Annotated[tuple[ToldColumn, ...], Field(max_length=100_000)] | None = None
+    named: _Names | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -181,7 +185,7 @@ def agreed(
         sources: what messages call the sites (default: "site 'NAME'").
 
     Raises:
-        TableProblems: sites that contradict each other, by name: all of it.
+        TableProblems: sites that contradict each other, by name, or a column that the study names and no site has.
         PerfedError: a target that is the same everywhere.
     """
     if not tolds:
@@ -190,7 +194,8 @@ def agreed(
     called = {site: (sources or {}).get(site, f"site '{site}'") for site in tolds}
     mode = "own" if options is None else options.columns
     domain = None if options is None else options.domain is not None
-    refuse([problem for key in ("domains", "columns") for problem in _lacking(tolds, called, key, mode, domain)])
+    lacking = [problem for key in ("domains", "columns") for problem in _lacking(tolds, called, key, mode, domain)]
+    refuse([*lacking, *([] if options is None else _nowhere(tolds, options))])
     held, problems = agreed_kinds({s: [c.column() for c in told.columns or ()] for s, told in tolds.items()}, called)
     where = named(None if options is None else options.target)
     task_of_study = None if options is None else "survival" if options.event is not None else options.task
@@ -228,6 +233,13 @@ def _lacking(
         for site, kind in kinds.items()
         if kind is not wanted
     ]
+
+
+def _nowhere(tolds: Mapping[str, Told], options: TableOptions) -> list[str]:
+    """Columns that the study names and no site has; the nearest is of those whose names sites tell."""
+    names = [column.name for told in tolds.values() for column in told.columns or ()]
+    held = {name for told in tolds.values() for name in told.named or ()}
+    return nowhere(options.named, held, list(dict.fromkeys(names)))
 
 
 def _of_targets(tolds: Mapping[str, Told], called: Mapping[str, str], where: str, task: Task | None) -> list[str]:
@@ -271,11 +283,11 @@ def _domains(tolds: Mapping[str, Told]) -> tuple[str, ...] | int | None:
 
 def in_words(tolds: Mapping[str, Told], agreement: Agreement) -> list[str]:
     """What sites told each other for an agreement; never a row."""
-    columns = None
+    columns, asked = None, sorted({name for told in tolds.values() for name in told.named or ()})
     if agreement.columns is not None:
         of_kind: dict[str, dict[str, None]] = {"boolean": {}, "category": {}}
         for column in (column for told in tolds.values() for column in told.columns or ()):
             of_kind.get(column.kind, {})[column.name] = None
         entering = [column.name for column in agreement.columns if column.kind == "category"]
         columns = list(of_kind["boolean"]), [name for name in of_kind["category"] if name not in entering], entering
-    return words(agreement.task, agreement.domains is not None, columns)
+    return words(agreement.task, agreement.domains is not None, columns, asked)

@@ -106,7 +106,7 @@ def goes_on(out: Path) -> bool:
     try:
         with locked(out / JOURNAL):
             return False
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except BlockingIOError:
         return True
@@ -118,7 +118,7 @@ def _alone(transport: Transport, settings: Settings, study: str, out: Path) -> N
     transport.note = lambda line: tell(stage=line)
     _gather(transport, sites, settings.wait)
     run = hashlib.sha256(f"{out.resolve()} {study}".encode()).hexdigest()[:16]
-    opening = Opening(transport, sites, experiment, study, run, settings.deadline)
+    opening = Opening(transport, sites, experiment, study, run, out, settings.deadline)
     federation = opening.federation(out / AGREED)
     journal = Journal(out / JOURNAL)
     limits = Limits(settings.deadline, norm=settings.norm or None)
@@ -181,23 +181,32 @@ class Opening:
         sites: all of them.
         experiment, study: parsed and as text.
         run: id of the run.
+        out: its directory.
         deadline: seconds of an exchange.
     """
 
     def __init__(
-        self, transport: Transport, sites: list[str], experiment: Experiment, study: str, run: str, deadline: float
+        self,
+        transport: Transport,
+        sites: list[str],
+        experiment: Experiment,
+        study: str,
+        run: str,
+        out: Path,
+        deadline: float,
     ) -> None:
         self._transport, self._sites, self._deadline = transport, sites, deadline
-        self._experiment, self._study, self._run = experiment, study, run
+        self._experiment, self._fields = experiment, {"run": run, "study": study, "place": str(out.resolve())}
 
     def federation(self, file: Path) -> Federation:
         """The clients as the server knows them; what is agreed is written to ``file``, or as it is there.
 
         Raises:
-            PerfedError: a site that does not answer, whose table does not fit, or whose data have changed since.
+            PerfedError: a site that does not answer, that is busy with another run, whose table does not fit, or whose
+                data have changed since.
         """
         known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-        study = hashlib.sha256(self._study.encode()).hexdigest()
+        study = hashlib.sha256(self._fields["study"].encode()).hexdigest()
         if known is not None and known["study"] != study:
             raise PerfedError(f"{file.parent}: holds a run of another study; submit with another --out")
         agreement = self._agreement() if known is None else Agreement.of_plain(known["agreement"], str(file))
@@ -219,19 +228,42 @@ class Opening:
         return agreed(told, table_options(self._experiment))
 
     def _ask(self, kind: str, fields: Mapping[str, Any], answer: str) -> dict[str, Any]:
-        """The field ``answer`` of each site's reply."""
-        message = pack({"kind": kind, "run": self._run, "study": self._study, **fields}, {})
-        found, failed = {}, []
-        for reply in self._transport.exchange(dict.fromkeys(self._sites, message), self._deadline):
-            problem = reply.error
-            if reply.body is not None:
-                header, _ = unpack(reply.body)
-                problem = f"site '{reply.site}': {header['error']}" if "error" in header else ""
-                found[reply.site] = header.get(answer)
-            failed += [problem] if problem else []
+        """The field ``answer`` of each site's reply.
+
+        A site that is in another run still is asked once more, and told so, where nobody is at work on that run.
+        """
+        content = {"kind": kind, **self._fields, **fields}
+        said = self._replies(dict.fromkeys(self._sites, content))
+        over = {site: run for site, header in said.items() if (run := _over(header))}
+        if over:
+            said |= self._replies({site: {**content, "ended": run} for site, run in over.items()})
+        failed: dict[str, list[str]] = {}
+        for site in sorted(site for site in said if "error" in said[site]):
+            failed.setdefault(str(said[site]["error"]), []).append(f"'{site}'")
         if failed:
-            raise PerfedError("; ".join(failed))
-        return {site: found[site] for site in sorted(found)}
+            lines = (f"site{'s' if len(of) > 1 else ''} {some(of)}: {error}" for error, of in failed.items())
+            raise PerfedError("; ".join(lines))
+        return {site: said[site].get(answer) for site in sorted(said)}
+
+    def _replies(self, contents: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """The header of what each site replies, or an ``error`` in its place."""
+        messages, said = {site: pack(content, {}) for site, content in contents.items()}, {}
+        for reply in self._transport.exchange(messages, self._deadline):
+            failure = {"error": reply.error.removeprefix(f"site '{reply.site}': ")}
+            said[reply.site] = failure if reply.body is None else unpack(reply.body)[0]
+        return said
+
+
+def _over(header: Mapping[str, Any]) -> str:
+    """The run that a site says it is busy with, where no program on this machine is at work on it; else empty.
+
+    A site talks with one server at a time, so that a run that goes on elsewhere would not reach it either.
+    """
+    run, place = header.get("busy"), header.get("place")
+    try:
+        return run if isinstance(run, str) and isinstance(place, str) and not goes_on(Path(place)) else ""
+    except (OSError, ValueError):  # nobody can look there
+        return ""
 
 
 def tell(**what: Any) -> None:

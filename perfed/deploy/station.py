@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from perfed.training.plan import Plan
 
 LOG = "outgoing.jsonl"
 """File of a site's folder: what has left it."""
-_RUN = "run.json"  # the run that the site is in: its id, its study, and what was agreed
+_RUN = "run.json"  # the run that the site is in: its id and place, its study, what was agreed, and since when
 _RUNS = "runs"  # folder of its states
 
 
@@ -57,6 +58,8 @@ class Part:
         run: id of the run.
         study: the experiment, as TOML.
         agreement: what holds at all sites.
+        place: the directory of its results on the server.
+        since: when the site first agreed to it.
         own: the data, where they have been read already.
     """
 
@@ -65,6 +68,8 @@ class Part:
     run: str
     study: str
     agreement: Agreement
+    place: str
+    since: str
     own: SiteData | None = field(default=None, compare=False, repr=False)
 
     @classmethod
@@ -79,13 +84,15 @@ class Part:
             return None
         try:
             held = json.loads(file.read_text(encoding="utf-8"))
-            return cls(site, data, held["run"], held["study"], Agreement.of_plain(held["agreement"], str(file)))
+            agreement = Agreement.of_plain(held["agreement"], str(file))
+            return cls(site, data, held["run"], held["study"], agreement, held["place"], held["since"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise PerfedError(f"{file}: cannot be read: {error}") from None
 
     def write(self, folder: Path) -> None:
         """Let :meth:`of` find it."""
-        content = {"run": self.run, "study": self.study, "agreement": self.agreement.plain()}
+        content = {name: getattr(self, name) for name in ("run", "place", "since", "study")}
+        content["agreement"] = self.agreement.plain()
         write_atomic(folder / _RUN, json.dumps(content, indent=1) + "\n")
 
     @cached_property
@@ -133,6 +140,17 @@ class Part:
         return Stored(folder / _RUNS, self.run)
 
 
+class _Busy(PerfedError):
+    """A run asks for a site that is in another one."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(
+            f"busy since {part.since} with run {part.run}, whose results are in {part.place} on the server; "
+            "wait for its end, or end it ('perfed submit DIR --stop')"
+        )
+        self.part = part
+
+
 class Station:
     """Answers every message of the server, and writes down what leaves.
 
@@ -173,6 +191,9 @@ class Station:
         """The reply to a message, logged before it is returned; a mistake is a reply too, in one line."""
         try:
             reply = self._answered(unframe(data)[0], data)
+        except _Busy as error:  # the server says next whether that run is over
+            held = {"busy": error.part.run, "place": error.part.place}
+            reply = pack({"kind": "error", "site": self._name, "error": str(error), **held}, {})
         except (PerfedError, OSError) as error:
             said = " ".join(str(error).split())
             self._note(said)
@@ -181,22 +202,26 @@ class Station:
         return reply
 
     def _answered(self, header: Mapping[str, Any], data: bytes) -> bytes:
-        kind = header.get("kind")
+        kind, run = header.get("kind"), str(header.get("run"))
         if kind == "work":
-            return self._at(str(header.get("run"))).answer(data)
+            return self._at(run).answer(data)
         if kind not in ("study", "agreement"):
             raise PerfedError(f"a message of kind {kind!r}; allowed: study, agreement, work")
         study = header.get("study")
         if not isinstance(study, str) or (self._study is not None and not same_study(study, self._study)):
             raise PerfedError("the server's study is not the one that this site was given")
-        fields = {"site": self._name, "run": header.get("run"), "round": 0, "program": kind}
+        part = self._part
+        if part is not None and part.run not in (run, header.get("ended")):
+            raise _Busy(part)
+        fields = {"site": self._name, "run": run, "round": 0, "program": kind}
         if kind == "study":
             self._read = {study: site_data(self._name, self._data, table_options(read(study, "the study")))}
             return pack({"kind": "told", **fields, "told": self._read[study].told().plain()}, {})
         agreement = Agreement.of_plain(header.get("agreement"), "the server's agreement")
-        own = self._read.pop(study, None)
-        self._join(Part(self._name, self._data, str(header.get("run")), study, agreement, own))
-        client = self._at(str(header.get("run"))).client
+        since = part.since if part is not None and part.run == run else f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
+        own, place = self._read.pop(study, None), str(header.get("place"))
+        self._join(Part(self._name, self._data, run, study, agreement, place, since, own))
+        client = self._at(run).client
         facts = client.facts(agreement.task == "survival")
         return pack({"kind": "facts", **fields, "facts": facts.plain()}, {})
 

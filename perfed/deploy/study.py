@@ -8,6 +8,7 @@ from typing import Any
 
 from perfed.data.labels import Task
 from perfed.data.tables.schema import words
+from perfed.deploy.station import table_options
 from perfed.deploy.trial import task_of
 from perfed.engine.gap import GAP
 from perfed.errors import PerfedError
@@ -111,7 +112,8 @@ def told_before(study: Experiment) -> list[str]:
     own = data["columns"] == "own"
     columns: tuple[list[str], list[str], list[str]] | None = None if own else (["all"], [], ["all columns with some"])
     tasks: list[Task] = [known] if known else ["classification", "regression"]
-    by_task = {task: words(task, bool(data["domain"]), columns) for task in tasks}
+    named = sorted({name for names in table_options(study).named.values() for name in names})
+    by_task = {task: words(task, bool(data["domain"]), columns, named) for task in tasks}
     common = [line for line in by_task[tasks[-1]] if all(line in lines for lines in by_task.values())]
     own = [f"{line} ({_WHERE[task]})" for task in tasks for line in by_task[task] if line not in common]
     return [*own, *common]

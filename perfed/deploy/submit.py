@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,14 +11,17 @@ from typing import Any
 
 from perfed.deploy.deployment import Deployment
 from perfed.deploy.program import LINE, goes_on
-from perfed.engine.flower.submission import Submitter
-from perfed.errors import PerfedError
+from perfed.engine.flower.submission import PATIENCE, Submitter
+from perfed.errors import PerfedError, some
 from perfed.machine import write_atomic
+from perfed.run.directory import RunDirectory
 
 RESULTS = "server/run"
 """Where a run's results are in a deployment's directory."""
-_SUBMITTED = "submitted.json"  # beside Flower's files: the last run's number, and where its results are
+_HOME = "server/flwr-submit"  # Flower's files of who submits
+_SUBMITTED = "submitted.json"  # beside them: by directory of results, the number of the run that was submitted last
 _LONGEST = 365 * 86400.0
+_LOOK = 0.2  # seconds between two looks whether a run has ended
 
 
 def submit(folder: Path, config: Mapping[str, Any], show: Callable[[dict[str, Any]], None], log: Path) -> None:
@@ -32,10 +36,7 @@ def submit(folder: Path, config: Mapping[str, Any], show: Callable[[dict[str, An
     Raises:
         PerfedError: the server does not answer, or the run did not come to its end; says why.
     """
-    deployment = Deployment.read(folder)
-    ca = folder / "server" / "tls" / "ca.crt" if deployment.tls else None
-    home = folder / "server" / "flwr-submit"
-    submitter = Submitter(home, f"127.0.0.1:{deployment.superlink_port}", ca)
+    submitter, out = _submitter(folder), str(config["out"])
     reasons: list[str] = []
 
     def line(text: str) -> None:
@@ -55,22 +56,50 @@ def submit(folder: Path, config: Mapping[str, Any], show: Callable[[dict[str, An
             file.write(f"run {run}, {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC\n")
         return submitter.follow(run, line, _LONGEST, lambda text: show({"stage": text}))
 
-    status, run = "", _going_on(home / _SUBMITTED, str(config["out"]))
-    if run is not None:
+    status, run = "", _submitted(folder).get(out)
+    if run is not None and goes_on(Path(out)):
         show({"stage": "this run goes on already; what it has said so far:"})
         status = followed(run)
-    if status != "finished:completed" and not reasons:  # there was none, or its SuperLink was killed
+    if status in ("", "finished:failed") and not reasons:  # there was none, or its SuperLink was killed
         run = submitter.submit(folder / "app", config)
-        write_atomic(home / _SUBMITTED, json.dumps({"run": run, "out": str(config["out"])}) + "\n")
+        write_atomic(folder / _HOME / _SUBMITTED, json.dumps({**_submitted(folder), out: run}, indent=1) + "\n")
         status = followed(run)
     if status != "finished:completed":
-        ended = f"the SuperLink has ended the run ('{status}', see {log}); submit again, and it goes on where it was"
-        raise PerfedError(reasons[-1] if reasons else ended)
+        how = f"the SuperLink has ended the run ('{status}', see {log})"
+        ended = "somebody has ended the run" if status == "finished:stopped" else how
+        raise PerfedError(reasons[-1] if reasons else f"{ended}; submit again, and it goes on where it was")
 
 
-def _going_on(file: Path, out: str) -> int | None:
-    """Flower's number of the run in ``out``, where the server's program is at work on it and ``file`` knows it."""
-    if not goes_on(Path(out)) or not file.exists():
-        return None
-    known = json.loads(file.read_text(encoding="utf-8"))
-    return int(known["run"]) if known["out"] == out else None
+def stop(folder: Path, out: Path) -> int:
+    """End the run of the deployment in ``folder`` whose results are in ``out``; submitted again, it goes on.
+
+    Returns:
+        The last round that is done; 0 before the first.
+
+    Raises:
+        PerfedError: no such run goes on, the server does not answer, or its program is still at work a minute later.
+    """
+    submitter, known = _submitter(folder), _submitted(folder)
+    run = known.get(str(out))
+    if run is None or submitter.status(run).startswith("finished"):
+        others = [other for other in known if goes_on(Path(other))]
+        raise PerfedError(f"{out}: no run goes on there" + (f"; one does in {some(others)} (--out)" if others else ""))
+    submitter.stop(run)
+    ends = time.monotonic() + PATIENCE
+    while goes_on(out):
+        if time.monotonic() > ends:
+            raise PerfedError(f"{out}: the run was told to end, and is still at work {PATIENCE:.0f} seconds later")
+        time.sleep(_LOOK)
+    return max(RunDirectory(out).newest()[0], 0)
+
+
+def _submitter(folder: Path) -> Submitter:
+    deployment = Deployment.read(folder)
+    ca = folder / "server" / "tls" / "ca.crt" if deployment.tls else None
+    return Submitter(folder / _HOME, f"127.0.0.1:{deployment.superlink_port}", ca)
+
+
+def _submitted(folder: Path) -> dict[str, int]:
+    """By directory of results, Flower's number of the run that was submitted last."""
+    file = folder / _HOME / _SUBMITTED
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from command_line import Outcome, perfed
 from deployments import deployed
 from safetensors.torch import load_file
 
@@ -98,8 +100,8 @@ def tables(tmp_path):
     return tmp_path
 
 
-def answer_all(path: Path, text: str, transport: Stations) -> None:
-    program.main(transport, {"out": str(path / "run"), "wait": 1.0, "deadline": 60.0, "norm": 0.0}, study=text)
+def answer_all(path: Path, text: str, transport: Stations, name: str = "run") -> None:
+    program.main(transport, {"out": str(path / name), "wait": 1.0, "deadline": 60.0, "norm": 0.0}, study=text)
 
 
 def submit(path: Path, text: str, transport: Stations | None = None) -> Stations:
@@ -139,6 +141,9 @@ def test_what_leaves_is_what_was_declared_and_what_the_log_says(tables):
         assert entries <= declared and not [name for name in entries if "embedding" in name or "head" in name]
         kinds = [unpack(reply)[0]["kind"] for reply in replies]
         assert kinds[:2] == ["told", "facts"] and set(kinds[2:]) == {"done"}
+        told, facts = unpack(replies[0])[0]["told"], unpack(replies[1])[0]["facts"]
+        assert {name for name, value in told.items() if value is not None} == {"task", "labels", "classes"}
+        assert facts.keys() == {"id", "splits", "feature_names", "mark"}
     assert not (tables / "run" / "predictions").exists()
 
 
@@ -161,6 +166,59 @@ def test_a_run_that_is_submitted_again_goes_on_to_the_same_bits(exchanges, table
     with pytest.raises(KeyboardInterrupt):
         submit(tables, text, first)
     submit(tables, text)
+    same_as_simulated(tables)
+
+
+def interrupted_by(stations: Stations, exchanges: int, act: Callable[[], None]) -> None:
+    """``act``, in which the sites may be asked by others, before they are asked for the ``exchanges``-th time."""
+    ask, count = stations.exchange, [0]
+
+    def exchange(messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+        count[0] += 1
+        if count[0] == exchanges:
+            act()
+        return ask(messages, deadline)
+
+    stations.exchange = exchange  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("exchanges", [3, 5])
+def test_a_site_in_the_middle_of_a_run_refuses_another_and_is_free_when_that_has_ended(exchanges, tables):
+    """Both come to the bits of a simulation."""
+    text = study(tables)
+
+    def other() -> None:
+        with pytest.raises(PerfedError) as error:
+            answer_all(tables, text, stations, "other")
+        said, way = str(error.value), "wait for its end, or end it ('perfed submit DIR --stop')"
+        assert "'north'" in said and "'south'" in said and "'west': busy since 20" in said
+        assert said.endswith(f", whose results are in {tables / 'run'} on the server; {way}")
+        assert [unpack(stations.left[site][-1])[0]["kind"] for site in COLUMNS] == ["error"] * 3
+
+    with closing(Stations(tables)) as stations:
+        interrupted_by(stations, exchanges, other)
+        answer_all(tables, text, stations)
+        same_as_simulated(tables)
+        assert not (tables / "other/config.toml").exists()
+        answer_all(tables, text, stations, "other")
+        assert all(torch.equal(tensor, tensors(tables / "run")[n]) for n, tensor in tensors(tables / "other").items())
+
+
+def test_a_run_whose_server_is_gone_does_not_keep_its_sites(tables):
+    """Started again, sites know what they were in; another run takes them at once, and the first goes on after it."""
+    text, first = study(tables), Stations(tables)
+    first.stop_after = 4
+    with pytest.raises(KeyboardInterrupt):
+        submit(tables, text, first)
+
+    def refused() -> None:
+        with pytest.raises(PerfedError, match=f"busy since .* in {tables / 'other'} on"):
+            answer_all(tables, text, stations)
+
+    with closing(Stations(tables)) as stations:
+        interrupted_by(stations, 6, refused)
+        answer_all(tables, text, stations, "other")
+        answer_all(tables, text, stations)
     same_as_simulated(tables)
 
 
@@ -199,6 +257,8 @@ def test_a_run_that_goes_on_is_followed_and_not_begun_twice(tables, monkeypatch)
         if "followed" not in seen:
             seen["followed"] = submitted("finished:completed").followed
             seen["again"] = submitted("finished:failed", "finished:completed").followed
+            with pytest.raises(PerfedError, match="somebody has ended the run; submit again"):
+                submitted("finished:stopped")
             with pytest.raises(PerfedError, match="this run is going on already"):
                 answer_all(tables, text, first)
         return ask(messages, deadline)
@@ -210,6 +270,57 @@ def test_a_run_that_goes_on_is_followed_and_not_begun_twice(tables, monkeypatch)
     assert submitted("finished:completed").followed == [8]
     with pytest.raises(PerfedError, match="submit again, and it goes on where it was"):
         submitted("finished:failed")
+
+
+class Stoppable(Flower):
+    """One at which run 8 goes on until it is stopped."""
+
+    def __init__(self) -> None:
+        super().__init__("finished:failed")
+        self.submitted, self.stopped = 7, threading.Event()
+
+    def status(self, run: int) -> str:
+        assert run == 8
+        return "finished:stopped" if self.stopped.is_set() else "running"
+
+    def stop(self, run: int) -> None:
+        self.stopped.set()
+
+
+def test_a_run_is_ended_by_one_word_and_the_same_command_goes_on_to_the_same_bits(tables, monkeypatch):
+    place, text, first, flower = deployed(tables), study(tables), Stations(tables), Stoppable()
+    out, reached = tables / "run", threading.Event()
+    monkeypatch.setattr(submission, "Submitter", lambda *arguments: flower)
+    (place / "server/flwr-submit").mkdir()
+
+    def ended(*options: object) -> Outcome:
+        return perfed("submit", place, "--stop", *options)
+
+    def work() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            submit(tables, text, first)
+
+    def wait() -> None:
+        reached.set()
+        assert flower.stopped.wait(60)
+        first.stop_after = 0  # as the program ends that Flower does not answer any more
+
+    assert ended("--out", out).err == f"perfed: {out}: no run goes on there\n"
+    with pytest.raises(PerfedError, match="the SuperLink has ended the run"):
+        submission.submit(place, {"out": str(out)}, print, tables / "log")
+    interrupted_by(first, 6, wait)
+    running = threading.Thread(target=work)
+    running.start()
+    assert reached.wait(60)
+    assert f"no run goes on there; one does in {out} (--out)" in ended().err
+    done = ended("--out", out)
+    assert done.code == 0 and not submission.goes_on(out), done.err
+    running.join()
+    again = f"'perfed submit {place} --out {out}' goes on from there"
+    assert done.out == f"the run in {out} was ended after round 2; {again}\n"
+    assert ended("--out", out).code == 2
+    submit(tables, text)
+    same_as_simulated(tables)
 
 
 def test_models_of_each_sites_best_round_are_those_of_a_simulation(tables):
@@ -238,6 +349,9 @@ def test_what_does_not_fit_is_said_in_one_line(tables, capsys, monkeypatch):
     other = Stations(tables, study=study(tables, rounds=7))
     with pytest.raises(PerfedError, match="the server's study is not the one that this site was given"):
         submit(tables, text, other)
+    data = {"name": "tables", "files": ["x"], "target": "ill", "drop": ["smokr"], "columns": "union"}
+    with pytest.raises(PerfedError, match=r"drop: no site has a column 'smokr' \(did you mean 'smoker'\?\)"):
+        submit(tables, study(tables, data=data))
     table = pd.read_csv(tables / "west.csv")
     table.rename(columns={"ill": "il"}).to_csv(tables / "west.csv", index=False)
     with pytest.raises(PerfedError, match=r"site 'west': .*no column 'ill'.*'il'"):

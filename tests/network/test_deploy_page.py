@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.network, pytest.mark.xdist_group("flower")]
 ROOT = Path(__file__).parent.parent.parent
 TEXT = (ROOT / "docs" / "deploy.md").read_text()
 NAMES = ("north", "south", "west")
-ROUNDS = 4
+ROUNDS = 5
 EXACT = ["plan.engine=sequential", "plan.threads=1", "evaluation.every=10"]
 
 
@@ -159,18 +159,26 @@ def same_bits(place: Path, run: Path, settings: list[str]) -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-def test_a_site_and_the_server_are_killed_and_brought_back_to_the_same_bits(place):
-    """SIGKILL of a site, and of SuperLink and SuperExec with the run; then the page's commands again."""
+def submitted(place: Place, rounds: int) -> subprocess.Popen[str]:
+    """``perfed submit``, when so many rounds are done."""
     submitting = subprocess.Popen(
-        place.words("perfed submit deployment --wait 100"),
+        place.words("perfed submit deployment --wait 150"),
         cwd=place.path,
         env=place.environment,
         start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     ends = time.monotonic() + 300
-    while place.rounds() < 1 and time.monotonic() < ends:
+    while place.rounds() < rounds and time.monotonic() < ends:
         time.sleep(0.2)
-    assert place.rounds() >= 1
+    assert place.rounds() >= rounds
+    return submitting
+
+
+def test_a_site_and_the_server_are_killed_and_brought_back_to_the_same_bits(place):
+    """SIGKILL of a site, and of SuperLink and SuperExec with the run; then the page's commands again, and its end."""
+    submitting = submitted(place, 1)
     os.killpg(submitting.pid, signal.SIGKILL)
     submitting.wait()
     for line in (SITES[0], *SERVER):
@@ -180,6 +188,11 @@ def test_a_site_and_the_server_are_killed_and_brought_back_to_the_same_bits(plac
     time.sleep(3)  # until the server's program has noticed that nobody holds it
     for line in (*SERVER, SITES[0]):
         place.begin(line)
+    following = submitted(place, done + 1)
+    ended = place.run(next(line for line in SHELL if line.endswith("--stop")))
+    assert re.search(rf"was ended after round [{done + 1}-{ROUNDS}]; 'perfed submit deployment' goes on", ended)
+    assert "somebody has ended the run; submit again" in following.communicate(timeout=60)[1]
+    assert following.returncode == 2
     said = place.run("perfed submit deployment", "--wait", "150", seconds=400)
     assert f"round {ROUNDS} of {ROUNDS}" in said and "continues from round" in said
     run = place.path / "deployment/server/run"

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from perfed.data.labels import Task
 from perfed.data.tables.kinds import Column, Kind, cells, guess, read
 from perfed.data.tables.options import TableOptions
-from perfed.data.tables.problems import Frame, Problem, in_rows, listed, merged, refuse, unknown
+from perfed.data.tables.problems import Frame, Problem, in_rows, listed, merged, nowhere, refuse, unknown
 from perfed.data.tables.schema import agreed_kinds
 from perfed.data.tables.targets import CONSTANT, constant, events_of, named, targets_of
 from perfed.errors import PerfedError
@@ -89,7 +89,8 @@ def checked(
     parts = [*main, *given]
     refuse(_lines(_structure(part) for part in parts))
     refuse(_lines(_roles(part, options) for part in parts))
-    refuse([] if alone else _dropped(parts, options))
+    names = list(dict.fromkeys(name for part in parts for name in part.frame.columns))
+    refuse([] if alone else nowhere(options.named, names, names))
     columns = {part.site: _columns(part, options) for part in main}
     values, task, problems = _targets(parts, options, alone=alone)
     problems += _lines(_unfit(part, columns[part.site], options) for part in main)
@@ -174,18 +175,6 @@ def _roles(part: Part, options: TableOptions) -> list[Problem]:
             way = "leave these rows out" if role in ("target", "event") else "fill them in, or leave these rows out"
             found.append(f"column '{name}', the {role}, is missing {in_rows(empty)}; {way}")
     return part.said(found)
-
-
-def _dropped(parts: Sequence[Part], options: TableOptions) -> list[str]:
-    """What is named in drop, dates and categories must be a column of some site."""
-    names = list(dict.fromkeys(name for part in parts for name in part.frame.columns))
-    said = {"drop": options.drop, "dates": options.dates, "categories": options.categories}
-    return [
-        f"{key}: no site has a column: {unknown(name, names)}"
-        for key, of in said.items()
-        for name in of
-        if name not in names
-    ]
 
 
 def _unfit(part: Part, columns: Sequence[Column], options: TableOptions) -> list[Problem]:

@@ -11,6 +11,8 @@ from perfed.data.tables.problems import listed
 from perfed.data.tables.schema import Mode
 from perfed.errors import PerfedError
 
+_LISTS = ("drop", "dates", "categories")
+
 
 @dataclass(frozen=True)
 class TableOptions:
@@ -48,7 +50,7 @@ class TableOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("drop", "dates", "categories"):
+        for name in _LISTS:
             given = getattr(self, name)
             object.__setattr__(self, name, (given,) if isinstance(given, str) else tuple(given))
         allowed = {
@@ -67,3 +69,8 @@ class TableOptions:
         twice = [name for name in dict.fromkeys(roles) if roles.count(name) > 1]
         if twice:
             raise PerfedError(f"column {listed(twice)} has two roles among target, event, domain, group and drop")
+
+    @property
+    def named(self) -> dict[str, Sequence[str]]:
+        """By option, names of columns that a site may lack, and some site must have."""
+        return {name: getattr(self, name) for name in _LISTS}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from perfed.data.files import optional_package
@@ -78,6 +78,22 @@ def unknown(name: str, names: Sequence[str]) -> str:
     """What to say of a column that is not among ``names``: the nearest, else the first of them."""
     near = nearest(name, names)
     return f"no column '{name}'" + (f" (did you mean '{near}'?)" if near else f"; its columns: {some(names)}")
+
+
+def nowhere(named: Mapping[str, Iterable[str]], held: Collection[str], names: Sequence[str]) -> list[str]:
+    """What to say of the columns ``named`` by each option that no site has, a line each.
+
+    Args:
+        named: names by option.
+        held: those of them, or of all columns, that some site has.
+        names: columns of any site, as far as they are known, for the nearest.
+    """
+    lines = []
+    for option, name in ((option, name) for option, of in named.items() for name in of if name not in held):
+        near = nearest(name, names)
+        known = f"; their columns: {some(names)}" if names else ""
+        lines.append(f"{option}: no site has a column '{name}'" + (f" (did you mean '{near}'?)" if near else known))
+    return lines
 
 
 def nearest(name: str, names: Sequence[str]) -> str | None:

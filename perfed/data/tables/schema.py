@@ -88,13 +88,19 @@ def shared_columns(columns: Mapping[str, Sequence[Column]], mode: Mode) -> dict[
     return entering
 
 
-def words(task: Task, domains: bool, columns: tuple[Sequence[str], Sequence[str], Sequence[str]] | None) -> list[str]:
+def words(
+    task: Task,
+    domains: bool,
+    columns: tuple[Sequence[str], Sequence[str], Sequence[str]] | None,
+    named: Sequence[str] = (),
+) -> list[str]:
     """What sites tell each other, a line each.
 
     Args:
         task: of the targets.
         domains: whether samples have domains.
         columns: where sites have one schema, their booleans, and their categories that do not enter and that do.
+        named: columns that the study names and that a site may lack.
     """
     of_task: dict[Task, list[str]] = {
         "classification": ["the names of the classes"],
@@ -102,6 +108,7 @@ def words(task: Task, domains: bool, columns: tuple[Sequence[str], Sequence[str]
         "survival": [],
     }
     lines = [*of_task[task], *(["the names of the domains"] if domains else [])]
+    lines += [f"which of these columns they have: {', '.join(named)}"] if named else []
     if columns is None:
         return lines
     lines.append("names and kinds of their columns, and which are constant or have missing values")

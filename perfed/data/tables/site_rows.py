@@ -143,11 +143,12 @@ class SiteRows:
             of_task["classes"] = tuple(sorted({name for part in labels.names for name in part.tolist()}))
         elif self.task == "regression":
             of_task = {"sums": Sums.of(torch.from_numpy(np.array(self.rows()["train"][1])))}
-        shared = self.options.columns != "own"
+        asked = {name for names in self.options.named.values() for name in names}
         return Told(
             task=self.task,
             domains=None if domain is None else self._domains(domain),
-            columns=tuple(map(self._told, self.columns)) if shared else None,
+            columns=None if self.options.columns == "own" else tuple(map(self._told, self.columns)),
+            named=tuple(sorted(asked & {n for part in self._parts for n in part.frame.columns})) if asked else None,
             **of_task,
         )
 

@@ -312,7 +312,7 @@ BAD = {
         {"domain": "race"},
         "site 'x': column 'race', the domain, is missing",
     ),
-    "drop misspelt": ({}, {"drop": ["rac"]}, "drop: no site has a column: no column 'rac' (did you mean 'race'?)"),
+    "drop misspelt": ({}, {"drop": ["rac"]}, "drop: no site has a column 'rac' (did you mean 'race'?)"),
     "an id": (
         {"number": [f"K-{n}" for n in range(40)]},
         {},

@@ -152,6 +152,7 @@ def test_a_site_tells_what_is_listed_and_nothing_else(target, columns):
                 counts = frame[column["name"]].astype(str).value_counts()
                 frequent = sorted(counts.index[counts > 1]) if column["kind"] in ("category", "boolean") else []
                 assert column["levels"] == frequent
+        assert found.pop("named") == sorted(name for name in options.drop if name in frame)
         assert not found
         secret = {*frame["age"].dropna(), *frame["value"], *frame["days"], *frame["steps"], *frame["patient"]}
         secret |= {"unheard of", *frame["visit"].astype(str)} - {0, 1}
@@ -163,6 +164,7 @@ def test_what_is_told_is_said_in_words():
     assert said == (
         "the names of the classes",
         "the names of the domains",
+        "which of these columns they have: code, days, died, patient, steps, value",
         "names and kinds of their columns, and which are constant or have missing values",
         "how booleans are written: flag, smokes, word",
         "the categories, without the rare ones, of columns that do not enter: colour",
@@ -227,6 +229,25 @@ def test_what_the_server_says_is_checked(values, said):
 
 def told_by(frames, options) -> dict[str, Told]:
     return {name: SiteRows.alone(name, frame, options).told() for name, frame in frames.items()}
+
+
+def test_a_column_that_the_study_names_and_no_site_has_is_refused_with_the_nearest_that_is_told():
+    """What one site alone has is enough; where sites tell nothing about columns, there is none to compare with."""
+    lists = {"drop": ["colour", "sugr"], "dates": ["visit"], "categories": ["Word", "smokes"]}
+    near = [" (did you mean 'sugar'?)", " (did you mean 'word'?)"]
+    frames = {name: frame.drop(columns=["patient", *TARGETS[1:]]) for name, frame in three().items()}
+    for columns, meant in (("union", near), ("own", ["", ""])):
+        options = replace(options_of("sick", columns=columns), **lists)
+        tolds = told_by(frames, options)
+        held = {"north": ("visit",), "south": ("smokes", "visit"), "west": ("colour", "smokes", "visit")}
+        assert {name: told.named for name, told in tolds.items()} == held
+        with pytest.raises(TableProblems) as error:
+            agreed(tolds, options)
+        assert list(error.value.problems) == [
+            f"drop: no site has a column 'sugr'{meant[0]}",
+            f"categories: no site has a column 'Word'{meant[1]}",
+        ]
+    agreed(told_by(three(), options_of("sick")), options_of("sick"))
 
 
 def test_sites_that_contradict_each_other_are_named():
