@@ -28,7 +28,7 @@ from perfed.experiment.config import Experiment, find_experiment, validate
 from perfed.experiment.overrides import override
 from perfed.experiment.start import start
 
-pytestmark = [pytest.mark.network, pytest.mark.xdist_group("flower")]
+pytestmark = pytest.mark.network
 ROOT = Path(__file__).parent.parent.parent
 TEXT = (ROOT / "docs" / "deploy.md").read_text()
 NAMES = ("north", "south", "west")
@@ -176,6 +176,7 @@ def submitted(place: Place, rounds: int) -> subprocess.Popen[str]:
     return submitting
 
 
+@pytest.mark.xdist_group("page")
 def test_a_site_and_the_server_are_killed_and_brought_back_to_the_same_bits(place):
     """SIGKILL of a site, and of SuperLink and SuperExec with the run; then the page's commands again, and its end."""
     submitting = submitted(place, 1)
@@ -202,6 +203,7 @@ def test_a_site_and_the_server_are_killed_and_brought_back_to_the_same_bits(plac
     assert not (run / "predictions").exists()  # what models say of single rows stays at the sites
 
 
+@pytest.mark.xdist_group("page")
 def test_the_site_has_its_log_and_its_model(place):
     """While the sites go on, as the page has it."""
     for line in SHELL:
@@ -241,6 +243,7 @@ def trial(tmp_path_factory):
         here.close()
 
 
+@pytest.mark.xdist_group("methods beside the page")
 @pytest.mark.parametrize("method", OTHERS)
 def test_a_method_ends_with_the_bits_of_a_simulation(method, trial):
     settings = [f"method={method}", "rounds=1", 'data.columns="union"', *OTHERS[method], *EXACT]
