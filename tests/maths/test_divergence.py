@@ -121,9 +121,9 @@ def test_the_mean_kernel_is_a_double_sum_and_of_two_sets_their_discrepancy():
     x = x.requires_grad_(True)
     found = mean_kernel(x, weight, gammas)
     for s in range(2):
-        pairs = ((i, j, float(((x[s, i] - x[s, j]) ** 2).sum())) for i in range(5) for j in range(5))
+        pairs = ((i, j, float(((x[s, i] - x[s, j]) ** 2).sum().detach())) for i in range(5) for j in range(5))
         terms = (weight[s, i] * weight[s, j] * sum(np.exp(-g * square) for g in gammas) for i, j, square in pairs)
-        assert float(found[s]) == pytest.approx(float(sum(terms)), abs=1e-12)
+        assert float(found[s].detach()) == pytest.approx(float(sum(terms)), abs=1e-12)
     assert torch.autograd.gradcheck(lambda x: mean_kernel(x, weight, gammas), x)
     twice = torch.cat([x, x], 1)  # a set and itself: no discrepancy, and no slope to anywhere
     value = mean_kernel(twice, torch.cat([weight, -weight], 1), gammas)
