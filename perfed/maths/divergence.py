@@ -168,6 +168,29 @@ def moments(x: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor, T
     return centred, mean, centred.square().sum((1, 2)), n
 
 
+def mean_kernel(x: Tensor, weight: Tensor, gammas: Sequence[float]) -> Tensor:
+    """``sum_ij w_i w_j k(x_i, x_j)``, k the sum of the Gaussian kernels ``exp(-gamma |x - y|^2)`` over ``gammas``.
+
+    With weights p of one set's samples and -q of another's, both of sum 1, it is the squared maximum mean discrepancy
+    between the two (Gretton et al. 2012, "A Kernel Two-Sample Test", eq. 5).
+
+    Args:
+        x: ``(sets, rows, k)``.
+        weight: ``(sets, rows)``; 0 for padding.
+        gammas: one over twice the variance of each kernel.
+
+    Returns:
+        ``(sets,)``.
+
+    Example:
+        >>> float(mean_kernel(torch.tensor([[[0.0], [3.0]]]), torch.tensor([[1.0, -1.0]]), [100.0]))  # two points
+        2.0
+    """
+    gaps = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist").square()
+    kernel = torch.stack([(-gamma * gaps).exp() for gamma in gammas]).sum(0)
+    return torch.einsum("sij,si,sj->s", kernel, weight, weight)
+
+
 def cka(first: Tensor, second: Tensor) -> Tensor:
     """Centred kernel alignment ``<HKH, HLH> / (|HKH| |HLH|)`` of Gram matrices, between 0 and 1; 0 for a constant one.
 

@@ -51,6 +51,17 @@ class FederationInfo:
     dtype: torch.dtype
     buffers: frozenset[str] = frozenset()
 
+    def shared_parameters(self, why: str) -> dict[str, tuple[int, ...]]:
+        """Shape of every shared parameter, without buffers.
+
+        Raises:
+            PerfedError: there is none; starts with ``why``.
+        """
+        found = {name: shape for name, shape in self.shared.items() if name not in self.buffers}
+        if not found:
+            raise PerfedError(f"{why}, but the placement leaves none")
+        return found
+
 
 @dataclass(frozen=True)
 class ParameterSet:

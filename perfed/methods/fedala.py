@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from perfed.errors import PerfedError
 from perfed.method.exchange import FederationInfo, ParameterSet, Reply
 from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
 from perfed.model.chain import STAGES, Parameters
-from perfed.training.batches import IntArray
 from perfed.training.cohort import Cohort
 from perfed.training.early_stopping import until_converged
-from perfed.training.step import Step
+from perfed.training.step import Step, mean_loss
 from perfed.training.update import Gradient, Replaced
 
 
@@ -25,11 +24,10 @@ from perfed.training.update import Gradient, Replaced
 class FedALA(FedAvg):
     """Adaptive local aggregation (Zhang et al. 2023, AAAI, Algorithm 1).
 
-    A client starts local training, and is evaluated, at ``old + (global - old) W`` in its last ``layers`` layers (old:
-    its model after its last training) and at the global model below. W starts at 1 and is learnt on a random ``share``
-    of the client's samples, ``W <- clip(W - eta (global - old) grad, 0, 1)`` with the loss's gradient at that model:
-    the first time until it converges (:func:`perfed.training.early_stopping.until_converged`), later for one epoch.
-    Where global and old are the same, as in the first round, W rests. Parameters placed personal are not aggregated.
+    A client starts local training, and is evaluated, at ``m(W) = old + (global - old) W`` in its last ``layers`` layers
+    (old: its model after its last training) and at the global model below. W starts at 1 and is learnt on a random
+    ``share`` of its samples, ``W <- clip(W - eta dloss(m(W))/dW, 0, 1)``: first until it converges (authors' program:
+    until ten losses deviate by less than 0.1), later for one epoch; where global and old are the same, W rests.
     """
 
     fits_unused: ClassVar[str] = "train"
@@ -43,11 +41,9 @@ class FedALA(FedAvg):
         return {"local": ParameterSet("client", like="shared"), "aggregation": ParameterSet("client", init=self._ones)}
 
     def _ones(self, info: FederationInfo, key: Tensor) -> dict[str, Any]:
-        if not info.shared:
-            raise PerfedError("fedala aggregates the shared parameters, but the placement leaves none")
-        last = list(dict.fromkeys(name.rpartition(".")[0] for name in info.shared))[-self.layers :]
-        shapes = {name: shape for name, shape in info.shared.items() if name.rpartition(".")[0] in last}
-        ones = {name: torch.ones(shape, dtype=info.dtype) for name, shape in shapes.items()}
+        shapes = info.shared_parameters("fedala aggregates the shared parameters")
+        last = list(dict.fromkeys(name.rpartition(".")[0] for name in shapes))[-self.layers :]
+        ones = {n: torch.ones(s, dtype=info.dtype) for n, s in shapes.items() if n.rpartition(".")[0] in last}
         return {"weights": ones, "learnt": torch.tensor(False)}
 
     def epochs_in(self, round_: int) -> int:
@@ -64,26 +60,21 @@ class FedALA(FedAvg):
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """Learn W, and aggregate with it."""
         cohort.load(payload["shared"])
-        old, known = cohort.state["local"], cohort.state["aggregation"]
-        weights = {n: t.clone() for n, t in known["weights"].items() if n in cohort.shared_parameters}
-        gaps = {name: cohort.model[name] - old[name] for name in weights}
+        old, known = cohort.state["local"], cohort.state["aggregation"]["learnt"]
+        weights = {name: w.clone() for name, w in cohort.state["aggregation"]["weights"].items()}
 
-        def aggregated(w: Parameters, of: Callable[[Tensor], Tensor]) -> Parameters:
-            return {name: of(old[name]) + of(gap) * w[name] for name, gap in gaps.items()}
+        def loss(step: Step) -> Tensor:
+            w = step.of_set("weights")
+            return mean_loss(step.with_params({n: step.of(old[n]).lerp(step.params[n], w[n]) for n in w}))
 
-        def step(params: Parameters, gradient: Gradient, batches: Sequence[Step]) -> Parameters:
-            found, of = gradient(params, batches[0]), batches[0].of
-            moves = {name: self.eta * of(gap) * found[name] for name, gap in gaps.items()}
-            new = {name: (params[f"weights/{name}"] - move).clamp(0, 1) for name, move in moves.items()}
-            return aggregated(new, of) | {f"weights/{name}": w for name, w in new.items()}
+        def clipped(w: Parameters, gradient: Gradient, batches: Sequence[Step]) -> Parameters:
+            return {name: (w[name] - self.eta * g).clamp(0, 1) for name, g in gradient(w, batches[0]).items()}
 
-        def learn(epochs: IntArray) -> None:
-            cohort.fit(tuple(weights), epochs=epochs, also={"weights": weights}, samples=samples, update=Replaced(step))
-
-        cohort.model.update(aggregated(weights, lambda tensor: tensor))
-        apart = torch.stack([(gap != 0).flatten(1).any(1) for gap in gaps.values()]).any(0)
-        samples = cohort.samples().part(self.share, cohort.key("aggregation"))
+        data = cohort.samples().part(self.share, cohort.key("aggregation"))
+        learn = partial(cohort.fit, (), also={"weights": weights}, loss=loss, samples=data, update=Replaced(clipped))
+        apart = torch.stack([(cohort.model[n] != old[n]).flatten(1).any(1) for n in weights]).any(0)
         with cohort.rehearsal():
-            learn((apart & known["learnt"]).long().cpu().numpy())
-            until_converged(cohort, learn, (apart & ~known["learnt"]).cpu().numpy())
-        cohort.state["aggregation"] = {"weights": {**known["weights"], **weights}, "learnt": known["learnt"] | apart}
+            learn(epochs=(apart & known).long().cpu().numpy())
+            until_converged(cohort, learn, (apart & ~known).cpu().numpy())
+        cohort.model.update({name: old[name].lerp(cohort.model[name], w) for name, w in weights.items()})
+        cohort.state["aggregation"] = {"weights": weights, "learnt": known | apart}

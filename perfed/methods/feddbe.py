@@ -15,7 +15,7 @@ from perfed.methods.fedavg import FedAvg
 from perfed.model.chain import STAGES, Model, Shape
 from perfed.model.placement import PERSONAL, SHARED, Placement
 from perfed.training.cohort import Cohort
-from perfed.training.step import Step
+from perfed.training.step import Step, mean_loss
 
 
 class BiasMemory(nn.Module):
@@ -24,8 +24,7 @@ class BiasMemory(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.bias = nn.Parameter(torch.zeros(shape))
-        self.register_buffer("mean", torch.zeros(shape))
-        self.register_buffer("consensus", torch.zeros(shape))
+        self.mean, self.consensus = nn.Buffer(torch.zeros(shape)), nn.Buffer(torch.zeros(shape))
 
     def forward(self, x: Tensor) -> Tensor:
         """Features ``(batch, ...)`` with the bias."""
@@ -40,14 +39,10 @@ class FedDBE(FedAvg):
     minimises ``loss + kappa MSE(m_i, m)``, where ``m_i <- (1 - mu) m_i + mu mean(f(x))`` moves with the mini-batches
     (from 0 in every round) and m is the clients' consensus: once before the first round every client trains a copy of
     the initial model for ``local_epochs`` without all this, and m is the mean of its features over all samples.
-    The authors' program takes half of kappa, and there the last mini-batches (as mu says) in place of all samples.
+    The authors' program takes half of kappa, and for m the last mini-batches' m_i in place of all samples.
     """
 
-    layer_placement: ClassVar[dict[str, Placement]] = {
-        "head.0.bias": PERSONAL,
-        "head.0.mean": PERSONAL,
-        "head.0.consensus": SHARED,
-    }
+    layer_placement: ClassVar[dict[str, Placement]] = {"head.0.*": PERSONAL, "head.0.consensus": SHARED}
     fits_unused: ClassVar[str] = "train"
 
     kappa: float = Field(50.0, ge=0, description="weight of the mean regularisation (paper: 50 for its CNN)")
@@ -55,9 +50,7 @@ class FedDBE(FedAvg):
 
     def adapt(self, model: Model) -> Model:
         """The bias memory before the head."""
-        return model.with_head(
-            lambda head, shape: nn.Sequential(BiasMemory(shape), head), "feddbe shifts what the head gets"
-        )
+        return model.before_head(lambda shape, outputs: BiasMemory(shape), "feddbe shifts what the head gets")
 
     def prepare(self, server: ServerState, clients: Clients) -> None:
         """The consensus: mean of the features over all clients' samples."""
@@ -68,11 +61,9 @@ class FedDBE(FedAvg):
         """Mean of each client's features after training a copy of the model."""
         cohort.load(shared)
         copy = {name: tensor.clone() for name, tensor in cohort.model.items()}
-        trained = [name for name in cohort.trainable(STAGES) if name != "head.0.bias"]
-        cohort.fit(trained, epochs=self.local_epochs, params=copy)
-        lengths = torch.from_numpy(cohort.samples().counts).to(cohort.device)
-        means = torch.segment_reduce(cohort.representation(params=copy), "mean", lengths=lengths)
-        return Reply(means={"head.0.consensus": means}, num_samples=cohort.num_samples)
+        cohort.fit([n for n in cohort.trainable(STAGES) if n != "head.0.bias"], epochs=self.local_epochs, params=copy)
+        means = [part.mean(0) for part in cohort.representation(params=copy).split(cohort.samples().counts.tolist())]
+        return Reply(means={"head.0.consensus": torch.stack(means)}, num_samples=cohort.num_samples)
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """Model and bias memory together, the features' mean drawn to the consensus."""
@@ -86,5 +77,4 @@ class FedDBE(FedAvg):
         features, mean = step.representation(), step.params["head.0.mean"]
         moved = (1 - self.mu) * mean + self.mu * torch.einsum("nb,nb...->n...", step.weight, features)
         mean.copy_(moved.detach())
-        gap = (moved - step.params["head.0.consensus"]).flatten(1).square().mean(1)
-        return (step.losses() * step.weight).sum(1) + self.kappa * gap
+        return mean_loss(step) + self.kappa * (moved - step.params["head.0.consensus"]).flatten(1).square().mean(1)

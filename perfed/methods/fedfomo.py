@@ -10,7 +10,6 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed import rng
-from perfed.errors import PerfedError
 from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Reply, ServerState, each
 from perfed.method.method import Method
 from perfed.method.registry import register
@@ -156,6 +155,5 @@ def _stacked(server: ServerState, sent: dict[str, list[str]]) -> Any:
 
 
 def _indifferent(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
-    if not info.shared:
-        raise PerfedError("fedfomo combines the shared parameters, but the placement leaves none")
+    info.shared_parameters("fedfomo combines the shared parameters")
     return {"weights": torch.zeros(len(info.ids), dtype=info.dtype), "uploaded": torch.tensor(False)}

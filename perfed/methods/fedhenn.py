@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -74,7 +72,7 @@ class FedHeNN(Local):
 
     def _alignment(self, cohort: Cohort, x: Tensor, kernel: Tensor) -> Penalty:
         def value(step: Step) -> Tensor:
-            still, z = replace(step, trained=frozenset(), _outputs={}), step.of(x)
+            still, z = step.still(), step.of(x)
             for stage in step.chain.before("head"):
                 z = still.apply(stage, z)
             return self.eta * (1 - cka(_gram(z), step.of(kernel)))

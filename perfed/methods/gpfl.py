@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,13 +16,11 @@ from perfed.methods.fedavg import FedAvg
 from perfed.model.chain import STAGES, Model, Shape
 from perfed.model.placement import PERSONAL, SHARED, Placement
 from perfed.training.cohort import Cohort
-from perfed.training.step import Loss, Step
+from perfed.training.step import Step
 
 
 class Valve(nn.Module):
     """``relu((1 + gamma(c)) f + beta(c))`` of features f under a condition c; with the embeddings of the categories."""
-
-    condition: Tensor
 
     def __init__(self, shape: Shape, categories: int) -> None:
         super().__init__()
@@ -29,12 +28,11 @@ class Valve(nn.Module):
         self.gamma = nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.LayerNorm(size))
         self.beta = nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.LayerNorm(size))
         self.embeddings = nn.Parameter(torch.randn(categories, size))
-        self.register_buffer("condition", torch.zeros(size))
+        self.condition = nn.Buffer(torch.zeros(size))
 
     def forward(self, f: Tensor) -> Tensor:
         """Of features ``(batch, ...)``."""
-        gamma, beta = self.gamma(self.condition), self.beta(self.condition)
-        return torch.relu((1 + gamma) * f.flatten(1) + beta).view_as(f)
+        return torch.relu((1 + self.gamma(self.condition)) * f.flatten(1) + self.beta(self.condition)).view_as(f)
 
 
 @register("gpfl")
@@ -44,9 +42,8 @@ class GPFL(FedAvg):
     With category embeddings E (rows E_c) and the valve v, features f become ``f_p = v(f, sum_c a_c E_c)`` for the
     client's own head, a_c its share of category c, and ``f_g = v(f, mean_c E_c)`` for the guidance of the others.
     It minimises ``CE(head(f_p)) - log softmax_y(cos(f_g, E)) + lam |f_g - E_y| + mu / 2 (|E|^2 + |v|^2)``; the third
-    term and both conditions are with E as received. Body, valve and E are averaged as FedAvg does, heads are personal.
-    The authors' program takes the root of the sum of squares over a mini-batch where the third term is a mean over its
-    samples here, and conditions of the E that the client had before it receives the others'.
+    term and both conditions are with E as received. (The authors' program: conditions with E as the client sent it, the
+    third term over a whole mini-batch. The paper: a divided by the number of categories, eq. 7; no squares, eq. 11.)
     """
 
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": PERSONAL}
@@ -58,42 +55,26 @@ class GPFL(FedAvg):
 
     def adapt(self, model: Model) -> Model:
         """The valve before the head, with an embedding for each of its outputs."""
-
-        def make(head: nn.Module, shape: Shape) -> nn.Module:
-            with torch.no_grad():
-                categories = head.eval()(torch.zeros(1, *shape)).shape[1]
-            return nn.Sequential(Valve(shape, categories), head.train())
-
-        return model.with_head(make, "gpfl puts a valve before the head")
+        return model.before_head(Valve, "gpfl puts a valve before the head")
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """The shared parameters, and the client's own condition."""
         cohort.load(payload["shared"])
-        shares = cohort.class_counts / cohort.num_samples[:, None]
-        received = cohort.model["head.0.embeddings"][:, : shares.shape[1]]
-        cohort.model["head.0.condition"] = torch.einsum("nc,ncd->nd", shares, received)
+        shares, received = cohort.class_counts / cohort.num_samples[:, None], cohort.model["head.0.embeddings"]
+        cohort.model["head.0.condition"] = torch.einsum("nc,ncd->nd", shares, received[:, : shares.shape[1]])
 
     def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         """All together, on the three losses."""
         self.personalise(cohort, shared=shared)
-        cohort.fit(
-            STAGES, epochs=self.local_epochs, loss=self.loss(shared["head.0.embeddings"], cohort.class_counts.shape[1])
-        )
+        cohort.fit(STAGES, epochs=self.local_epochs, loss=partial(self.loss, shared["head.0.embeddings"]))
         return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
 
-    def loss(self, received: Tensor, categories: int) -> Loss:
+    def loss(self, received: Tensor, step: Step) -> Tensor:
         """Of the personal path, in angle and in magnitude of the global one, and of the sizes."""
-        general = received[:, :categories].mean(1)
-
-        def value(step: Step) -> Tensor:
-            extra = {n: t for n, t in step.params.items() if n.startswith("head.0.") and n != "head.0.condition"}
-            f_g = step.apply("head.0", step.representation(), {"head.0.condition": step.of(general)}).flatten(2)
-            angle = normalize(f_g, dim=2) @ normalize(extra["head.0.embeddings"], dim=2).transpose(1, 2)
-            rows = torch.arange(len(step.y), device=step.y.device)[:, None]
-            distance = torch.linalg.vector_norm(f_g - step.of(received)[rows, step.y], dim=2)
-            size = torch.stack([t.flatten(1).square().sum(1) for t in extra.values()]).sum(0)
-            losses = step.losses() + step.losses(angle) + self.lam * distance
-            total: Tensor = (losses * step.weight).sum(1) + self.mu / 2 * size
-            return total
-
-        return value
+        frozen = step.of(received)
+        f_g = step.apply("head.0", step.representation(), {"head.0.condition": frozen.mean(1)}).flatten(2)
+        angle = normalize(f_g, dim=2) @ normalize(step.params["head.0.embeddings"], dim=2).mT
+        distance: Tensor = torch.linalg.vector_norm(f_g - frozen.take_along_dim(step.y[:, :, None], 1), dim=2)
+        losses = step.losses() + step.losses(angle) + self.lam * distance
+        weights = (t for n, t in step.params.items() if n.startswith("head.0.") and t.requires_grad)
+        return (losses * step.weight).sum(1) + self.mu / 2 * sum(t.square().flatten(1).sum(1) for t in weights)

@@ -11,7 +11,6 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed import rng
-from perfed.errors import PerfedError
 from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Reply, ServerState, each
 from perfed.method.method import Method
 from perfed.method.registry import register
@@ -70,8 +69,7 @@ class PFedHN(Method):
         return {"vector": rng.normal(key, self._size(info), info.dtype)}
 
     def _hypernetwork(self, info: FederationInfo, key: Tensor) -> Parameters:
-        if not info.shared:
-            raise PerfedError("pfedhn generates the shared parameters, but the placement leaves none")
+        info.shared_parameters("pfedhn generates the shared parameters")
         found: Parameters = {}
 
         def normal(name: str, rows: int, columns: int, variance: float) -> None:

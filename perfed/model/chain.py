@@ -116,6 +116,30 @@ class Model:
         head = self.factories["head"]
         return Model(**{**self.factories, "head": lambda shape: make(head(shape), shape)})
 
+    def before_head(self, make: Callable[[Shape, int], nn.Module], why: str) -> Model:
+        """The same stages with a layer before the head, which is then ``head.0``, and the head ``head.1``.
+
+        Args:
+            make: called with the shape of what the head gets and the number of its outputs.
+            why: how the error starts.
+
+        Raises:
+            PerfedError: there is no head.
+
+        Example:
+            >>> from perfed.model.presets import linear
+            >>> model = Model(head=linear(3)).before_head(lambda shape, outputs: nn.ReLU(), "")
+            >>> model.build((5,)).get_submodule("head.0")
+            ReLU()
+        """
+
+        def with_layer(head: nn.Module, shape: Shape) -> nn.Module:
+            with torch.no_grad():
+                outputs = head.eval()(torch.zeros(1, *shape)).shape[1]
+            return nn.Sequential(make(shape, outputs), head.train())
+
+        return self.with_head(with_layer, why)
+
     def build(self, input_shape: Shape) -> Chain:
         """Build every stage for inputs of ``input_shape``; initial values come from torch's generator.
 

@@ -80,12 +80,12 @@ def best_epochs(train: Callable[[int], None], score: Callable[[], Tensor], limit
     return chosen
 
 
-def until_converged(cohort: Cohort, fit: Callable[[IntArray], None], going: NDArray[np.bool_]) -> None:
+def until_converged(cohort: Cohort, fit: Callable[..., None], going: NDArray[np.bool_]) -> None:
     """Train clients five epochs at a time, until five more lower a client's mean training loss by less than 0.01.
 
     Args:
         cohort: whose losses count.
-        fit: ``fit(epochs)`` trains every client for that many more epochs, ``(n,)``.
+        fit: ``fit(epochs=epochs)`` trains every client for that many more epochs, ``(n,)``.
         going: ``(n,)``, the clients to train. Each has at most 100 epochs.
     """
     before = np.full(cohort.n, np.inf)
@@ -93,7 +93,7 @@ def until_converged(cohort: Cohort, fit: Callable[[IntArray], None], going: NDAr
         if not going.any():
             break
         done, total = cohort.steps_done, cohort.train_loss.nan_to_num() * cohort.steps_done
-        fit(_BLOCK * going.astype(np.int64))
+        fit(epochs=_BLOCK * going.astype(np.int64))
         loss = ((cohort.train_loss * cohort.steps_done - total) / (cohort.steps_done - done)).numpy()
         going = going & (loss < before - _GAIN)  # false for those who did not train, whose loss is NaN
         before = loss

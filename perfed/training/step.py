@@ -217,6 +217,10 @@ class Step:
         width = alone.widths()[self.at]
         return replace(self, block=alone, width=width, params=params, rows=self.rows[own], _outputs={})
 
+    def still(self, params: Parameters | None = None) -> Step:
+        """The same mini-batch with all stages in evaluation mode, and with other parameters."""
+        return replace(self, params={**self.params, **(params or {})}, trained=frozenset(), _outputs={})
+
     def with_params(self, params: Parameters) -> Step:
         """The same mini-batch (and dropout masks) with other parameters."""
         return replace(self, params={**self.params, **params}, _outputs={})

@@ -5,7 +5,7 @@ import ot
 import pytest
 import torch
 
-from perfed.maths.divergence import centred_nuclear_norm, sample_w2
+from perfed.maths.divergence import centred_nuclear_norm, mean_kernel, sample_w2
 
 # samples per set (decreasing) and dimension: fewer and more samples than dimensions, one sample, padded sizes
 SHAPES = [
@@ -113,3 +113,19 @@ def test_identical_samples_have_no_direction(n, dtype):
     sample_w2(x, y, [n] * 20).sum().backward()
     expected = 2 * (x.detach() - y.mean(1, keepdim=True)) / n  # of the distance between the means alone
     torch.testing.assert_close(x.grad, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_mean_kernel_is_a_double_sum_and_of_two_sets_their_discrepancy():
+    gammas = (0.01, 0.2)
+    x, weight = draw((5, 3), 4), torch.tensor([[0.1, 0.2, 0.3, 0.3, 0.1], [0.5, 0.5, -1.0, 0.0, 0.0]]).double()
+    x = x.requires_grad_(True)
+    found = mean_kernel(x, weight, gammas)
+    for s in range(2):
+        pairs = ((i, j, float(((x[s, i] - x[s, j]) ** 2).sum().detach())) for i in range(5) for j in range(5))
+        terms = (weight[s, i] * weight[s, j] * sum(np.exp(-g * square) for g in gammas) for i, j, square in pairs)
+        assert float(found[s].detach()) == pytest.approx(float(sum(terms)), abs=1e-12)
+    assert torch.autograd.gradcheck(lambda x: mean_kernel(x, weight, gammas), x)
+    twice = torch.cat([x, x], 1)  # a set and itself: no discrepancy, and no slope to anywhere
+    value = mean_kernel(twice, torch.cat([weight, -weight], 1), gammas)
+    (slope,) = torch.autograd.grad(value.sum(), x)
+    assert value.abs().max() < 1e-12 and slope.abs().max() < 1e-12

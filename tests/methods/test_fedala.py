@@ -66,6 +66,30 @@ def test_one_epoch_of_weights_is_clipped_descent_on_the_loss_of_the_aggregated_m
     assert clipped > 0 and group.steps_done.sum() == 0  # the losses of these steps are not those of training
 
 
+def test_terms_are_of_local_training_and_see_the_received_model():
+    """FedProx's pull is to the global model, wherever W puts the client's own; W is learnt on the plain loss."""
+    method = make("fedala")
+    server, seen = serve(method, FEDERATION), []
+
+    class Terms:
+        def penalties(self, cohort):
+            seen.append({name: tensor.clone() for name, tensor in cohort.shared().items()})
+            return [lambda step: 1e3 * step.params["head.weight"].flatten(1).sum(1)]
+
+    def learnt(terms):
+        group = cohort(method, FEDERATION)
+        shared = {name: torch.stack([tensor] * 3) + 0.1 for name, tensor in server.state.shared.items()}
+        half = {n: torch.full_like(t, 0.5) for n, t in group.state["aggregation"]["weights"].items()}
+        group.state["aggregation"] = {"weights": half, "learnt": torch.tensor([True] * 3)}
+        group.terms = terms
+        method.personalise(group, shared=shared)
+        return shared, group.model["head.weight"]
+
+    (shared, with_terms), (_, without) = learnt(Terms()), learnt(None)
+    assert all(torch.equal(seen[0][name], tensor) for name, tensor in shared.items())
+    torch.testing.assert_close(with_terms, without)
+
+
 def test_only_a_share_of_the_samples_teaches_the_weights():
     samples = cohort(make("fedala"), FEDERATION).samples()
     keys = torch.arange(3)

@@ -6,14 +6,17 @@ import pytest
 import torch
 from engines import blobs, cohort, make, serve, train
 from torch import nn
-from torch.nn.functional import layer_norm
+from torch.nn.functional import cross_entropy, layer_norm
 
 from perfed.errors import PerfedError
-from perfed.methods.fedcp import squared_mmd
 from perfed.model.chain import STAGES, Model
 from perfed.model.presets import hidden_layer, linear, mlp
 
 FEDERATION = blobs((12, 7, 5), labels=[[0, 1], [1, 2], [2]])
+
+
+def received(method):
+    return {n: torch.stack([t] * 3) for n, t in serve(method, FEDERATION).state.shared.items()}
 
 
 def test_prediction_is_both_heads_of_the_features_that_the_policy_parts():
@@ -37,26 +40,40 @@ def test_prediction_is_both_heads_of_the_features_that_the_policy_parts():
     assert parted > 0.1
 
 
-def test_the_discrepancy_is_a_double_sum_over_samples():
-    draw = torch.Generator().manual_seed(0)
-    x, y = (torch.randn(2, 4, 3, generator=draw, dtype=torch.float64) * size for size in (2, 5))
-    weight = torch.tensor([[0.25] * 4, [1 / 3, 1 / 3, 1 / 3, 0]], dtype=torch.float64)
+def test_the_loss_of_a_step_with_the_discrepancy_as_a_double_sum():
+    method = make("fedcp", lam=3.0, batch_size=6)
+    group, shared = cohort(method, FEDERATION), received(method)
+    method.personalise(group, shared=shared)
+    before = group.representation()
+    for name in group.shared_parameters:  # no longer as received, but for the general head
+        group.model[name] *= 1.0 if name.startswith("head.general.") else 1.5
+    seen = []
 
     def kernel(a, b):
-        return sum(torch.exp(-((a - b) ** 2).sum() / (2 * width)) for width in (10, 15, 20, 50))
+        return sum(torch.exp(-((a - b) ** 2).sum() / (2 * variance)) for variance in (10, 15, 20, 50))
 
-    for row, size in ((0, 4), (1, 3)):  # padding weighs nothing
-        one, other = x[row, :size], y[row, :size]
-        pairs = [(i, j) for i in range(size) for j in range(size)]
-        terms = [kernel(one[i], one[j]) + kernel(other[i], other[j]) - 2 * kernel(one[i], other[j]) for i, j in pairs]
-        torch.testing.assert_close(squared_mmd(x, y, weight)[row], sum(terms) / size**2)
-    assert squared_mmd(x, x, weight).abs().max() < 1e-12
+    def check(step):
+        value = method.loss(shared, step)
+        for row, at in enumerate(step.rows):
+            index = step.block.index[step.at, row, step.weight[row] > 0]
+            f, f_g, logits = step.representation()[row], before[index], step.output()[row]
+            size = len(index)  # padding weighs nothing
+            pairs = [(i, j) for i in range(size) for j in range(size)]
+            mmd = sum(kernel(f[i], f[j]) + kernel(f_g[i], f_g[j]) - 2 * kernel(f[i], f_g[j]) for i, j in pairs)
+            expected = cross_entropy(logits[:size], step.y[row, :size]) + 3.0 * mmd / size**2
+            torch.testing.assert_close(value[row], expected)
+            seen.append((int(at), size, float(mmd.detach())))
+        return 0 * value
+
+    group.fit(STAGES, epochs=1, loss=check)
+    assert sorted(s[:2] for s in seen) == [(0, 6), (0, 6), (1, 1), (1, 6), (2, 5)]
+    assert all(s[2] > 0.01 for s in seen)
 
 
 def test_the_general_head_rests_and_the_mean_of_both_heads_is_sent():
     method = make("fedcp")
     group = cohort(method, FEDERATION)
-    shared = {n: torch.stack([t] * 3) for n, t in serve(method, FEDERATION).state.shared.items()}
+    shared = received(method)
     reply = method.train(group, shared=shared)
     for name in ("weight", "bias"):
         general, personal = group.model[f"head.general.{name}"], group.model[f"head.personal.{name}"]
@@ -70,7 +87,7 @@ def test_the_discrepancy_holds_the_features_near_those_of_the_received_body():
     def moved(lam):
         method = make("fedcp", lam=lam, lr=0.02, local_epochs=10)
         group = cohort(method, FEDERATION)
-        shared = {n: torch.stack([t] * 3) for n, t in serve(method, FEDERATION).state.shared.items()}
+        shared = received(method)
         group.load(shared)
         before = group.representation()
         method.train(group, shared=shared)
