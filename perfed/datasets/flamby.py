@@ -63,10 +63,13 @@ def flamby_heart(
 
 
 @dataset("flamby-tcga", files=(TCGA,))
-def flamby_tcga(seed: int, data_dir: Path | None, *, train_rows: TrainRows = "own") -> Federation:
+def flamby_tcga(
+    seed: int, data_dir: Path | None, *, train_rows: TrainRows = "own", scale_age: bool = False
+) -> Federation:
     """Survival with breast cancer in six regions as FLamby has it: 1088 patients, 39 inputs, one split for all seeds.
 
-    Clinical columns as they are: age in years, the others 0 or 1. Targets are times, in days counted from 1 (some are
+    Clinical columns as they are: age in years (with ``scale_age`` it has mean 0 and deviation 1 over the training rows
+    of all regions), the others 0 or 1. Targets are times, in days counted from 1 (some are
     0, which no survival time is; only their order matters), and whether death was seen then.
     ``train_rows``: every region trains on its own, those of all, or those of the first; each tests on its own. The
     terms of the data are those of the GDC: nobody may try to find out who the patients are.
@@ -79,6 +82,10 @@ def flamby_tcga(seed: int, data_dir: Path | None, *, train_rows: TrainRows = "ow
     same = data["time"].shape == data["event"].shape == data["is_train"].shape == center.shape
     require(TCGA, same, "'time', 'event' and 'is_train' must have one entry per row of 'x'")
     y = np.stack([data["time"] + 1, data["event"]], 1).astype(np.float64)
+    if scale_age:
+        require(TCGA, "age_at_index" in names, "'feature_names' lacks age_at_index, which scale_age is of")
+        age = names.index("age_at_index")
+        x[:, age] = _scaled(x[:, age], x[data["is_train"], age])
     sites = {f"region-{number}": center == number for number in np.unique(center).tolist()}
     return Federation.from_arrays(_arrays(x, y, sites, ~data["is_train"], train_rows, names), task="survival")
 

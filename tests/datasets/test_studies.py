@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import flamby_start
 import numpy as np
 import pytest
 import torch
@@ -104,6 +105,28 @@ def test_flambys_regions_have_times_events_and_its_split():
     assert [client.test.events for client in federation] == [
         int(event[(center == region) & ~train].sum()) for region in range(6)
     ]
+
+
+def test_flambys_age_can_be_scaled_over_all_regions():
+    require_file("tcga_brca.npz")
+    plain, scaled = (load("flamby-tcga", {"scale_age": scale}, seed=0) for scale in (False, True))
+    years = torch.cat([client.train.x[:, 0] for client in plain])
+    assert years.min() >= 26 and years.max() <= 90
+    for before, after in zip(plain, scaled, strict=True):
+        for was, now in ((before.train.x, after.train.x), (before.test.x, after.test.x)):
+            torch.testing.assert_close(now[:, 0] * years.std() + years.mean(), was[:, 0])
+            assert torch.equal(now[:, 1:], was[:, 1:])
+
+
+def test_flambys_published_figures_come_again_from_their_seeds():
+    require_file("tcga_brca.npz")
+    require_file("heart_disease.npz")
+    regions, wards = (flamby_start.sites(name) for name in ("flamby-tcga", "flamby-heart"))
+    with torch.random.fork_rng():
+        found = flamby_start.tcga(regions, 42)
+        _, after = (flamby_start.heart(wards, seed) for seed in (42, 43))
+    assert found == pytest.approx({name: flamby_start.THEIRS[name][0] for name in found}, abs=6e-5)
+    assert after == pytest.approx({name: flamby_start.THEIRS[name][1] for name in after}, abs=6e-5)
 
 
 @pytest.mark.parametrize(("name", "file"), [("flamby-heart", "heart_disease.npz"), ("flamby-tcga", "tcga_brca.npz")])
