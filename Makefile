@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# One more than there are cores: tests of Ray and Flower wait more than they work.
-WORKERS := $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
+# More than there are cores: tests of Ray and Flower wait as long as they work.
+WORKERS := $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 2)")
 # Run a second time without a processor's wide instructions: their last digits must not be what a test demands.
 ROUNDING := $(foreach name,methods/combination methods/fast_w2 methods/fedem training/fit methods/hypcluster model/layers participation/policies,tests/$(dir $(name))test_$(notdir $(name)).py)
 OUT ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)

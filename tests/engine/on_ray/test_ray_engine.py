@@ -59,9 +59,9 @@ def with_initial(server):
 METHODS = {
     "flic-hl": ("flic-hl", 1, {}),
     "fedpac": ("fedpac", 2, {}),
-    "feddar-sa": ("feddar-sa", 5, {}),  # folds the clients' Hessians
+    "feddar-sa": ("feddar-sa", 2, {}),  # folds the clients' Hessians
     "fedrep under srpfl": ("fedrep", 2, {"participation": Participation(policy="srpfl")}),
-    "ditto with some of the clients": ("ditto", 5, {"rate": 0.5}),
+    "ditto with some of the clients": ("ditto", 3, {"rate": 0.5}),
     "knn-per": ("knnper", 1, {}),
 }
 
