@@ -2,8 +2,6 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# More than there are cores: tests of Ray and Flower wait as long as they work.
-WORKERS := $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 2)")
 # Run a second time without a processor's wide instructions: their last digits must not be what a test demands.
 ROUNDING := $(foreach name,methods/combination methods/fast_w2 methods/fedem training/fit methods/hypcluster model/layers participation/policies,tests/$(dir $(name))test_$(notdir $(name)).py)
 OUT ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)
@@ -11,7 +9,7 @@ PER_CLIENT := sklearn:logistic,sklearn:svc
 # Trials for the plan would take longer than these runs.
 OPTIONS := --seeds 0..2 --engine stacked plan.threads=2
 
-.PHONY: run test docs clean
+.PHONY: run test parity docs clean
 
 run: $(VENV)/installed
 	$(BIN)/perfed compare digits-label-skew --methods local,fedrep,fedavg-ft,fedpac,$(PER_CLIENT) $(OPTIONS) --out $(OUT)/label-skew
@@ -21,8 +19,11 @@ test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n auto --dist loadgroup -m "not parity"
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ROUNDING) -n auto
+
+parity: $(VENV)/installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/network -m parity
 
 docs: $(VENV)/installed
 	$(BIN)/python docs/build_docs.py

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'perfed[flower]'")
 
 from perfed.deploy.app import app_files
+from perfed.deploy.program import goes_on
 from perfed.deploy.study import study_of
 from perfed.engine.flower.outgoing import read, verify
 from perfed.engine.flower.submission import Submitter
@@ -186,7 +187,9 @@ def test_a_site_and_the_server_are_killed_and_brought_back_to_the_same_bits(plac
         place.kill(line)
     done = place.rounds()
     assert done < ROUNDS
-    time.sleep(3)  # until the server's program has noticed that nobody holds it
+    ends = time.monotonic() + 60
+    while goes_on(place.path / "deployment/server/run") and time.monotonic() < ends:
+        time.sleep(0.2)  # until the server's program has noticed that nobody holds it
     for line in (*SERVER, SITES[0]):
         place.begin(line)
     following = submitted(place, done + 1)
@@ -243,6 +246,7 @@ def trial(tmp_path_factory):
         here.close()
 
 
+@pytest.mark.parity
 @pytest.mark.xdist_group("methods beside the page")
 @pytest.mark.parametrize("method", OTHERS)
 def test_a_method_ends_with_the_bits_of_a_simulation(method, trial):
