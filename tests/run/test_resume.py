@@ -300,7 +300,7 @@ def test_states_on_disk_are_lost_with_the_process_and_not_missed(whole, tmp_path
     """How much memory holds changes no bit, so it may be another later on; what a killed process leaves is removed."""
     killed = killed_after(4, tmp_path / "run", "plan.hold_megabytes=0")
     (left,) = killed.glob(".scratch-*")
-    assert len(list(left.iterdir())) == len(RunDirectory(killed).load().clients) > 0
+    assert len(list(left.iterdir())) >= len(RunDirectory(killed).load().clients) > 0  # it may be in a later round
     more = copy(killed, tmp_path / "more")
     before, after = (more / "config.toml").read_text(), "hold_megabytes = 1024"
     (more / "config.toml").write_text(before.replace("hold_megabytes = 0", after))
