@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
-from perfed.engine.flower.post import Delivery, Node
+from perfed.engine.flower.office import Delivery, Node
 
 Handler = Callable[[bytes], bytes]
 

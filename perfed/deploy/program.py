@@ -114,7 +114,7 @@ def goes_on(out: Path) -> bool:
 
 def _alone(transport: Transport, settings: Settings, study: str, out: Path) -> None:
     experiment = read(study, "the study")
-    sites: list[str] = list(experiment.data.options["files"])
+    sites: list[str] = sorted(experiment.data.options["files"])
     transport.note = lambda line: tell(stage=line)
     _gather(transport, sites, settings.wait)
     run = hashlib.sha256(f"{out.resolve()} {study}".encode()).hexdigest()[:16]
@@ -197,6 +197,7 @@ class Opening:
     ) -> None:
         self._transport, self._sites, self._deadline = transport, sites, deadline
         self._experiment, self._fields = experiment, {"run": run, "study": study, "place": str(out.resolve())}
+        self._heard: dict[str, dict[str, Any]] = {}  # the header of each site's last reply, or an error in its place
 
     def federation(self, file: Path) -> Federation:
         """The clients as the server knows them; what is agreed is written to ``file``, or as it is there.
@@ -228,34 +229,31 @@ class Opening:
         return agreed(told, table_options(self._experiment))
 
     def _ask(self, kind: str, fields: Mapping[str, Any], answer: str) -> dict[str, Any]:
-        """The field ``answer`` of each site's reply.
-
-        A site that is in another run still is asked once more, and told so, where nobody is at work on that run.
-        """
+        """The field ``answer`` of each site's reply; one that refuses for a run that is over is asked once more."""
         content = {"kind": kind, **self._fields, **fields}
-        said = self._replies(dict.fromkeys(self._sites, content))
-        over = {site: run for site, header in said.items() if (run := _over(header))}
-        if over:
-            said |= self._replies({site: {**content, "ended": run} for site, run in over.items()})
+        self._send(self._sites, content)
+        if refused := [site for site in self._sites if "error" in self._heard[site] and _over(self._heard[site])]:
+            self._send(refused, content)
         failed: dict[str, list[str]] = {}
-        for site in sorted(site for site in said if "error" in said[site]):
-            failed.setdefault(str(said[site]["error"]), []).append(f"'{site}'")
+        for site in self._sites:
+            if "error" in self._heard[site]:
+                failed.setdefault(str(self._heard[site]["error"]), []).append(f"'{site}'")
         if failed:
             lines = (f"site{'s' if len(of) > 1 else ''} {some(of)}: {error}" for error, of in failed.items())
             raise PerfedError("; ".join(lines))
-        return {site: said[site].get(answer) for site in sorted(said)}
+        return {site: self._heard[site].get(answer) for site in self._sites}
 
-    def _replies(self, contents: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-        """The header of what each site replies, or an ``error`` in its place."""
-        messages, said = {site: pack(content, {}) for site, content in contents.items()}, {}
+    def _send(self, sites: list[str], content: Mapping[str, Any]) -> None:
+        """Hear what the sites reply; one that was in another run is told where that is over, as it is now."""
+        ended = {site: _over(self._heard.get(site, {})) for site in sites}
+        messages = {site: pack({**content, "ended": ended[site]}, {}) for site in sites}
         for reply in self._transport.exchange(messages, self._deadline):
             failure = {"error": reply.error.removeprefix(f"site '{reply.site}': ")}
-            said[reply.site] = failure if reply.body is None else unpack(reply.body)[0]
-        return said
+            self._heard[reply.site] = failure if reply.body is None else unpack(reply.body)[0]
 
 
 def _over(header: Mapping[str, Any]) -> str:
-    """The run that a site says it is busy with, where no program on this machine is at work on it; else empty.
+    """The run that a site says it is in, where no program on this machine is at work on it; else empty.
 
     A site talks with one server at a time, so that a run that goes on elsewhere would not reach it either.
     """

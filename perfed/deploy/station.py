@@ -95,6 +95,11 @@ class Part:
         content["agreement"] = self.agreement.plain()
         write_atomic(folder / _RUN, json.dumps(content, indent=1) + "\n")
 
+    @property
+    def held(self) -> dict[str, str]:
+        """What the site tells a server of another run: it finds out whether anybody is at work on this one."""
+        return {"busy": self.run, "place": self.place}
+
     @cached_property
     def experiment(self) -> Experiment:
         """The study, parsed and checked."""
@@ -148,7 +153,7 @@ class _Busy(PerfedError):
             f"busy since {part.since} with run {part.run}, whose results are in {part.place} on the server; "
             "wait for its end, or end it ('perfed submit DIR --stop')"
         )
-        self.part = part
+        self.held = part.held
 
 
 class Station:
@@ -192,8 +197,7 @@ class Station:
         try:
             reply = self._answered(unframe(data)[0], data)
         except _Busy as error:  # the server says next whether that run is over
-            held = {"busy": error.part.run, "place": error.part.place}
-            reply = pack({"kind": "error", "site": self._name, "error": str(error), **held}, {})
+            reply = pack({"kind": "error", "site": self._name, "error": str(error), **error.held}, {})
         except (PerfedError, OSError) as error:
             said = " ".join(str(error).split())
             self._note(said)
@@ -211,12 +215,13 @@ class Station:
         if not isinstance(study, str) or (self._study is not None and not same_study(study, self._study)):
             raise PerfedError("the server's study is not the one that this site was given")
         part = self._part
-        if part is not None and part.run not in (run, header.get("ended")):
-            raise _Busy(part)
         fields = {"site": self._name, "run": run, "round": 0, "program": kind}
         if kind == "study":
             self._read = {study: site_data(self._name, self._data, table_options(read(study, "the study")))}
+            fields |= {} if part is None else part.held
             return pack({"kind": "told", **fields, "told": self._read[study].told().plain()}, {})
+        if part is not None and part.run not in (run, header.get("ended")):
+            raise _Busy(part)
         agreement = Agreement.of_plain(header.get("agreement"), "the server's agreement")
         since = part.since if part is not None and part.run == run else f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         own, place = self._read.pop(study, None), str(header.get("place"))

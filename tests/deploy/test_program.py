@@ -200,7 +200,10 @@ def test_a_site_in_the_middle_of_a_run_refuses_another_and_is_free_when_that_has
         answer_all(tables, text, stations)
         same_as_simulated(tables)
         assert not (tables / "other/config.toml").exists()
+        before = len(stations.left["west"])
         answer_all(tables, text, stations, "other")
+        kinds = [unpack(reply)[0]["kind"] for reply in stations.left["west"][before:]]
+        assert kinds[:3] == ["told", "facts", "done"]  # with the study each has said where it was
         assert all(torch.equal(tensor, tensors(tables / "run")[n]) for n, tensor in tensors(tables / "other").items())
 
 

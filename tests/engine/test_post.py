@@ -9,7 +9,8 @@ import pytest
 from memory_post import MemoryOffice
 
 from perfed.engine.flower import post
-from perfed.engine.flower.post import Node, PostTransport
+from perfed.engine.flower.office import Node
+from perfed.engine.flower.post import PostTransport
 from perfed.errors import PerfedError
 
 NAMES = ["north", "south", "west"]
@@ -117,6 +118,30 @@ def test_what_was_on_its_way_is_sent_once_more_after_the_server_was_away(office,
     (last,) = answers
     assert last.body == b"WEST" and {answer.site for answer in first} == {"north", "south"}
     assert [len(office.got[name]) for name in NAMES] == [1, 1, 2]
+
+
+def test_a_site_that_is_silent_and_connected_is_asked_again(office, transport, monkeypatch):
+    """Its message or its reply was lost by a server that was killed."""
+    monkeypatch.setattr(post, "AGAIN", 0.2)
+    office.drop = {"west"}
+    answers = transport.exchange({"west": b"lost"}, 10)
+    while not office.got["west"]:
+        time.sleep(0.01)
+    office.drop = set()
+    (answer,) = answers
+    assert answer.body == b"LOST" and office.got["west"] == [b"lost", b"lost"]
+    assert not errors(transport.exchange(ALL, 5))  # and what was lost keeps nobody busy
+
+
+def test_a_slow_site_is_asked_again_once_and_answers_once(office, transport, monkeypatch):
+    """With what it has kept, where it is a site; its next message waits until it has."""
+    monkeypatch.setattr(post, "AGAIN", 0.1)
+    office.delay = {"west": 0.7}
+    (answer,) = transport.exchange({"west": b"slow"}, 10)
+    assert answer.body == b"SLOW"
+    office.delay = {}
+    (answer,) = transport.exchange({"west": b"next"}, 10)
+    assert answer.body == b"NEXT" and office.got["west"] == [b"slow", b"slow", b"next"]
 
 
 def test_a_server_that_never_answered_ends_the_question_for_sites(office, transport, monkeypatch):

@@ -14,7 +14,8 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from perfed.engine.flower.post import Delivery, Node, PostTransport
+from perfed.engine.flower.office import Delivery, Node
+from perfed.engine.flower.post import PostTransport
 from perfed.engine.flower.transport import Transport
 from perfed.engine.flower.version import check_flower
 from perfed.engine.flower.worker import ask

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
+from perfed.engine.flower.office import Delivery, Node, Office
 from perfed.engine.flower.transport import Answer
 from perfed.errors import PerfedError, some
 
@@ -21,66 +21,24 @@ REFRESH = 1.0
 """Seconds between two looks for sites."""
 LATE = 60.0
 """Seconds that a message lives beyond its deadline: late replies are taken away, and clocks may differ by so much."""
+AGAIN = 60.0
+"""Seconds after which a connected site that has not answered is asked again, once at a time: a server that was killed
+may have lost its message or its reply. A site that has answered already, or does so meanwhile, has kept its answer."""
 SILENCE = 30.0
 """Seconds without an answer after which it is said who is waited for; again after twice as long, and so on."""
 PATIENCE, RATE = 3.0, 1e6
 """A call of the office that takes so many seconds, and carries fewer bytes a second, hangs: the server is away."""
 
 
-@dataclass(frozen=True)
-class Node:
-    """One connection of a site.
-
-    Attributes:
-        number: the office's own number of it; a site that is started again may get another one.
-        site: the name of the site.
-        place: where its worker is, as far as known: two connections of one name and place are one site started again.
-        since: when it was activated, as a text that sorts.
-    """
-
-    number: int
-    site: str
-    place: str = ""
-    since: str = ""
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """A reply or an error for the letter with this number.
-
-    Attributes:
-        letter: its number.
-        body: of the reply; ``None``: an error.
-        error: what has happened.
-        again: whether the site can answer where it is asked once more, such as when it has been started again.
-    """
-
-    letter: str
-    body: bytes | None
-    error: str = ""
-    again: bool = False
-
-
-class Office(Protocol):
-    """What delivers letters; :class:`PostTransport` calls it from one thread only."""
-
-    def nodes(self) -> Sequence[Node]:
-        """All connections that are alive."""
-
-    def send(self, node: int, body: bytes, seconds: float) -> str:
-        """Post a letter that expires after ``seconds``; its number."""
-
-    def collect(self, letters: Sequence[str]) -> Sequence[Delivery]:
-        """What has come for these letters since the last call; does not wait for more."""
-
-
-@dataclass
+@dataclass(eq=False)
 class _Letter:
     site: str
     body: bytes
     exchange: int
     ends: float  # by the monotonic clock
     node: int = 0
+    sent: float = 0.0  # when it was posted last
+    answered: bool = False  # a copy of it may be on its way still
     after: float = float("-inf")  # not to be posted before
     why: str = ""  # what became of it the last time
 
@@ -178,13 +136,14 @@ class PostTransport:
     def _too_late(self, site: str) -> Answer:
         now = time.monotonic()
         seconds = now - self._began
-        sent = [letter for letter in self._posted.values() if letter.exchange == self._exchange]
-        reasons = [letter.why for letter in (*self._waiting.values(), *sent) if letter.site == site and letter.why]
+        sent = [letter for letter in self._posted.values() if letter.site == site and self._is_open(letter)]
+        waits = [self._waiting[site]] if site in self._waiting else []
+        reasons = [letter.why for letter in (*waits, *sent) if letter.why]
         if reasons:
             why = f"{reasons[0]}, and has not answered within {seconds:.1f} seconds"
         elif self._calling_since is not None and now - self._calling_since > PATIENCE:
             why = f"the server has not answered for {now - self._calling_since:.1f} seconds"
-        elif site not in self._waiting:
+        elif sent:
             why = f"no answer within {seconds:.1f} seconds"
         elif self._busy(site):
             why = f"still busy with an earlier message after {seconds:.1f} seconds"
@@ -194,8 +153,11 @@ class PostTransport:
             why = f"not connected within {seconds:.1f} seconds"
         return Answer(site, None, f"site '{site}': {why}", seconds)
 
-    def _busy(self, site: str) -> bool:
-        return any(letter.site == site for letter in self._posted.values())
+    def _busy(self, site: str, but: _Letter | None = None) -> bool:
+        return any(letter.site == site and letter is not but for letter in self._posted.values())
+
+    def _is_open(self, letter: _Letter) -> bool:
+        return letter.exchange == self._exchange and not letter.answered
 
     def _carry(self) -> None:
         """The thread: look for sites, post what waits, collect what came."""
@@ -225,7 +187,7 @@ class PostTransport:
         """A server that is killed while it hands a message over forgets that it did not."""
         with self._changed:
             for number, letter in list(self._posted.items()):
-                if letter.exchange == self._exchange:
+                if self._is_open(letter):
                     del self._posted[number]
                     self._waiting[letter.site] = letter
 
@@ -242,21 +204,26 @@ class PostTransport:
                     self._twice = f"two sites are called '{node.site}'; every site needs a name of its own"
                 found[node.site] = node
             self._nodes = found
+            now = time.monotonic()
             for number, letter in list(self._posted.items()):
                 now_at = found.get(letter.site)
+                silent = now - letter.sent > AGAIN and self._is_open(letter)
                 if now_at is not None and now_at.number != letter.node:
                     self._arrived(Delivery(number, None, "it was started again before it answered", again=True))
+                elif now_at is not None and silent and list(self._posted.values()).count(letter) == 1:
+                    self._waiting[letter.site] = letter
             self._changed.notify_all()
 
     def _post(self) -> None:
         with self._changed:
+            now = time.monotonic()
             ready = [
                 (letter, self._nodes[site].number)
                 for site, letter in self._waiting.items()
-                if site in self._nodes and not self._busy(site) and letter.after < time.monotonic() < letter.ends
+                if site in self._nodes and not self._busy(site, letter) and letter.after < now < letter.ends
             ]
         for letter, node in ready:
-            letter.node = node
+            letter.node, letter.sent = node, time.monotonic()
             with self._calling(len(letter.body)):
                 number = self._office.send(node, letter.body, max(letter.ends - time.monotonic(), 0) + LATE)
             with self._changed:
@@ -281,15 +248,24 @@ class PostTransport:
                 self._changed.notify_all()
 
     def _arrived(self, delivery: Delivery) -> None:
-        """The letter's site is free again; its answer counts if its exchange is the one that is running.
+        """The letter's site, which takes one after the other, is free of it and of earlier ones; its answer counts if
+        its exchange is the one that is running.
 
         A site that has gone, and may come back in time, is asked once more then.
         """
-        letter = self._posted.pop(delivery.letter, None)
-        if letter is not None and letter.exchange == self._exchange:
-            if delivery.again:
-                letter.why, letter.after = delivery.error, time.monotonic() + REFRESH
-                self._waiting[letter.site] = letter
-                return
-            error = f"site '{letter.site}': {delivery.error}" if delivery.body is None else ""
-            self._answers.append(Answer(letter.site, delivery.body, error, time.monotonic() - self._began))
+        letter = self._posted.get(delivery.letter)
+        if letter is None:
+            return
+        of_site = [number for number, other in self._posted.items() if other.site == letter.site]
+        for number in of_site[: of_site.index(delivery.letter) + 1]:
+            del self._posted[number]
+        if not self._is_open(letter) or (delivery.again and letter in self._posted.values()):
+            return
+        if delivery.again:
+            letter.why, letter.after = delivery.error, time.monotonic() + REFRESH
+            self._waiting[letter.site] = letter
+            return
+        letter.answered = True
+        self._waiting.pop(letter.site, None)
+        error = f"site '{letter.site}': {delivery.error}" if delivery.body is None else ""
+        self._answers.append(Answer(letter.site, delivery.body, error, time.monotonic() - self._began))

@@ -16,6 +16,7 @@ from sites import RUN, Sites
 from perfed.codec import flatten
 from perfed.engine.flower.engine import Limits
 from perfed.engine.flower.message import pack, unpack
+from perfed.engine.host import Host
 from perfed.errors import PerfedError
 from perfed.participation.invitation import invite
 from perfed.participation.settings import Participation
@@ -190,6 +191,20 @@ def test_a_message_that_is_sent_again_gets_the_first_reply_and_trains_nothing(tm
     before = file.stat().st_mtime_ns
     assert going.transport.at[name].answer(data) == going.transport.came[-1][1]
     assert file.stat().st_mtime_ns == before
+
+
+def test_an_evaluation_that_is_sent_again_is_not_made_again(tmp_path, monkeypatch):
+    """It leaves no state on disk; another split is another question."""
+    going, ran = sites(tmp_path), []
+    train(going.server, 1)
+    run = Host.run
+    monkeypatch.setattr(Host, "run", lambda host, work: ran.append(1) or run(host, work))
+    going.server.evaluate("test", round_=1)
+    name, data = going.transport.sent[-1]
+    made = len(ran)
+    assert going.transport.at[name].answer(data) == going.transport.came[-1][1] and len(ran) == made > 0
+    going.server.evaluate("train", round_=1)
+    assert len(ran) == made + len(SIZES)
 
 
 def run_on(path, method: str, rounds: int) -> None:
