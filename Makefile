@@ -9,7 +9,7 @@ PER_CLIENT := sklearn:logistic,sklearn:svc
 # Trials for the plan would take longer than these runs.
 OPTIONS := --seeds 0..2 --engine stacked plan.threads=2
 
-.PHONY: run test parity docs clean
+.PHONY: run test docs clean
 
 run: $(VENV)/installed
 	$(BIN)/perfed compare digits-label-skew --methods local,fedrep,fedavg-ft,fedpac,$(PER_CLIENT) $(OPTIONS) --out $(OUT)/label-skew
@@ -19,11 +19,8 @@ test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n auto --dist loadgroup -m "not parity"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n auto --dist loadgroup
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ROUNDING) -n auto
-
-parity: $(VENV)/installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/network -m parity
 
 docs: $(VENV)/installed
 	$(BIN)/python docs/build_docs.py

@@ -14,7 +14,8 @@ from perfed.engine.engine import Engine
 from perfed.engine.evaluate import Metrics, Outputs
 from perfed.engine.host import Exchange
 from perfed.errors import PerfedError
-from perfed.method.exchange import Each, FederationInfo, Fold, Replies, Reply, ServerState
+from perfed.method.declared import FederationInfo
+from perfed.method.exchange import Each, Fold, Replies, Reply, ServerState
 from perfed.method.term import payload_of
 from perfed.participation.invitation import Invitation
 from perfed.tree import Tree

@@ -20,7 +20,8 @@ from perfed.engine.metrics import Scoring
 from perfed.engine.setup import Setup, group_key, stackable_reason
 from perfed.engine.states import State
 from perfed.errors import PerfedError
-from perfed.method.exchange import FederationInfo, Reply, check_rows
+from perfed.method.declared import FederationInfo
+from perfed.method.exchange import Reply, check_rows
 from perfed.method.method import Method
 from perfed.method.term import Travelling
 from perfed.model.chain import Shape

@@ -19,7 +19,8 @@ from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.inputs import check_names
 from perfed.errors import PerfedError
-from perfed.method.exchange import FederationInfo, ParameterSet, ServerState
+from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.exchange import ServerState
 from perfed.method.method import Method
 from perfed.model.chain import BATCH_NORM, Chain, Model, Parameters, Shape, stage_of
 from perfed.model.placement import PER_DOMAIN, SENT, Placement
@@ -190,6 +191,7 @@ class Setup:
             shared={name: tuple(t.shape) for name, t in chain.tensors().items() if places[name] in SENT},
             dtype=self.dtype,
             buffers=frozenset(name for name, _ in chain.named_buffers() if places[name] in SENT),
+            per_domain=frozenset(name for name, place in places.items() if place == PER_DOMAIN),
         )
 
     def _set(self, declared: ParameterSet, shape: Shape, info: FederationInfo, key: Tensor) -> dict[str, Any]:

@@ -1,17 +1,7 @@
 """What a method is: its base class, terms, exchanges, and methods by name."""
 
-from perfed.method.exchange import (
-    Clients,
-    Each,
-    FederationInfo,
-    Fold,
-    Home,
-    ParameterSet,
-    Replies,
-    Reply,
-    ServerState,
-    each,
-)
+from perfed.method.declared import FederationInfo, Home, ParameterSet
+from perfed.method.exchange import Clients, Each, Fold, Replies, Reply, ServerState, each
 from perfed.method.method import Method
 
 __all__ = [

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from perfed.method.exchange import FederationInfo
+from perfed.method.declared import FederationInfo
 from perfed.training.batches import Samples
 from perfed.training.step import Loss, Step
 from perfed.training.view import View

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from perfed.data.client import Client
 from perfed.data.federation import Federation
-from perfed.method.exchange import Clients, FederationInfo, ParameterSet, ServerState
+from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.exchange import Clients, ServerState
 from perfed.method.term import Term
 from perfed.model.chain import Chain, Model
 from perfed.model.placement import SHARED, Placement, place

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from perfed.errors import PerfedError
-from perfed.method.exchange import Clients, ParameterSet, Replies, ServerState
+from perfed.method.declared import ParameterSet
+from perfed.method.exchange import Clients, Replies, ServerState
 from perfed.plugins import check_free, check_own, own_name
 from perfed.settings import STRICT
 from perfed.training.cohort import Cohort

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from perfed.data.federation import Federation
-from perfed.method.exchange import ParameterSet, Reply, ServerState
+from perfed.method.declared import ParameterSet
+from perfed.method.exchange import Reply, ServerState
 from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.proximal import STEP, ProximalStep, implicit_notes

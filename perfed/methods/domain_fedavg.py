@@ -10,8 +10,9 @@ from pydantic import Field, field_validator
 from torch import Tensor
 
 from perfed.maths.aggregate import masked_mean, weighted_mean
+from perfed.method.declared import ParameterSet
 from perfed.method.domains import domain_means, domain_weights, of_domain, reweighted, unit_weights
-from perfed.method.exchange import Clients, ParameterSet, Reply, ServerState
+from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg

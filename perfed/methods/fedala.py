@@ -10,7 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perfed.method.exchange import FederationInfo, ParameterSet, Reply
+from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.exchange import Reply
 from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
 from perfed.model.chain import STAGES, Parameters

@@ -11,7 +11,8 @@ from torch import Tensor
 from perfed import tree
 from perfed.data.federation import Federation
 from perfed.maths.aggregate import weighted_mean
-from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Reply, ServerState, each
+from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.exchange import Clients, Reply, ServerState, each
 from perfed.method.method import Method
 from perfed.method.registry import register
 from perfed.methods.proximal import STEP, ProximalStep, implicit_notes

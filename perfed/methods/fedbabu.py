@@ -28,6 +28,6 @@ class FedBABU(FedAvg):
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """Fine-tune a copy of the model, whose head is the client's own, on the local loss alone (without terms)."""
         cohort.load(payload["shared"])
-        thawed = {name: PERSONAL for name in cohort.places if stage_of(name) == "head"}
-        cohort.places = {**cohort.places, **thawed}
+        frozen = [name for name, place in cohort.places.items() if place == FROZEN and stage_of(name) == "head"]
+        cohort.places = {**cohort.places, **dict.fromkeys(frozen, PERSONAL)}
         cohort.fit(STAGES if self.finetune == "model" else "head", epochs=self.finetune_epochs)

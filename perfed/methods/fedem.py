@@ -12,7 +12,8 @@ from torch import Tensor
 
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import weighted_mean
-from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Reply, ServerState
+from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
 from perfed.model.chain import STAGES, Parameters

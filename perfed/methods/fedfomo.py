@@ -10,7 +10,8 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed import rng
-from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Reply, ServerState, each
+from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.exchange import Clients, Reply, ServerState, each
 from perfed.method.method import Method
 from perfed.method.registry import register
 from perfed.model.chain import STAGES, Parameters

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from perfed.maths.aggregate import weighted_mean
-from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Reply, ServerState
+from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.registry import register
 from perfed.methods.scaffold import Scaffold
 from perfed.training.cohort import Cohort

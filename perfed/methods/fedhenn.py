@@ -9,7 +9,8 @@ from torch import Tensor
 from perfed import rng
 from perfed.errors import PerfedError
 from perfed.maths.divergence import cka
-from perfed.method.exchange import Clients, FederationInfo, Reply, ServerState
+from perfed.method.declared import FederationInfo
+from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.registry import register
 from perfed.methods.local import Local
 from perfed.model.chain import STAGES

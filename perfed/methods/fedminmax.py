@@ -10,8 +10,9 @@ from torch import Tensor
 
 from perfed.maths.aggregate import weighted_mean
 from perfed.maths.simplex import nearest_on_simplex
+from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.domains import reweighted
-from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Reply, ServerState
+from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
 from perfed.model.chain import STAGES

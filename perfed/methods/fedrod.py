@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from perfed.method.exchange import ParameterSet, Reply
+from perfed.method.declared import ParameterSet
+from perfed.method.exchange import Reply
 from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
 from perfed.model.chain import STAGES, Model

@@ -10,7 +10,8 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed.maths.aggregate import weighted_mean
-from perfed.method.exchange import Clients, ParameterSet, Reply, ServerState
+from perfed.method.declared import ParameterSet
+from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
 from perfed.model.chain import STAGES, Parameters

@@ -12,7 +12,8 @@ from torch import Tensor
 from perfed import rng
 from perfed.data.federation import Federation
 from perfed.maths.aggregate import weighted_mean
-from perfed.method.exchange import Clients, ParameterSet, Reply, ServerState
+from perfed.method.declared import ParameterSet
+from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
 from perfed.model.chain import STAGES, Model, stage_of

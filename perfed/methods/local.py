@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from perfed.errors import PerfedError
-from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Reply, ServerState
+from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
 from perfed.model.chain import STAGES

@@ -11,7 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed import rng
-from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Reply, ServerState, each
+from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.exchange import Clients, Reply, ServerState, each
 from perfed.method.method import Method
 from perfed.method.registry import register
 from perfed.model.chain import STAGES, Chain, Parameters
@@ -81,8 +82,8 @@ class PFedHN(Method):
             normal(f"hidden{layer}.weight", self.hidden_size, width, 2 / width)
             found[f"hidden{layer}.bias"] = torch.zeros(self.hidden_size, dtype=info.dtype)
             width = self.hidden_size
-        for name, shape in info.shared.items():
-            normal(f"output.{name}", prod(shape), width, 1 / (width * _fan_in(name, info)))
+        for name in info.shared:
+            normal(f"output.{name}", prod(info.shape(name)), width, 1 / (width * _fan_in(name, info)))
         return found
 
     # Server ------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from perfed.data.federation import Federation
 from perfed.maths.aggregate import weighted_mean
-from perfed.method.exchange import Clients, ParameterSet, Reply, ServerState
+from perfed.method.declared import ParameterSet
+from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
 from perfed.methods.proximal import STEP, ProximalStep, implicit_notes

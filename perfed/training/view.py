@@ -190,6 +190,7 @@ class View:
         row = prod(samples.x.shape[1:]) * samples.x.element_size()
         longest = int(counts.max(initial=0))
         width = max(1, min(longest, _WINDOW_BYTES // max(1, row * len(counts))))
+        before = self.domain  # a method may look at its training data in the middle of a prediction
         for begin in range(0, longest, width):
             position = np.arange(begin, min(begin + width, longest))
             valid = position < counts[:, None]
@@ -198,6 +199,7 @@ class View:
             x = samples.x.index_select(0, index.flatten()).view(*index.shape, *samples.x.shape[1:])
             self.domain = None if samples.domain is None else samples.domain[index]
             yield x, index, torch.from_numpy(valid).to(samples.x.device)
+        self.domain = before
 
     def features(self, stage: str, split: str | Samples = "train", params: Parameters | None = None) -> Tensor:
         """Output of ``stage`` for every sample of ``split``, ``(total, ...)`` in the order of :meth:`samples`."""
@@ -269,8 +271,7 @@ class View:
             params: parameters to use in place of the working ones, ``(n, ...)`` or ``(n, bank, ...)``.
             split: which data.
         """
-        samples = self.samples(split)
-        each = self.sample_losses(params, split)
+        samples, each = self.samples(split), self.sample_losses(params, split)
         total = each.new_zeros(self.n, *each.shape[1:]).index_add_(0, self.client_of(samples), each)
         counts = torch.from_numpy(samples.counts).to(total)
         return total / counts.view(-1, *([1] * (total.ndim - 1)))

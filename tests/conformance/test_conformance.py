@@ -39,6 +39,12 @@ METHODS = {
     "local + anchors": lambda **s: make("local", more_terms=(ANCHORS,), **s),
 }
 
+_NOTHING, _PARTS = "no parameters are sent by this method, but placement has shared", "'per-domain' is for whole stages"
+WITHOUT_DOMAIN_HEADS = {
+    **dict.fromkeys(["local", "local-full", "fedhenn", "fedproto", "fedproto-g", "fedproto-l"], _NOTHING),
+    **dict.fromkeys(["fedcp", "feddbe", "gpfl"], _PARTS),
+}
+"""Methods by what they say; GPFL, FedCP and FedDBE put parts of their own into the head."""
 SRPFL = Participation(policy="srpfl", srpfl={"first": 1, "rule": "fixed", "stage_rounds": 1})
 
 
@@ -103,6 +109,23 @@ def test_two_rounds_leave_finite_states_and_metrics(name, case):
         metrics = server.evaluate("test")
         assert set(metrics) == tested
         assert all(isfinite(value) for values in metrics.values() for value in values.values())
+
+
+@pytest.mark.parametrize("engine", TWO_ENGINES)
+@pytest.mark.parametrize("name", method_names())
+def test_a_head_for_each_domain_is_trained_or_refused_in_one_line(name, engine):
+    def metrics() -> dict[str, dict[str, float]]:
+        method, federation = make(name, placement={"head": "per-domain"}), FEDERATIONS["awkward domains"][0]()
+        model = network_for(method, federation.num_classes)
+        server = train(serve(method, federation, model=model, rounds=2, **TWO_ENGINES[engine]), 1)
+        server.round(2, measure="test")
+        return server.evaluate("test")
+
+    if name in WITHOUT_DOMAIN_HEADS:
+        with pytest.raises(PerfedError, match=WITHOUT_DOMAIN_HEADS[name]):
+            metrics()
+    else:
+        assert all(isfinite(value) for values in metrics().values() for value in values.values())
 
 
 @pytest.mark.parametrize("name", METHODS)

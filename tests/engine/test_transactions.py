@@ -7,7 +7,8 @@ import torch
 from engines import ENGINES, blobs, cohort, difference, every_tensor, make, quick, serve, train
 
 from perfed.errors import PerfedError
-from perfed.method.exchange import ParameterSet, Reply, each
+from perfed.method.declared import ParameterSet
+from perfed.method.exchange import Reply, each
 from perfed.method.method import Method
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation

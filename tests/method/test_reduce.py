@@ -11,7 +11,8 @@ import torch
 from engines import ENGINES, blobs, cohort, every_tensor, make, quick, serve
 
 from perfed.errors import PerfedError
-from perfed.method.exchange import ParameterSet, Reply
+from perfed.method.declared import ParameterSet
+from perfed.method.exchange import Reply
 from perfed.method.method import Method
 from perfed.methods.feddar import heads
 from perfed.methods.flic.anchors import Anchors

@@ -5,7 +5,7 @@ import torch
 from engines import blobs, cohort, difference, make, network, quick, serve, train
 
 from perfed.errors import PerfedError
-from perfed.method.exchange import ParameterSet
+from perfed.method.declared import ParameterSet
 from perfed.method.term import Term, full_name, register_term, term_class, term_names
 from perfed.methods.build import build_method
 from perfed.methods.fedavg import FedAvg

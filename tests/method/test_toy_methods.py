@@ -7,7 +7,8 @@ import torch
 from engines import ENGINES, blobs, difference, mean_accuracy, opposite_labels, quick, serve, train
 
 from perfed.maths.aggregate import weighted_mean
-from perfed.method.exchange import ParameterSet, Reply
+from perfed.method.declared import ParameterSet
+from perfed.method.exchange import Reply
 from perfed.method.method import Method
 from perfed.methods.fedavg import FedAvg
 from perfed.model.chain import STAGES, Model

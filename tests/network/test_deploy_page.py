@@ -246,7 +246,6 @@ def trial(tmp_path_factory):
         here.close()
 
 
-@pytest.mark.parity
 @pytest.mark.xdist_group("methods beside the page")
 @pytest.mark.parametrize("method", OTHERS)
 def test_a_method_ends_with_the_bits_of_a_simulation(method, trial):

@@ -21,7 +21,7 @@ from perfed.engine.host import Background, Host
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.machine import write_atomic
-from perfed.method.exchange import FederationInfo
+from perfed.method.declared import FederationInfo
 from perfed.training.plan import Plan
 
 MODEL = "model.message"

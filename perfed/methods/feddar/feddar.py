@@ -11,8 +11,9 @@ from torch import Tensor
 
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import masked_mean, weighted_mean
+from perfed.method.declared import FederationInfo
 from perfed.method.domains import domain_means, reweighted
-from perfed.method.exchange import Clients, FederationInfo, Reply, ServerState
+from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.registry import register
 from perfed.methods.domain_fedavg import DomainFedAvg
 from perfed.methods.feddar.heads import WEIGHT, check_linear, hessians_of, joined, parted, solve_heads

@@ -10,7 +10,8 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed.maths.aggregate import weighted_mean
-from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Replies, Reply, ServerState, each
+from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.exchange import Clients, Replies, Reply, ServerState, each
 from perfed.method.method import Method
 from perfed.method.registry import register
 from perfed.methods.fedpac.combination import client_statistics, combination_weights, combination_weights_general

@@ -14,7 +14,8 @@ from perfed import rng
 from perfed.data.labels import no_labels
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import Average, masked_mean
-from perfed.method.exchange import Clients, FederationInfo, ParameterSet, Replies, Reply, ServerState
+from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.exchange import Clients, Replies, Reply, ServerState
 from perfed.method.term import Term, register_term
 from perfed.methods.flic.classes import ClassAnchors
 from perfed.methods.flic.covariance import Covariance, Kind

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from perfed.data.labels import no_labels
 from perfed.maths.aggregate import masked_mean
-from perfed.method.exchange import FederationInfo, ParameterSet, Replies, ServerState
+from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.exchange import Replies, ServerState
 from perfed.method.term import Term, register_term
 from perfed.training.cohort import Cohort
 from perfed.training.step import Penalty, Step

@@ -11,7 +11,8 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed.errors import PerfedError
-from perfed.method.exchange import Clients, FederationInfo, ParameterSet, ServerState
+from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.exchange import Clients, ServerState
 from perfed.method.term import Term, register_term
 
 # From v, the square of Delta and beta2 to the new v.
@@ -71,5 +72,4 @@ class ServerOptimizer(Term):
 
 
 def _filled(info: FederationInfo, key: Tensor, value: float) -> dict[str, Tensor]:
-    # Parameters per domain get their axis of domains with the first step.
-    return {n: torch.full(s, value, dtype=info.dtype) for n, s in info.shared.items() if n not in info.buffers}
+    return {n: torch.full(info.shape(n), value, dtype=info.dtype) for n in info.shared if n not in info.buffers}
