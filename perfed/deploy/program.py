@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from perfed.data.agreement import Agreement, Told, agreed
 from perfed.data.deferred import elsewhere
@@ -196,7 +197,8 @@ class Opening:
         deadline: float,
     ) -> None:
         self._transport, self._sites, self._deadline = transport, sites, deadline
-        self._experiment, self._fields = experiment, {"run": run, "study": study, "place": str(out.resolve())}
+        self._experiment, self._place = experiment, str(out.resolve())
+        self._fields = {"run": run, "study": study, "place": self._place, "opening": uuid4().hex}
         self._heard: dict[str, dict[str, Any]] = {}  # the header of each site's last reply, or an error in its place
 
     def federation(self, file: Path) -> Federation:
@@ -232,12 +234,13 @@ class Opening:
         """The field ``answer`` of each site's reply; one that refuses for a run that is over is asked once more."""
         content = {"kind": kind, **self._fields, **fields}
         self._send(self._sites, content)
-        if refused := [site for site in self._sites if "error" in self._heard[site] and _over(self._heard[site])]:
+        if refused := [site for site in self._sites if "error" in self._heard[site] and self._over(site)]:
             self._send(refused, content)
         failed: dict[str, list[str]] = {}
         for site in self._sites:
-            if "error" in self._heard[site]:
-                failed.setdefault(str(self._heard[site]["error"]), []).append(f"'{site}'")
+            header = self._heard[site]
+            if "error" in header or (header.get("refuses") and not self._over(site)):
+                failed.setdefault(str(header.get("error", header.get("refuses"))), []).append(f"'{site}'")
         if failed:
             lines = (f"site{'s' if len(of) > 1 else ''} {some(of)}: {error}" for error, of in failed.items())
             raise PerfedError("; ".join(lines))
@@ -245,23 +248,24 @@ class Opening:
 
     def _send(self, sites: list[str], content: Mapping[str, Any]) -> None:
         """Hear what the sites reply; one that was in another run is told where that is over, as it is now."""
-        ended = {site: _over(self._heard.get(site, {})) for site in sites}
-        messages = {site: pack({**content, "ended": ended[site]}, {}) for site in sites}
+        messages = {site: pack({**content, "ended": self._over(site)}, {}) for site in sites}
         for reply in self._transport.exchange(messages, self._deadline):
             failure = {"error": reply.error.removeprefix(f"site '{reply.site}': ")}
             self._heard[reply.site] = failure if reply.body is None else unpack(reply.body)[0]
 
+    def _over(self, site: str) -> str:
+        """The run that the site has said it is in, where no other program on this machine is at work on it; else empty.
 
-def _over(header: Mapping[str, Any]) -> str:
-    """The run that a site says it is in, where no program on this machine is at work on it; else empty.
-
-    A site talks with one server at a time, so that a run that goes on elsewhere would not reach it either.
-    """
-    run, place = header.get("busy"), header.get("place")
-    try:
-        return run if isinstance(run, str) and isinstance(place, str) and not goes_on(Path(place)) else ""
-    except (OSError, ValueError):  # nobody can look there
-        return ""
+        A site talks with one server at a time, so that a run that goes on elsewhere would not reach it either.
+        """
+        header = self._heard.get(site, {})
+        run, place = header.get("busy"), header.get("place")
+        if not isinstance(run, str) or not isinstance(place, str):
+            return ""
+        try:
+            return run if place == self._place or not goes_on(Path(place)) else ""
+        except (OSError, ValueError):  # nobody can look there
+            return ""
 
 
 def tell(**what: Any) -> None:

@@ -98,7 +98,11 @@ class Part:
     @property
     def held(self) -> dict[str, str]:
         """What the site tells a server of another run: it finds out whether anybody is at work on this one."""
-        return {"busy": self.run, "place": self.place}
+        refuses = (
+            f"busy since {self.since} with run {self.run}, whose results are in {self.place} on the server; "
+            "wait for its end, or end it ('perfed submit DIR --stop')"
+        )
+        return {"busy": self.run, "place": self.place, "refuses": refuses}
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -148,12 +152,9 @@ class Part:
 class _Busy(PerfedError):
     """A run asks for a site that is in another one."""
 
-    def __init__(self, part: Part) -> None:
-        super().__init__(
-            f"busy since {part.since} with run {part.run}, whose results are in {part.place} on the server; "
-            "wait for its end, or end it ('perfed submit DIR --stop')"
-        )
-        self.held = part.held
+    def __init__(self, held: dict[str, str]) -> None:
+        self.held = held
+        super().__init__(held["refuses"])
 
 
 class Station:
@@ -185,6 +186,8 @@ class Station:
         self._site: Site | None = None
         self._part = Part.of(folder, site, data)
         self._read: dict[str, SiteData] = {}  # by the study that has asked for it, until all have agreed
+        self._told: set[str] = set()  # runs that know of the present one, since its last message
+        self._last: tuple[bytes, bytes] | None = None  # the last message before a run, and the reply
 
     def close(self) -> None:
         """Let another process work for the site."""
@@ -207,21 +210,31 @@ class Station:
 
     def _answered(self, header: Mapping[str, Any], data: bytes) -> bytes:
         kind, run = header.get("kind"), str(header.get("run"))
+        if self._part is not None and self._part.run == run:
+            self._told = set()
         if kind == "work":
             return self._at(run).answer(data)
         if kind not in ("study", "agreement"):
             raise PerfedError(f"a message of kind {kind!r}; allowed: study, agreement, work")
+        if self._last is None or self._last[0] != data:  # else it is sent again
+            self._last = data, self._opened(kind, run, header)
+        return self._last[1]
+
+    def _opened(self, kind: str, run: str, header: Mapping[str, Any]) -> bytes:
+        """The reply to a message before a run: what the site tells, or its facts when it has joined."""
         study = header.get("study")
         if not isinstance(study, str) or (self._study is not None and not same_study(study, self._study)):
             raise PerfedError("the server's study is not the one that this site was given")
-        part = self._part
-        fields = {"site": self._name, "run": run, "round": 0, "program": kind}
+        part, fields = self._part, {"site": self._name, "run": run, "round": 0, "program": kind}
+        held = {} if part is None or part.run == run else part.held
+        known = run in self._told
+        self._told.add(run)
         if kind == "study":
             self._read = {study: site_data(self._name, self._data, table_options(read(study, "the study")))}
-            fields |= {} if part is None else part.held
-            return pack({"kind": "told", **fields, "told": self._read[study].told().plain()}, {})
-        if part is not None and part.run not in (run, header.get("ended")):
-            raise _Busy(part)
+            return pack({"kind": "told", **fields, **held, "told": self._read[study].told().plain()}, {})
+        if held and not (known and header.get("ended") == held["busy"]):
+            self._read = {}
+            raise _Busy(held)
         agreement = Agreement.of_plain(header.get("agreement"), "the server's agreement")
         since = part.since if part is not None and part.run == run else f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         own, place = self._read.pop(study, None), str(header.get("place"))

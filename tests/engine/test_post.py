@@ -139,9 +139,23 @@ def test_a_slow_site_is_asked_again_once_and_answers_once(office, transport, mon
     office.delay = {"west": 0.7}
     (answer,) = transport.exchange({"west": b"slow"}, 10)
     assert answer.body == b"SLOW"
-    office.delay = {}
+    monkeypatch.setattr(post, "AGAIN", 10)
     (answer,) = transport.exchange({"west": b"next"}, 10)
     assert answer.body == b"NEXT" and office.got["west"] == [b"slow", b"slow", b"next"]
+
+
+def test_a_copy_that_is_lost_keeps_no_site_busy(office, transport, monkeypatch):
+    monkeypatch.setattr(post, "AGAIN", 0.1)
+    office.delay = {"west": 0.4}
+    answers = transport.exchange({"west": b"slow"}, 10)
+    while not office.got["west"]:
+        time.sleep(0.001)
+    lost = []
+    monkeypatch.setattr(office, "send", lambda *letter: lost.append(letter) or "nowhere")
+    assert [answer.body for answer in answers] == [b"SLOW"]
+    monkeypatch.undo()
+    (answer,) = transport.exchange({"west": b"next"}, 2)
+    assert answer.body == b"NEXT" and len(lost) == 1
 
 
 def test_a_server_that_never_answered_ends_the_question_for_sites(office, transport, monkeypatch):

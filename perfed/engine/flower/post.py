@@ -132,6 +132,7 @@ class PostTransport:
             with self._changed:
                 if self._exchange == exchange:
                     self._waiting = {}
+                    self._exchange += 1  # nothing of it is open any more
 
     def _too_late(self, site: str) -> Answer:
         now = time.monotonic()
@@ -154,7 +155,9 @@ class PostTransport:
         return Answer(site, None, f"site '{site}': {why}", seconds)
 
     def _busy(self, site: str, but: _Letter | None = None) -> bool:
-        return any(letter.site == site and letter is not but for letter in self._posted.values())
+        """With another letter than ``but``; a copy of one that it has answered may be lost, and takes no time."""
+        out = self._posted.values()
+        return any(letter.site == site and letter is not but and not letter.answered for letter in out)
 
     def _is_open(self, letter: _Letter) -> bool:
         return letter.exchange == self._exchange and not letter.answered
@@ -223,11 +226,12 @@ class PostTransport:
                 if site in self._nodes and not self._busy(site, letter) and letter.after < now < letter.ends
             ]
         for letter, node in ready:
-            letter.node, letter.sent = node, time.monotonic()
+            letter.node = node
             with self._calling(len(letter.body)):
                 number = self._office.send(node, letter.body, max(letter.ends - time.monotonic(), 0) + LATE)
             with self._changed:
                 self._posted[number] = letter
+                letter.sent = time.monotonic()
                 if self._waiting.get(letter.site) is letter:
                     del self._waiting[letter.site]
 
@@ -248,8 +252,8 @@ class PostTransport:
                 self._changed.notify_all()
 
     def _arrived(self, delivery: Delivery) -> None:
-        """The letter's site, which takes one after the other, is free of it and of earlier ones; its answer counts if
-        its exchange is the one that is running.
+        """An answer counts if its exchange is the one that is running; what was posted to its site before it is done,
+        or lost, for a site takes one letter after the other.
 
         A site that has gone, and may come back in time, is asked once more then.
         """
@@ -257,7 +261,8 @@ class PostTransport:
         if letter is None:
             return
         of_site = [number for number, other in self._posted.items() if other.site == letter.site]
-        for number in of_site[: of_site.index(delivery.letter) + 1]:
+        done = of_site[: of_site.index(delivery.letter) + 1]
+        for number in done[-1:] if delivery.again else done:
             del self._posted[number]
         if not self._is_open(letter) or (delivery.again and letter in self._posted.values()):
             return
