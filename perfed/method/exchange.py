@@ -22,6 +22,7 @@ class ServerState:
     A set at home in a table is a dictionary from client id to its row.
 
     Example:
+        >>> import torch
         >>> server = ServerState({"shared": {"head.bias": torch.zeros(2)}})
         >>> server.shared = {"head.bias": torch.ones(2)}
         >>> server.shared["head.bias"].tolist()
@@ -58,6 +59,7 @@ class Reply(dict[str, Any]):
     tensor. It is called once per client, after the program has ended.
 
     Example:
+        >>> import torch
         >>> reply = Reply(shared={"head.weight": torch.zeros(2, 3, 4)}, num_samples=torch.tensor([12, 7]))
         >>> sorted(reply)
         ['num_samples', 'shared']
@@ -115,6 +117,7 @@ class Replies:
     An entry that was folded (``reduce``) is its total.
 
     Example:
+        >>> import torch
         >>> replies = Replies(["a", "b"], {"num_samples": torch.tensor([12, 7])}, torch.tensor([0.3, 0.4]))
         >>> dict(zip(replies.ids, replies.num_samples.tolist()))
         {'a': 12, 'b': 7}
@@ -137,6 +140,7 @@ class Each:
     """A payload entry with one row per client: made by :func:`each`.
 
     Example:
+        >>> import torch
         >>> each({"a": torch.zeros(2), "b": torch.ones(2)}).rows["b"].tolist()
         [1.0, 1.0]
     """
@@ -148,6 +152,7 @@ def each(rows: Mapping[str, Tree | Tensor]) -> Each:
     """Give every client its own row of ``rows`` (client id -> tensor or nested dictionary).
 
     Example:
+        >>> import torch
         >>> models = {"a": torch.zeros(2), "b": torch.ones(2)}
         >>> payload = {"shared": torch.zeros(2), "model": each(models)}  # for clients.train(self.train, **payload)
     """
