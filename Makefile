@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Run a second time without a processor's wide instructions: their last digits must not be what a test demands.
 ROUNDING := $(foreach name,methods/combination methods/fast_w2 methods/fedem training/fit methods/hypcluster model/layers participation/policies,tests/$(dir $(name))test_$(notdir $(name)).py)
+# One more than processors: tests of networks wait a third of their time.
+WORKERS := $(shell $(PYTHON) -c "import os; print(1 + os.cpu_count())")
 OUT ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)
 PER_CLIENT := sklearn:logistic,sklearn:svc
 # Trials for the plan would take longer than these runs.
@@ -19,7 +21,7 @@ test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n auto --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ROUNDING) -n auto
 
 docs: $(VENV)/installed

@@ -51,10 +51,10 @@ def main(transport, config):
             return b"[]"
         if order["do"] == "wait":
             return json.dumps(transport.wait_for(order["names"], order["seconds"])).encode()
-        messages = {site: text.encode() for site, text in order["messages"].items()}
+        messages = {site: text.encode("latin-1") for site, text in order["messages"].items()}
         answers = []
         for answer in transport.exchange(messages, order["deadline"]):
-            answers.append([answer.site, (answer.body or b"").decode(), answer.error, answer.seconds])
+            answers.append([answer.site, (answer.body or b"").decode("latin-1"), answer.error, answer.seconds])
             if len(answers) == order["first"]:
                 break
         return json.dumps(answers).encode()

@@ -1,4 +1,4 @@
-"""docs/deploy.md as it stands: a server and three sites with TLS, killed and brought back; and methods beside it."""
+"""docs/deploy.md as it stands: a server and three sites with TLS, killed and brought back."""
 
 from __future__ import annotations
 
@@ -20,12 +20,9 @@ from safetensors.torch import load_file
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'perfed[flower]'")
 
-from perfed.deploy.app import app_files
 from perfed.deploy.program import goes_on
-from perfed.deploy.study import study_of
 from perfed.engine.flower.outgoing import read, verify
-from perfed.engine.flower.submission import Submitter
-from perfed.experiment.config import Experiment, find_experiment, validate
+from perfed.experiment.config import find_experiment, validate
 from perfed.experiment.overrides import override
 from perfed.experiment.start import start
 
@@ -117,18 +114,12 @@ SERVER = [line for line in SHELL if line.startswith("sh deployment/server/super"
 SITES = [line for line in SHELL if line.startswith("perfed site --data")]
 
 
-def prepared(path: Path) -> Place:
-    """With the page's tables and its study."""
-    here = Place(path)
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    here = Place(tmp_path_factory.mktemp("page"))
     (here.path / "tables.py").write_text(blocks("python")[0])
     subprocess.run([sys.executable, "tables.py"], cwd=here.path, check=True)
     here.run(next(line for line in SHELL if line.startswith("perfed init")))
-    return here
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    here = prepared(tmp_path_factory.mktemp("page"))
     here.run(DEPLOY.replace("rounds=10", f"rounds={ROUNDS}"), "--superlink-port", str(here.port), *EXACT)
     try:
         here.serve()
@@ -140,22 +131,11 @@ def place(tmp_path_factory):
         here.close()
 
 
-def experiment(place: Path, settings: list[str]) -> Experiment:
-    """The page's study with other settings."""
-    method = settings[0].partition("=")[2]
-    return validate(override(find_experiment(str(place / "study.toml")), settings, [method]))
-
-
-def simulated(place: Path, settings: list[str]) -> dict[str, torch.Tensor]:
-    """The server's tensors after the same run in one process."""
-    out = place / f"simulated-{len(list(place.glob('simulated-*')))}"
-    start(experiment(place, settings), out=out).execute()
-    return load_file(max((out / "checkpoint").glob("server-*.safetensors")))
-
-
 def same_bits(place: Path, run: Path, settings: list[str]) -> None:
-    expected = simulated(place, settings)
-    found = load_file(max((run / "checkpoint").glob("server-*.safetensors")))
+    """The server's tensors are those after the same run in one process."""
+    out, method = place / "simulated", settings[0].partition("=")[2]
+    start(validate(override(find_experiment(str(place / "study.toml")), settings, [method])), out=out).execute()
+    expected, found = (load_file(max((of / "checkpoint").glob("server-*.safetensors"))) for of in (out, run))
     assert found.keys() == expected.keys() and found
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
@@ -220,43 +200,3 @@ def test_the_site_has_its_log_and_its_model(place):
     printed = [file.read_text() for file in place.path.glob("terminal-*.log")]
     told = [f"connected to server 127.0.0.1:{place.port}" in text for text in printed if "what leaves is in" in text]
     assert len(told) == len(NAMES) and all(told)
-
-
-OTHERS = {
-    "fedpac": [],
-    "feddar-sa": ['data.domain="sex"'],  # two exchanges a round
-    "fedrep-srpfl": ["participation.srpfl.first=3"],  # a policy that does not wait for all
-    "ditto": [],
-}
-"""Over bytes without a network every method does so: tests/engine/flower/test_parity.py."""
-
-
-@pytest.fixture(scope="module")
-def trial(tmp_path_factory):
-    """The same tables without TLS: sites are who they say they are, and take part in whatever the server asks for."""
-    here = prepared(tmp_path_factory.mktemp("trial"))
-    names, port = ",".join(NAMES), str(here.port)
-    here.run(f"perfed deploy study.toml --sites {names} --out deployment --superlink-port {port}")
-    try:
-        here.serve()
-        for name in NAMES:
-            here.begin(f"perfed site --data {name}.csv --server 127.0.0.1:{port} --name {name}")
-        yield here
-    finally:
-        here.close()
-
-
-@pytest.mark.xdist_group("methods beside the page")
-@pytest.mark.parametrize("method", OTHERS)
-def test_a_method_ends_with_the_bits_of_a_simulation(method, trial):
-    settings = [f"method={method}", "rounds=1", 'data.columns="union"', *OTHERS[method], *EXACT]
-    study = study_of(experiment(trial.path, settings), NAMES)
-    folder = trial.path / method
-    for name, text in app_files(study).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    submitter = Submitter(folder / "flwr", f"127.0.0.1:{trial.port}")
-    number = submitter.submit(folder / "app", {"out": str(folder / "run"), "wait": 100.0})
-    lines: list[str] = []
-    assert submitter.follow(number, lines.append, 300.0) == "finished:completed", lines
-    same_bits(trial.path, folder / "run", settings)

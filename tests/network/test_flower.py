@@ -1,4 +1,4 @@
-"""Three sites on loopback, over TLS with keys: what goes wrong is named, what comes back goes on.
+"""Three sites on loopback, over TLS with keys: methods, what goes wrong and is named, what comes back and goes on.
 
 The tests share one server and one run, in the order in which they are written: what a later one needs, an earlier one
 has left going. Expected outcomes are written beside each fault.
@@ -15,20 +15,31 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'perfed[flower]'")
 
 from loopback import CLIENT, RECORDER, SERVER, Authority, Loopback, free_port, site_key, until, write_app
 
+from perfed.deploy import program
+from perfed.deploy.station import Station
+from perfed.deploy.study import study_of
 from perfed.engine.flower.probe import Server, Unreachable, probe
 from perfed.engine.flower.processes import superlink
 from perfed.engine.flower.submission import Submitter
 from perfed.engine.flower.supernode import supervise
+from perfed.engine.flower.transport import Answer
 from perfed.errors import PerfedError
+from perfed.experiment.config import validate
+from perfed.experiment.start import start
 
 pytestmark = [pytest.mark.network, pytest.mark.xdist_group("network")]
 NAMES = ["north", "south", "west"]
@@ -45,6 +56,25 @@ def handle(request: bytes) -> bytes:
     if word == "fail":
         raise PerfedError("north.csv: no column 'age'")
     return request.upper()
+
+
+class Sites:
+    """In the place of :func:`handle` while a method is run: one at a time, for they share this process."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, Station] = {}
+        self.turn = threading.Lock()
+
+    def answer(self, site: str, request: bytes) -> bytes:
+        if not self.at:
+            return handle(request)
+        with self.turn:
+            return self.at[site].answer(request)
+
+
+@pytest.fixture(scope="module")
+def sites():
+    return Sites()
 
 
 @pytest.fixture(scope="module")
@@ -72,13 +102,13 @@ def authority(folder):
 
 
 @pytest.fixture(scope="module")
-def federation(folder, connections, authority):
+def federation(folder, connections, authority, sites):
     """A server over TLS, three sites with registered keys, a run that takes orders."""
     with Loopback(folder / "server", authority.server("server")) as loopback:
         for name in NAMES:
             private, public = site_key(folder, name)
             loopback.submitter.register(public, name)
-            loopback.add(name, handle, private)
+            loopback.add(name, partial(sites.answer, name), private)
         loopback.start(write_app(folder / "app"))
         assert loopback.missing(NAMES, PATIENT) == []
         yield loopback
@@ -93,6 +123,65 @@ def test_an_error_of_a_site_is_one_line_and_the_others_count(federation):
     found = federation.exchange(HEARD | {"north": "fail"}, PATIENT)
     assert found["north"][:2] == ["", "site 'north': north.csv: no column 'age'"]
     assert [found["south"][0], found["west"][0]] == ["S", "W"]
+
+
+METHODS = {
+    "fedpac": {},
+    "feddar-sa": {"data": {"domain": "sex"}},  # two exchanges a round
+    "fedrep-srpfl": {"participation": {"srpfl": {"first": 3}}},  # a policy that does not wait for all
+    "ditto": {},
+}
+"""FLIC is in docs/deploy.md; over bytes without a network every method does so: tests/engine/flower/test_parity.py."""
+
+
+class Remote:
+    """The sites as a server's program sees them, which is in this process: its messages go the whole way."""
+
+    def __init__(self, federation: Loopback) -> None:
+        self.note, self.wait_for, self._federation = print, federation.missing, federation
+
+    def sites(self) -> list[str]:
+        return NAMES
+
+    def exchange(self, messages, deadline):
+        found = self._federation.exchange({s: m.decode("latin-1") for s, m in messages.items()}, deadline)
+        for site, (text, error, seconds) in found.items():
+            yield Answer(site, None if error else text.encode("latin-1"), error, seconds)
+
+
+@pytest.fixture
+def stations(folder, federation, sites):
+    """The sites with tables of their own, one of which lacks a column."""
+    generator = np.random.default_rng(0)
+    for name in NAMES:
+        risk = generator.normal(size=40)
+        table = {column: (risk + generator.normal(size=40)).round(2) for column in ("age", "pulse", "sugar")}
+        table |= {"sex": generator.choice(["f", "m"], 40), "ill": np.where(risk > 0, "ill", "well")}
+        pd.DataFrame(table).drop(columns=["pulse"] * (name == "west")).to_csv(folder / f"{name}.csv", index=False)
+        sites.at[name] = Station(folder / f"site-{name}", name, folder / f"{name}.csv")
+    yield sites
+    for station in sites.at.values():
+        station.close()
+    sites.at = {}
+
+
+def experiment(folder: Path, method: str):
+    changes = METHODS[method]
+    files = [str(folder / f"{name}.csv") for name in NAMES]
+    data = {"name": "tables", "files": files, "target": "ill", "columns": "union", **changes.get("data", {})}
+    plan, often = {"engine": "sequential", "threads": 1}, {"every": 10}
+    table = {"method": method, "rounds": 1, "plan": plan, "evaluation": often, **changes, "data": data}
+    return validate({**table, "model": {"body": {"kind": "hidden-layer", "out": 4}, "head": "linear"}})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_ends_with_the_bits_of_a_simulation(method, federation, folder, stations):
+    study, run, simulated = experiment(folder, method), folder / f"run-{method}", folder / f"simulated-{method}"
+    program.main(Remote(federation), {"out": str(run), "wait": PATIENT}, study=study_of(study, NAMES).to_toml())
+    start(study, out=simulated).execute()
+    found, expected = (load_file(max((of / "checkpoint").glob("server-*.safetensors"))) for of in (run, simulated))
+    shared = {name: tensor for name, tensor in expected.items() if not name.startswith(":taken/clients")}
+    assert shared and all(torch.equal(found[name], tensor) for name, tensor in shared.items())
 
 
 def test_a_superlink_that_is_killed_and_started_again_interrupts_nothing(federation):
