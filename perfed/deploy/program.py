@@ -197,8 +197,11 @@ class Opening:
         deadline: float,
     ) -> None:
         self._transport, self._sites, self._deadline = transport, sites, deadline
-        self._experiment, self._place = experiment, str(out.resolve())
-        self._fields = {"run": run, "study": study, "place": self._place, "opening": uuid4().hex}
+        place = str(out.resolve())
+        self._experiment, self._fields = (
+            experiment,
+            {"run": run, "study": study, "place": place, "opening": uuid4().hex},
+        )
         self._heard: dict[str, dict[str, Any]] = {}  # the header of each site's last reply, or an error in its place
 
     def federation(self, file: Path) -> Federation:
@@ -263,7 +266,7 @@ class Opening:
         if not isinstance(run, str) or not isinstance(place, str):
             return ""
         try:
-            return run if place == self._place or not goes_on(Path(place)) else ""
+            return run if place == self._fields["place"] or not goes_on(Path(place)) else ""
         except (OSError, ValueError):  # nobody can look there
             return ""
 

@@ -14,11 +14,16 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
+from safetensors.torch import load_file
+
 from perfed.engine.flower.probe import Server
 from perfed.engine.flower.processes import Certificate, superexec, superlink
 from perfed.engine.flower.submission import Submitter
 from perfed.engine.flower.supernode import supervise
 from perfed.engine.flower.worker import ask, serve
+from perfed.experiment.config import Experiment
+from perfed.experiment.start import start
 
 APP = """
 [build-system]
@@ -285,3 +290,11 @@ def site_key(folder: Path, name: str) -> tuple[Path, Path]:
     ssh = serialization.Encoding.OpenSSH
     public.write_bytes(key.public_key().public_bytes(ssh, serialization.PublicFormat.OpenSSH))
     return private, public
+
+
+def same_bits(run: Path, experiment: Experiment, out: Path) -> None:
+    """The server's tensors in ``run`` are those after the same run in one process, which is made in ``out``."""
+    start(experiment, out=out).execute()
+    found, expected = (load_file(max((of / "checkpoint").glob("server-*.safetensors"))) for of in (run, out))
+    assert found.keys() == expected.keys() and found
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

@@ -15,16 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'perfed[flower]'")
+
+from loopback import same_bits
 
 from perfed.deploy.program import goes_on
 from perfed.engine.flower.outgoing import read, verify
 from perfed.experiment.config import find_experiment, validate
 from perfed.experiment.overrides import override
-from perfed.experiment.start import start
 
 pytestmark = pytest.mark.network
 ROOT = Path(__file__).parent.parent.parent
@@ -131,15 +130,6 @@ def place(tmp_path_factory):
         here.close()
 
 
-def same_bits(place: Path, run: Path, settings: list[str]) -> None:
-    """The server's tensors are those after the same run in one process."""
-    out, method = place / "simulated", settings[0].partition("=")[2]
-    start(validate(override(find_experiment(str(place / "study.toml")), settings, [method])), out=out).execute()
-    expected, found = (load_file(max((of / "checkpoint").glob("server-*.safetensors"))) for of in (out, run))
-    assert found.keys() == expected.keys() and found
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-
-
 def submitted(place: Place, rounds: int) -> subprocess.Popen[str]:
     """``perfed submit``, when so many rounds are done."""
     submitting = subprocess.Popen(
@@ -180,7 +170,9 @@ def test_a_site_and_the_server_are_killed_and_brought_back_to_the_same_bits(plac
     said = place.run("perfed submit deployment", "--wait", "150", seconds=400)
     assert f"round {ROUNDS} of {ROUNDS}" in said and "continues from round" in said
     run = place.path / "deployment/server/run"
-    same_bits(place.path, run, ["method=flic-hl", f"rounds={ROUNDS}", *EXACT])
+    settings = ["method=flic-hl", f"rounds={ROUNDS}", *EXACT]
+    study = validate(override(find_experiment(str(place.path / "study.toml")), settings, ["flic-hl"]))
+    same_bits(run, study, place.path / "simulated")
     summary = json.loads((run / "summary.json").read_text())
     assert summary["rounds"] == ROUNDS and summary["virtual_time"] > 0 and (run / "report.html").exists()
     assert not (run / "predictions").exists()  # what models say of single rows stays at the sites
