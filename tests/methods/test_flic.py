@@ -16,6 +16,7 @@ from perfed.maths.divergence import sample_w2
 from perfed.method.registry import entry
 from perfed.methods import fedrep
 from perfed.methods.flic.anchors import Anchors
+from perfed.methods.flic.classes import ClassAnchors
 from perfed.methods.flic.hetfedrep import HetFedRep
 from perfed.methods.flic.pretraining import validated_epochs
 from perfed.model.chain import stage_of
@@ -93,21 +94,34 @@ def test_a_frozen_embedding_stays_as_the_pretraining_left_it(frozen):
         assert any(name.startswith("embedding") for name in changed) != frozen
 
 
-def test_a_longer_pretraining_begins_as_a_shorter_one_does():
+@pytest.mark.parametrize("w2", ["closed-form", "two-sample"])
+def test_a_longer_pretraining_begins_as_a_shorter_one_does(w2, monkeypatch):
     """So that runs with 10, 50 and 100 epochs show an embedding while it is pre-trained."""
-    federation, method = blobs((9, 6)), flic()
-    short, long = cohort(method, federation), cohort(method, federation)
-    means = torch.randn(CLASSES, LATENT, generator=torch.Generator().manual_seed(0)).double().expand(2, -1, -1)
-    align, passed = method.terms[0].alignment(long, {"mean": means}), {}
+    federation, pictures, passed = blobs((12, 10, 9)), {}, []  # three mini-batches of each client
+    alignment_of = ClassAnchors.alignment
 
-    def loss(step):
-        if step.block.first_step + step.at == 6:  # two epochs of three mini-batches
-            passed.update({name: step.params[name].detach()[0].clone() for name in step.params})
-        return align(step)
+    def watched(anchors):
+        align = alignment_of(anchors)
 
-    short.fit("embedding", epochs=2, loss=align, samples=short.samples().in_batches(4))
-    long.fit("embedding", epochs=5, loss=loss, samples=long.samples().in_batches(4))
-    torch.testing.assert_close(short.model["embedding.0.weight"][0], passed["embedding.0.weight"], rtol=1e-9, atol=0)
+        def loss(step):
+            passed.append({name: tensor.detach().clone() for name, tensor in step.params.items()})
+            return align(step)
+
+        return loss
+
+    monkeypatch.setattr(ClassAnchors, "alignment", watched)
+    for epochs in (0, 2, 5):
+        passed.clear()
+        server = train(serve(flic(pretrain_epochs=epochs, w2=w2), federation), 0)
+        pictures[epochs] = embedded_samples(server, Snapshots(), 0)["z"]
+        assert len(passed) == 3 * epochs
+    chain, then = copy.deepcopy(server.setup.chain((4,))), []  # after two of the five epochs
+    for row, client in enumerate(federation):
+        chain.load_state_dict({name: tensor[row] for name, tensor in passed[6].items()}, strict=False)
+        with torch.no_grad():
+            then.append(chain.embedding.eval()(client.train.x))
+    np.testing.assert_allclose(torch.cat(then), pictures[2], rtol=1e-9, atol=1e-12)
+    assert np.abs(pictures[0] - pictures[2]).max() > 1e-3 < np.abs(pictures[5] - pictures[2]).max()
 
 
 def test_pictures_may_show_test_samples():

@@ -13,13 +13,16 @@ import torch
 import torch.nn.functional as F
 from engines import ENGINES, blobs, cohort, difference, make, network, quick, serve, train
 from scipy.optimize import linear_sum_assignment
+from scipy.stats import norm
 from torch import Tensor
+from torch.distributions import MultivariateNormal
 from wasserstein import plain_w2 as fixed_w2
 
 from perfed import rng
 from perfed.codec import decode, encode
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
+from perfed.method.exchange import Replies, ServerState
 from perfed.methods.build import build_method
 from perfed.methods.flic import Anchors
 from perfed.methods.flic.bures import barycentre, bures_w2
@@ -34,6 +37,7 @@ from perfed.report.arrays import load_snapshot
 from perfed.report.embedding import placed
 from perfed.run.settings import Snapshots
 from perfed.run.snapshots import embedded_samples
+from perfed.training.step import Step
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -126,14 +130,17 @@ def objective(factor: Tensor, factors: Tensor, weights: Tensor) -> float:
     return total
 
 
+def pot_barycentre(factors: Tensor, shares: Tensor):
+    """The barycentre's covariance, as POT finds it."""
+    squares = (factors @ factors.mT).numpy()
+    return ot.gaussian.bures_wasserstein_barycenter(np.zeros(squares.shape[:2]), squares, shares.numpy(), eps=1e-12)[1]
+
+
 def test_the_barycentre_is_that_of_pot():
     factors, weights = normal(4, 5, 5).tril(), torch.tensor([0.1, 0.2, 0.3, 0.4]).double()
     found = barycentre(factors, 7 * weights)
     assert torch.equal(found, found.tril()) and bool((found.diagonal() > 0).all())
-    _, expected = ot.gaussian.bures_wasserstein_barycenter(
-        np.zeros((4, 5)), (factors @ factors.mT).numpy(), weights.numpy(), eps=1e-12
-    )
-    np.testing.assert_allclose((found @ found.T).numpy(), expected, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(found @ found.T, pot_barycentre(factors, weights), rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
@@ -170,12 +177,24 @@ def test_the_server_averages_factors_or_covariances_over_those_that_hold_the_ent
     torch.testing.assert_close(mean[0], (replies[0, 0] + 3 * replies[1, 0]) / 4)
     exact = covariance.mean(replies, weights, kept, exact=True)
     assert torch.equal(mean[1], kept[1]) and torch.equal(exact[1], kept[1])  # nobody holds it
-    squares = [torch.diag(r) if kind == "diagonal" else unpacked(r, k) for r in replies[:2, 0]]
-    _, expected = ot.gaussian.bures_wasserstein_barycenter(
-        np.zeros((2, k)), np.stack([s @ s.T for s in squares]), np.array([0.25, 0.75]), eps=1e-12
-    )
+    factors = torch.stack([torch.diag(r) if kind == "diagonal" else unpacked(r, k) for r in replies[:2, 0]])
+    expected = pot_barycentre(factors, torch.tensor([0.25, 0.75]).double())
     found = torch.diag(exact[0]) if kind == "diagonal" else unpacked(exact[0], k)
     np.testing.assert_allclose(found @ found.T, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("average", ["barycentre", "factors"])
+def test_what_the_server_averages_is_what_the_setting_says(average):
+    k, factors, weight = 3, normal(2, 2, 3, 3).tril(), torch.tensor([[1.0, 2.0], [3.0, 1.0]]).double()
+    term = Anchors(covariance="full", covariance_average=average)
+    content = {"mean": normal(2, 2, k), "factor": packed(factors), "weight": weight}
+    server = ServerState({"anchors": {name: torch.zeros_like(content[name][0]) for name in ("mean", "factor")}})
+    term.absorb(server, Replies(["a", "b"], content, torch.zeros(2)), content)
+    found = unpacked(server.anchors["factor"], k)
+    for entry, shares in enumerate((weight / weight.sum(0)).T):
+        mean = torch.einsum("i,ijk->jk", shares, factors[:, entry])
+        expected = pot_barycentre(factors[:, entry], shares) if average == "barycentre" else mean @ mean.T
+        np.testing.assert_allclose(found[entry] @ found[entry].T, expected, rtol=1e-6, atol=1e-8)
 
 
 # Maximum mean discrepancy -------------------------------------------------------------------------------------
@@ -369,6 +388,12 @@ def test_engines_and_chunks_agree_with_every_setting(name):
         assert not torch.equal(anchors[name], start[name])
 
 
+def sigma_of(numbers: Tensor) -> Tensor:
+    """``L L^T`` of the numbers of a diagonal, or of a lower triangle, in three dimensions."""
+    factor = torch.diag(numbers) if len(numbers) == 3 else unpacked(numbers, 3)
+    return factor @ factor.T
+
+
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
 def test_the_step_on_learnt_covariances_follows_the_gradient_of_the_objective(covariance):
     """Autograd of lambda1 W2^2 + lambda2 mean loss on samples, written down with roots of matrices."""
@@ -394,6 +419,69 @@ def test_the_step_on_learnt_covariances_follows_the_gradient_of_the_objective(co
         expected = torch.autograd.grad(total, list(leaves.values()))
         for name, gradient in zip(leaves, expected, strict=True):
             torch.testing.assert_close(found[name][row], gradient, rtol=1e-6, atol=1e-9)
+
+
+def expected_mmd(x: Tensor, mean: Tensor, sigma: Tensor) -> Tensor:
+    """MMD^2 of samples and N(mean, sigma): a kernel is a Gaussian density but for its size, and so is its mean."""
+    k, total = len(mean), torch.zeros(()).double()
+    for gamma in GAMMAS:
+        size, kernel = (torch.pi / gamma) ** (k / 2), torch.eye(k).double() / (2 * gamma)
+        across = MultivariateNormal(mean, kernel + sigma).log_prob(x).exp().mean()
+        drawn = MultivariateNormal(mean, kernel + 2 * sigma).log_prob(mean).exp()
+        total = total + (-gamma * torch.cdist(x, x).square()).exp().mean() + size * (drawn - 2 * across)
+    return total
+
+
+@pytest.mark.parametrize("covariance", ["fixed", "full"])
+def test_the_step_by_discrepancy_is_that_of_all_samples_of_a_class_however_many(covariance):
+    """Whatever number of them is taken at once: what it has in the anchor is a mean over the samples."""
+    federation = blobs((300, 20), labels=[[0, 1, 1, 1], [1, 2]])
+    settings = {"lambda1": 0.3, "lambda2": 0.0, "anchor_std": 0.5, "anchor_scale": 0.5}
+    method = flic(distance="mmd", covariance=covariance, **settings)
+    group, sent = loaded(method, federation)
+    found = method.terms[0].anchor_gradient(group, sent)(sent, 1)
+    embedded = group.features("embedding").split([300, 20])
+    for row, client in enumerate(federation):
+        leaves = {name: t[row].clone().requires_grad_() for name, t in sent.items()}
+        total = torch.zeros(()).double()
+        for label in client.train.y.unique().tolist():
+            sigma = sigma_of(leaves["factor"][label]) if covariance == "full" else torch.eye(3).double() / 2
+            total = total + 0.3 * expected_mmd(embedded[row][client.train.y == label], leaves["mean"][label], sigma)
+        for name, gradient in zip(leaves, torch.autograd.grad(total, list(leaves.values())), strict=True):
+            torch.testing.assert_close(found[name][row], gradient, rtol=1e-8, atol=1e-10)
+
+
+def on_a_line(method, x: Tensor):
+    """A client whose embedding leaves its numbers as they are; all are of class 0."""
+    federation = Federation.from_arrays({"c": {"x_train": x[:, None], "y_train": [0] * len(x)}}, num_classes=2)
+    group = cohort(method, federation, model=Model(embedding=mlp((), 1), head=linear(2)))
+    for name, value in (("weight", 1.0), ("bias", 0.0)):
+        group.model[f"embedding.0.{name}"] = torch.full_like(group.model[f"embedding.0.{name}"], value)
+    return group
+
+
+@pytest.mark.parametrize(("entropy", "expected"), [(0.0, 2 - 2 * (2 / np.pi) ** 0.5), (1e4, 2.0)])
+def test_transport_sees_two_modes_where_the_closed_form_sees_the_anchor(entropy, expected):
+    """Of halves at -1 and 1 and of N(0, 1): (1 - E|Z|) twice; with much entropy all pairs weigh the same."""
+    x = torch.tensor([-1.0, 1.0]).double().repeat(200)
+    method = flic("flic-class", distance="ot", ot_entropy=entropy)
+    group = on_a_line(method, x)
+    (found,) = losses_of(group, method.terms[0], {"mean": torch.zeros(1, 2, 1).double()})
+    assert found + 2 * entropy * np.log(len(x)) == pytest.approx(expected, abs=0.1)
+
+
+def test_the_step_by_transport_pairs_at_most_128_samples_at_a_time_and_weighs_them_alike():
+    """Of points at -1 below a share p of N(0, 1) and at 1 above it, ``E xZ = 2 phi(Phi^-1(p))``."""
+    x = torch.ones(300).double()
+    x[:100] = -1
+    method = flic("flic-class", distance="ot", covariance="diagonal", lambda1=1.0, lambda2=0.0)
+    group = on_a_line(method, x)
+    sent = {"mean": torch.full((1, 2, 1), 0.5).double(), "factor": torch.full((1, 2, 1), 0.5).double()}
+    at = method.terms[0].anchor_gradient(group, sent)
+    found = {name: torch.stack([at(sent, count)[name] for count in range(1, 41)]).mean(0)[0, 0] for name in sent}
+    pairs = sum(len(part) / 300 * 2 * norm.pdf(norm.ppf((part < 0).double().mean())) for part in x.split(128))
+    assert float(found["mean"]) == pytest.approx(2 * (0.5 - 1 / 3), abs=0.03)
+    assert float(found["factor"]) == pytest.approx(2 * (0.5 - pairs), abs=0.03)
 
 
 def losses_of(group, term, sent) -> list[float]:
@@ -452,6 +540,40 @@ def sampled_mmd(x: Tensor, z: Tensor) -> float:
     own, across = torch.cdist(x, x).square(), torch.cdist(x, z).square()
     pairs = (z[: len(z) // 2] - z[len(z) // 2 :]).square().sum(1)
     return float(kernel(own).mean() + kernel(pairs).mean() - 2 * kernel(across).mean())
+
+
+@pytest.mark.parametrize(("covariance", "modes"), [("diagonal", 1), ("full", 1), ("full", 2)])
+def test_the_alignment_is_with_the_covariances_as_they_came(covariance, modes):
+    """Of each mode with its own, by the share of the class's samples that are nearest to it."""
+    federation = blobs((90, 50), dims=(4, 6), labels=[[0, 1, 2], [0, 2]])
+    mixture = {"distance": "mixture", "modes": modes} if modes > 1 else {}
+    method = flic(covariance=covariance, **mixture)
+    group, sent = loaded(method, federation)
+    embedded, expected = group.features("embedding").split([90, 50]), []
+    for row, client in enumerate(federation):
+        total = 0.0
+        for label in client.train.y.unique().tolist():
+            z, entries = embedded[row][client.train.y == label], range(modes * label, modes * (label + 1))
+            for part, entry in zip(z[z[:, 0].argsort()].chunk(modes), entries, strict=True):
+                sent["mean"][row, entry] = part.mean(0) + 0.1
+            own = torch.cdist(z, sent["mean"][row, entries]).argmin(1)
+            for j, entry in enumerate(entries):
+                far = plain_w2(z[own == j], sent["mean"][row, entry], sigma_of(sent["factor"][row, entry]))
+                total += float((own == j).double().mean() * far)
+        expected.append(total)
+    assert losses_of(group, method.terms[0], sent) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("covariance", ["diagonal", "full"])
+def test_samples_for_the_classifier_have_the_covariances_as_they_came(covariance, monkeypatch):
+    many, drawn, apply = 20_000, [], Step.after
+    method = flic(covariance=covariance, anchor_samples=many)
+    group, sent = loaded(method, blobs((12,), labels=[[0, 2]]))
+    monkeypatch.setattr(Step, "after", lambda step, stage, z: drawn.append(z) or apply(step, stage, z))
+    group.fit(("body", "head"), steps=1, loss=method.terms[0].penalty(group, sent))
+    for label, z in zip((0, 2), drawn[0][0].split(many), strict=True):
+        torch.testing.assert_close(z.mean(0), sent["mean"][0, label], rtol=0, atol=0.05)
+        torch.testing.assert_close(torch.cov(z.T), sigma_of(sent["factor"][0, label]), rtol=0, atol=0.05)
 
 
 def test_what_is_learnt_travels_and_a_fixed_covariance_does_not():

@@ -200,7 +200,7 @@ class Anchors(Term):
         return dict(server.anchors)
 
     def absorb(self, server: ServerState, replies: Replies, content: Mapping[str, Any]) -> None:
-        """Mean of each anchor over the clients of the round that hold the class; others keep their place."""
+        """Mean, or barycentre, of each anchor over the round's clients that hold the class; others stay as they are."""
         weight, kept = content["weight"], server.anchors
         moved = {"mean": masked_mean(content["mean"], weight, kept["mean"])}
         if "factor" in content:
@@ -248,7 +248,7 @@ class Anchors(Term):
         return Reply()
 
     def alignment(self, cohort: Cohort, received: Mapping[str, Tensor]) -> Penalty:
-        """``sum_c W2^2(anchor_c, N(m_c, S_c))`` of each client's mini-batch, or its form for a line."""
+        """Distance of each client's mini-batch from its anchors: by default ``sum_c W2^2(anchor_c, N(m_c, S_c))``."""
         return self.anchors(cohort, received).alignment()
 
     def penalty(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty:
@@ -267,7 +267,7 @@ class Anchors(Term):
         return value
 
     def after(self, cohort: Cohort, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """Step on the anchors' means through the moments of the updated embedding (Algorithm S2, step 3).
+        """Step on the anchors' means and learnt factors, by the updated embedding's samples (Algorithm S2, step 3).
 
         Uses the *received* shared parameters, as the body's step does.
         """

@@ -93,7 +93,10 @@ class ClassAnchors:
         return place.bincount(minlength=cohort.n * self.entries).view(cohort.n, -1) > 0
 
     def pull(self, cohort: Cohort) -> Callable[[Values, int], dict[str, Tensor]]:
-        """Gradient of the alignment in the anchors' values, for the embedding as it is now, in step ``count``."""
+        """Gradient of the alignment in the anchors' values, for the embedding as it is now, in step ``count``.
+
+        Samples come in parts where the distance says so; modes and parts weigh by their shares of a class's samples.
+        """
         if self.distance.centres and self.covariance.kind == "fixed" and self.modes == 1:
             centres = self._centres(cohort)
             return lambda values, count: {"mean": 2 * (values["mean"] - centres)}

@@ -30,8 +30,8 @@ class Distance:
     Attributes:
         between: of embedded samples ``(rows, k)``, which of them form sets, the sets' anchors and noise: ``(sets,)``.
         centres: whether its gradient in an anchor whose covariance is fixed is twice the way from the samples' centre.
-        part: most samples of a client that the anchors' own step takes at once (``None``: all): it is then the mean
-            over such parts.
+        part: most samples of a client, of all classes and in the order in which they are stored, that the anchors' own
+            step takes at once (``None``: all): a class's value is then the mean over parts, by its samples in each.
     """
 
     between: Callable[[Tensor, ClassMembers, Gaussians, Noise], Tensor]

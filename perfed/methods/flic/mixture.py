@@ -6,7 +6,8 @@ Delon, Desolneux 2020, proposition 4). Component j is the Gaussian fitted to the
 their share. The anchor's proportions are free: it says where modes lie, and not how many samples of a client each has,
 since a client may have none of a mode. Where modes have the same covariance, the best coupling then leaves every
 component at its own mode, for the centre of samples that are nearest to a mode is nearest to it too: the distance is
-``sum_j (n_j / n) W2^2(N_j, M_j)``.
+``sum_j (n_j / n) W2^2(N_j, M_j)``. Learnt covariances may differ between the modes of a class: the same sum is then
+what this coupling costs, an upper bound of the distance.
 """
 
 from __future__ import annotations
