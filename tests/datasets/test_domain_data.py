@@ -6,6 +6,7 @@ import csv
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from command_line import perfed
 from data_files import require_file
 from engines import ENGINES, difference, quick, serve, train
+from scipy.stats import kstest
 from test_pooled import counts, give, names, pool
 from test_pooled import folder as folder  # a fixture
 
@@ -25,6 +27,9 @@ from perfed.datasets import describe, load
 from perfed.datasets.domain_digits import DOMAINS, Resized
 from perfed.datasets.pool import Pool
 from perfed.errors import PerfedError
+from perfed.experiment.config import find_experiment, validate
+from perfed.experiment.overrides import override
+from perfed.experiment.start import start
 from perfed.methods.feddar.feddar import FedDAR
 from perfed.methods.flic.anchors import Anchors
 from perfed.model.chain import Model
@@ -186,6 +191,13 @@ def test_mixtures_are_functions_of_the_seed_and_take_bounded_time():
     assert time.perf_counter() - start < 10
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_clients_with_mixtures_can_have_log_normal_sizes_too():
+    source = with_domains(SHARES, per_class=16_000)
+    federation = give(of=source, partition="domain-mixed", clients=2000, samples=60, size_spread=0.7)
+    sizes = held(federation, "train").sum(axis=1)
+    assert kstest(np.log(sizes), "norm", (np.log(60), 0.7)).pvalue > 0.05
 
 
 # Digits of five origins --------------------------------------------------------------------------------------
@@ -494,6 +506,26 @@ def test_tables_without_rows_or_text_are_refused(tmp_path, content):
     with pytest.raises(PerfedError) as error:
         faces(tmp_path)
     assert "faces.csv" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("drops", [(), ("lr_drops=[1]",)])
+def test_the_experiment_with_faces_has_as_many_of_each_label_and_drops_its_rate(tmp_path, monkeypatch, drops):
+    """As it is shipped, with FairFace's names of files, on few small images and with one step a round.
+
+    A first step of Adam moves a number by the rate; the mean over clients moves by it where they agree.
+    """
+    (tmp_path / "fairface").mkdir()
+    write_faces(tmp_path / "fairface", "fairface_label_train.csv", number=48)
+    write_faces(tmp_path / "fairface", "fairface_label_val.csv", 48, 12)
+    monkeypatch.chdir(tmp_path)
+    few = ("clients=3", "samples=12", "image_size=16", "rounds=2", "local_epochs=1", "dtype=float64")
+    run = start(validate(override(find_experiment("feddar-faces"), [*few, *drops], ["feddar-sa"])))
+    assert run.federation.class_names == AGES and run.federation.domain_names == RACES
+    assert counts(run.federation, "train").tolist() == [[4, 4, 4]] * 3
+    after: list[dict[str, torch.Tensor]] = []
+    run.execute(lambda *_: after.append({name: x.clone() for name, x in run.server.sets["shared"].items()}))
+    moved = [max(float((now[name] - then[name]).abs().max()) for name in then) for then, now in pairwise(after)]
+    assert moved == pytest.approx([1e-4, 1e-5 if drops else 1e-4], rel=1e-3)
 
 
 # The command line --------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from data_files import require_file, write_images
+from scipy.stats import kstest
 
 from perfed.data.federation import Federation
 from perfed.datasets import check_options, cifar, describe, load
@@ -124,11 +125,20 @@ def test_sizes_come_from_the_set():
 
 @pytest.mark.parametrize("partition", ["iid", "dominant", "pathological", "inner-dirichlet"])
 def test_sizes_can_be_log_normal_in_every_partition_that_has_sizes(partition):
-    options = {"partition": partition, "samples": 60}
-    plain, spread = (counts(give(**options, size_spread=s), "train").sum(axis=1) for s in (0.0, 0.7))
-    assert set(plain) == {60} and 0.3 < np.log(spread / 60).std() < 1.1
-    whole = counts(give(partition="iid", samples=0, size_spread=0.7), "train")
-    assert whole.sum() == 3000 and np.corrcoef(whole.sum(axis=1), spread)[0, 1] > 0.99
+    """The option's median and deviation, on 2000 clients that share the samples; sizes are whole numbers."""
+    options = {"partition": partition, "samples": 60, "clients": 2000, "overlap": "all"}
+    source = pool(per_class=900)
+    plain, spread = (counts(give(of=source, **options, size_spread=s), "train").sum(axis=1) for s in (0.0, 0.7))
+    assert set(plain) == {60}
+    assert kstest(np.log(spread), "norm", (np.log(60), 0.7)).pvalue > 0.05
+
+
+def test_all_samples_can_be_given_in_log_normal_shares():
+    """No two clients share any: the sizes sum to all samples, and vary about their median as the option says."""
+    shares = counts(give(of=pool(per_class=40_000), partition="iid", samples=0, clients=1000, size_spread=0.7), "train")
+    sizes = shares.sum(axis=1)
+    assert sizes.sum() == 400_000
+    assert kstest(np.log(sizes / np.median(sizes)), "norm", (0, 0.7)).pvalue > 0.05
 
 
 def test_all_samples_are_used_where_no_size_is_asked_for():

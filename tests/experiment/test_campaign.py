@@ -6,14 +6,17 @@ import csv
 import json
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from command_line import EXPERIMENT, TINY, contents, kill_when, perfed
+from data_files import write_images
 
+from perfed.datasets import load
 from perfed.experiment import jobs
 from perfed.experiment.config import find_experiment
 from perfed.experiment.names import parse_names, parse_seeds
@@ -95,24 +98,105 @@ def test_the_table_has_the_means_over_the_seeds(made, tmp_path):
         assert cell in told.out and cell.replace("±", r"$\pm$") in latex
 
 
-def test_figures_have_a_line_per_method_with_the_verdicts_intervals(made, tmp_path):
-    assert perfed("report", made, "--figures", tmp_path / "figures").code == 0
-    names = {path.stem for path in (tmp_path / "figures").glob("*.svg")}
+DOT = re.compile(r'<circle cx="(\S+)" cy="(\S+)"[^>]*><title>([^<]+?), [\w.]+ = ([^,<]+?)(?:, round (\d+))?: ([^<]+)<')
+
+
+def drawn(file: Path) -> dict[tuple[str, ...], list[float]]:
+    """What a figure's dots say, by method, value (and round); they lie on its lines, in their order right and up."""
+    text, found, places = file.read_text(), {}, {}
+    corners = "L".join(re.findall(r'<path d="M([^"]+)" stroke-linejoin', text)).split("L")
+    for x, y, method, value, round_, told in DOT.findall(text):
+        assert f"{x} {y}" in corners
+        key = (method, value, round_) if round_ else (method, value)
+        found[key] = [float(number) for number in re.findall(r"\d[\d.]*(?:e-\d+)?", told)]
+        places[key] = (float(x), -float(y))
+    for one, other in permutations(found, 2):
+        if one[:-1] == other[:-1] and float(one[-1]) < float(other[-1]):
+            assert places[one][0] < places[other][0], (one, other)
+        if found[one][0] < found[other][0]:
+            assert places[one][1] <= places[other][1], (one, other)
+    return found
+
+
+@pytest.fixture(scope="module")
+def figures(made) -> Path:
+    place = Path(made.parent, "figures")
+    assert perfed("report", made, "--figures", place).code == 0
+    return place
+
+
+def runs_of(out: Path, value: str, method: str) -> list[Path]:
+    return [out / value / method.replace(":", ".") / f"seed-{seed}" for seed in (0, 1)]
+
+
+def of_clients(run: Path) -> np.ndarray:
+    return np.array([100 * float(row["accuracy_before"]) for row in csv.DictReader((run / "clients.csv").open())])
+
+
+def over_seeds(values: Sequence[float]) -> Any:
+    return pytest.approx([np.mean(values), min(values), max(values)], rel=1e-3)
+
+
+def test_figures_have_a_line_per_method_with_the_verdicts_intervals(made, figures):
+    names = {path.stem for path in figures.glob("*.svg")}
     assert names == {"sweep-mean", "sweep-tenth", "sweep-seconds", "curves-local"}
-    drawn = (tmp_path / "figures" / "sweep-mean.svg").read_text()
-    hints = re.findall(r"<title>([\w:]+), samples_per_client = (\d+): ([\d.]+) % \(([\d.]+) to ([\d.]+)\)", drawn)
-    assert [(method, value) for method, value, *_ in hints] == [
-        (method, str(value)) for method in ("local", "sklearn:svc") for value in VALUES
-    ]
-    for method, value, *numbers in hints:
-        place = made / folder(value) / method.replace(":", ".")
-        table = [list(csv.DictReader((place / f"seed-{seed}" / "clients.csv").open())) for seed in (0, 1)]
-        values = np.array([[float(row["accuracy_before"]) for row in rows] for rows in table])
-        right = interval(100 * values, np.ones(values.shape[1]))
-        assert [float(number) for number in numbers] == pytest.approx([right.mean, right.low, right.high], rel=1e-3)
+    means, tenths = (drawn(figures / f"sweep-{name}.svg") for name in ("mean", "tenth"))
+    assert [*means] == [*tenths] == [(method, str(value)) for method in ("local", "sklearn:svc") for value in VALUES]
+    for method, value in means:
+        values = np.array([of_clients(run) for run in runs_of(made, folder(value), method)])
+        right = interval(values, np.ones(values.shape[1]))
+        assert means[method, value] == pytest.approx([right.mean, right.low, right.high], rel=1e-3)
+        assert tenths[method, value] == pytest.approx([np.percentile(values, 10, axis=1).mean()], rel=1e-3)
     page = (made / "report.html").read_text()
     assert "sweep over samples_per_client · 2 of 2 comparisons finished" in page
     assert all(f'href="{folder(value)}/report.html"' in page for value in VALUES)
+
+
+def test_figures_have_the_times_and_the_rounds_of_every_value(made, figures):
+    seconds, curves = (drawn(figures / f"{name}.svg") for name in ("sweep-seconds", "curves-local"))
+    assert [*curves] == [("local", str(value), str(number)) for value in VALUES for number in (1, 2)]
+    for method, value in seconds:
+        runs = runs_of(made, folder(value), method)
+        assert seconds[method, value] == over_seeds([summary(run)["training_seconds"] for run in runs])
+    for method, value, number in curves:
+        runs = runs_of(made, folder(value), method)
+        lines = [json.loads((run / "rounds.jsonl").read_text().splitlines()[int(number) - 1]) for run in runs]
+        means = [100 * line["metrics"]["accuracy"]["mean"] for line in lines]
+        assert curves[method, value, number] == over_seeds(means)
+    assert [*seconds] == [("local", str(value)) for value in VALUES]
+    assert means == pytest.approx([of_clients(run).mean() for run in runs])  # after the last round
+
+
+@pytest.mark.parametrize(
+    ("experiment", "options", "worst"),
+    [
+        ("feddar-synthetic", {"clients": 4, "dim": 4, "samples_low": 20, "samples_high": 30, "alpha": 5.0}, max),
+        ("feddar-digits", {"clients": 3, "samples": 24, "alpha": 0.5, "domains": ["mnist", "font_digits"]}, min),
+    ],
+)
+def test_figures_have_the_mean_and_the_worst_of_the_domains(tmp_path, monkeypatch, experiment, options, worst):
+    """Squared errors and accuracies, from what every run keeps of its predictions."""
+    monkeypatch.setenv("PERFED_DATA", str(tmp_path))
+    for number, name in enumerate(("mnist", "font_digits")):
+        write_images(tmp_path, f"{name}.npz", y_test=np.random.default_rng(number).integers(0, 10, 60))
+    short = ("rounds=1", "local_epochs=1", "evaluation.every=1", "plan.engine=stacked", "plan.threads=1")
+    given = [*short, *(f"{key}={value}" for key, value in options.items())]
+    chosen = ("--methods", "feddar-sa,local", "--seeds", "0..1", "--out", tmp_path / "out")
+    assert perfed("sweep", experiment, "model.body.out=2,4", *given, *chosen).code == 0
+    assert perfed("report", tmp_path / "out", "--figures", tmp_path).code == 0
+    means, worsts = (drawn(tmp_path / f"sweep-{name}.svg") for name in ("domains", "worst-domain"))
+    assert [*means] == [*worsts] == [(method, value) for method in ("feddar-sa", "local") for value in ("2", "4")]
+    for method, value in means:
+        tables = []
+        for seed, run in enumerate(runs_of(tmp_path / "out", f"model.body.out={value}", method)):
+            federation = load(find_experiment(experiment)["data"]["name"], options, seed=seed)
+            domain = np.concatenate([client.test.domain for client in federation])
+            told = np.load(next((run / "predictions").iterdir()))
+            right = 100.0 * (told["outputs"].argmax(1) == told["targets"])
+            score = right if federation.num_classes else (told["outputs"][:, 0] - told["targets"]) ** 2
+            tables.append([score[domain == number].mean() for number in range(federation.num_domains)])
+        assert means[method, value] == over_seeds([np.mean(table) for table in tables])
+        assert worsts[method, value] == over_seeds([worst(table) for table in tables])
 
 
 def test_a_killed_sweep_goes_on(made, tmp_path):

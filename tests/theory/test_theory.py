@@ -448,6 +448,27 @@ def test_the_speed_up_grows_like_log_n(comparison, cost):
         assert ratio > speed_up_bound(row.clients, excess=speedup.EXCESS, cost=cost)
 
 
+@pytest.mark.parametrize(
+    ("clients", "a", "excess", "rate", "cost", "b_2", "b_3", "speed_up", "slope"),
+    [
+        # log N = log 16 = 2.772589, l = log 4 = 1.386294, log(1/(1-a)) = log(4/3) = 0.287682, c = 0.5 x 2 = 1:
+        # 2.772589 (6 x 2 + 4 x 1.386294) / 0.287682 / 2 = 2.772589 x 17.545177 / 0.575364 = 84.5474
+        # 2.772589 (2.772589 + 2 x 1.386294) / 0.287682 / 2 = 2.772589 x 5.545177 / 0.575364 = 26.7213
+        (16, 0.25, 1.25, 2.0, 0.5, 84.5474, 26.7213, 5.545177 / 17.545177, 1 / 17.545177),
+        # log N = log 256 = 5.545177, l = log 8 = 2.079442, log(1/(1-a)) = log(10/9) = 0.105361, c = 20 x 0.5 = 10:
+        # 5.545177 (6 x 11 + 4 x 2.079442) / 0.105361 / 0.5 = 5.545177 x 74.317766 / 0.0526803 = 7822.76
+        # 5.545177 (5.545177 + 2 x 2.079442) / 0.105361 / 0.5 = 5.545177 x 9.704061 / 0.0526803 = 1021.459
+        (256, 0.1, 1.125, 0.5, 20.0, 7822.76, 1021.459, 9.704061 / 74.317766, 1 / 74.317766),
+    ],
+)
+def test_lemmas_b_2_and_b_3_and_theorem_4_9_are_as_published(clients, a, excess, rate, cost, b_2, b_3, speed_up, slope):
+    """Equations 217, 248 and 256, by hand."""
+    assert srpfl_time_bound(clients, a, excess=excess, rate=rate, cost=cost) == pytest.approx(b_2, rel=1e-5)
+    assert full_time_bound(clients, a, excess=excess, rate=rate) == pytest.approx(b_3, rel=1e-5)
+    assert speed_up_bound(clients, excess=excess, rate=rate, cost=cost) == pytest.approx(speed_up, rel=1e-5)
+    assert speed_up_slope(excess=excess, rate=rate, cost=cost) == pytest.approx(slope, rel=1e-5)
+
+
 BOUNDED = [(a, excess, cost) for a in (0.02, 0.25) for excess in (1.02, 1.1, 1.4) for cost in (0.0, 1.0, 10.0)]
 
 
