@@ -138,7 +138,8 @@ def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[
     if len(places) == 1:
         return next(iter(places.values()))
     if places:
-        raise PerfedError(f"'{key}' is ambiguous; write one of: {', '.join(f'{place}.{key}' for place in places)}")
+        options = [".".join(path) for paths in places.values() for path in paths]
+        raise PerfedError(f"'{key}' is ambiguous; write one of: {', '.join(options)}")
     raise PerfedError(_unknown(key, name, methods))
 
 

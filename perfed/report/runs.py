@@ -120,6 +120,11 @@ class Run:
         return sorted((self.directory / "snapshots").glob("round-*.npz"))
 
     @property
+    def snapshot_split(self) -> str:
+        """Whose samples the snapshots show: ``train`` or ``test``."""
+        return str(tomllib.loads(self.config_text).get("snapshots", {}).get("split", "train"))
+
+    @property
     def combination_files(self) -> list[Path]:
         """The files with weights of combined heads, earliest round first."""
         return sorted((self.directory / "combination").glob("round-*.npz"))

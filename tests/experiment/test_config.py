@@ -188,6 +188,12 @@ def test_an_ambiguous_key_lists_the_places(forgotten):
 
     with pytest.raises(PerfedError, match=r"'rate' is ambiguous; write one of: data\.rate, participation\.rate"):
         override({"data": {"name": "clash"}}, ["rate=1"], [])
+    toy = {"data": {"name": "toy-noisy-features"}}
+    with pytest.raises(PerfedError, match="'covariance' is ambiguous") as refused:
+        override(toy, ["covariance=full"], ["flic-class", "flic-hl"])
+    offered = str(refused.value).rpartition(": ")[2].split(", ")
+    assert offered == ["data.covariance", "methods.flic-class.covariance", "methods.flic-hl.covariance"]
+    assert override(toy, [f"{offered[1]}=full"], ["flic-class"])["methods"]["flic-class"]["covariance"] == "full"
 
 
 # Methods, terms and stages -----------------------------------------------------------------------------------

@@ -384,6 +384,14 @@ def test_the_embedding_shown_first_is_of_a_method_with_anchors(run_dirs, tmp_pat
     assert "6 samples of 3 classes, 0 anchors" in part and "60 samples of 3 classes, 3 anchors" in part
 
 
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_embedded_samples_are_called_what_they_are(run_dirs, tmp_path, split):
+    config = run_dirs[2] / "config.toml"
+    config.write_text(f'{config.read_text()}[snapshots]\nsplit = "{split}"\n')
+    page = read_page(write_report(load_runs([run_dirs[2]]), tmp_path / "report.html", title="toy"))
+    assert f"t-SNE of at most 200 {'test' if split == 'test' else 'training'} samples of the first seed" in page.words
+
+
 def test_combination_weights_are_drawn_as_heat_maps(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", "fedavg", 0)
     page = read_page(write_report(load_runs([run]), tmp_path / "plain.html", title="t"))

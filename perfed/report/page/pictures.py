@@ -20,6 +20,7 @@ from perfed.report.runs import Run
 MOST_PANELS = 3  # rounds of embedded samples or combined heads per method, beside each other
 MOST_STEPS = 40  # rounds of combined heads per method
 SIDE = 300.0  # of an embedding's square
+_SPLITS = {"train": "training", "test": "test"}
 
 
 def embedding_section(study: Study) -> str:
@@ -37,8 +38,9 @@ def embedding_section(study: Study) -> str:
         anchored[method] = any(len(found.anchors) for found, _ in drawn)
         panels[method] = grid(*(figure(picture) for _, picture in drawn), small=True)
     ordered = sorted(panels, key=lambda method: not anchored[method])
+    splits = " or ".join(sorted({_SPLITS[firsts[method].snapshot_split] for method in panels}))
     told = (
-        f"t-SNE of at most {MAX_SAMPLES} training samples of the first seed: a dot is a sample, its colour and number "
+        f"t-SNE of at most {MAX_SAMPLES} {splits} samples of the first seed: a dot is a sample, its colour and number "
         "its class, a diamond an anchor, where a method aligns the clients to some. Neighbours mean something; "
         "positions and distances between panels do not."
     )
