@@ -1,0 +1,54 @@
+"""Every command that the documents show for a shipped experiment can be given: its options and settings are allowed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from perfed.cli import campaign_commands  # noqa: F401 - it adds its commands
+from perfed.cli.commands import app
+from perfed.experiment.compare import federated, method_table
+from perfed.experiment.config import experiment_names, find_experiment, validate
+from perfed.experiment.names import parse_names, parse_seeds
+from perfed.experiment.overrides import axis_of, override
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ["README.md", *(f"docs/{file.name}" for file in sorted((ROOT / "docs").glob("*.md")))]
+SHOWN = re.compile(r"\bperfed (?:run|compare|sweep|tune|partition) [a-z][a-z0-9-]*(?= |`|\n|;)[^`\n;|>#]*")
+COMMANDS: Any = typer.main.get_command(app)
+
+
+def shown(document: str) -> list[str]:
+    """The commands of a document, inline or in blocks, each on one line; what stands for several values left out."""
+    text = (ROOT / document).read_text().replace("\\\n", " ")
+    text = re.sub(r"(?<!`)`(?!`)[^`]*`", lambda quoted: quoted.group().replace("\n", " "), text)
+    found = [re.sub(r"(--methods? )?\S*\.\.\.\S*", "", command).replace("$n", "10") for command in SHOWN.findall(text)]
+    return [" ".join(shlex.quote(word) for word in shlex.split(command)) for command in dict.fromkeys(found)]
+
+
+CASES = [(document, command) for document in DOCUMENTS for command in shown(document) if "METHOD" not in command]
+
+
+def test_the_documents_show_commands():
+    assert len(CASES) > 60 and {command.split()[1] for _, command in CASES} >= {"run", "compare", "sweep", "partition"}
+
+
+@pytest.mark.parametrize(("document", "command"), CASES, ids=[f"{of}: {command}" for of, command in CASES])
+def test_a_command_of_the_documents_can_be_given(document, command):
+    _, name, *words = shlex.split(command)
+    given = COMMANDS.commands[name].make_context(name, words).params
+    experiment, settings = given["experiment"], list(given["settings"] or ())
+    assert experiment in experiment_names()
+    chosen = given.get("methods") or given.get("method") or find_experiment(experiment)["method"]
+    methods = federated(parse_names(chosen, baselines=True))
+    parse_seeds(str(given.get("seeds") or 0))
+    axes = [axis_of(axis) for axis in [*(given.get("grid") or ()), *filter(None, [given.get("axis")])]]
+    for more in [[setting] for axis in axes for setting in axis] or [[]]:
+        table = override(find_experiment(experiment), [*settings, *more], methods)
+        for method in methods:
+            validate(method_table(table, method, 0))
