@@ -205,7 +205,7 @@ def _domains(which: str, part: Part, method: str, metric: str) -> Gain | None:
 
 
 def _seconds(part: Part, method: str, metric: str) -> Gain | None:
-    return _over_seeds([run.rounds[-1].training_seconds for run in part.members(method) if run.rounds])
+    return _over_seeds([run.summary.training_seconds for run in part.members(method) if run.summary])
 
 
 def _over_seeds(values: Sequence[float | None]) -> Gain | None:

@@ -79,6 +79,7 @@ class Summary(_Measured):
     seed: int
     rounds: int
     wall_seconds: float
+    training_seconds: float | None = None
     virtual_time: float | None = None
     targets: list[Target] | None = None
     domains: dict[str, dict[str, Number]] = {}
