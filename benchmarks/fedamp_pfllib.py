@@ -52,7 +52,8 @@ class FedAMPOfPFLlib(FedAMP):
 
         def pulled(step: Step) -> Tensor:
             moves = [(step.params[name] - step.of(cloud[name])).flatten(1) for name in cohort.shared_parameters]
-            return mean_loss(step) + self.lam / (2 * self.alpha) * torch.cat(moves, 1).norm(dim=1)
+            distance: Tensor = torch.linalg.vector_norm(torch.cat(moves, 1), dim=1)
+            return mean_loss(step) + self.lam / (2 * self.alpha) * distance
 
         cohort.fit(STAGES, epochs=self.local_epochs, loss=pulled)
         return Reply(shared=cohort.shared())

@@ -17,7 +17,7 @@ def markdown() -> str:
     rows = list(next(iter(kept.values())))
     seconds = {row: sum(sum(of[row]["cpu_s"]) for of in kept.values()) for row in rows}
     default = seconds[rows[1]]
-    lines = [["accuracy in %, three seeds", *(f"`{name}`" for name in kept), "time"]]
+    lines = [["accuracy in %, five seeds", *(f"`{name}`" for name in kept), "time"]]
     lines.append(["---"] * len(lines[0]))
     for row in rows:
         found = [100 * np.array(of[row]["accuracy"]) for of in kept.values()]

@@ -20,6 +20,7 @@ import anchors_tables
 import leaderboard_tables
 import maps_tables
 import scale_tables
+import sweep_tables
 from screens import screens
 
 from perfed.experiment.compare import Comparison, Recipe, federated
@@ -202,7 +203,8 @@ def _contents(document: str) -> dict[str, str]:
     for name, groups in TABLES[document].items():
         commands = "\n".join(KEPT[kept].command for kept in groups.values())
         found[name] = f"```\n{commands}\n```\n\n{markdown(groups)}"
-    return found | ({"anchors": anchors_tables.markdown()} if document == RESULTS else {})
+    more = {"anchors": anchors_tables.markdown(), "sweeps": sweep_tables.markdown()}
+    return found | (more if document == RESULTS else {})
 
 
 def write() -> None:

@@ -5,6 +5,8 @@ import json
 import build_docs
 import numpy as np
 import pytest
+import sweep_tables
+import sweeps
 
 SMALL = ("digits-label-skew", "digits-views")
 # The numbers are kept in float64, where rounding (another processor, plan or number of threads) is 1e-16 and grows to
@@ -37,6 +39,20 @@ def test_numbers_are_kept_with_their_command(name):
     assert [(run["method"], run["seed"]) for run in content["runs"]] == [
         (m, s) for m in kept.methods for s in kept.seeds
     ]
+
+
+@pytest.mark.parametrize("name", sweeps.SWEEPS)
+def test_sweeps_are_kept_with_their_command_and_figure(name):
+    kept = json.loads(sweeps.KEPT.read_text())[name]
+    assert kept["command"] == sweeps.command(name) and name in sweep_tables.TITLES
+    drawn = (sweeps.DOCS / f"sweep-{name}.svg").read_text()
+    if sweeps.SWEEPS[name][0] == "sweep-mean":
+        for method in {row["method"] for row in kept["rows"]}:
+            means = [100 * row["mean"] for row in kept["rows"] if row["method"] == method]
+            said = drawn[drawn.index(f"{method}: ") + len(method) + 2 :]
+            assert [float(value) for value in said.split("<")[0].split(";")[0].split(", ")] == pytest.approx(
+                means, abs=0.006
+            )
 
 
 @pytest.mark.parametrize("name", SMALL)

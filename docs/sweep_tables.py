@@ -1,0 +1,41 @@
+"""The tables of the papers' sweeps in docs/results.md, from the numbers that ``benchmarks/sweeps.py`` keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from perfed.report.text import metric_text
+
+FILE = Path(__file__).parent / "results/sweeps.json"
+# Name -> whose figure it is, in small.
+TITLES = {
+    "fedpac-uniform": "FedPAC, Figure 1a: percentage of uniform data",
+    "fedpac-samples": "FedPAC, Figure 1b: samples of a client",
+    "fedpac-epochs": "FedPAC, Figure 5: local epochs",
+    "feddar-dimension": "FedDAR, Figure 2: dimension of the representation",
+    "flic-clients": "FLIC, Figure 4: number of clients",
+    "flic-pretraining": "FLIC, Figure S2: epochs of pre-training",
+    "flic-frozen": "FLIC, Figure S2: epochs of pre-training, embeddings frozen afterwards",
+}
+
+
+def markdown() -> str:
+    """For each sweep its command, a row per method with a column per value, and the figure."""
+    kept = json.loads(FILE.read_text())
+    parts = []
+    for name, title in TITLES.items():
+        rows = kept[name]["rows"]
+        values = list(dict.fromkeys(row["comparison"] for row in rows))
+        lines = [["accuracy in %", *(f"`{value}`" for value in values)], ["---"] * (1 + len(values))]
+        for method in dict.fromkeys(row["method"] for row in rows):
+            of = {row["comparison"]: row for row in rows if row["method"] == method}
+            lines.append([method, *(_cell(of[value]["mean"], of[value]["mean_std"]) for value in values)])
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        command = f"`{kept[name]['command']}`"
+        parts.append(f"**{title}**: {command}\n\n{table}\n\n![{title}](sweep-{name}.svg)")
+    return "\n\n".join(parts)
+
+
+def _cell(mean: float, deviation: float) -> str:
+    return f"{metric_text('accuracy', mean)} ± {metric_text('accuracy', deviation)}"
