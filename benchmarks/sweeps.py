@@ -78,9 +78,11 @@ def swept(name: str) -> dict[str, Any]:
 
 def main(*names: str) -> None:
     """Those that are named, or all; what is kept with the same command stays."""
+    if unknown := set(names) - set(SWEEPS):
+        sys.exit(f"unknown: {', '.join(sorted(unknown))}; there are: {', '.join(SWEEPS)}")
     for name in names or SWEEPS:
         kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-        if kept.get(name, {}).get("command") != command(name):
+        if kept.get(name, {}).get("command") != command(name) or not (DOCS / f"sweep-{name}.svg").exists():
             found = swept(name)
             kept = {**(json.loads(KEPT.read_text()) if KEPT.exists() else {}), name: found}
             KEPT.write_text(json.dumps({at: kept[at] for at in SWEEPS if at in kept}, indent=1) + "\n")

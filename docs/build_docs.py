@@ -203,8 +203,9 @@ def _contents(document: str) -> dict[str, str]:
     for name, groups in TABLES[document].items():
         commands = "\n".join(KEPT[kept].command for kept in groups.values())
         found[name] = f"```\n{commands}\n```\n\n{markdown(groups)}"
-    more = {"anchors": anchors_tables.markdown(), "sweeps": sweep_tables.markdown()}
-    return found | (more if document == RESULTS else {})
+    if document == RESULTS:
+        found |= {"anchors": anchors_tables.markdown(), "sweeps": sweep_tables.markdown()}
+    return found
 
 
 def write() -> None:

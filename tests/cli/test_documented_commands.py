@@ -1,4 +1,4 @@
-"""Every command that the documents show for a shipped experiment can be given: its options and settings are allowed."""
+"""Commands on shipped experiments that the documents show can be given: their options and settings are allowed."""
 
 from __future__ import annotations
 
