@@ -59,9 +59,7 @@ def command(name: str) -> str:
 
 def perfed(*words: str) -> str:
     """What the program prints."""
-    return subprocess.run(
-        [sys.executable, "-m", "perfed.cli", *words], check=True, stdout=subprocess.PIPE
-    ).stdout.decode()
+    return subprocess.check_output([sys.executable, "-m", "perfed.cli", *words], text=True)
 
 
 def swept(name: str) -> dict[str, Any]:
@@ -80,11 +78,10 @@ def main(*names: str) -> None:
     """Those that are named, or all; what is kept with the same command stays."""
     if unknown := set(names) - set(SWEEPS):
         sys.exit(f"unknown: {', '.join(sorted(unknown))}; there are: {', '.join(SWEEPS)}")
+    kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for name in names or SWEEPS:
-        kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
         if kept.get(name, {}).get("command") != command(name) or not (DOCS / f"sweep-{name}.svg").exists():
-            found = swept(name)
-            kept = {**(json.loads(KEPT.read_text()) if KEPT.exists() else {}), name: found}
+            kept[name] = swept(name)
             KEPT.write_text(json.dumps({at: kept[at] for at in SWEEPS if at in kept}, indent=1) + "\n")
 
 

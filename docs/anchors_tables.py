@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+from markdown_tables import table
 
 FILE = Path(__file__).parent / "results/anchors.json"
 COMMAND = "python benchmarks/anchors.py"
@@ -17,10 +18,9 @@ def markdown() -> str:
     rows = list(next(iter(kept.values())))
     seconds = {row: sum(sum(of[row]["cpu_s"]) for of in kept.values()) for row in rows}
     default = seconds[rows[1]]
-    lines = [["accuracy in %, five seeds", *(f"`{name}`" for name in kept), "time"]]
-    lines.append(["---"] * len(lines[0]))
+    lines = []
     for row in rows:
         found = [100 * np.array(of[row]["accuracy"]) for of in kept.values()]
         cells = [f"{values.mean():.2f} ± {values.std(ddof=1):.2f}" for values in found]
         lines.append([row, *cells, f"{seconds[row] / default:.1f}"])
-    return f"`{COMMAND}`\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"`{COMMAND}`\n\n{table(['accuracy in %, five seeds', *(f'`{name}`' for name in kept), 'time'], lines)}"

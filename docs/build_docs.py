@@ -21,6 +21,7 @@ import leaderboard_tables
 import maps_tables
 import scale_tables
 import sweep_tables
+from markdown_tables import table
 from screens import screens
 
 from perfed.experiment.compare import Comparison, Recipe, federated
@@ -155,11 +156,11 @@ def markdown(groups: dict[str, str]) -> str:
     methods = KEPT[next(iter(groups.values()))].methods
     first = NAMES[methods[0]]
     header = ["accuracy in %, three seeds", *(cell for title in groups for cell in (title, f"against {first} [95 %]"))]
-    lines = [header, ["---"] * len(header)]
+    lines = []
     for method in methods:
-        cells = [cell for table in tables.values() for cell in _cells(table[method])]
+        cells = [cell for of in tables.values() for cell in _cells(of[method])]
         lines.append([NAMES[method], *cells])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return table(header, lines)
 
 
 def _accuracy(name: str) -> dict[str, ComparisonRow]:

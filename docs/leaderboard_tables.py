@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from markdown_tables import table
+
 from perfed.experiment.board import find_board
 from perfed.report.board import Figure, board_notes, board_table
 
@@ -22,9 +24,7 @@ def markdown(name: str) -> str:
     kept = [Figure(**row) for row in json.loads((FOLDER / f"{name}.json").read_text())]
     noted = {row.name: row.note for row in board.rows}
     figures = [Figure(**{**vars(figure), "note": noted.get(figure.method, "")}) for figure in kept]
-    table = board_table(figures, board.title, board.metric, board.best_over_test)
-    lines = [table.header, ["---"] * len(table.header), *table.rows]
-    lines = [[f"**{cell}**" if at - 2 in table.best else cell for cell in line] for at, line in enumerate(lines)]
-    rows = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    made = board_table(figures, board.title, board.metric, board.best_over_test)
+    rows = [[f"**{cell}**" if at in made.best else cell for cell in row] for at, row in enumerate(made.rows)]
     notes = "\n".join(f"* {line}" for line in board_notes(figures))
-    return f"`perfed leaderboard {name}` ({board.source})\n\n{rows}\n\n{notes}".strip()
+    return f"`perfed leaderboard {name}` ({board.source})\n\n{table(made.header, rows)}\n\n{notes}".strip()

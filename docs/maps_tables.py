@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markdown_tables import table
 from scipy import stats  # type: ignore[import-untyped]
 
 FOLDER = Path(__file__).parent / "results/maps"
@@ -38,13 +39,13 @@ def markdown(name: str) -> str:
     methods = [method for method in NAMES if method in next(iter(cells.values()))]
     pairs = {title: pair for title, pair in PAIRS.items() if set(pair) <= set(methods)}
     header = ["", "best model per site, %", *(f"{NAMES[method]}" for method in methods), *pairs]
-    lines = [header, ["---"] * len(header)]
+    lines = []
     for title, cell in cells.items():
         best = max(ALONE, key=lambda model: np.mean(cell[model]["accuracy"]))
         gains = [_gain(cell, method, best) for method in methods]
         more = [_gain(cell, *pair) for pair in pairs.values()]
         lines.append([title, f"{100 * np.mean(cell[best]['accuracy']):.1f} ({ALONE[best]})", *gains, *more])
-    return f"`{kept['command']}`\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"`{kept['command']}`\n\n{table(header, lines)}"
 
 
 def _gain(cell: Cell, method: str, base: str) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from markdown_tables import table
+
 FOLDER = Path(__file__).parent / "results"
 FAR = 10_000_000
 """Clients to which the straight line through those of 1,000 and 100,000 is drawn."""
@@ -40,9 +42,8 @@ def _short(value: float) -> str:
 
 
 def _table(columns: dict[str, Cell], rows: Sequence[Row], titles: Sequence[str]) -> str:
-    lines = [["", *columns], ["---"] * (len(columns) + 1)]
-    lines += [[title, *(cell(row) for cell in columns.values())] for title, row in zip(titles, rows, strict=True)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = [[title, *(cell(row) for cell in columns.values())] for title, row in zip(titles, rows, strict=True)]
+    return table(["", *columns], lines)
 
 
 ROUNDS: dict[str, Cell] = {
@@ -102,8 +103,8 @@ def _clients(columns: dict[str, Cell], far: bool = False) -> str:
 def _messages(columns: dict[str, Cell], name: str, key: str) -> str:
     kept = _kept("messages")
     rows = kept[name]
-    table = _table(columns, rows, [f"{row[key]:,}" for row in rows])
-    return f"`{kept['command']}` (load {kept['load']:.1f})\n\n{table}"
+    made = _table(columns, rows, [f"{row[key]:,}" for row in rows])
+    return f"`{kept['command']}` (load {kept['load']:.1f})\n\n{made}"
 
 
 _MANY = {name: ROUNDS[name] for name in ("start, s", "a round, ms", "peak memory, MB")}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from markdown_tables import table
+
 from perfed.report.text import metric_text
 
 FILE = Path(__file__).parent / "results/sweeps.json"
@@ -27,13 +29,12 @@ def markdown() -> str:
     for name, title in TITLES.items():
         rows = kept[name]["rows"]
         values = list(dict.fromkeys(row["comparison"] for row in rows))
-        lines = [["accuracy in %", *(f"`{value}`" for value in values)], ["---"] * (1 + len(values))]
+        lines = []
         for method in dict.fromkeys(row["method"] for row in rows):
             of = {row["comparison"]: row for row in rows if row["method"] == method}
             lines.append([method, *(_cell(of[value]["mean"], of[value]["mean_std"]) for value in values)])
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        command = f"`{kept[name]['command']}`"
-        parts.append(f"**{title}**: {command}\n\n{table}\n\n![{title}](sweep-{name}.svg)")
+        made = table(["accuracy in %", *(f"`{value}`" for value in values)], lines)
+        parts.append(f"**{title}**: `{kept[name]['command']}`\n\n{made}\n\n![{title}](sweep-{name}.svg)")
     return "\n\n".join(parts)
 
 

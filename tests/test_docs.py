@@ -45,19 +45,17 @@ def test_numbers_are_kept_with_their_command(name):
 def test_sweeps_are_kept_with_their_command_and_figure(name):
     kept = json.loads(sweeps.KEPT.read_text())[name]
     assert kept["command"] == sweeps.command(name) and name in sweep_tables.TITLES
-    values = [
-        f"{kept['command'].split()[3].split('=')[0]}={v}" for v in kept["command"].split()[3].split("=")[1].split(",")
-    ]
+    key, values = kept["command"].split()[3].split("=")
     methods = kept["command"].partition("--methods ")[2].split()[0].split(",")
-    assert [(row["comparison"], row["method"]) for row in kept["rows"]] == [(v, m) for v in values for m in methods]
+    pairs = [(f"{key}={value}", method) for value in values.split(",") for method in methods]
+    assert [(row["comparison"], row["method"]) for row in kept["rows"]] == pairs
     drawn = (sweeps.DOCS / f"sweep-{name}.svg").read_text()
     if sweeps.SWEEPS[name][0] == "sweep-mean":
         for method in {row["method"] for row in kept["rows"]}:
             means = [100 * row["mean"] for row in kept["rows"] if row["method"] == method]
             said = drawn[drawn.index(f"{method}: ") + len(method) + 2 :]
-            assert [float(value) for value in said.split("<")[0].split(";")[0].split(", ")] == pytest.approx(
-                means, abs=0.006
-            )
+            shown = [float(value) for value in said.split("<")[0].split(";")[0].split(", ")]
+            assert shown == pytest.approx(means, abs=0.006)
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -197,11 +197,8 @@ class Opening:
         deadline: float,
     ) -> None:
         self._transport, self._sites, self._deadline = transport, sites, deadline
-        place = str(out.resolve())
-        self._experiment, self._fields = (
-            experiment,
-            {"run": run, "study": study, "place": place, "opening": uuid4().hex},
-        )
+        self._experiment = experiment
+        self._fields = {"run": run, "study": study, "place": str(out.resolve()), "opening": uuid4().hex}
         self._heard: dict[str, dict[str, Any]] = {}  # the header of each site's last reply, or an error in its place
 
     def federation(self, file: Path) -> Federation:

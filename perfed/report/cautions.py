@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -83,7 +82,7 @@ def unequal_rounds(runs: Sequence[Run]) -> list[str]:
     found = []
     for method in methods_of(runs):
         own = [run for run in runs if run.method == method and run.summary and run.summary.rounds]
-        asked = {int(tomllib.loads(run.config_text).get("rounds", 0)) for run in own} - {0}
+        asked = {int(run.config.get("rounds", 0)) for run in own} - {0}
         if len(asked) > 1:
             found.append(f"{method}: seeds have {listed([str(number) for number in sorted(asked)])} rounds.")
     return found
@@ -100,7 +99,7 @@ def same_rows(runs: Sequence[Run]) -> list[str]:
     if len(by_seed) < 2 or len(rows) > 1 or (rows == {()} and (len(data) > 1 or data == {None})):
         return []  # without predictions the targets alone say it
     which = "training and test" if len(data - {None}) == len(data) == 1 else "test"
-    name = str(tomllib.loads(next(iter(by_seed.values())).config_text).get("data", {}).get("name", ""))
+    name = str(next(iter(by_seed.values())).config.get("data", {}).get("name", ""))
     way = _FOLDS.get("memory" if name.endswith(" in memory") else name, "")
     return [f"All seeds have the same {which} rows: intervals over seeds are of the training alone{way}."]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import replace
 from math import isfinite
 
@@ -21,7 +20,7 @@ def with_communication(run: Run, seconds: float) -> Run:
     """
     if not (isfinite(seconds) and seconds >= 0):
         raise PerfedError(f"--communication must be a finite number, at least 0 (given: {seconds})")
-    settings = tomllib.loads(run.config_text)
+    settings = run.config
     more = seconds - settings.get("clock", {}).get("communication", 0.0)
     if settings.get("participation", {}).get("policy") == "deadline":
         raise PerfedError(f"{run.directory}: under a deadline communication changes who is used; run it anew")

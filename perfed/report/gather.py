@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,7 +99,7 @@ def _difference(run: Run, other: Run, same_method: bool) -> str:
     """The first setting that differs: of the data, and of the same method in anything."""
     if run.summary and other.summary and run.summary.dataset != other.summary.dataset:
         return f"data set '{run.summary.dataset}', not '{other.summary.dataset}' as"
-    now, was = (leaves(tomllib.loads(one.config_text)) for one in (run, other))
+    now, was = (leaves(one.config) for one in (run, other))
     beside = run.directory.resolve().parent == other.directory.resolve().parent  # one that went on to more rounds
     for key in dict.fromkeys([*was, *now]):
         if beside and key == ("rounds",):

@@ -6,6 +6,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -110,6 +111,11 @@ class Run:
     summary: Summary | None
     communication: float | None = None
 
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The tables of ``config.toml``."""
+        return tomllib.loads(self.config_text)
+
     @property
     def clocked(self) -> bool:
         """Whether virtual time is seconds: without a clock it is the number of rounds."""
@@ -123,7 +129,7 @@ class Run:
     @property
     def snapshot_split(self) -> str:
         """Whose samples the snapshots show: ``train`` or ``test``."""
-        return str(tomllib.loads(self.config_text).get("snapshots", {}).get("split", "train"))
+        return str(self.config.get("snapshots", {}).get("split", "train"))
 
     @property
     def combination_files(self) -> list[Path]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 
 from perfed.methods.presets import method_and_policy
@@ -56,7 +55,7 @@ def _bases(methods: Sequence[str]) -> dict[str, str]:
 
 
 def _fits_unused(run: Run) -> bool:
-    participation = tomllib.loads(run.config_text).get("participation", {})
+    participation = run.config.get("participation", {})
     return bool(participation.get("fit_unused", participation.get("policy") == "srpfl"))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import tomllib
 from collections.abc import Mapping
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
@@ -65,7 +64,7 @@ def _differing(study: Study) -> TextTable:
     firsts = {m: study.members(m)[0] for m in study.methods if not m.startswith((SKLEARN, POOLED))}
     found: dict[str, dict[str, str]] = {}
     for method, run in firsts.items():
-        table_ = {k: v for k, v in tomllib.loads(run.config_text).items() if k not in LEFT_OUT}
+        table_ = {k: v for k, v in run.config.items() if k not in LEFT_OUT}
         own = run.summary.settings if run.summary else {}
         for key, value in {**_flat(table_), **_flat(own)}.items():
             found.setdefault(key, {})[method] = value
