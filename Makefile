@@ -11,30 +11,43 @@ PER_CLIENT := sklearn:logistic,sklearn:svc
 # Trials for the plan would take longer than these runs.
 OPTIONS := --seeds 0..2 --engine stacked plan.threads=2
 
-.PHONY: run test docs clean
+.PHONY: run test types tests docs clean
 
 run: $(VENV)/installed
 	$(BIN)/perfed compare digits-label-skew --methods local,fedrep,fedavg-ft,fedpac,$(PER_CLIENT) $(OPTIONS) --out $(OUT)/label-skew
 	$(BIN)/perfed compare flic-digits-views --methods local,hetfedrep,flic-class,flic-hl,$(PER_CLIENT) $(OPTIONS) --out $(OUT)/views
 
+# mypy has one core, beside the tests.
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup
+	$(MAKE) --jobs 2 types tests
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ROUNDING) -n auto
+
+types:
+	$(BIN)/mypy
+
+tests:
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup
 
 docs: $(VENV)/installed
 	$(BIN)/python docs/build_docs.py
 
-$(VENV)/installed: pyproject.toml constraints.txt
+# pip would compile what it installs on one core alone.
+define install
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.$(1)'
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # a package may hold templates
 	touch $@
+endef
 
-$(VENV)/installed-test: $(VENV)/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
-	touch $@
+$(VENV)/installed $(VENV)/installed-test: pyproject.toml constraints.txt
+
+$(VENV)/installed:
+	$(call install)
+
+$(VENV)/installed-test:
+	$(call install,[test])
 
 clean:
 	rm -rf $(VENV)

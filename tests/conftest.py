@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
+
+os.environ.update(RAY_worker_niceness="0")  # of Ray's 15 its workers starve beside the other tests
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -244,7 +244,11 @@ def test_weights_are_kept_of_the_rounds_that_are_asked_for(tmp_path):
     found = {}
     for name, every, shown in (("all", 1, ()), ("chosen", 2, (1, 3)), ("evaluated", 2, ())):
         method, directory = fedpac(), RunDirectory.create(tmp_path / name)
-        kept = {"evaluation": Evaluation(every=every), "snapshots": Snapshots(shown=shown)}
+        kept = {
+            "evaluation": Evaluation(every=every),
+            "snapshots": Snapshots(shown=shown),
+            "plan": Plan("stacked", threads=1),
+        }
         Run(blobs((9, 8)), method, network_for(method), rounds=3, directory=directory, **kept).execute()
         files = sorted((tmp_path / name / "combination").glob("*.npz"))
         found[name] = {int(file.stem[-4:]): load_combination(file).weights.tolist() for file in files}

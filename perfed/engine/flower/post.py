@@ -15,7 +15,7 @@ from perfed.engine.flower.office import Delivery, Node, Office
 from perfed.engine.flower.transport import Answer
 from perfed.errors import PerfedError, some
 
-POLL, SHARE = 0.05, 0.02
+POLL, SHARE = 0.1, 0.04
 """Seconds between two looks for replies; more in a long exchange: this share of its time so far, up to ``REFRESH``."""
 REFRESH = 1.0
 """Seconds between two looks for sites."""

@@ -19,8 +19,8 @@ LEASE = 10.0
 _STEADY = 60.0  # after so many seconds a SuperNode that ends has not failed to start
 _LOOK = 0.2
 _QUICK = {
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05"
-}  # seconds between looks for a message here; Flower's second adds up
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"
+}  # seconds between looks for a message here: Flower's own is a second, which adds up
 _SAYS = {
     "SuperNode ID: ": "connected to server {0}",
     "Connection successful after ": "connected to server {0}",
