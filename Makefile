@@ -11,34 +11,34 @@ PER_CLIENT := sklearn:logistic,sklearn:svc
 # Trials for the plan would take longer than these runs.
 OPTIONS := --seeds 0..2 --engine stacked plan.threads=2
 
-.PHONY: run test types tests docs clean
+.PHONY: run test types pytest docs clean
 
 run: $(VENV)/installed
 	$(BIN)/perfed compare digits-label-skew --methods local,fedrep,fedavg-ft,fedpac,$(PER_CLIENT) $(OPTIONS) --out $(OUT)/label-skew
 	$(BIN)/perfed compare flic-digits-views --methods local,hetfedrep,flic-class,flic-hl,$(PER_CLIENT) $(OPTIONS) --out $(OUT)/views
 
-# mypy has one core, beside the tests.
+# mypy has one core, beside the tests: the other is not idle meanwhile.
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(MAKE) --jobs 2 types tests
+	$(MAKE) --jobs 2 types pytest
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ROUNDING) -n auto
 
-types:
+types: $(VENV)/installed-test
 	$(BIN)/mypy
 
-tests:
+pytest: $(VENV)/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup
 
 docs: $(VENV)/installed
 	$(BIN)/python docs/build_docs.py
 
-# pip would compile what it installs on one core alone.
+# pip would compile what it installs on one core alone. With the tests' packages all others are there too.
 define install
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.$(1)'
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true # a package may hold templates
-	touch $@
+	touch $(VENV)/installed $@
 endef
 
 $(VENV)/installed $(VENV)/installed-test: pyproject.toml constraints.txt

@@ -74,15 +74,21 @@ def swept(name: str) -> dict[str, Any]:
     return {"command": command(name), "rows": rows}
 
 
+def kept() -> dict[str, Any]:
+    """What there is so far; read anew whenever it is asked for, since others may be at work on other sweeps."""
+    found: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    return found
+
+
 def main(*names: str) -> None:
     """Those that are named, or all; what is kept with the same command stays."""
     if unknown := set(names) - set(SWEEPS):
         sys.exit(f"unknown: {', '.join(sorted(unknown))}; there are: {', '.join(SWEEPS)}")
-    kept: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
     for name in names or SWEEPS:
-        if kept.get(name, {}).get("command") != command(name) or not (DOCS / f"sweep-{name}.svg").exists():
-            kept[name] = swept(name)
-            KEPT.write_text(json.dumps({at: kept[at] for at in SWEEPS if at in kept}, indent=1) + "\n")
+        if kept().get(name, {}).get("command") != command(name) or not (DOCS / f"sweep-{name}.svg").exists():
+            found = swept(name)
+            now = {**kept(), name: found}
+            KEPT.write_text(json.dumps({at: now[at] for at in SWEEPS if at in now}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

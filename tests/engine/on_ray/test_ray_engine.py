@@ -97,7 +97,7 @@ def test_chunks_and_choices_come_from_the_plan_and_not_from_the_workers(ray):
 
     plan = Plan("ray", on_choice=lambda: said.append(dict(plan.paths)), trying=Trying)
     federation, model, runs = blobs(SIZES * 4), network(dropout=0.3), []
-    for workers in (2, 1, 3):
+    for workers in (2, 1, 5):
         server = on_ray(make("fedrep"), federation, workers, plan=plan, model=model, rate=0.8)
         with server.engine.working():
             train(server, 2).evaluate("test")
