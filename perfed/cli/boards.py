@@ -18,10 +18,12 @@ from perfed.report.board import board_notes
 from perfed.run.directory import plain
 
 
-def leaderboard_command(name: str, settings: list[str] | None, seeds: int | None, how: Training, show: Shown) -> None:
+def leaderboard_command(
+    name: str, settings: list[str] | None, rows: list[str] | None, seeds: int | None, how: Training, show: Shown
+) -> None:
     """Run a published leaderboard's protocol, or what is left of it."""
     given = shared_settings(how.engine, settings)
-    made = Leaderboard.create(how.out or default_out(name), name, seeds, given)
+    made = Leaderboard.create(how.out or default_out(name), name, seeds, given, rows or ())
     with resumable(made.path, how.data_dir, ray=how.ray), alone_on_stdout(show.as_json):
         say_where("results", made.path)
         play(made, how, show)

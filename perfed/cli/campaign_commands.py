@@ -89,6 +89,9 @@ def leaderboard_command(
         ),
     ],
     settings: Settings = None,
+    rows: Annotated[
+        list[str] | None, typer.Option("--row", metavar="NAME", help="a row to run; repeat for more (default: all)")
+    ] = None,
     seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="how many of each row; else the board's")] = None,
     engine: EngineOption = None,
     workers: WorkersOption = None,
@@ -104,4 +107,4 @@ def leaderboard_command(
 
     ray = Workers(workers, ray_address)
     how = Training(ray.engine(engine, jobs), device, data_dir, out, ray, jobs)
-    boards.leaderboard_command(name, settings, seeds, how, Shown(as_json))
+    boards.leaderboard_command(name, settings, rows, seeds, how, Shown(as_json))

@@ -14,7 +14,7 @@ import tomli_w
 import torch
 
 from perfed.engine.metrics import metric_of
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, did_you_mean
 from perfed.experiment.board import Board, Row, find_board
 from perfed.experiment.compare import Comparison, is_comparison
 from perfed.experiment.config import readable
@@ -46,31 +46,33 @@ class Leaderboard:
         name: of the leaderboard.
         seeds: how many, from 0 on.
         settings: assignments on top of its experiments.
+        rows: names of the rows that are run; empty: all of them.
     """
 
     path: Path
     name: str
     seeds: int
     settings: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
 
     @classmethod
-    def create(cls, path: Path, name: str, seeds: int | None, settings: Sequence[str]) -> Leaderboard:
-        """A new one, or the one that is in ``path``, which may get more seeds.
+    def create(
+        cls, path: Path, name: str, seeds: int | None, settings: Sequence[str], rows: Sequence[str] = ()
+    ) -> Leaderboard:
+        """A new one, or the one that is in ``path``, which may get more seeds and other rows.
 
         Raises:
-            PerfedError: no such leaderboard, bad settings, or ``path`` holds something else.
+            PerfedError: no such leaderboard or row, bad settings, or ``path`` holds something else.
         """
         board = find_board(name)
-        made = cls(path, name, board.seeds if seeds is None else seeds, tuple(settings))
-        if is_leaderboard(path):
-            before = cls.read(path)
-            if (before.name, before.settings) != (name, made.settings):
-                raise PerfedError(f"{path}: holds {before.name} with other settings; choose another --out")
-        else:
-            for row in board.run:
-                board.table(row, settings)
+        made = cls(path, name, board.seeds if seeds is None else seeds, tuple(settings), tuple(rows))
+        for row in made.run:
+            board.table(row, settings)
+        if not is_leaderboard(path):
             RunDirectory.create(path)
-        content = {"name": name, "seeds": made.seeds, "settings": list(settings)}
+        elif ((before := cls.read(path)).name, before.settings) != (name, made.settings):
+            raise PerfedError(f"{path}: holds {before.name} with other settings; choose another --out")
+        content = {"name": name, "seeds": made.seeds, "settings": list(settings), "rows": list(rows)}
         write_atomic(path / MARK, tomli_w.dumps(content))
         return made
 
@@ -79,12 +81,27 @@ class Leaderboard:
         """The one that :meth:`create` wrote."""
         with readable(path / MARK) as file:
             content = tomllib.loads(file.read_text(encoding="utf-8"))
-            return cls(path, str(content["name"]), int(content["seeds"]), tuple(map(str, content["settings"])))
+            listed = (tuple(map(str, content.get(what, ()))) for what in ("settings", "rows"))
+            return cls(path, str(content["name"]), int(content["seeds"]), *listed)
 
     @property
     def board(self) -> Board:
         """Its rows and figures."""
         return find_board(self.name)
+
+    @property
+    def run(self) -> list[Row]:
+        """The rows that are run.
+
+        Raises:
+            PerfedError: a name is none of theirs; says which there are.
+        """
+        rows = {row.name: row for row in self.board.run}
+        for name in self.rows:
+            if name not in rows:
+                hint, known = did_you_mean(name, rows), "', '".join(rows)
+                raise PerfedError(f"--row: {self.name} runs no row '{name}'{hint}; it runs '{known}'")
+        return [row for row in rows.values() if row.name in self.rows or not self.rows]
 
     def execute(self, data_dir: Path | None, device: torch.device | None, executed: With) -> list[str]:
         """Do what is not done yet, row by row, and write what came of it after each.
@@ -98,7 +115,7 @@ class Leaderboard:
             Why runs failed.
         """
         failed: list[str] = []
-        for row in self.board.run:
+        for row in self.run:
             try:
                 comparison = self._comparison(row, data_dir, device, executed)
                 left = len(comparison.left())

@@ -104,6 +104,19 @@ def test_a_row_goes_further_than_the_others(tmp_path, board):
     assert after["FedAvg, slow"] == before["FedAvg, slow"]
 
 
+def test_one_row_is_run_of_many(tmp_path, board):
+    made = Leaderboard.create(tmp_path / "digits", "digits", 1, [], ["FedAvg, slow"])
+    assert execute(made) == ["FedAvg, slow"]
+    assert Leaderboard.read(made.path).rows == ("FedAvg, slow",)  # 'perfed resume' goes on with no other either
+    seeds = {figure.method: figure.seeds for figure in made.conclude()[0]}
+    assert seeds == {"FedAvg": 0, "FedAvg, slow": 1, "NotOurs": 0, "Local, tuned": 0}
+    for name, why in (("NotOurs", "digits runs no row 'NotOurs'; it runs 'FedAvg', "), ("Local, tunes", "did you mean")):
+        with pytest.raises(PerfedError, match=f"--row: .*{why}"):
+            Leaderboard.create(made.path, "digits", 1, [], [name])
+    assert Leaderboard.read(made.path).rows == ("FedAvg, slow",)
+    assert execute(Leaderboard.create(made.path, "digits", 1, [])) == ["FedAvg", "tuning Local, tuned", "Local, tuned"]
+
+
 def test_searches_see_validation_rows_alone(tmp_path, board):
     made = Leaderboard.create(tmp_path / "digits", "digits", 1, [])
     execute(made)
@@ -157,9 +170,10 @@ def test_flambys_protocol_runs_and_resumes(tmp_path, board):
     board |= find_board("flamby-heart").model_dump(mode="json", exclude={"rows"}, exclude_none=True)
     rows = [row for row in find_board("flamby-heart").rows if row.name in ("FedYogi", "Cyclic", "SCAFFOLD")]
     board["rows"] = [row.model_dump(mode="json", exclude_none=True) for row in rows]
-    out = tmp_path / "heart"
-    first = perfed("leaderboard", "flamby-heart", "local_steps=3", "rounds=2", "--seeds", 1, "--out", out)
+    out, two = tmp_path / "heart", ("--row", "FedYogi", "--row", "SCAFFOLD")
+    first = perfed("leaderboard", "flamby-heart", "local_steps=3", "rounds=2", "--seeds", 1, *two, "--out", out)
     assert first.code == 0 and "FedYogi" in first.out and "73.14 ± 1.25" in first.out
     again = perfed("resume", out, "--json")
     rows = {row["method"]: row for row in json.loads(again.out)["rows"]}
+    assert (rows["Cyclic"]["rounds"], rows["SCAFFOLD"]["rounds"]) == (None, 2)
     assert rows["FedYogi"]["rounds"] == 2 and 0 < rows["FedYogi"]["ours_mean"] < 1
