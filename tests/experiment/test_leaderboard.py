@@ -110,7 +110,8 @@ def test_one_row_is_run_of_many(tmp_path, board):
     assert Leaderboard.read(made.path).rows == ("FedAvg, slow",)  # 'perfed resume' goes on with no other either
     seeds = {figure.method: figure.seeds for figure in made.conclude()[0]}
     assert seeds == {"FedAvg": 0, "FedAvg, slow": 1, "NotOurs": 0, "Local, tuned": 0}
-    for name, why in (("NotOurs", "digits runs no row 'NotOurs'; it runs 'FedAvg', "), ("Local, tunes", "did you mean")):
+    not_run = "digits runs no row 'NotOurs'; it runs 'FedAvg', "
+    for name, why in (("NotOurs", not_run), ("Local, tunes", "did you mean")):
         with pytest.raises(PerfedError, match=f"--row: .*{why}"):
             Leaderboard.create(made.path, "digits", 1, [], [name])
     assert Leaderboard.read(made.path).rows == ("FedAvg, slow",)
