@@ -103,9 +103,9 @@ def site_command(
 @site_app.command("log", epilog="Example: perfed site log --dir perfed-site-north")
 def site_log_command(folder: SiteFolder = None, as_json: JsonOption = False) -> None:
     """List every message that has left the site, and check that no line of the log was changed."""
-    from perfed.cli import deploying
+    from perfed.cli import site_log
 
-    deploying.site_log_command(folder, as_json)
+    site_log.site_log_command(folder, as_json)
 
 
 @site_app.command("export", epilog="Example: perfed site export --data north.csv --format onnx")
@@ -139,8 +139,8 @@ def submit_command(
     ] = False,
 ) -> None:
     """Start a deployment's run, or go on with it, and follow it to its end; or end it."""
-    from perfed.cli import deploying
+    from perfed.cli import submitting
 
     if stop:
-        return deploying.stop_command(directory, out)
-    deploying.submit_command(directory, out, wait, deadline, norm)
+        return submitting.stop_command(directory, out)
+    submitting.submit_command(directory, out, wait, deadline, norm)

@@ -17,6 +17,7 @@ from perfed.data.deferred import elsewhere
 from perfed.data.facts import ClientFacts
 from perfed.data.federation import Federation
 from perfed.deploy.station import table_options
+from perfed.deploy.submit import JOURNAL, LINE, goes_on
 from perfed.engine.flower.engine import FlowerEngine, Limits
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import pack, unpack
@@ -32,12 +33,8 @@ from perfed.run.run import Run
 
 AGREED = "agreed.json"
 """File of a run's directory: what sites told, what was agreed, and the facts of each."""
-JOURNAL = "journal"
-"""Folder of a run's directory."""
 LOOK = 10.0
 """Seconds between two looks for who is missing."""
-LINE = "perfed: "
-"""What a line for who has submitted the run begins with; JSON follows."""
 
 
 @dataclass(frozen=True)
@@ -100,17 +97,6 @@ def _main(transport: Transport, settings: Settings, study: str) -> None:
         raise PerfedError(
             f"{out}: this run is going on already; 'perfed submit' follows it once it has begun"
         ) from None
-
-
-def goes_on(out: Path) -> bool:
-    """Whether a server's program on this machine is at work on the run in ``out``."""
-    try:
-        with locked(out / JOURNAL):
-            return False
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except BlockingIOError:
-        return True
 
 
 def _alone(transport: Transport, settings: Settings, study: str, out: Path) -> None:

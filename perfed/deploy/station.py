@@ -18,6 +18,7 @@ from perfed.data.federation import Federation
 from perfed.data.site_data import SiteData, site_data
 from perfed.data.tables.options import TableOptions
 from perfed.datasets.tables import TableSettings
+from perfed.engine.flower.chain import LOG
 from perfed.engine.flower.message import pack, unframe
 from perfed.engine.flower.outgoing import OutgoingLog
 from perfed.engine.flower.site import Site
@@ -29,8 +30,6 @@ from perfed.machine import write_atomic
 from perfed.training.device import usable_device
 from perfed.training.plan import Plan
 
-LOG = "outgoing.jsonl"
-"""File of a site's folder: what has left it."""
 _RUN = "run.json"  # the run that the site is in: its id and place, its study, what was agreed, and since when
 _RUNS = "runs"  # folder of its states
 

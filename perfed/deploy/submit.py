@@ -1,4 +1,4 @@
-"""``perfed submit``: start a deployment's run, follow it, and know how it ended."""
+"""``perfed submit``: start a deployment's run, follow it, and know how it ended; without torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from perfed.deploy.deployment import Deployment
-from perfed.deploy.program import LINE, goes_on
 from perfed.engine.flower.submission import PATIENCE, Submitter
 from perfed.errors import PerfedError, some
-from perfed.machine import write_atomic
-from perfed.run.directory import RunDirectory
+from perfed.machine import locked, write_atomic
 
+JOURNAL = "journal"
+"""Folder of a run's directory: its server's program keeps it locked while it is at work."""
+LINE = "perfed: "
+"""What a line of a run's program for who has submitted it begins with; JSON follows."""
 RESULTS = "server/run"
 """Where a run's results are in a deployment's directory."""
 _HOME = "server/flwr-submit"  # Flower's files of who submits
@@ -90,7 +92,20 @@ def stop(folder: Path, out: Path) -> int:
         if time.monotonic() > ends:
             raise PerfedError(f"{out}: the run was told to end, and is still at work {PATIENCE:.0f} seconds later")
         time.sleep(_LOOK)
-    return max(RunDirectory(out).newest()[0], 0)
+    from perfed.run.checkpoint_files import CheckpointFiles  # takes torch along
+
+    return max(CheckpointFiles(out).newest()[0], 0)
+
+
+def goes_on(out: Path) -> bool:
+    """Whether a server's program on this machine is at work on the run in ``out``."""
+    try:
+        with locked(out / JOURNAL):
+            return False
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except BlockingIOError:
+        return True
 
 
 def _submitter(folder: Path) -> Submitter:

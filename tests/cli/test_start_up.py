@@ -33,11 +33,11 @@ main()
 """
 
 
-def imported(*arguments: object) -> list[str]:
-    """The heavy modules that ``perfed ARGUMENTS`` has imported when it ends well."""
+def imported(*arguments: object, code: int = 0) -> list[str]:
+    """The heavy modules that ``perfed ARGUMENTS`` has imported when it ends."""
     command = [sys.executable, "-c", PROGRAM, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     first, *modules = done.stdout.splitlines()[-1].split()
     assert first == "imported:"
     return modules
@@ -57,6 +57,13 @@ def imported(*arguments: object) -> list[str]:
 )
 def test_what_only_says_something_imports_nothing_heavy(arguments):
     assert imported(*arguments) == []
+
+
+def test_who_looks_after_a_site_or_submits_a_run_does_not_wait_for_torch(tmp_path):
+    (tmp_path / "site.json").write_text("{}")
+    (tmp_path / "outgoing.jsonl").touch()
+    assert imported("site", "log", "--dir", tmp_path) == []
+    assert imported("submit", tmp_path, code=2) == []
 
 
 def test_a_command_that_trains_imports_what_it_needs(tmp_path):

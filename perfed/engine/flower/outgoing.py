@@ -10,24 +10,23 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
 from perfed.codec import flatten
+from perfed.engine.flower.chain import BEGINNING, line_of, walk
 from perfed.engine.flower.message import unpack
 from perfed.errors import PerfedError
 from perfed.machine import locked, sync_folder
 
-BEGINNING = "0" * 64
-"""What stands for the hash of a line before the first."""
 _OWN = ("run", "round", "program")  # of the header, by themselves in a line
 
 
 class OutgoingLog:
-    """The log in the file ``path``, for one process at a time; see :func:`read` for what a line holds.
+    """The log in the file ``path``, for one process at a time; its lines: :func:`perfed.engine.flower.chain.read`.
 
     A last line that a crash has torn is removed when the log is opened, and a note says so: its message has not left.
 
@@ -41,6 +40,7 @@ class OutgoingLog:
     Example:
         >>> import torch
         >>> from tempfile import TemporaryDirectory
+        >>> from perfed.engine.flower.chain import read
         >>> from perfed.engine.flower.message import pack
         >>> message = pack({"run": "flic-1", "round": 2, "program": "train"}, {"bias": torch.zeros(3)})
         >>> with TemporaryDirectory() as folder, OutgoingLog(Path(folder, "outgoing.jsonl")) as log:
@@ -102,7 +102,7 @@ class OutgoingLog:
     def _open(self) -> None:
         """Find the end of the chain, and mend a torn last line."""
         torn = 0
-        for number, line, problem in _walk(self.path):
+        for number, line, problem in walk(self.path):
             if problem and line.endswith(b"\n"):
                 raise PerfedError(f"{self.path}: line {number} {problem}; the log is not continued: move it away first")
             if problem:
@@ -121,7 +121,7 @@ class OutgoingLog:
             entries.insert(0, {"note": f"the clock has jumped back: a line before this one says {self._last}"})
         head, lines = self.head, b""
         for entry in entries:
-            head, line = _line({**entry, "time": now, "previous": head})
+            head, line = line_of({**entry, "time": now, "previous": head})
             lines += line
         try:
             os.ftruncate(self._handle, self._end)  # of what an attempt that failed may have left
@@ -135,75 +135,3 @@ class OutgoingLog:
                 os.ftruncate(self._handle, self._end)
             raise OSError(error.errno, error.strerror, str(self.path)) from None
         self.head, self._last, self._end = head, now, self._end + len(lines)
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The lines of a log in their order, up to the first that is broken (see :func:`verify`).
-
-    A line of a message has ``run``, ``round`` and ``program``, ``header`` (the other fields that went with it),
-    ``entries`` (``name``, ``shape`` and ``dtype`` of each tensor), ``bytes`` and ``sha256`` of the message as it left.
-    One that something had to be noted in has ``note``. Both have ``time`` (UTC), ``previous`` and ``hash``.
-
-    Raises:
-        PerfedError: there is no log.
-    """
-    return [json.loads(line) for _, line, problem in _walk(path) if not problem]
-
-
-def verify(path: Path, head: str | None = None) -> str | None:
-    """Where the chain is broken first, in one line; ``None`` where it is whole.
-
-    That lines at the end were removed shows only to who gives a ``head`` that the log had.
-
-    Raises:
-        PerfedError: there is no log.
-    """
-    hashes = {BEGINNING}
-    for number, line, problem in _walk(path):
-        if problem:
-            return f"{path}: line {number} {problem}"
-        hashes.add(json.loads(line)["hash"])
-    if head is not None and head not in hashes:
-        return f"{path}: lines at the end were removed: none of the {len(hashes) - 1} has the hash {head}"
-    return None
-
-
-def _walk(path: Path) -> Iterator[tuple[int, bytes, str]]:
-    """Number, bytes and problem (empty if there is none) of every line; the first problem ends it."""
-    previous, number = BEGINNING, 0
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                problem = _problem(line, previous)
-                yield number, line, problem
-                if problem:
-                    return
-                previous = json.loads(line)["hash"]
-    except FileNotFoundError:
-        raise PerfedError(f"{path}: there is no log of what has left") from None
-
-
-def _problem(line: bytes, previous: str) -> str:
-    if not line.endswith(b"\n"):
-        return "is torn, as a crash leaves it (opening the log mends it); its message has not left"
-    try:
-        entry = json.loads(line)
-        entry.pop("hash")
-        if _line(entry)[1] != line:
-            return "has been changed"
-        found = entry["previous"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return "has been changed"
-    if found != previous:
-        return "does not follow the line before it: lines were removed, added or reordered"
-    return ""
-
-
-def _line(entry: Mapping[str, Any]) -> tuple[str, bytes]:
-    """The hash of an entry, and its line."""
-    digest = hashlib.sha256(_text(entry)).hexdigest()
-    return digest, _text({**entry, "hash": digest}) + b"\n"
-
-
-def _text(entry: Mapping[str, Any]) -> bytes:
-    return json.dumps(entry, sort_keys=True, separators=(",", ":")).encode()
