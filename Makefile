@@ -17,6 +17,9 @@ run: $(VENV)/installed
 	$(BIN)/perfed compare digits-label-skew --methods local,fedrep,fedavg-ft,fedpac,$(PER_CLIENT) $(OPTIONS) --out $(OUT)/label-skew
 	$(BIN)/perfed compare flic-digits-views --methods local,hetfedrep,flic-class,flic-hl,$(PER_CLIENT) $(OPTIONS) --out $(OUT)/views
 
+# Tests start hundreds of processes; where the environment forbids bytecode, each would compile perfed anew.
+test pytest: export PYTHONDONTWRITEBYTECODE =
+
 # mypy has one core, beside the tests: the other is not idle meanwhile.
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .

@@ -31,13 +31,13 @@ def flwr(folder: Path, *arguments: object) -> str:
 
 
 def test_the_app_becomes_a_bundle_with_every_file(tmp_path):
-    folder = deployed(tmp_path)
-    flwr(tmp_path, "build", "--app", folder / "app")
+    app = deployed(tmp_path) / "app"
+    written = [path for path in app.rglob("*") if path.is_file() and path.name != "pyproject.toml"]
+    flwr(tmp_path, "build", "--app", app)
     (bundle,) = tmp_path.glob("*.fab")
     assert bundle.stat().st_size < 10_000_000
     shutil.unpack_archive(bundle, tmp_path / "unpacked", "zip")
-    app = folder / "app"
-    for file in (path for path in app.rglob("*") if path.is_file() and path.name != "pyproject.toml"):
+    for file in written:
         assert (tmp_path / "unpacked" / file.relative_to(app)).read_bytes() == file.read_bytes()
 
 

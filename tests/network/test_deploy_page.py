@@ -160,8 +160,8 @@ def test_a_site_and_the_server_are_killed_and_brought_back_to_the_same_bits(plac
     ends = time.monotonic() + 60
     while goes_on(place.path / "deployment/server/run") and time.monotonic() < ends:
         time.sleep(0.2)  # until the server's program has noticed that nobody holds it
-    for line in (*SERVER, SITES[0]):
-        place.begin(line)
+    place.serve()
+    place.begin(SITES[0])
     following = submitted(place, done + 1)
     ended = place.run(next(line for line in SHELL if line.endswith("--stop")))
     assert re.search(rf"was ended after round [{done + 1}-{ROUNDS}]; 'perfed submit deployment' goes on", ended)
