@@ -68,10 +68,12 @@ class Leaderboard:
         made = cls(path, name, board.seeds if seeds is None else seeds, tuple(settings), tuple(rows))
         for row in made.run:
             board.table(row, settings)
-        if not is_leaderboard(path):
+        if is_leaderboard(path):
+            before = cls.read(path)
+            if (before.name, before.settings) != (name, made.settings):
+                raise PerfedError(f"{path}: holds {before.name} with other settings; choose another --out")
+        else:
             RunDirectory.create(path)
-        elif ((before := cls.read(path)).name, before.settings) != (name, made.settings):
-            raise PerfedError(f"{path}: holds {before.name} with other settings; choose another --out")
         content = {"name": name, "seeds": made.seeds, "settings": list(settings), "rows": list(rows)}
         write_atomic(path / MARK, tomli_w.dumps(content))
         return made
@@ -81,8 +83,9 @@ class Leaderboard:
         """The one that :meth:`create` wrote."""
         with readable(path / MARK) as file:
             content = tomllib.loads(file.read_text(encoding="utf-8"))
-            listed = (tuple(map(str, content.get(what, ()))) for what in ("settings", "rows"))
-            return cls(path, str(content["name"]), int(content["seeds"]), *listed)
+            settings = tuple(map(str, content["settings"]))
+            rows = tuple(map(str, content.get("rows", ())))  # not in one that was begun before rows could be chosen
+            return cls(path, str(content["name"]), int(content["seeds"]), settings, rows)
 
     @property
     def board(self) -> Board:
