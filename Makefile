@@ -7,14 +7,17 @@ ROUNDING := $(foreach name,methods/combination methods/fast_w2 methods/fedem tra
 # One more than processors: tests of networks wait a third of their time.
 WORKERS := $(shell $(PYTHON) -c "import os; print(1 + os.cpu_count())")
 OUT ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)
-PER_CLIENT := sklearn:logistic,sklearn:svc
-# Trials for the plan would take longer than these runs.
-OPTIONS := --seeds 0..2 --engine stacked plan.threads=2
+PER_CLIENT := sklearn:logistic,sklearn:svc,sklearn:random-forest
+# Trials for the plan would take longer than these runs. In float64 every processor gets the README's numbers.
+OPTIONS := --seeds 0..2 --engine stacked plan.threads=2 dtype=float64
 
-.PHONY: run test types pytest docs clean
+# Sites install these files and no others. Hashes are those of the index that pip is set to: a site's own index must have the same.
+LOCK := --extra flower --extra tables --constraint constraints.txt --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-emit-index-url --no-emit-find-links
+
+.PHONY: run test types pytest docs lock sbom clean
 
 run: $(VENV)/installed
-	$(BIN)/perfed compare digits-label-skew --methods local,fedrep,fedavg-ft,fedpac,$(PER_CLIENT) $(OPTIONS) --out $(OUT)/label-skew
+	$(BIN)/perfed compare digits-label-skew --methods local,fedrep,fedavg-ft,ditto,fedpac,$(PER_CLIENT) $(OPTIONS) --out $(OUT)/label-skew
 	$(BIN)/perfed compare flic-digits-views --methods local,hetfedrep,flic-class,flic-hl,$(PER_CLIENT) $(OPTIONS) --out $(OUT)/views
 
 # Tests start hundreds of processes; where the environment forbids bytecode, each would compile perfed anew.
@@ -32,6 +35,14 @@ types: $(VENV)/installed-test
 
 pytest: $(VENV)/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup
+
+lock: $(VENV)/tools
+	mkdir -p build
+	$(VENV)/tools/bin/pip-compile --quiet $(LOCK) --output-file build/requirements.lock pyproject.toml
+
+sbom: $(VENV)/tools $(VENV)/installed
+	mkdir -p build
+	$(VENV)/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-format JSON --output-file build/sbom.cdx.json $(BIN)/python
 
 docs: $(VENV)/installed
 	$(BIN)/python docs/build_docs.py
@@ -51,6 +62,12 @@ $(VENV)/installed:
 
 $(VENV)/installed-test:
 	$(call install,[test])
+
+# Apart: what they need is not what perfed needs.
+$(VENV)/tools: $(VENV)/installed
+	$(PYTHON) -m venv $@
+	$@/bin/pip install --quiet pip-tools cyclonedx-bom
+	touch $@
 
 clean:
 	rm -rf $(VENV)

@@ -1,8 +1,8 @@
-"""Seconds per exchange with three sites over Flower on this machine, with a resident worker and without one.
+"""Seconds per exchange with three sites over Flower on this machine.
 
-``python benchmarks/flower_exchange.py [EXCHANGES]`` needs ``perfed[flower]``. Each way gets a server, three SuperNodes
-and a run of its own; the handler of both uses torch. The first exchange (the app is installed at the sites) is left
-out. Processor time is that of all of Flower's processes: with other work on the machine, wall time says little.
+``python benchmarks/flower_exchange.py [EXCHANGES]`` needs ``perfed[flower]``. A server, three sites in threads of this
+process, and a run; the sites' handler uses torch. The first exchange is left out. Processor time is that of the
+server's processes and this one: with other work on the machine, wall time says little.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from pathlib import Path
 from socket import socket
 from tempfile import TemporaryDirectory
 
+from perfed.engine.flower.node import Attendant, attend
 from perfed.engine.flower.probe import Server
 from perfed.engine.flower.processes import superexec, superlink
 from perfed.engine.flower.submission import Submitter
-from perfed.engine.flower.supernode import supervise
-from perfed.engine.flower.worker import serve
 
 SITES = ("north", "south", "west")
 PROJECT = """
@@ -37,7 +36,7 @@ version = "1.0.0"
 publisher = "perfed"
 [tool.flwr.app.components]
 serverapp = "exchanges.server:app"
-clientapp = "exchanges.client:app"
+clientapp = "exchanges.server:app"
 [tool.flwr.app.config]
 times = ""
 exchanges = 1
@@ -59,32 +58,6 @@ def main(transport, config):
 
 app = server_app(main)
 """
-RESIDENT = """
-from perfed.engine.flower.adapter import client_app
-
-app = client_app()
-"""
-FRESH = """
-from flwr.app import Array, ArrayRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
-
-app = ClientApp()
-
-@app.query("exchange")
-def exchange(message, context):
-    import torch
-    body = message.content["body"]["body"].data
-    reply = torch.frombuffer(bytearray(body), dtype=torch.uint8).flip(0).numpy().tobytes()
-    return Message(RecordDict({"body": ArrayRecord({"body": Array("uint8", (len(reply),), "bytes", reply)})}),
-                   reply_to=message)
-
-@app.query("hello")
-def hello(message, context):
-    import json
-    said = json.dumps([context.node_config["site"], context.node_config["worker"]]).encode()
-    return Message(RecordDict({"body": ArrayRecord({"body": Array("uint8", (len(said),), "bytes", said)})}),
-                   reply_to=message)
-"""
 
 
 def reverse(request: bytes) -> bytes:
@@ -93,15 +66,15 @@ def reverse(request: bytes) -> bytes:
     return torch.frombuffer(bytearray(request), dtype=torch.uint8).flip(0).numpy().tobytes()
 
 
-def write_app(folder: Path, client: str) -> Path:
+def write_app(folder: Path) -> Path:
     (folder / "exchanges").mkdir(parents=True)
     (folder / "pyproject.toml").write_text(PROJECT)
-    for name, text in (("__init__", ""), ("server", SERVER), ("client", client)):
+    for name, text in (("__init__", ""), ("server", SERVER)):
         (folder / "exchanges" / f"{name}.py").write_text(text)
     return folder
 
 
-def measure(folder: Path, client: str, exchanges: int) -> list[float]:
+def measure(folder: Path, exchanges: int) -> list[float]:
     """Seconds of each exchange."""
     with socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -111,18 +84,14 @@ def measure(folder: Path, client: str, exchanges: int) -> list[float]:
         running.callback(superlink(folder, address).stop)
         running.callback(superexec(folder, address).stop)
         for site in SITES:
-            (folder / site).mkdir()
-            worker = folder / site / "w"
-            config = {"site": site, "worker": str(worker)}
-            node = (Server(address), config, folder / site, print, stop)
-            for target, arguments in ((serve, (worker, reverse, stop)), (supervise, node)):
-                thread = threading.Thread(target=target, args=arguments)
-                thread.start()
-                running.callback(thread.join)
+            at = Attendant(site, str(folder / site), reverse, lambda app: None, print)
+            thread = threading.Thread(target=attend, args=(Server(address), at, stop))
+            thread.start()
+            running.callback(thread.join)
         running.callback(stop.set)
         submitter = Submitter(folder / "home", address)
         settings = {"times": str(folder / "times"), "exchanges": exchanges}
-        run = submitter.submit(write_app(folder / "app", client), settings)
+        run = submitter.submit(write_app(folder / "app"), settings)
         status = submitter.follow(run, lambda line: None, 600)
         if status != "finished:completed":
             raise SystemExit(f"{status}: see {folder}")
@@ -132,18 +101,14 @@ def measure(folder: Path, client: str, exchanges: int) -> list[float]:
 
 def main() -> None:
     exchanges = int(sys.argv[1]) if len(sys.argv) > 1 else 8
-    for name, client in (("resident worker", RESIDENT), ("torch in every process", FRESH)):
-        with TemporaryDirectory(prefix="fx") as folder:
-            began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-            times = measure(Path(folder), client, exchanges + 1)[1:]
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-            print(
-                f"{name}: median {statistics.median(times):.1f} s, {min(times):.1f} to {max(times):.1f};"
-                f" the whole run {time.monotonic() - began:.0f} s, {used:.0f} s of processor,"
-                f" load {os.getloadavg()[0]:.1f}",
-                flush=True,
-            )
+    with TemporaryDirectory(prefix="fx") as folder:
+        began = time.monotonic()
+        times = measure(Path(folder), exchanges + 1)[1:]
+        used = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        print(
+            f"median {statistics.median(times):.2f} s, {min(times):.2f} to {max(times):.2f};"
+            f" the whole run {time.monotonic() - began:.0f} s, {used:.0f} s of processor, load {os.getloadavg()[0]:.1f}"
+        )
 
 
 if __name__ == "__main__":

@@ -19,19 +19,24 @@ from typing import Any
 import anchors_tables
 import leaderboard_tables
 import maps_tables
+import numpy as np
 import scale_tables
 import sweep_tables
 from markdown_tables import table
 from screens import screens
 
+from perfed.engine.metrics import metric_of
 from perfed.experiment.compare import Comparison, Recipe, federated
 from perfed.experiment.config import find_experiment
 from perfed.experiment.overrides import override
-from perfed.report import compare_table, comparison_rows, load_runs
-from perfed.report.comparison import ComparisonRow
+from perfed.methods.titles import display_name
+from perfed.report import load_runs
+from perfed.report.gains import ClientTable, interval
 from perfed.report.text import metric_text
+from perfed.report.verdict import best_reference
 
 ROOT = Path(__file__).parent.parent
+ACCURACY = metric_of("accuracy")
 MAPS = "docs/when.md"
 LEADERBOARDS = "docs/leaderboards.md"
 RESULTS = "docs/results.md"
@@ -41,19 +46,7 @@ VIEWS = ("local", "hetfedrep", "flic-class", "flic-hl", *BASELINES)
 # A tenth of the clients in each round, with the rates that were chosen for that.
 RATES = {"local": "1e-2", "hetfedrep": "3e-3", "flic-class": "3e-3", "flic-hl": "1e-3"}
 SAMPLED = ("participation.rate=0.1", *(f"methods.{method}.lr={rate}" for method, rate in RATES.items()))
-NAMES = {
-    "local": "Local",
-    "fedrep": "FedRep",
-    "fedavg-ft": "FedAvg-FT",
-    "ditto": "Ditto",
-    "fedpac": "**FedPAC**",
-    "hetfedrep": "HetFedRep",
-    "flic-class": "FLIC-Class",
-    "flic-hl": "FLIC-HL",
-    "sklearn:logistic": "logistic regression per client",
-    "sklearn:svc": "SVC per client",
-    "sklearn:random-forest": "random forest per client",
-}
+BOLD = "fedpac"
 
 
 @dataclass(frozen=True)
@@ -62,7 +55,7 @@ class Kept:
 
     Attributes:
         experiment: a shipped one.
-        methods: the first one is what the others are compared with.
+        methods: in the order of the table's rows.
         more: assignments as on the command line, beside ``dtype=float64``: with it every processor gets the same test
             samples right.
     """
@@ -84,7 +77,7 @@ class Kept:
         return " ".join(["perfed compare", self.experiment, "--methods", ",".join(self.methods), seeds, *self.settings])
 
     def run(self, seeds: Sequence[int], methods: Sequence[str] = ()) -> list[dict[str, Any]]:
-        """Train; per method and seed the ``accuracy`` over clients, and its mean over rounds, ``curve``.
+        """Train; per method and seed the accuracy of each client, ``clients``, and its mean over rounds, ``curve``.
 
         Raises:
             PerfedError: a run failed.
@@ -98,15 +91,15 @@ class Kept:
                 print(f"{self.experiment} {' '.join(self.settings)}: {method}, seed {seed}", file=sys.stderr)
                 ready(method, seed).execute()
             runs = load_runs(comparison.started())
-        rows = {(row["method"], row["seed"]): row["accuracy"] for row in comparison_rows(runs)}
         return [
             {
                 "method": run.method,
                 "seed": run.seed,
-                "accuracy": rows[run.method, run.seed],
+                "clients": dict(zip(run.clients.ids, run.clients.reported.tolist(), strict=True)),
                 "curve": {str(line.round): line.accuracy.mean for line in run.rounds if line.accuracy},
             }
             for run in runs
+            if run.clients
         ]
 
 
@@ -151,29 +144,37 @@ def kept_runs(name: str) -> list[dict[str, Any]]:
 
 
 def markdown(groups: dict[str, str]) -> str:
-    """Methods x groups of columns: accuracy, mean ± std over seeds, and paired difference to the first method."""
-    tables = {title: _accuracy(name) for title, name in groups.items()}
-    methods = KEPT[next(iter(groups.values()))].methods
-    first = NAMES[methods[0]]
-    header = ["accuracy in %, three seeds", *(cell for title in groups for cell in (title, f"against {first} [95 %]"))]
+    """Methods x groups of columns: accuracy, mean ± std over seeds, and what the verdict says against its reference."""
+    tables = {title: client_table(kept_runs(name)) for title, name in groups.items()}
+    bases = [best_reference(table, ACCURACY) for table in tables.values()]
+    against_ = [f"against {display_name(base)} [95 %]" for base in bases]
+    header = ["accuracy in %, three seeds", *(cell for pair in zip(groups, against_, strict=True) for cell in pair)]
     lines = []
-    for method in methods:
-        cells = [cell for of in tables.values() for cell in _cells(of[method])]
-        lines.append([NAMES[method], *cells])
+    for method in KEPT[next(iter(groups.values()))].methods:
+        pairs = zip(tables.values(), bases, strict=True)
+        name = f"**{display_name(method)}**" if method == BOLD else display_name(method)
+        lines.append([name, *(cell for of, base in pairs for cell in _cells(of, method, base))])
     return table(header, lines)
 
 
-def _accuracy(name: str) -> dict[str, ComparisonRow]:
-    rows = [{**run, "wall_seconds": 0.0} for run in kept_runs(name)]  # times are not kept
-    return {row.method: row for row in compare_table(rows)}
+def client_table(runs: Sequence[dict[str, Any]]) -> ClientTable:
+    """The kept accuracy of each client in ``runs``, as the verdict takes it."""
+    sites, seeds = list(runs[0]["clients"]), sorted({run["seed"] for run in runs})
+    found = {
+        method: np.array([[run["clients"][site] for site in sites] for run in runs if run["method"] == method])
+        for method in dict.fromkeys(run["method"] for run in runs)
+    }
+    return ClientTable(sites, seeds, np.ones(len(sites)), np.full(len(sites), np.inf), found)
 
 
-def _cells(row: ComparisonRow) -> list[str]:
-    mean = f"{metric_text('accuracy', row.mean)} ± {metric_text('accuracy', row.mean_std or 0.0)}"
-    if row.difference is None or row.difference.low is None or row.difference.high is None:
+def _cells(of: ClientTable, method: str, base: str) -> list[str]:
+    means = of.of_method[method].mean(1)
+    mean = f"{metric_text('accuracy', means.mean())} ± {metric_text('accuracy', means.std(ddof=1))}"
+    if method == base:
         return [mean, ""]
-    ends = [metric_text("accuracy", v, "+") for v in (row.difference.mean, row.difference.low, row.difference.high)]
-    middle, low, high = (end.replace("-", "−") for end in ends)
+    gain = interval(of.gains(method, base, ACCURACY), of.weights)
+    assert gain.low is not None and gain.high is not None
+    middle, low, high = (metric_text("accuracy", v, "+").replace("-", "−") for v in (gain.mean, gain.low, gain.high))
     return [mean, f"{middle} [{low}, {high}]"]
 
 
@@ -221,7 +222,10 @@ def main() -> None:
     if sys.argv[1:] not in ([], ["--render"], ["--screens"]):
         sys.exit("usage: python docs/build_docs.py [--render | --screens]")
     if sys.argv[1:] == ["--screens"]:
-        screens()
+        shown = KEPT["digits-label-skew"]
+        screens(
+            shown.experiment, shown.methods, shown.seeds, (*shown.settings, "plan.engine=stacked", "plan.threads=2")
+        )
         return
     if not sys.argv[1:]:
         for name, kept in KEPT.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from markdown_tables import table
@@ -23,7 +24,7 @@ def markdown(name: str) -> str:
     board = find_board(name)
     kept = [Figure(**row) for row in json.loads((FOLDER / f"{name}.json").read_text())]
     noted = {row.name: row.note for row in board.rows}
-    figures = [Figure(**{**vars(figure), "note": noted.get(figure.method, "")}) for figure in kept]
+    figures = [replace(of, note=noted.get(of.method, ""), their_rounds=board.their_rounds) for of in kept]
     made = board_table(figures, board.title, board.metric, board.best_over_test)
     rows = [[f"**{cell}**" if at in made.best else cell for cell in row] for at, row in enumerate(made.rows)]
     notes = "\n".join(f"* {line}" for line in board_notes(figures))

@@ -10,19 +10,13 @@ import numpy as np
 from markdown_tables import table
 from scipy import stats  # type: ignore[import-untyped]
 
+from perfed.methods.titles import display_name
+
 FOLDER = Path(__file__).parent / "results/maps"
 ALONE = {"logistic": "logistic regression", "svc": "SVC"}
-NAMES = {
-    "local": "Local",
-    "hetfedrep": "HetFedRep",
-    "flic-class": "FLIC-Class",
-    "flic-hl": "FLIC-HL",
-    "fedavg-ft": "FedAvg-FT",
-    "fedrep": "FedRep",
-    "fedpac": "FedPAC",
-}
-# Title of the last columns -> the two methods whose difference they are; where both were trained.
-PAIRS = {"FLIC-HL − HetFedRep": ("flic-hl", "hetfedrep"), "FedPAC − FedAvg-FT": ("fedpac", "fedavg-ft")}
+METHODS = ("local", "hetfedrep", "flic-class", "flic-hl", "fedavg-ft", "fedrep", "fedpac")
+# The two methods whose difference a last column is; where both were trained.
+PAIRS = (("flic-hl", "hetfedrep"), ("fedpac", "fedavg-ft"))
 
 Cell = dict[str, Any]
 
@@ -36,14 +30,15 @@ def markdown(name: str) -> str:
     """One row per cell: the best model per site, what each method gains over it, and FLIC over HetFedRep."""
     kept = json.loads((FOLDER / f"{name}.json").read_text())
     cells: dict[str, Cell] = kept["cells"]
-    methods = [method for method in NAMES if method in next(iter(cells.values()))]
-    pairs = {title: pair for title, pair in PAIRS.items() if set(pair) <= set(methods)}
-    header = ["", "best model per site, %", *(f"{NAMES[method]}" for method in methods), *pairs]
+    methods = [method for method in METHODS if method in next(iter(cells.values()))]
+    pairs = [pair for pair in PAIRS if set(pair) <= set(methods)]
+    titles = [" − ".join(map(display_name, pair)) for pair in pairs]
+    header = ["", "best model per site, %", *map(display_name, methods), *titles]
     lines = []
     for title, cell in cells.items():
         best = max(ALONE, key=lambda model: np.mean(cell[model]["accuracy"]))
         gains = [_gain(cell, method, best) for method in methods]
-        more = [_gain(cell, *pair) for pair in pairs.values()]
+        more = [_gain(cell, *pair) for pair in pairs]
         lines.append([title, f"{100 * np.mean(cell[best]['accuracy']):.1f} ({ALONE[best]})", *gains, *more])
     return f"`{kept['command']}`\n\n{table(header, lines)}"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,18 +21,17 @@ from perfed.report.page.verdict import verdict_section
 from perfed.report.page.write import facts
 
 FOLDER = Path(__file__).parent
-EXPERIMENT = "digits-label-skew"
-METHODS = ["local", "fedrep", "fedavg-ft", "fedpac", "sklearn:logistic", "sklearn:svc"]
-SEEDS = [0, 1, 2]
 THEMES = {"light": 1, "dark": 0}
 WIDTHS = (1400, 420)
 COLOURS = 160  # of a picture's palette: a page has few
 
 
-def screens() -> None:
+def screens(experiment: str, methods: Sequence[str], seeds: Sequence[int], settings: Sequence[str]) -> None:
     """Train, write the page, and let Chromium show it in both themes and widths as ``report-THEME-WIDTH.png``."""
     with tempfile.TemporaryDirectory() as folder:
-        page = _page(Path(folder))
+        table = override(find_experiment(experiment), settings, federated(list(methods)))
+        comparison = Comparison.create(Path(folder) / "made", table, list(methods), list(seeds), None, None)
+        page = _page(comparison, Path(folder) / "page.html", experiment)
         for theme, number in THEMES.items():
             for width in WIDTHS:
                 shot = Path(folder) / "shot.png"
@@ -41,17 +41,14 @@ def screens() -> None:
                 print(f"{out.name}: {out.stat().st_size / 1000:.0f} kB", file=sys.stderr)
 
 
-def _page(folder: Path) -> Path:
+def _page(comparison: Comparison, out: Path, title: str) -> Path:
     """The first two sections of the report."""
-    table = override(find_experiment(EXPERIMENT), ["plan.engine=stacked", "plan.threads=1"], federated(METHODS))
-    comparison = Comparison.create(folder / "made", table, METHODS, SEEDS, None, None)
     ready = Recipe(comparison, None, None)
     for method, seed in comparison.left():
         ready(method, seed).execute()
     runs = load_runs(comparison.started())
     study = Study.of(runs)
-    sections = [verdict_section(study), leaderboard_section(study)]
-    return write_page(folder / "page.html", EXPERIMENT, facts(runs), sections)
+    return write_page(out, title, facts(runs), [verdict_section(study), leaderboard_section(study)])
 
 
 def _shoot(page: Path, out: Path, width: int, theme: str) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from markdown_tables import table
 
+from perfed.methods.titles import display_name
 from perfed.report.text import metric_text
 
 FILE = Path(__file__).parent / "results/sweeps.json"
@@ -32,7 +33,7 @@ def markdown() -> str:
         lines = []
         for method in dict.fromkeys(row["method"] for row in rows):
             of = {row["comparison"]: row for row in rows if row["method"] == method}
-            lines.append([method, *(_cell(of[value]["mean"], of[value]["mean_std"]) for value in values)])
+            lines.append([display_name(method), *(_cell(of[value]["mean"], of[value]["mean_std"]) for value in values)])
         made = table(["accuracy in %", *(f"`{value}`" for value in values)], lines)
         parts.append(f"**{title}**: `{kept[name]['command']}`\n\n{made}\n\n![{title}](sweep-{name}.svg)")
     return "\n\n".join(parts)

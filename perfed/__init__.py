@@ -57,4 +57,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, "aggregate", "datasets", "method", "placement", "registry", "terms"})
+    own = (name for name in globals() if name.startswith("__"))
+    return sorted({*own, *_HOMES, "aggregate", "datasets", "method", "placement", "registry", "terms"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import ValidationError
 
@@ -38,6 +38,33 @@ class Diverged(Exception):
         super().__init__(row, reason)
         self.row = row
         self.reason = reason
+
+
+class ClientsDiverged(PerfedError):
+    """Training left numbers that are not finite, at some clients.
+
+    Attributes:
+        where: the round.
+        found: by client id what happened there.
+        before: what there is to say of the exchange before: a reply that was much larger than the others'.
+    """
+
+    def __init__(self, where: str, found: Mapping[str, str], before: str = "") -> None:
+        super().__init__(where, found, before)  # which a copy in another process is made of
+        self.where = where
+        self.found = found
+        self.before = before
+
+    def __str__(self) -> str:
+        if len(self.found) == 1:
+            (happened,) = self.found.values()
+            return f"{self.where}: {happened}{self.before}; lower the learning rate or look at this client's data"
+        who = some([f"'{client}'" for client in self.found])
+        first = next(iter(self.found.values()))
+        return (
+            f"{self.where}: training diverged at {len(self.found)} clients, {who} ({first}){self.before}; lower the "
+            "learning rate or look at these clients' data"
+        )
 
 
 def some(names: Sequence[str], most: int = 8) -> str:

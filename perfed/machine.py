@@ -61,6 +61,28 @@ def peak_memory_mb() -> float | None:
     return float(_resource.getrusage(_resource.RUSAGE_SELF).ru_maxrss) * unit / 2**20
 
 
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Files and folders that this process, or one that it starts, makes inside are for its user alone."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def memory() -> int | None:
+    """Bytes of memory that this machine has, or this process may have if less; ``None`` where nothing says it."""
+    found = []
+    with suppress(OSError, ValueError, AttributeError):
+        found.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    if _resource is not None and (limit := _resource.getrlimit(_resource.RLIMIT_AS)[0]) != _resource.RLIM_INFINITY:
+        found.append(limit)
+    with suppress(OSError, ValueError):
+        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))
+    return min(found, default=None)
+
+
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Write ``data`` to ``path`` so that a reader sees the old or the new content, never a part."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -146,6 +168,14 @@ def locked(folder: Path) -> Iterator[None]:
                 file.unlink()
 
 
+_came = threading.Event()  # SIGTERM, in the last block of sigterm_as_exit
+
+
+def by_sigterm(stop: SystemExit) -> bool:
+    """Whether SIGTERM is what ends the program, in :func:`sigterm_as_exit`; Ray makes code 1 of it where it waits."""
+    return stop.code == TERMINATED or (stop.code == 1 and _came.is_set())
+
+
 @contextmanager
 def sigterm_as_exit() -> Iterator[None]:
     """SIGTERM inside raises ``SystemExit(143)``, so that what was done can be kept, as after Ctrl-C.
@@ -158,8 +188,10 @@ def sigterm_as_exit() -> Iterator[None]:
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
+        _came.set()
         raise SystemExit(TERMINATED)
 
+    _came.clear()
     signal.signal(signal.SIGTERM, stop)
     try:
         yield

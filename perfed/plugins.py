@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 from perfed.errors import PerfedError
+from perfed.machine import by_sigterm
 
 SKLEARN = "sklearn:"
 """Names that begin so are of scikit-learn models (:mod:`perfed.experiment.baselines`), of no module of the user's."""
 POOLED = "pooled:"
 """Names that begin so are of one scikit-learn model on the samples of all clients together."""
 
+IMPORTED: dict[str, None] = {}
+"""The modules that ``module:NAME`` has named since the command began, each once."""
+
 
 def bare_name(name: str) -> str:
     """NAME of ``module:NAME``; any other name as it is."""
     return name.rpartition(":")[2]
+
+
+def known_as(name: str, known: Iterable[str]) -> str | None:
+    """The one of the ``known`` names that is ``name``, or else is so in another case; ``None``: there is none.
+
+    Example:
+        >>> known_as("FedPAC", ["fedavg", "fedpac"]), known_as("fedpak", ["fedavg", "fedpac"])
+        ('fedpac', None)
+    """
+    names = list(known)
+    if name in names:
+        return name
+    return next((other for other in names if other.casefold() == name.casefold()), None)
 
 
 def own_name(name: str, what: str) -> str:
@@ -34,10 +53,38 @@ def own_name(name: str, what: str) -> str:
     if module.endswith(".py") or not all(part.isidentifier() for part in module.split(".")):
         raise PerfedError(f"{what} '{name}': '{module}' is no module's name; a file mine.py is 'mine'")
     try:
-        importlib.import_module(module)
+        own_module(module)
     except Exception as error:  # whatever a user's file does
         raise PerfedError(f"{what} '{name}': cannot import '{module}': {own_mistake(error) or error}") from None
     return own
+
+
+def own_module(module: str) -> ModuleType:
+    """The module of this name, imported: whatever it does when it is imported is done.
+
+    Raises:
+        PerfedError: it is one of Python's own, where no method, data set or transformer is, or it ends the program.
+    """
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        raise PerfedError(f"'{module}' is a module of Python's own; name one of yours, or of an installed package")
+    IMPORTED[module] = None
+    with endings_refused():
+        return importlib.import_module(module)
+
+
+@contextmanager
+def endings_refused() -> Iterator[None]:
+    """Make one line of it when a file of the user's own ends the program.
+
+    Raises:
+        PerfedError: it does; names file and line where they are known.
+    """
+    try:
+        yield
+    except SystemExit as stop:
+        if by_sigterm(stop):
+            raise
+        raise PerfedError(own_mistake(stop) or f"it ends the program (SystemExit: {stop})") from None
 
 
 def own_mistake(error: BaseException) -> str | None:
@@ -68,8 +115,8 @@ def own_mistakes() -> Iterator[None]:
         yield
     except (PerfedError, MemoryError):
         raise
-    except Exception as error:
-        mistake = own_mistake(error)
+    except (Exception, SystemExit) as error:
+        mistake = None if isinstance(error, SystemExit) and by_sigterm(error) else own_mistake(error)
         if mistake is None:
             raise
         raise PerfedError(mistake) from error

@@ -2,6 +2,6 @@
 
 from perfed.method.term import Term, register_term, term_class, term_names
 from perfed.methods.flic import Anchors
-from perfed.methods.terms import Prototypes, Proximal
+from perfed.methods.terms import Prototypes, Proximal, ServerOptimizer
 
-__all__ = ["Anchors", "Prototypes", "Proximal", "Term", "register_term", "term_class", "term_names"]
+__all__ = ["Anchors", "Prototypes", "Proximal", "ServerOptimizer", "Term", "register_term", "term_class", "term_names"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Union
 
 import torch
@@ -16,6 +16,20 @@ def map_leaves(tree: Tree, fn: Callable[[str, Tensor], Tensor]) -> dict[str, Ten
     return {
         name: fn(name, value) if isinstance(value, Tensor) else map_leaves(value, fn) for name, value in tree.items()
     }
+
+
+def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor with its path, names joined by "/".
+
+    Example:
+        >>> [(path, t.tolist()) for path, t in leaves({"w": torch.ones(1), "term": {"m": torch.zeros(1)}})]
+        [('w', [1.0]), ('term/m', [0.0])]
+    """
+    for name, value in tree.items():
+        if isinstance(value, Tensor):
+            yield path + name, value
+        else:
+            yield from leaves(value, f"{path}{name}/")
 
 
 def copy(tree: Tree) -> dict[str, Tensor | Tree]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 import torch
@@ -17,8 +18,8 @@ def one_thread():
 
 
 @pytest.fixture
-def forgotten(monkeypatch):
-    """The data sets, methods, presets and terms that a test makes known are forgotten after it."""
+def forgotten(monkeypatch, tmp_path):
+    """The data sets, methods, presets and terms that a test makes known are forgotten after it, as are its modules."""
     from perfed import datasets, methods, terms  # noqa: F401 - make perfed's own known
     from perfed.datasets import catalogue
     from perfed.method import registry, term
@@ -30,3 +31,7 @@ def forgotten(monkeypatch):
         (term, "TERMS"),
     ):
         monkeypatch.setattr(module, name, dict(getattr(module, name)))
+    yield
+    for name, imported in list(sys.modules.items()):
+        if str(getattr(imported, "__file__", None)).startswith(f"{tmp_path}{os.sep}"):
+            del sys.modules[name]

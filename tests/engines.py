@@ -45,7 +45,7 @@ class CodecEngine(InProcessEngine):
     def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
         for work in works:
             rows, states = ({i: decode(encode(v)) for i, v in of.items()} for of in (work.rows, work.states))
-            done = self.host.run(replace(work, shared=decode(encode(work.shared)), rows=rows, states=states))
+            done = self.host.attempt(replace(work, shared=decode(encode(work.shared)), rows=rows, states=states))
             yield Sent(**{**vars(done), "states": {i: decode(encode(s)) for i, s in done.states.items()}})
 
 

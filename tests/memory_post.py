@@ -14,7 +14,7 @@ Handler = Callable[[bytes], bytes]
 
 
 class MemoryOffice:
-    """Sites by name; one message at a time at each, as Flower's SuperNodes have it.
+    """Sites by name; one message at a time at each, as sites have it.
 
     Attributes:
         delay: seconds that a site takes for each message.

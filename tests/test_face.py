@@ -68,3 +68,8 @@ def test_terms_are_known_before_anything_else_is_imported():
 @pytest.mark.parametrize("name", ["Run", "start"])
 def test_any_name_may_be_asked_for_first(name):
     assert in_a_process_of_its_own(f"import perfed; print(callable(perfed.{name}))") == "True"
+
+
+def test_what_a_shell_completes_is_the_face_and_nothing_else():
+    shown = {name for name in dir(perfed) if not name.startswith("__")}
+    assert shown == set(IMPORTS)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +23,15 @@ def python(*arguments: object, cwd: Path, **environment: str) -> str:
     done = subprocess.run(command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_what_is_under_the_gpl_is_for_tests_alone():
+    """quadprog: tests compare with it, and who installs perfed does not get it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {name: needed for name, needed in project["optional-dependencies"].items() if name != "test"}
+    assert "quadprog" not in json.dumps([project["dependencies"], extras])
+    imports = re.compile(r"^\s*(import|from) quadprog", re.MULTILINE)
+    assert not [file for file in PACKAGE.rglob("*.py") if imports.search(file.read_text())]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +61,7 @@ def test_it_lists_and_trains_outside_the_source_tree(installed, tmp_path):
 
     where = python("-c", "import perfed; print(perfed.__file__)", cwd=tmp_path, PYTHONPATH=str(installed))
     assert Path(where.strip()).is_relative_to(installed)
-    assert "fedavg" in perfed("list", "methods")
+    assert "FedAvg" in perfed("list", "methods")
     tiny = ("rounds=1", "clients=3", "plan.engine=stacked", "plan.threads=1")
     perfed("run", "digits-label-skew", *tiny, "--out", "out")
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["rounds"] == 1

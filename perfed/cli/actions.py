@@ -12,6 +12,7 @@ import torch
 
 from perfed.cli.boards import play
 from perfed.cli.campaigning import go_on
+from perfed.cli.choosing import check_one_word, chosen_methods
 from perfed.cli.comparing import compare
 from perfed.cli.console import alone_on_stdout, print_json, say, say_where
 from perfed.cli.options import Shown, Training
@@ -24,11 +25,11 @@ from perfed.experiment.campaign import Campaign, is_campaign
 from perfed.experiment.compare import Comparison, is_comparison
 from perfed.experiment.config import Experiment, find_experiment, validate
 from perfed.experiment.leaderboard import Leaderboard, is_leaderboard
-from perfed.experiment.names import parse_names, parse_seeds
+from perfed.experiment.names import parse_seeds
 from perfed.experiment.overrides import override, parse_value
 from perfed.experiment.search import Search, is_search
 from perfed.experiment.start import is_done, resume, start
-from perfed.method.registry import entry
+from perfed.method.registry import method_id
 from perfed.report import load_runs, write_report
 from perfed.report.partition import ClassTable, counted_tables, write_partition_page
 from perfed.run.directory import RunDirectory, plain
@@ -79,8 +80,7 @@ def _begun(make: Callable[[], Run], out: Path) -> Run:
 def chosen_experiment(name: str, settings: list[str]) -> Experiment:
     """The experiment ``name`` with the ``settings`` of one method and seed."""
     table = find_experiment(name)
-    method = _chosen_method(table, settings)
-    entry(method)
+    method = method_id(_chosen_method(table, settings))
     return validate(override(table, settings, [method]))
 
 
@@ -154,8 +154,10 @@ def tune_command(
     show: Shown,
 ) -> None:
     """Choose settings on validation data only, with the same budget for every method."""
-    names = parse_names(methods)
-    table = override(find_experiment(experiment), shared_settings(how.engine, settings), names)
+    check_one_word(methods, [experiment, *(settings or [])])
+    table = find_experiment(experiment)
+    names = chosen_methods(methods, table)
+    table = override(table, shared_settings(how.engine, settings), names)
     out = how.out or default_out(f"tune-{table.get('name', 'experiment')}")
     numbers, where = parse_seeds(seeds), device_of(how.device)
     search = Search.create(out, table, names, numbers, grid or [], how.data_dir, where)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
+from perfed.cli.choosing import check_one_word
 from perfed.cli.comparing import say_outcome
 from perfed.cli.console import alone_on_stdout, print_json, say, say_where, say_whole
 from perfed.cli.files import Files, command_line
@@ -38,6 +39,7 @@ def sweep_command(
     show: Shown,
 ) -> None:
     """Compare methods for each of several values of a key."""
+    check_one_word(methods, [experiment, axis, *(settings or [])])
     table = find_experiment(experiment)
     names = parse_names(methods or str(table.get("method", Experiment.model_fields["method"].default)), baselines=True)
     shared_settings(None, [axis])
@@ -106,13 +108,22 @@ def report_campaign(directory: Path, files: Files, show: Shown) -> None:
         if files.out is not None:
             write_atomic(files.out, page.read_text(encoding="utf-8"))
         written = files.write(
-            lambda: latex_file((grid.latex() for grid in grids(parts, campaign.key)), command_line()),
+            lambda: _latex(campaign, parts),
             lambda: campaign_csv(parts, campaign.key),
             lambda: sweep_figures(parts, campaign.key),
         )
         for path in written:
             say_where("written", path)
         _show(campaign, parts, page, show, files=[str(path) for path in written])
+
+
+def _latex(campaign: Campaign, parts: Sequence[Part]) -> str:
+    """The tables for papers."""
+    name = campaign.path.resolve().name
+    if campaign.key:
+        name = str(next(iter(campaign.comparisons.values())).table.get("name", name))
+    comments = [f"table: {command_line()}", *(f"runs: {one.origin}" for one in campaign.comparisons.values())]
+    return latex_file((grid.latex(name) for grid in grids(parts, campaign.key)), comments)
 
 
 def _show(campaign: Campaign, parts: Sequence[Part], page: Path, show: Shown, **more: object) -> None:

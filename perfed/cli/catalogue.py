@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from perfed.cli.console import console
+from perfed.cli.console import command_lines, console
 from perfed.cli.index import INDEX, LISTS
 from perfed.errors import PerfedError
+from perfed.plugins import known_as
 
 DIFFERENCES = {
     "features": "clients measure different things: columns, sensors, kinds of pictures",
@@ -58,12 +59,18 @@ def _order(item: Mapping[str, Any]) -> tuple[bool, str]:
     return not item["paper"], _paper(item).casefold()
 
 
+def _title(item: Mapping[str, Any]) -> str:
+    """What readers see in place of its name."""
+    title: str = item.get("title", item["name"])
+    return title
+
+
 def _names(items: Sequence[Mapping[str, Any]], indent: str) -> Iterator[str]:
-    widest = max(len(item["name"]) for item in items)
+    widest = max(len(_title(item)) for item in items)
     column = min(widest, max(12, console.width // 3 - len(indent)))
     for item in items:
-        head = f"{indent}{item['name'].ljust(column)}  "
-        if len(item["name"]) > column:
+        head = f"{indent}{_title(item).ljust(column)}  "
+        if len(_title(item)) > column:
             yield head.rstrip()
             head = " " * len(indent + " " * column + "  ")
         yield from _wrapped(_summary(item), head, " " * (len(indent) + column + 2))
@@ -88,24 +95,29 @@ def _wrapped(text: str, first: str, later: str) -> list[str]:
 
 
 def found(name: str) -> dict[str, dict[str, Any]]:
-    """What is called ``name``: kind -> its facts; a data set and an experiment may have the same name.
+    """What is called ``name``, in any case: kind -> its facts; a data set and an experiment may have the same name.
 
     Raises:
         PerfedError: nothing is; names the nearest.
     """
-    hits = {_KINDS[what]: item for what in LISTS for item in INDEX[what] if item["name"] == name}
+    every = [(_KINDS[what], item) for what in LISTS for item in INDEX[what]]
+    hits = {kind: item for kind, item in every if known_as(name, (item["name"], _title(item)))}
     if hits:
         return hits
-    known = sorted({item["name"] for what in LISTS for item in INDEX[what]})
-    family = [other for other in known if other.startswith(f"{name}-")]
-    near = difflib.get_close_matches(name, family or known, n=3, cutoff=0.5) or [o for o in known if name in o][:3]
+    if set(name) & set(":+"):  # of the user's own, or under a policy
+        from perfed.cli.listing import facts_of
+
+        return facts_of(name)
+    known, given = sorted({item["name"] for _, item in every}), name.casefold()
+    family = [other for other in known if other.startswith(f"{given}-")]
+    near = difflib.get_close_matches(given, family or known, n=3, cutoff=0.5) or [o for o in known if given in o][:3]
     hint = f"did you mean: {', '.join(near)}?" if near else "see 'perfed list methods', 'datasets' or 'experiments'"
     raise PerfedError(f"nothing is called '{name}'; {hint}")
 
 
 def described(kind: str, item: Mapping[str, Any]) -> Iterator[str]:
     """The lines of ``perfed show``."""
-    yield from _wrapped(_summary(item), f"{item['name']} ({kind}): ", "  ")
+    yield from _wrapped(_summary(item), f"{_title(item)} ({kind}): ", "  ")
     facts = _FACTS[kind](item) if kind in _FACTS else []
     for label, text in facts:
         if text:
@@ -121,14 +133,7 @@ def described(kind: str, item: Mapping[str, Any]) -> Iterator[str]:
         yield from ["", "settings that every method has:"]
         yield from _settings({key: settings[key] for key in common})
     if item.get("try"):
-        yield from ["", "try:", *_command(item["try"])]
-
-
-def _command(text: str) -> list[str]:
-    """A command over as many lines as it needs, as a shell takes them."""
-    lines = textwrap.wrap(text, console.width - 6, break_long_words=False, break_on_hyphens=False)
-    goes_on = " \\"
-    return [f"  {'  ' * (at > 0)}{line}{goes_on * (at < len(lines) - 1)}" for at, line in enumerate(lines)]
+        yield from ["", "try:", *command_lines(item["try"])]
 
 
 def _settings(settings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -148,6 +153,7 @@ def _method(item: Mapping[str, Any]) -> list[tuple[str, str]]:
     differs = f"{item['differs']} ({DIFFERENCES[item['differs']]})"
     needs = "; ".join(item["needs"]) or "nothing in particular"
     return [
+        ("in files and settings", item["name"]),
         ("paper", item["paper"]),
         ("is", made_of),
         ("made for clients that differ in", differs),

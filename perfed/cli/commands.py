@@ -33,13 +33,13 @@ from perfed.cli.options import (
     Workers,
     WorkersOption,
 )
+from perfed.cli.wording import App
 from perfed.errors import PerfedError
 from perfed.machine import installed_version
+from perfed.plugins import known_as
 
-app = typer.Typer(
+app = App(
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
     help="Personalised federated learning: run, compare and tune methods on clients that differ.",
 )
 
@@ -69,6 +69,7 @@ def init_command(
     domain: Annotated[str, typer.Option("--domain", help="column of domains, e.g. race")] = "",
     group: Annotated[str, typer.Option("--group", help="column whose equal values are never split, e.g. patient")] = "",
     drop: Annotated[list[str] | None, typer.Option("--drop", help="column to leave out; may be repeated")] = None,
+    numbers: Annotated[list[str] | None, typer.Option("--numbers", help="column of numbers; may be repeated")] = None,
     dates: Annotated[list[str] | None, typer.Option("--dates", help="column of dates; may be repeated")] = None,
     categories: Annotated[
         list[str] | None, typer.Option("--categories", help="column whose numbers are codes; may be repeated")
@@ -80,7 +81,7 @@ def init_command(
     """Write a commented experiment for tables of your own, after checking them."""
     from perfed.cli import study
 
-    columns = {"drop": drop or [], "dates": dates or [], "categories": categories or []}
+    columns = {"drop": drop, "numbers": numbers, "dates": dates, "categories": categories}
     roles = {"site_column": site_column, "target": target, "event": event, "domain": domain, "group": group}
     study.init_command(files, test or [], {**roles, **columns}, out, as_json)
 
@@ -253,13 +254,14 @@ def list_command(
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, with all settings")] = False,
 ) -> None:
     """List what is there: methods by what differs between the clients and by paper."""
-    if what not in LISTS:
+    asked = known_as(what, LISTS)
+    if asked is None:
         raise PerfedError(f"unknown list '{what}'; allowed: {', '.join(LISTS)}")
     if as_json:
-        return print_json(INDEX[what])
+        return print_json(INDEX[asked])
     from perfed.cli import catalogue
 
-    for line in catalogue.listed(what):
+    for line in catalogue.listed(asked):
         typer.echo(line)
 
 

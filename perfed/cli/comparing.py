@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from perfed.cli.choosing import check_one_word, chosen_methods
 from perfed.cli.console import alone_on_stdout, print_json, say, say_where, say_whole
 from perfed.cli.options import Shown, Training
 from perfed.cli.progress import Work, shown
@@ -30,13 +31,16 @@ def compare_command(
     show: Shown,
 ) -> None:
     """Train several methods over several seeds: one table, one report, comparison.json."""
+    check_one_word(methods, [experiment, *(settings or [])])
     if extended is not None:
         planned = _extended(extended, experiment, settings, methods, seeds, how)
     elif experiment is None:
         raise PerfedError("an experiment is needed: a shipped one ('perfed list experiments') or a .toml file")
     else:
-        names, numbers = parse_names(methods, baselines=True), parse_seeds("0" if seeds is None else seeds)
-        table = override(find_experiment(experiment), shared_settings(how.engine, settings), federated(names))
+        table = find_experiment(experiment)
+        names = chosen_methods(methods, table, baselines=True)
+        numbers = parse_seeds("0" if seeds is None else seeds)
+        table = override(table, shared_settings(how.engine, settings), federated(names))
         out = how.out or default_out(str(table.get("name", "comparison")))
         planned = Comparison.create(out, table, names, numbers, how.data_dir, device_of(how.device))
     with resumable(planned.path, how.data_dir, ray=how.ray), alone_on_stdout(show.as_json):

@@ -51,6 +51,18 @@ def say_where(what: str, path: Path) -> None:
     say_whole(f"{what}: {path}")
 
 
+def command_lines(text: str) -> list[str]:
+    """A command over as many lines as it needs, as a shell takes them.
+
+    Example:
+        >>> command_lines("perfed show fedpac")
+        ['  perfed show fedpac']
+    """
+    lines = textwrap.wrap(text, console.width - 6, break_long_words=False, break_on_hyphens=False)
+    goes_on = " \\"
+    return [f"  {'  ' * (at > 0)}{line}{goes_on * (at < len(lines) - 1)}" for at, line in enumerate(lines)]
+
+
 @contextmanager
 def alone_on_stdout(asked: bool) -> Iterator[None]:
     """With ``--json`` everything but the JSON goes to standard error."""

@@ -12,14 +12,16 @@ import typer
 from perfed.cli import campaign_commands, deploy_commands, site_commands  # noqa: F401 - they add their commands
 from perfed.cli.commands import app
 from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped
+from perfed.cli.wording import no_such_option
 from perfed.errors import PerfedError
-from perfed.machine import TERMINATED, sigterm_as_exit
-from perfed.plugins import own_mistakes
+from perfed.machine import TERMINATED, by_sigterm, sigterm_as_exit
+from perfed.plugins import IMPORTED, own_mistakes
 
 
 def main() -> None:
     """Entry point: errors of the user are one line and exit code 2."""
     sys.path.append(str(Path.cwd()))  # for modules of the user: methods, data sets and stages
+    IMPORTED.clear()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without the plus-minus sign
     try:
@@ -36,13 +38,15 @@ def main() -> None:
     except KeyboardInterrupt:
         code = CTRL_C
     except SystemExit as stop:
-        if stop.code == TERMINATED:
+        if by_sigterm(stop):
             _fail(INTERRUPTED[TERMINATED], TERMINATED)
         raise
     except Exception as error:
         # Typer's own errors (an unknown option, a missing argument) come from click, which newer versions carry inside.
         if type(error).__name__ == "Abort":
             _fail(INTERRUPTED[CTRL_C], CTRL_C)
+        if type(error).__name__ == "NoSuchOption" and (said := no_such_option(error, sys.argv)):
+            _fail(said, 2)
         if hasattr(error, "format_message"):
             if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
                 print(error.format_message())

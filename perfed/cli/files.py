@@ -54,8 +54,8 @@ class Files:
                 write_atomic(path, text())
                 written.append(path)
         if self.figures is not None:
-            made, problem = write_figures(figures(), self.figures)
+            made, problems = write_figures(figures(), self.figures, command_line())
             written += made
-            if problem:
+            for problem in problems:
                 say(problem, style="yellow")
         return written

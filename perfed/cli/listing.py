@@ -9,21 +9,28 @@ import inspect
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
 import perfed.methods.presets  # noqa: F401 - registers methods and presets
-from perfed.datasets import dataset_names, describe
+from perfed.datasets import dataset_id, dataset_names, describe
 from perfed.datasets.catalogue import DATASETS
 from perfed.datasets.description import in_words
+from perfed.errors import PerfedError
 from perfed.experiment.board import board_names, find_board
-from perfed.experiment.config import experiment_names, find_experiment
+from perfed.experiment.config import Experiment, experiment_names, find_experiment
 from perfed.experiment.estimators import baseline_names
 from perfed.method.method import Method
-from perfed.method.registry import Entry, entry, known_names
-from perfed.method.term import term_class, term_names
+from perfed.method.registry import Entry, entry, known_names, method_id
+from perfed.method.term import term_class, term_id, term_names
+from perfed.methods.titles import display_name
+from perfed.participation.clock import Clock
+from perfed.participation.settings import Participation
+from perfed.plugins import bare_name
+from perfed.run.settings import Evaluation
 from perfed.training.plan import ENGINES
 
 # What methods are made for, where their class or policy does not say it; all others: labels.
@@ -79,10 +86,6 @@ _SHARED_OPTIONS = {
 }
 
 
-def _methods() -> list[dict[str, Any]]:
-    return [_method(name) for name in known_names()]
-
-
 def _method(name: str) -> dict[str, Any]:
     item = entry(name)
     fields = {**item.method.model_fields}
@@ -93,13 +96,14 @@ def _method(name: str) -> dict[str, Any]:
     found = re.findall(r"\(([^()]*\b\d{4}\b[^()]*)\)", item.summary)
     return {
         "name": name,
+        "title": display_name(name),
         "summary": item.summary,
         "differs": differs,
         "paper": found[-1] if found else "",
         **made_of,
         "parameters": dict(item.method.default_placement),
         "needs": _needs(item),
-        "try": _command(item, differs),
+        "try": _command(name, item, differs),
         "settings": _settings(fields, item.defaults or {}),
     }
 
@@ -122,9 +126,9 @@ def _needs(item: Entry) -> list[str]:
     return [*found, *(["clients of different speeds (clock.speeds)"] if _differs(item) == "speeds" else [])]
 
 
-def _command(item: Entry, differs: str) -> str:
+def _command(name: str, item: Entry, differs: str) -> str:
     first = item.base or "local"
-    methods = item.name if item.name == first else f"{first},{item.name}"
+    methods = name if name == first else f"{first},{name}"
     return f"perfed compare {_TRY_WITH.get(item.name, _TRY[differs])} --methods {methods}"
 
 
@@ -144,41 +148,60 @@ def _allowed(key: str, field: FieldInfo) -> str:
     return _ALLOWED.get(key) or in_words(field.rebuild_annotation())
 
 
-def _terms() -> list[dict[str, Any]]:
-    found = []
-    for name in term_names():
-        item = term_class(name)
-        summary = (item.__doc__ or name).strip().splitlines()[0]
-        found.append({"name": name, "summary": summary, "settings": _settings(item.model_fields, {})})
+def _term(name: str) -> dict[str, Any]:
+    item = term_class(name)
+    summary = (item.__doc__ or name).strip().splitlines()[0]
+    return {"name": name, "summary": summary, "settings": _settings(item.model_fields, {})}
+
+
+@cache
+def _used() -> dict[str, list[str]]:
+    """The shipped experiments of each data set."""
+    found: dict[str, list[str]] = {}
+    for experiment in experiment_names():
+        found.setdefault(find_experiment(experiment)["data"]["name"], []).append(experiment)
     return found
 
 
-def _datasets() -> list[dict[str, Any]]:
-    used: dict[str, list[str]] = {}
-    for experiment in experiment_names():
-        used.setdefault(find_experiment(experiment)["data"]["name"], []).append(experiment)
-    found = []
-    for name in dataset_names():
-        item, known = describe(name), DATASETS[name]
-        paragraphs = [_plain(part) for part in (inspect.getdoc(known.build) or "").split("\n\n")[1:]]
-        source = next((part for part in paragraphs if part.startswith("Source: ")), "")
-        meanings = _SHARED_OPTIONS | _attributes(known.model.__mro__[1])
-        options = {
-            o.name: {"default": o.default, "allowed": o.allowed, "description": meanings.get(o.name, "")}
-            for o in item.options
-        }
-        found.append(
-            {
-                "name": name,
-                "summary": _plain(item.summary),
-                "about": " ".join(part for part in paragraphs if part != source),
-                "paper": source.removeprefix("Source: "),
-                "task": item.task,
-                "files": list(item.files),
-                "experiments": used.get(name, []),
-                "options": options,
-            }
-        )
+def _dataset(name: str) -> dict[str, Any]:
+    item, known = describe(name), DATASETS[bare_name(name)]
+    paragraphs = [_plain(part) for part in (inspect.getdoc(known.build) or "").split("\n\n")[1:]]
+    source = next((part for part in paragraphs if part.startswith("Source: ")), "")
+    meanings = _SHARED_OPTIONS | _attributes(known.model.__mro__[1])
+    options = {
+        o.name: {"default": o.default, "allowed": o.allowed, "description": meanings.get(o.name, "")}
+        for o in item.options
+    }
+    return {
+        "name": name,
+        "summary": _plain(item.summary),
+        "about": " ".join(part for part in paragraphs if part != source),
+        "paper": source.removeprefix("Source: "),
+        "task": item.task,
+        "files": list(item.files),
+        "experiments": _used().get(name, []),
+        "options": options,
+    }
+
+
+def facts_of(name: str) -> dict[str, dict[str, Any]]:
+    """What ``METHOD+POLICY`` is, or ``module:NAME`` in a file of the user's own: by kind its facts.
+
+    Raises:
+        PerfedError: the module cannot be imported, or has nothing of that name; says what it has.
+    """
+    found, problems = {}, []
+    for kind, known, facts in (
+        ("method", method_id, _method),
+        ("data set", dataset_id, _dataset),
+        ("term", term_id, _term),
+    ):
+        try:
+            found[kind] = facts(known(name))
+        except PerfedError as error:
+            problems.append(error)
+    if not found:
+        raise next((problem for problem in problems if "; it has: " in str(problem)), problems[0])
     return found
 
 
@@ -240,11 +263,13 @@ def _leaderboards() -> list[dict[str, Any]]:
 
 def index() -> str:
     """The text of ``index.json``."""
-    lists = {"methods": _methods(), "datasets": _datasets(), "experiments": _experiments(), "terms": _terms()}
+    lists = {"methods": [_method(name) for name in known_names()], "datasets": [_dataset(n) for n in dataset_names()]}
+    lists |= {"experiments": _experiments(), "terms": [_term(name) for name in term_names()]}
     lists["leaderboards"] = _leaderboards()
-    common = list(Method.model_fields)
-    named = {"engines": ENGINES, "baselines": [*baseline_names(), "sklearn:module.Class", "pooled:NAME"]}
-    return json.dumps({**lists, "training": common, **named}, indent=1, default=str) + "\n"
+    tables = (Experiment, Participation, Clock, Evaluation)
+    named = {"training": list(Method.model_fields), "settings": [key for table in tables for key in table.model_fields]}
+    named |= {"engines": [*ENGINES], "baselines": [*baseline_names(), "sklearn:module.Class", "pooled:NAME"]}
+    return json.dumps({**lists, **named}, indent=1, default=str) + "\n"
 
 
 if __name__ == "__main__":

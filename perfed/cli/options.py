@@ -106,6 +106,9 @@ JobsOption = Annotated[
 ]
 RunArgument = Annotated[Path, typer.Argument(help="a run's directory", autocompletion=complete.run_directories)]
 SiteOption = Annotated[str, typer.Option("--site", help="the client's id")]
+TrustOption = Annotated[
+    bool, typer.Option("--trust", help="read files of a joined site that can run code: you know who made them")
+]
 MethodsOption = Annotated[
     str, typer.Option("--methods", help="names separated by commas", autocompletion=complete.several_methods)
 ]

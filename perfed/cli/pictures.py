@@ -1,4 +1,4 @@
-"""Figures for papers: the report's own drawings as SVG and, with a library, as PDF."""
+"""Figures for papers: the report's own drawings as SVG and, with libraries, as PDF; and an index of them."""
 
 from __future__ import annotations
 
@@ -6,54 +6,97 @@ import io
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from xml.etree import ElementTree
 
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, some
 from perfed.machine import write_atomic
+from perfed.report.page.gallery import gallery
+from perfed.report.page.paper import FAMILY, SPACE
 
-ToPdf = Callable[[str], bytes]
+BOLD = f"{FAMILY}-Bold"
+ToPdf = Callable[[str], tuple[bytes, list[str]]]
+"""From an SVG to a PDF, and what is not in it as it should be."""
 
 
 def pdf_maker() -> ToPdf:
-    """What makes a PDF of an SVG.
+    """What makes a PDF of an SVG, with the letters that it needs of its fonts.
 
     Raises:
-        PerfedError: svglib is not installed; names the extra.
+        PerfedError: a library is not installed; names the extra.
     """
     try:
+        from matplotlib import get_data_path  # its fonts
         from reportlab.graphics.renderPDF import drawToString
+        from reportlab.pdfbase.pdfmetrics import getFont
+        from svglib.fonts import FontMap
         from svglib.svglib import svg2rlg
     except ImportError:
-        raise PerfedError('PDF needs svglib: pip install "perfed[figures]"; the figures are there as SVG') from None
-    logging.getLogger("svglib").setLevel(logging.ERROR)  # it has no titles for hovering, and says so
+        raise PerfedError(
+            'PDF needs svglib and matplotlib: pip install "perfed[figures]"; the figures are there as SVG'
+        ) from None
+    fonts, folder = FontMap(), Path(get_data_path()) / "fonts" / "ttf"
+    fonts.register_font(FAMILY, str(folder / "DejaVuSans.ttf"), rlgFontName=FAMILY)
+    fonts.register_font(FAMILY, str(folder / "DejaVuSans-Bold.ttf"), weight="bold", rlgFontName=BOLD)
 
-    def to_pdf(svg: str) -> bytes:
-        drawing = svg2rlg(io.BytesIO(svg.encode()))
+    def to_pdf(svg: str) -> tuple[bytes, list[str]]:
+        heard = _Heard()
+        logger = logging.getLogger("svglib")
+        logger.addHandler(heard)
+        try:
+            drawing = svg2rlg(io.BytesIO(svg.encode()), font_map=fonts)
+        finally:
+            logger.removeHandler(heard)
         if drawing is None:
             raise PerfedError("a figure could not be made a PDF; it is there as SVG")
-        return bytes(drawToString(drawing))
+        drawing.initialFontName = FAMILY  # reportlab would name Helvetica, which it does not embed
+        content = bytes(drawToString(drawing, initialFontName=FAMILY))
+        return content, [*heard.lines, *_absent(svg, lambda name: getFont(name).face.charToGlyph)]
 
     return to_pdf
 
 
-def write_figures(
-    drawn: Mapping[str, str], folder: Path, maker: Callable[[], ToPdf] = pdf_maker
-) -> tuple[list[Path], str]:
-    """Write figures, SVG by the stem of their names, as SVG and PDF.
+class _Heard(logging.Handler):
+    """What svglib complains of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep what is said."""
+        self.lines.append(record.getMessage())
+
+
+def _absent(svg: str, letters: Callable[[str], Mapping[int, int]]) -> list[str]:
+    """A line on characters that the font does not have, if there are any."""
+    missing: dict[str, None] = {}
+    for text in ElementTree.fromstring(svg).iter(f"{{{SPACE}}}text"):
+        has = letters(BOLD if text.get("font-weight") == "bold" else FAMILY)
+        missing |= dict.fromkeys(letter for letter in text.text or "" if ord(letter) not in has)
+    return [f"{FAMILY} lacks {some([*missing], 10)}: boxes in their place; the SVG has them"] if missing else []
+
+
+def write_figures(drawn: Mapping[str, str], folder: Path, command: str) -> tuple[list[Path], list[str]]:
+    """Write figures, SVG by the stem of their names, as SVG and PDF, and ``index.html`` that shows them.
 
     Returns:
-        The paths, and why there are no PDFs; empty where there are.
+        The paths, and lines on PDFs that are not there or not as their SVG.
     """
     folder.mkdir(exist_ok=True)
-    written = []
+    written, problems = [], []
     for stem, svg in drawn.items():
         written.append(folder / f"{stem}.svg")
         write_atomic(written[-1], svg)
     try:
-        to_pdf = maker()
+        to_pdf = pdf_maker()
         for stem, svg in drawn.items():
-            content = to_pdf(svg)
+            content, lines = to_pdf(svg)
+            problems += [f"{stem}.pdf: {line}" for line in lines]
             written.append(folder / f"{stem}.pdf")
             write_atomic(written[-1], content)
     except PerfedError as error:
-        return written, str(error)
-    return written, ""
+        problems.append(str(error))
+    index = folder / "index.html"
+    write_atomic(index, gallery(drawn, written, command))
+    written.append(index)
+    return written, problems

@@ -17,6 +17,7 @@ from perfed.errors import PerfedError
 from perfed.experiment.campaign import is_campaign
 from perfed.experiment.compare import Comparison, is_comparison
 from perfed.experiment.conclusion import Conclusion
+from perfed.methods.titles import meant
 from perfed.report import verdict, with_communication, write_report
 from perfed.report.comparison import judged_table
 from perfed.report.gather import Gathered, gathered
@@ -40,11 +41,11 @@ def report_command(
         found = gathered(places)
         found = replace(found, left_out=[*empty, *found.left_out])
         runs = found.runs if communication is None else [with_communication(run, communication) for run in found.runs]
-        _check_reference(reference, runs)
+        reference = _reference(reference, runs)
         concluded = _concluded(directories, replace(found, runs=runs), reference, communication, files.out)
         for note in found.notes:
             say_whole(note, style="yellow")
-        written = _write(files, concluded, show.all_metrics)
+        written = _write(files, directories, concluded, show.all_metrics)
         if show.as_json:
             print_json(conclusion_json(concluded, notes=found.notes, files=[str(path) for path in written]))
             return
@@ -78,11 +79,12 @@ def _runs_in(directory: Path) -> list[Path]:
     return [*known, *(place for place in found if place not in known)]
 
 
-def _check_reference(reference: str | None, runs: Sequence[Run]) -> None:
+def _reference(given: str | None, runs: Sequence[Run]) -> str | None:
+    """The method that ``--reference`` means."""
     done = methods_of([run for run in runs if run.summary])
-    if reference is not None and reference not in done:
-        has = ", ".join(done) or "none"
-        raise PerfedError(f"--reference {reference}: there is no finished run of it; there are: {has}")
+    if given is None or (found := meant(given, done)):
+        return given and found
+    raise PerfedError(f"--reference {given}: there is no finished run of it; there are: {', '.join(done) or 'none'}")
 
 
 def _concluded(
@@ -106,8 +108,22 @@ def _concluded(
     return replace(concluded, verdict=None if against is None else against.warned(concluded.failed))
 
 
-def _write(files: Files, found: Conclusion, all_metrics: bool) -> list[Path]:
+def _write(files: Files, directories: Sequence[Path], found: Conclusion, all_metrics: bool) -> list[Path]:
     """The files for papers; their paths."""
+    name = next((str(run.config["name"]) for run in found.runs if "name" in run.config), "")
+    name = name or next((run.summary.dataset for run in found.runs if run.summary), "")
     table, metric = judged_table(found.runs, found.verdict), main_metric(found.runs)
     rows = table if all_metrics else [row for row in table if row.metric == metric]
-    return files.write(lambda: latex(rows, command_line()), lambda: csv_text(table), lambda: report.figures(found.runs))
+    return files.write(
+        lambda: latex(rows, name, _origins(directories, found.runs)),
+        lambda: csv_text(table),
+        lambda: report.figures(found.runs),
+    )
+
+
+def _origins(directories: Sequence[Path], runs: Sequence[Run]) -> list[str]:
+    """Lines on the commands that made the table and the runs."""
+    comparisons = [one for one in map(Comparison.read, filter(is_comparison, directories)) if one.begun]
+    known = {place for one in comparisons for place in one.started()}
+    others = [f"perfed run {run.directory / 'config.toml'}" for run in runs if run.directory not in known]
+    return [f"table: {command_line()}", *(f"runs: {told}" for told in [*(one.origin for one in comparisons), *others])]

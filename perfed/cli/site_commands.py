@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from perfed.cli.commands import app
-from perfed.cli.options import DataOption, RunArgument, SiteOption, check_new, file_name
+from perfed.cli.options import DataOption, RunArgument, SiteOption, TrustOption, check_new, file_name
 
 
 @app.command("export", epilog="Example: perfed export runs/one --site 003 --format onnx")
@@ -18,14 +18,14 @@ def export_command(
     format_: Annotated[str, typer.Option("--format", help="onnx, pt2 or safetensors")] = "onnx",
     out: Annotated[Path | None, typer.Option("--out", help="file; RUN/models/SITE.FORMAT if not given")] = None,
     data_dir: DataOption = None,
+    trust: TrustOption = False,
 ) -> None:
     """Write one site's own model for use without perfed, and a model card."""
     file = out or directory / "models" / f"{file_name(site)}.{format_}"
-    for path in (file, file.with_suffix(".md")):
-        check_new(path)
+    check_new(file)
     from perfed.cli import sites
 
-    sites.export_command(directory, site, format_, file, data_dir)
+    sites.export_command(sites.Source(directory, site, data_dir, trust), format_, file)
 
 
 @app.command("predict", epilog="Example: perfed predict runs/one --site north new.csv --out proba.csv")
@@ -37,12 +37,13 @@ def predict_command(
         Path, typer.Option("--out", help="CSV file for predictions and probabilities, behind the rows' ids, or numbers")
     ],
     data_dir: DataOption = None,
+    trust: TrustOption = False,
 ) -> None:
     """Write what one site's own model says of new rows."""
     check_new(out)
     from perfed.cli import sites
 
-    sites.predict_command(directory, file, site, out, data_dir)
+    sites.predict_command(sites.Source(directory, site, data_dir, trust), file, out)
 
 
 @app.command("join", epilog="Example: perfed join runs/one west.csv --site west")

@@ -2,53 +2,72 @@
 
 from __future__ import annotations
 
-import csv
-import io
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from perfed.cli.console import say, say_where, say_whole
-from perfed.cli.options import file_name
+from perfed.cli.options import check_new, file_name
 from perfed.data.client import Client
+from perfed.data.csv_text import csv_text
 from perfed.data.federation import Federation
 from perfed.data.newcomer import newcomer, newcomer_from_frame
 from perfed.data.site_data import arrays_in
 from perfed.data.tables.files import read_table
 from perfed.data.tables.kinds import Column, read
 from perfed.data.tables.problems import refuse
-from perfed.errors import PerfedError, some
+from perfed.errors import PerfedError
 from perfed.experiment.start import opened
 from perfed.machine import write_atomic
-from perfed.run.card import card, shown_metrics
+from perfed.run.card import card, is_card_of, shown_metrics
 from perfed.run.export import FORMATS, export
-from perfed.run.site import DOMAIN, FACTS, SiteModel, load_site
+from perfed.run.site import DOMAIN, FACTS, SiteModel, joined_sites, load_site
 
 _TARGET = "y"
 
 
-def export_command(directory: Path, site: str, format_: str, file: Path, data_dir: Path | None) -> None:
+@dataclass(frozen=True)
+class Source:
+    """Which site's model of which run is meant; ``trust``: its files may run code."""
+
+    directory: Path
+    site: str
+    data_dir: Path | None = None
+    trust: bool = False
+
+
+def export_command(source: Source, format_: str, file: Path) -> None:
     """Write one site's model, and its card beside it."""
     if format_ not in FORMATS:
         raise PerfedError(f"--format {format_}: unknown format; allowed: {', '.join(FORMATS)}")
-    write_model(_site(directory, site, data_dir), file, format_)
+    write_model(_site(source), file, format_)
 
 
 def write_model(model: SiteModel, file: Path, format_: str) -> None:
-    """Write a site's model in one of the formats, and its card beside it."""
+    """Write a site's model in one of the formats, and its card beside it, where that of another format may be.
+
+    Raises:
+        PerfedError: another text is in the card's place.
+    """
+    beside = file.with_suffix(".md")
+    if beside.exists() and not is_card_of(model.facts, beside.read_text(encoding="utf-8", errors="replace")):
+        check_new(beside)
     file.parent.mkdir(parents=True, exist_ok=True)
     found = export(model, file, next(known for known in FORMATS if known == format_))
     if found:
         say(f"largest difference to perfed's own answers: {found['largest_difference']:.2g}")
     say_where("model", file)
-    say_where("card", file.with_suffix(".md"))
+    say_where("card", beside)
 
 
-def predict_command(directory: Path, file: Path, site: str, out: Path, data_dir: Path | None) -> None:
+def predict_command(source: Source, file: Path, out: Path) -> None:
     """Write what one site's model says of the rows of a file, behind their ids, or else their numbers in it."""
-    model = _site(directory, site, data_dir)
+    model = _site(source)
     frame, notes = read_table(file)
+    if not len(frame):
+        raise PerfedError(f"{file}: there are no rows")
     if model.table is None:
         frame = _numbers(frame, file, () if model.facts["domains"] is None else (DOMAIN,))
     else:
@@ -65,10 +84,8 @@ def predict_command(directory: Path, file: Path, site: str, out: Path, data_dir:
     ids = [] if model.table is None else [name for name in frame.columns if name in model.table.ids]
     header = [*(ids or ["row"]), *header]
     columns = [*(frame[name].to_numpy(object) for name in ids), *([] if ids else [frame.index.to_numpy()]), *columns]
-    text = io.StringIO(newline="")
-    csv.writer(text).writerows([header, *zip(*(column.tolist() for column in columns), strict=True)])
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out, text.getvalue())
+    write_atomic(out, csv_text([header, *zip(*(column.tolist() for column in columns), strict=True)]))
     for note in notes:
         say_whole(f"{file}: {note}", style="yellow")
     say_where(f"{len(frame)} rows", out)
@@ -88,16 +105,12 @@ def join_command(directory: Path, file: Path, site: str, data_dir: Path | None) 
     say_where(f"site '{site}'", folder)
 
 
-def _site(directory: Path, site: str, data_dir: Path | None) -> SiteModel:
+def _site(source: Source) -> SiteModel:
     """The model of a site of the run, or of one that has joined it."""
-    folder = directory / "joined" / file_name(site)
-    if (folder / FACTS).exists():
-        return load_site(folder)
-    run = opened(directory, data_dir=data_dir)
-    joined = [load_site(file.parent).site for file in sorted(directory.glob(f"joined/*/{FACTS}"))]
-    if joined and site not in run.federation.ids:
-        raise PerfedError(f"unknown client '{site}'; ids are: {some(run.federation.ids)}; joined: {some(joined)}")
-    return run.site(site)
+    joined = joined_sites(source.directory)
+    if source.site in joined:
+        return load_site(joined[source.site], source.trust)
+    return opened(source.directory, data_dir=source.data_dir, site=source.site).site(source.site)
 
 
 def _newcomer(federation: Federation, site: str, file: Path, seed: int) -> Client:

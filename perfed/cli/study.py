@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from perfed.cli.actions import chosen_experiment
-from perfed.cli.console import alone_on_stdout, print_json, say, say_whole
+from perfed.cli.console import alone_on_stdout, command_lines, print_json, say, say_where, say_whole
 from perfed.cli.table import print_table
 from perfed.data.federation import Federation
 from perfed.data.tables.files import table_files
@@ -20,7 +21,8 @@ from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
 from perfed.experiment.start import start
-from perfed.experiment.study import study_text
+from perfed.experiment.study import compared, study_text, tune_command
+from perfed.plugins import IMPORTED
 from perfed.report.text import TextTable
 
 
@@ -45,7 +47,14 @@ def init_command(files: list[Path], tests: list[Path], columns: dict[str, Any], 
     if as_json:
         return print_json({**asdict(federation.facts), "experiment": str(out)})
     _print_facts(federation)
-    say_whole(f"experiment: {out}; 'perfed check {out}' says this again")
+    say_where("experiment", out)
+    methods = ",".join(compared(settings, federation))
+    command = shlex.join(["perfed", "compare", str(out), "--methods", methods, "--seeds", "0..4"])
+    for line in ("next:", *command_lines(command)):
+        say_whole(line)
+    say("rate and weight decay decide who wins; this chooses them for your tables, on validation data:")
+    for line in command_lines(tune_command(str(out), settings, federation)):
+        say_whole(line)
 
 
 def _tried(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
@@ -71,13 +80,14 @@ def _relative(path: str, out: Path) -> str:
 
 
 def check_command(experiment: str, settings: list[str] | None, data_dir: Path | None, as_json: bool) -> None:
-    """Say what an experiment's sites hold and everything that is wrong with it."""
-    checked = chosen_experiment(experiment, settings or [])
-    with alone_on_stdout(as_json), _all_problems():
-        federation = checked.data.load(checked.seed, data_dir)
-    if not as_json:
-        _print_facts(federation)
-    start(checked, federation=federation)
+    """Say what an experiment's sites hold, which modules of the user's it runs, and all that is wrong with it."""
+    with alone_on_stdout(as_json), _modules_named():
+        checked = chosen_experiment(experiment, settings or [])
+        with _all_problems():
+            federation = checked.data.load(checked.seed, data_dir)
+        if not as_json:
+            _print_facts(federation)
+        start(checked, federation=federation)
     if as_json:
         print_json(asdict(federation.facts))
 
@@ -87,6 +97,16 @@ def _print_facts(federation: Federation) -> None:
     print_table(TextTable("", header, rows))
     for sentence in federation.facts.sentences():
         say(sentence)
+
+
+@contextmanager
+def _modules_named() -> Iterator[None]:
+    """Say at the end, be it an error, which modules were imported for ``module:NAME``, and so run."""
+    try:
+        yield
+    finally:
+        if IMPORTED:
+            say(f"check has run code of these modules: {', '.join(IMPORTED)}")
 
 
 @contextmanager

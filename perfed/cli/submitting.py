@@ -11,10 +11,10 @@ from perfed.deploy.submit import RESULTS, stop, submit
 from perfed.errors import some
 
 
-def submit_command(directory: Path, out: Path | None, wait: float, deadline: float, norm: float) -> None:
-    """Submit a run and follow it."""
+def submit_command(directory: Path, out: Path | None, **settings: float) -> None:
+    """Submit a run and follow it; ``settings`` as :class:`perfed.deploy.program.Settings` has them."""
     place = _results(directory, out)
-    config = {"out": str(place), "wait": wait, "deadline": deadline, "norm": norm}
+    config = {"out": str(place), **settings}
     try:
         submit(directory, config, _show, directory / "server" / "submit.log")
     except KeyboardInterrupt:

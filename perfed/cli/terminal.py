@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pydantic import ValidationError
+
 from perfed.cli.console import say, say_where
 from perfed.cli.table import print_table
 from perfed.engine.metrics import metric_of
@@ -43,7 +45,11 @@ def print_summary(summary: dict[str, Any], verbose: bool) -> None:
 
 
 def _of_plan(note: str, plan: Mapping[str, Any]) -> bool:
-    return note in PlanSettings.model_validate(plan).build().describe() or _ALONE in note
+    try:
+        said = PlanSettings.model_validate(plan).build().describe()
+    except ValidationError:  # of another version
+        said = []
+    return note in said or _ALONE in note
 
 
 def _say_oracle(accuracy: float, over: str) -> None:

@@ -17,7 +17,7 @@ from perfed.cli.progress import Work
 from perfed.engine.ray.where import use_workers
 from perfed.errors import PerfedError
 from perfed.experiment.jobs import Execute, Jobs, in_turn
-from perfed.machine import TERMINATED
+from perfed.machine import TERMINATED, by_sigterm
 from perfed.training.device import usable_device
 from perfed.training.plan import ENGINES
 
@@ -49,7 +49,7 @@ def resumable(
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as stop:
-        code = stop.code if isinstance(stop, SystemExit) else CTRL_C
+        code = CTRL_C if isinstance(stop, KeyboardInterrupt) else TERMINATED if by_sigterm(stop) else stop.code
         if code not in (CTRL_C, TERMINATED):
             raise
         options: dict[str, object] = {"--data-dir": data_dir, "--device": device}

@@ -57,6 +57,7 @@ class ToldColumn(_Message):
     Attributes:
         name, kind: as the site has it.
         constant, missing: whether its training rows hold one value alone, and whether some lack it.
+        binary: of numbers, whether all are 0 or 1.
         levels: of a category, those that are not rare; of a boolean, how it is written.
     """
 
@@ -64,11 +65,19 @@ class ToldColumn(_Message):
     kind: Kind
     constant: bool
     missing: bool
+    binary: bool
     levels: _Names
 
     def column(self) -> Column:
         """As sites have them."""
-        return Column(self.name, self.kind, constant=self.constant, levels=self.levels, masked=self.missing)
+        return Column(
+            self.name,
+            self.kind,
+            constant=self.constant,
+            levels=self.levels,
+            masked=self.missing,
+            binary=self.binary,
+        )
 
 
 class Told(_Message):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from perfed.errors import PerfedError
@@ -29,7 +31,7 @@ class SplitFacts:
     Counts need not go beyond the last class or domain that occurs; zeros behind it are left away.
 
     Raises:
-        PerfedError: no samples, a negative number, or counts whose sum is not the number of samples.
+        PerfedError: no samples, a negative number, counts whose sum is not the number of samples, or more events.
     """
 
     samples: int
@@ -42,6 +44,8 @@ class SplitFacts:
     def __post_init__(self) -> None:
         if self.samples < 1 or min(*self.input_shape, *self.target_shape, self.events or 0, 0) < 0:
             raise PerfedError("facts: a split has at least one sample, and no shape or number is negative")
+        if self.events is not None and self.events > self.samples:
+            raise PerfedError(f"facts: {self.events} samples have an event, of {self.samples}")
         for name in ("classes", "domains"):
             counts = getattr(self, name)
             if counts is None:
@@ -85,6 +89,14 @@ class ClientFacts:
     def input_shape(self) -> Shape:
         """Of one training input."""
         return self.splits["train"].input_shape
+
+    @property
+    def nameless(self) -> ClientFacts:
+        """The same with one hash of all names of inputs in their place, which others with the same names have too."""
+        if self.feature_names is None:
+            return self
+        digest = hashlib.sha256(json.dumps(self.feature_names).encode()).hexdigest()[:16]
+        return replace(self, feature_names=tuple(f"{digest} {number}" for number in range(len(self.feature_names))))
 
     def plain(self) -> dict[str, Any]:
         """The facts as values that JSON has."""
@@ -147,7 +159,11 @@ def _split_of(value: Any, where: str) -> SplitFacts:
         else:
             _wrong(where, name, given, "a list of numbers")
     events = None if table["events"] is None else _whole(table["events"], where, "events")
-    return SplitFacts(_whole(table["samples"], where, "samples"), **lists, events=events)
+    samples = _whole(table["samples"], where, "samples")
+    try:
+        return SplitFacts(samples, **lists, events=events)
+    except PerfedError as error:
+        raise PerfedError(f"{where}: {str(error).removeprefix('facts: ')}") from None
 
 
 def _table(value: Any, where: str, keys: tuple[str, ...]) -> Mapping[str, Any]:

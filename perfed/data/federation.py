@@ -49,6 +49,7 @@ class Federation:
             known beyond it (censored). The model's one output is the logarithm of the hazard.
         target_scale: what the targets of a regression were standardised by (:meth:`standardised`). Metrics and
             predictions are in the unit of the data.
+        agreement: what sites with tables have agreed on, by which each makes its client.
 
     Raises:
         PerfedError: no clients, duplicate ids, a client without training data, labels outside the
@@ -73,6 +74,7 @@ class Federation:
     classes: Classes | None = None
     survival: bool = False
     target_scale: TargetScale | None = None
+    agreement: Agreement | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(sorted(self.clients, key=lambda c: c.id)))
@@ -305,6 +307,7 @@ class Federation:
         event: str | None = None,
         domain: str | None = None,
         drop: Sequence[str] = (),
+        numbers: Sequence[str] = (),
         dates: Sequence[str] = (),
         categories: Sequence[str] = (),
         group: str | None = None,
@@ -325,7 +328,7 @@ class Federation:
 
         Args:
             frames: per site; columns may differ.
-            target, event, domain, drop, dates, categories, group, task, folds, columns, preprocess, seed: see
+            target, event, domain, drop, numbers, dates, categories, group, task, folds, columns, preprocess, seed: see
                 :class:`perfed.data.tables.options.TableOptions`.
             test: the share of each site's rows to test on, or a data frame of such rows per site.
             name: what reports call the data.
@@ -346,6 +349,7 @@ class Federation:
             event=event,
             domain=domain,
             drop=drop,
+            numbers=numbers,
             dates=dates,
             categories=categories,
             group=group,
@@ -367,7 +371,7 @@ class Federation:
         from perfed.data.tables.frames import build
 
         built = build(frames, options, **more)
-        notes = {"told": built.told, "remarks": built.remarks}
+        notes = {"told": built.told, "remarks": built.remarks, "doubts": built.doubts}
         return cls.of_agreement(tuple(built.clients.values()), built.agreement, name=name, notes=notes)
 
     @classmethod
@@ -402,6 +406,7 @@ class Federation:
             classes=classes,
             survival=agreement.task == "survival",
             target_scale=agreement.target_scale,
+            agreement=agreement,
         )
 
     def standardised(self) -> Federation:

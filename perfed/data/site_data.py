@@ -15,9 +15,10 @@ from perfed.data.client import SPLITS, Client
 from perfed.data.from_arrays import client_of
 from perfed.data.inputs import arrays_of
 from perfed.data.labels import Task, coded
-from perfed.data.tables.files import ENDINGS, read_table
+from perfed.data.reading import refuse_unpacked
+from perfed.data.tables.files import NOTE, read_table, tables_in
 from perfed.data.tables.options import TableOptions
-from perfed.data.tables.problems import TableProblems
+from perfed.data.tables.problems import TableProblems, refuse
 from perfed.data.tables.site_rows import SiteRows
 from perfed.data.target_scale import Sums
 from perfed.errors import PerfedError
@@ -29,8 +30,8 @@ _TEST = "test"
 class SiteData(Protocol):
     """Data at a site, in which nothing is wrong as far as the site can see alone."""
 
-    def told(self) -> Told:
-        """What the site tells before it trains."""
+    def told(self, fewest: int = 1) -> Told:
+        """What the site tells before it trains; of categories those that at least ``fewest`` of its rows hold."""
 
     def faults(self, agreement: Agreement) -> list[str]:
         """What keeps the site from the agreement, a line each."""
@@ -55,7 +56,8 @@ def site_data(site: str, path: Path, options: TableOptions | None = None) -> Sit
         options: what the columns of a table are for.
 
     Raises:
-        PerfedError: no such file, several in the folder, damaged ones, or everything that is wrong with what they hold
+        PerfedError: no such file, several in the folder, damaged ones, columns that look like names or codes of persons
+            and are not said to be categories, or everything else that is wrong with what they hold
             (:class:`perfed.data.tables.problems.TableProblems`).
     """
     file, test = _files(path)
@@ -68,7 +70,9 @@ def site_data(site: str, path: Path, options: TableOptions | None = None) -> Sit
     if options is None:
         raise PerfedError(f"{file}: the study is of arrays; an {_ARRAYS} file is needed")
     tested = None if test is None else read_table(test)[0]
-    return SiteRows.alone(site, read_table(file)[0], options, tested, sources=(str(file), str(test)))
+    rows = SiteRows.alone(site, read_table(file)[0], options, tested, sources=(str(file), str(test)))
+    refuse(rows.personal())
+    return rows
 
 
 def problems(
@@ -96,8 +100,11 @@ def arrays_in(file: Path) -> dict[str, Any]:
         PerfedError: no such file, or another one.
     """
     try:
+        refuse_unpacked(file)
         with np.load(file, allow_pickle=False) as held:
             return dict(held)
+    except PerfedError:
+        raise
     except FileNotFoundError:
         raise PerfedError(f"{file}: no such file") from None
     except Exception as error:  # zipfile, zlib and numpy raise each their own
@@ -109,9 +116,11 @@ def _files(path: Path) -> tuple[Path, Path | None]:
     """The file with the site's rows, and one with those to test on."""
     if not path.is_dir():
         return path, None
-    files = sorted(file for file in path.iterdir() if file.suffix.lower() in (*ENDINGS, _ARRAYS))
+    files = sorted([*tables_in(path), *path.glob(f"[!.]*{_ARRAYS}")])
     tests = [file for file in files if file.stem.lower() == _TEST]
     mains = [file for file in files if file not in tests]
+    if len(mains) > 1:
+        mains = [file for file in mains if file.suffix.lower() != NOTE] or mains
     if len(mains) != 1 or len(tests) > 1:
         held = ", ".join(file.name for file in files) or "none"
         raise PerfedError(
@@ -134,8 +143,8 @@ class SiteArrays:
     given: Mapping[str, Any]
     task: Task | None = None
 
-    def told(self) -> Told:
-        """What the site tells before it trains.
+    def told(self, fewest: int = 1) -> Told:
+        """What the site tells before it trains; arrays have no categories.
 
         Raises:
             PerfedError: what :meth:`perfed.data.federation.Federation.from_arrays` refuses.

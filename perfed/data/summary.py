@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -21,8 +22,10 @@ class SiteFacts:
         site: its id.
         rows: per split.
         inputs: numbers in one input of its model.
-        shared, own: columns of its table that all sites have, or only some; ``None`` without tables.
-        constant: those of both that hold one value in the training rows, and do not enter; ``None`` without tables.
+        shared, some, own: columns of its table that all sites have, some others, or nobody else; ``None`` without
+            tables.
+        constant: those of all three that hold one value in the training rows, and do not enter; ``None`` without
+            tables.
         events: of survival, over all splits; else ``None``.
         missing, cells: of the training rows, over these columns; ``None`` without tables.
         classes, domains: rows of each, over all splits; empty where there are none.
@@ -32,6 +35,7 @@ class SiteFacts:
     rows: dict[str, int]
     inputs: int
     shared: int | None
+    some: int | None
     own: int | None
     constant: int | None
     missing: int | None
@@ -72,10 +76,10 @@ class FederationFacts:
     ) -> FederationFacts:
         """Count a federation's clients; ``notes`` and ``survival`` are the federation's."""
         tables = [client.table for client in clients if client.table is not None]
-        shared = frozenset.intersection(*(table.columns_there for table in tables)) if tables else frozenset()
-        sites = [facts_of(c, shared, len(classes), len(domains), survival=survival) for c in clients]
-        told, remarks = (list(notes[key]) if tables else [] for key in ("told", "remarks"))
-        return cls(sites, list(classes), list(domains), columns_of(tables), told, remarks)
+        holders = holders_of(tables)
+        sites = [facts_of(c, holders, len(classes), len(domains), survival=survival) for c in clients]
+        told, doubts, remarks = (list(notes[key]) if tables else [] for key in ("told", "doubts", "remarks"))
+        return cls(sites, list(classes), list(domains), columns_of(tables), told, [*doubts, *remarks])
 
     def rows(self) -> list[list[str]]:
         """Titles, then a row per site."""
@@ -99,18 +103,44 @@ class FederationFacts:
         return "\n".join([*lines, "", *below] if below else lines)
 
 
+@dataclass(frozen=True)
+class Holders:
+    """How many of ``tables`` tables have each column, by name."""
+
+    tables: int
+    of: Mapping[str, int]
+
+    def counts(self, columns: Iterable[str]) -> dict[str, int]:
+        """Return how many of ``columns`` are ``shared`` by all tables, in ``some`` others, or of the one table alone.
+
+        Example:
+            >>> Holders(3, {"age": 3, "ca": 2, "slope": 1}).counts(["age", "ca", "slope"])
+            {'shared': 1, 'some': 1, 'own': 1}
+        """
+        numbers = [self.of[name] for name in columns]
+        shared, own = numbers.count(self.tables), numbers.count(1) if self.tables > 1 else 0
+        return {"shared": shared, "some": len(numbers) - shared - own, "own": own}
+
+
+def holders_of(tables: Collection[SiteTable]) -> Holders:
+    """Return which columns the tables have in common."""
+    return Holders(len(tables), Counter(name for table in tables for name in table.columns_there))
+
+
 def facts_of(
-    client: Client, shared: Set[str], num_classes: int, num_domains: int, *, survival: bool = False
+    client: Client, holders: Holders, num_classes: int, num_domains: int, *, survival: bool = False
 ) -> SiteFacts:
-    """What ``client`` holds; ``shared`` are the columns that the tables of all clients have."""
+    """Return what ``client`` holds; ``holders`` are of the columns of all clients' tables."""
     rows = {split: part for split in SPLITS if (part := client.split(split)) is not None}
     table = client.table
+    columns = {} if table is None else holders.counts(table.columns_there)
     return SiteFacts(
         site=client.id,
         rows={split: len(part) for split, part in rows.items()},
         inputs=prod(client.input_shape),
-        shared=None if table is None else len(table.columns_there & shared),
-        own=None if table is None else len(table.columns_there - shared),
+        shared=columns.get("shared"),
+        some=columns.get("some"),
+        own=columns.get("own"),
         constant=None if table is None else len(table.constant),
         missing=None if table is None else sum(column.missing for column in table.columns),
         cells=None if table is None else len(client.train) * len(table.columns),
@@ -124,16 +154,19 @@ def site_rows(facts: Sequence[SiteFacts], classes: Sequence[str], domains: Seque
     """Titles, and the facts as text, a site each."""
     splits = [split for split in ("train", "validation", "test") if any(split in site.rows for site in facts)]
     tables = all(site.shared is not None for site in facts)
+    some = any(site.some for site in facts)
     constant, survival = any(site.constant for site in facts), any(site.events is not None for site in facts)
     header = ["site", *splits, *(["events"] if survival else [])]
-    header += ["shared columns", "own", *(["constant"] if constant else []), "missing"] if tables else []
+    header += ["shared columns", *(["some"] if some else []), "own"] if tables else []
+    header += [*(["constant"] if constant else []), "missing"] if tables else []
     header.append("inputs")
     rows = [header + _titles("class", classes) + _titles("domain", domains)]
     for site in facts:
         row = [site.site, *(str(site.rows.get(split, 0)) for split in splits)]
         row += [str(site.events)] if survival else []
         if tables:
-            row += [str(site.shared), str(site.own), *([str(site.constant)] if constant else [])]
+            row += [str(site.shared), *([str(site.some)] if some else []), str(site.own)]
+            row += [str(site.constant)] if constant else []
             row += [f"{100 * (site.missing or 0) / max(site.cells or 0, 1):.0f} %"]
         rows.append([*row, str(site.inputs), *_cells(site.classes), *_cells(site.domains)])
     return rows

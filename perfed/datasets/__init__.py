@@ -20,7 +20,7 @@ from perfed.datasets import (
     tables,
     tweets,
 )
-from perfed.datasets.catalogue import Data, check_options, dataset, dataset_names, describe, load, located
+from perfed.datasets.catalogue import Data, check_options, dataset, dataset_id, dataset_names, describe, load, located
 
 __all__ = [
     "Data",
@@ -29,6 +29,7 @@ __all__ = [
     "check_options",
     "crossmodal",
     "dataset",
+    "dataset_id",
     "dataset_names",
     "describe",
     "digits",

@@ -16,7 +16,7 @@ from perfed.data.domain_input import completed
 from perfed.data.federation import Federation
 from perfed.datasets.description import Description, Option, in_words
 from perfed.errors import PerfedError
-from perfed.plugins import check_free, check_own, own_name
+from perfed.plugins import check_free, check_own, known_as, own_name
 from perfed.settings import Table
 
 Positive = Annotated[int, Field(ge=1)]
@@ -77,8 +77,8 @@ def dataset(
     """
 
     def register(build: Builder) -> Builder:
-        module = build.__module__
-        check_free("data set", name, DATASETS[name].module if name in DATASETS else None, module)
+        module, taken = build.__module__, known_as(name, DATASETS)
+        check_free("data set", name, None if taken is None else DATASETS[taken].module, module)
         _check_signature(name, build)
         hints = get_type_hints(build, include_extras=True)
         fields: dict[str, Any] = {}
@@ -122,7 +122,7 @@ def dataset_names() -> list[str]:
 
 
 def describe(name: str) -> Description:
-    """What the data set ``name`` is and which options it has.
+    """What the data set ``name``, in any case, is and which options it has.
 
     Raises:
         PerfedError: no such data set; lists the names.
@@ -134,8 +134,23 @@ def describe(name: str) -> Description:
     return _find(name).description
 
 
+def dataset_id(name: str) -> str:
+    """``name`` as files have it: as it was registered, behind the module where the user has written one.
+
+    Raises:
+        PerfedError: no such data set; lists the names.
+
+    Example:
+        >>> dataset_id("Digits-Views")
+        'digits-views'
+    """
+    module, colon, _ = name.rpartition(":")
+    return f"{module}{colon}{_find(name).description.name}"
+
+
 def _find(name: str) -> _Entry:
-    own = own_name(name, "data set")
+    bare = own_name(name, "data set")
+    own = known_as(bare, DATASETS) or bare
     check_own("data set", name, own, {known: item.module for known, item in DATASETS.items()})
     if own not in DATASETS:
         raise PerfedError(f"there is no data set '{own}'; available: {', '.join(dataset_names())}")
@@ -148,7 +163,7 @@ def load(
     """Build the data set ``name``; the same arguments give the same federation.
 
     Args:
-        name: one of :func:`dataset_names`, or ``module:NAME``, which imports the module first.
+        name: one of :func:`dataset_names`, in any case, or ``module:NAME``, which imports the module first.
         options: as listed by :func:`describe`; those left out have their defaults. With
             ``validation_fraction`` > 0 every client without validation data gives up that part of its training
             samples, by class; one training sample of each of its classes always stays. With ``domain_input`` the
@@ -164,7 +179,7 @@ def load(
         >>> len(load("toy-noisy-features", {"clients": 4}, seed=0))
         4
     """
-    return _built(name, check_options(name, options or {}), seed, data_dir)
+    return _built(dataset_id(name), check_options(name, options or {}), seed, data_dir)
 
 
 class Data(Table):

@@ -83,16 +83,38 @@ def digits_views(
 
 
 @pooled("digits", options=with_defaults(partition="pathological", classes_per_client=4, samples=12))
-def digits(seed: int, data_dir: Path | None, *, test_fraction: TestFraction = 0.3) -> Pool:
+def digits(
+    seed: int,
+    data_dir: Path | None,
+    *,
+    test_fraction: TestFraction = 0.3,
+    inverted: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+) -> Pool:
     """Real 8x8 digits that come with scikit-learn (no download), all clients seeing the same 64 pixels in [0, 1].
 
     The 1797 samples are split into train and test by class first. Further options are those of
     :class:`perfed.datasets.options.PartitionOptions`; by default clients hold four classes and three samples of each.
+
+    ``inverted``: share of the samples that are dark on light, a domain of their own; 0: there are no domains.
     """
     x, y = _embedded_digits()
     train, test = _split_by_class(y, test_fraction, seed)
-    pixels = x.astype(np.float32)
-    return Pool(pixels[train], y[train], pixels[test], y[test], 10, class_names=tuple("0123456789"))
+    pixels, names = x.astype(np.float32), tuple("0123456789")
+    if not inverted:
+        return Pool(pixels[train], y[train], pixels[test], y[test], 10, class_names=names)
+    domain = (generator(seed, "inverted digits").random(len(y)) < inverted).astype(np.int64)
+    pixels = np.where(domain[:, None] == 1, 1 - pixels, pixels)
+    return Pool(
+        pixels[train],
+        y[train],
+        pixels[test],
+        y[test],
+        10,
+        class_names=names,
+        domain_train=domain[train],
+        domain_test=domain[test],
+        domain_names=("light on dark", "dark on light"),
+    )
 
 
 def _embedded_digits() -> tuple[Array, NDArray[np.int64]]:

@@ -15,6 +15,7 @@ from perfed.datasets.catalogue import dataset
 
 FILE = "heart_disease.npz"
 CODES = ("cp", "restecg", "slope", "thal")
+TRUE_OR_FALSE = ("sex", "fbs", "exang")
 _ABSENT = 0.9  # share of missing values from which a hospital does not have a column
 
 
@@ -51,9 +52,13 @@ def hospitals(data_dir: Path | None) -> dict[str, Any]:
     require(
         FILE, set(hospital.tolist()) == set(range(len(names))), "'hospital' must hold positions in 'hospital_names'"
     )
+    needed = ("chol", *TRUE_OR_FALSE)
+    require(FILE, set(needed) <= set(features), f"'feature_names' must have {', '.join(needed)}")
     pandas = optional_package("pandas", "data set 'heart-disease'", "tables")
     table = pandas.DataFrame(x, columns=features)
     table["chol"] = table["chol"].replace(0, np.nan)
+    for name in TRUE_OR_FALSE:
+        table[name] = table[name].map({0.0: False, 1.0: True})
     table["disease"] = np.where(y > 0, "yes", "no")
     frames = {name: table[hospital == number] for number, name in enumerate(names)}
     return {name: frame.loc[:, frame.isna().mean() < _ABSENT] for name, frame in frames.items()}

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from perfed.data.agreement import Agreement
+from perfed.data.client import Client
 from perfed.data.federation import Federation
-from perfed.data.tables.files import read_sites
+from perfed.data.tables.files import Sites, read_sites, table_files, tables_in
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.schema import Mode
+from perfed.data.tables.site_rows import SiteRows
 from perfed.datasets.catalogue import NonNegative, ValidationFraction, dataset
 from perfed.errors import PerfedError
+
+KEPT = 256 << 20
+"""Bytes of files whose rows stay in memory, parsed, for further seeds of the same process."""
 
 
 class TableSettings(BaseModel):
@@ -24,7 +32,7 @@ class TableSettings(BaseModel):
         test_files: rows to test on, in place of a split, likewise.
         site_column: names the site of every row.
         target: the column to predict; with ``event``, a time.
-        event, domain, drop, dates, categories, group, folds, columns, preprocess: see
+        event, domain, drop, numbers, dates, categories, group, folds, columns, preprocess: see
             :class:`perfed.data.tables.options.TableOptions`; "" for none.
         task: "auto": what the targets look like.
         test_fraction: of each site's rows; not with ``folds`` or ``test_files``.
@@ -39,6 +47,7 @@ class TableSettings(BaseModel):
     event: str = ""
     domain: str = ""
     drop: list[str] = []
+    numbers: list[str] = []
     dates: list[str] = []
     categories: list[str] = []
     group: str = ""
@@ -65,6 +74,7 @@ class TableSettings(BaseModel):
             event=self.event or None,
             domain=self.domain or None,
             drop=self.drop,
+            numbers=self.numbers,
             dates=self.dates,
             categories=self.categories,
             group=self.group or None,
@@ -85,15 +95,63 @@ def tables(seed: int, data_dir: Path | None, **given: Any) -> Federation:
     ``perfed init`` writes such an experiment, ``perfed check`` says what the sites hold and what is wrong.
     """
     settings = TableSettings.model_construct(**given)
-    site_column = settings.site_column or None
-    read = read_sites([Path(file) for file in settings.files], site_column)
-    tests = read_sites([Path(file) for file in settings.test_files], site_column) if settings.test_files else None
+    read = _sites(settings.files, settings.site_column)
+    tests = _sites(settings.test_files, settings.site_column)
     federation = Federation.of_tables(
-        read.frames,
+        read.parsed,
         settings.options(seed),
-        tests=None if tests is None else tests.frames,
+        tests=tests.parsed or None,
         sources=read.sources,
-        test_sources=None if tests is None else tests.sources,
+        test_sources=tests.sources,
     )
-    remarks = (*read.notes, *(() if tests is None else tests.notes), *federation.notes["remarks"])
+    remarks = (*read.notes, *tests.notes, *federation.notes["remarks"])
     return replace(federation, notes={**federation.notes, "remarks": remarks})
+
+
+def site_client(given: Mapping[str, Any], seed: int, site: str, agreement: Agreement) -> Client:
+    """One site's client of a federation that :func:`tables` has made; of files with a site each, no other is read.
+
+    Args:
+        given: all options of the data set.
+        seed: of the split.
+        site: its name.
+        agreement: what all sites have agreed on.
+
+    Raises:
+        PerfedError: no such site, or its rows do not fit.
+    """
+    settings = TableSettings.model_construct(**given)
+    read = _sites(_files_of(settings.files, settings.site_column, site), settings.site_column)
+    if site not in read.frames:
+        raise PerfedError(f"site '{site}': its table is not among data.files any more")
+    tests = _sites(_files_of(settings.test_files, settings.site_column, site), settings.site_column)
+    options = settings.options(seed)
+    options = replace(options, task=None if options.event is not None else agreement.task)
+    sources = read.sources[site], tests.sources.get(site, "")
+    return SiteRows.alone(site, read.frames[site], options, tests.frames.get(site), sources).client(agreement)
+
+
+def _files_of(files: list[str], site_column: str, site: str) -> list[str]:
+    """Those of the files that may hold the rows of ``site``; others need not be there any more."""
+    if site_column:
+        return files
+    found = (each for file in map(Path, files) for each in (tables_in(file) if file.is_dir() else [file]))
+    return [str(file) for file in found if file.stem == site]
+
+
+def _sites(files: list[str], site_column: str) -> Sites:
+    """The tables of all sites; what this process has read, and has not changed since, is not read again."""
+    if not files:
+        return Sites({}, {}, ())
+    known = {file: file.stat() for file in table_files([Path(file) for file in files]) if file.is_file()}
+    stamps = tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in known.items())
+    if sum(stat.st_size for stat in known.values()) > KEPT:
+        return _read(tuple(files), site_column, stamps)
+    return _kept(tuple(files), site_column, stamps)
+
+
+def _read(files: tuple[str, ...], site_column: str, stamps: tuple[tuple[Path, int, int], ...]) -> Sites:
+    return read_sites([Path(file) for file in files], site_column or None)
+
+
+_kept = lru_cache(maxsize=2)(_read)  # the tables, and those that they are tested on

@@ -1,13 +1,14 @@
-"""The Flower app that is submitted: two programs of two lines, and the study."""
+"""The Flower app that is submitted: the server's program, two lines long, and the study."""
 
 from __future__ import annotations
 
 import re
 
 from perfed.deploy.text import filled
+from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
 
-_INIT = '''"""A deployment of perfed: the study, and the two programs that run it."""
+_INIT = '''"""A deployment of perfed: the study, and the server's program that runs it."""
 
 from pathlib import Path
 
@@ -25,12 +26,6 @@ from perfed.engine.flower.adapter import server_app
 
 app = server_app(partial(main, study=STUDY))
 '''
-_CLIENT = '''"""A site's program: it hands messages to the worker of 'perfed site'."""
-
-from perfed.engine.flower.adapter import client_app
-
-app = client_app()
-'''
 STUDY_FILE = "app/perfed_app/study.toml"
 """Where the study is in a deployment's directory."""
 
@@ -42,6 +37,17 @@ def app_files(study: Experiment) -> dict[str, str]:
         "app/pyproject.toml": filled("pyproject.toml", {"app": f"perfed-{name}".rstrip("-")}),
         "app/perfed_app/__init__.py": _INIT,
         "app/perfed_app/server.py": _SERVER,
-        "app/perfed_app/client.py": _CLIENT,
         STUDY_FILE: study.to_toml(),
     }
+
+
+def app_hash(study: Experiment) -> str:
+    """SHA-256 of the bundle that Flower makes of the app; empty where there is no Flower.
+
+    The same study gives the same hash with the versions of Flower that perfed is made for.
+    """
+    try:
+        from perfed.engine.flower.adapter import bundle_hash
+    except PerfedError:
+        return ""
+    return bundle_hash({name.removeprefix("app/"): text for name, text in app_files(study).items()})

@@ -53,18 +53,19 @@ class _OwnModel(OwnModels):
         return Taken()
 
 
-def site_model(folder: Path, site: str, data: Path) -> SiteModel:
+def site_model(folder: Path, site: str, data: Path, run: str | None = None) -> SiteModel:
     """The site's own model, as it was last evaluated; the site may go on in another process meanwhile.
 
     Args:
         folder: of the site.
         site: its name.
         data: its file or folder, as the run was begun with.
+        run: id of a run in which it was before; ``None``: the run in which it is.
 
     Raises:
         PerfedError: the site is in no run, or its model has not been made yet.
     """
-    part = Part.of(folder, site, data)
+    part = Part.of(folder, site, data) if run is None else Part.earlier(folder, site, data, run)
     if part is None:
         raise PerfedError(f"{folder}: this site has taken part in no run yet")
     return _OwnModel(part, folder).site(site)

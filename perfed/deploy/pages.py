@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
+from perfed.deploy.app import app_hash
 from perfed.deploy.deployment import Deployment
 from perfed.deploy.server import values_of
 from perfed.deploy.study import own_modules, settings_of, told_before
 from perfed.deploy.text import filled
 from perfed.deploy.trial import entries_sent
+from perfed.engine.flower.version import RANGE
 from perfed.experiment.config import Experiment
 
 _COLUMNS = {
@@ -48,7 +51,8 @@ def readme(deployment: Deployment, study: Experiment) -> str:
 _PROTECTION = """\
 * the SuperLink listens on this machine's loopback address alone. Whoever has an account on this machine can submit:
   give one to nobody else;
-* sites come through a proxy that passes on the path `/v1/fleet/` and nothing else, and never learn of the others;
+* sites come through a proxy that passes on the path `/v1/fleet/` and nothing else, and never learn of the others. It
+  bounds bodies, requests, rates and times of who has no key; `nginx.conf` says what it does not bound, and what does;
 * only sites whose public key was made known to the SuperLink can connect. A site's private key is the site: it is in
   that site's folder, and nowhere else once it has been handed over."""
 _TRIAL_PROTECTION = """\
@@ -62,7 +66,7 @@ _LOGS = (
 
 def _rows(tls: bool) -> str:
     rows = [
-        ("`app/`", "what is submitted: two programs of two lines and `study.toml`, the experiment; no data"),
+        ("`app/`", "what is submitted: the server's program, two lines, and `study.toml`, the experiment; no data"),
         ("`server/`", "SuperLink and SuperExec: the scripts that start them, and systemd units that call these"),
         ("`sites/NAME/`", "for site NAME: its page (`README.md`) and a systemd unit"),
         ("`deployment.toml`", "the names and addresses that all of it was made with"),
@@ -83,9 +87,12 @@ def site_files(deployment: Deployment, study: Experiment, site: str, credentials
     command += "" if credentials is None else f" --key {site}.key --ca ca.crt"
     values = _common(deployment, study) | {
         "site": site,
+        "calls": _calls(deployment.host),
         "command": command,
+        "preview": f"perfed site preview --data {site}.csv --study study.toml --name {site}",
         "settings": "\n".join(f"* `{line}`" for line in settings_of(study)),
         "columns": _COLUMNS[study.data.options["columns"]],
+        "app": _app(study),
         "told": "; ".join(told_before(study)) or "nothing",
         "sent": "\n".join(f"  * `{name}`" for name in entries_sent(study)) or "  * nothing",
         "files": "" if credentials is None else _files(site, credentials),
@@ -96,6 +103,23 @@ def site_files(deployment: Deployment, study: Experiment, site: str, credentials
     unit = filled("perfed-site.service", values)
     page = filled("site.md", values)
     return {f"{folder}/README.md": page, f"{folder}/perfed-site.service": unit, f"{folder}/study.toml": study.to_toml()}
+
+
+def _calls(host: str) -> str:
+    """What a unit says of the addresses that a site may call; a name has none before it is resolved."""
+    try:
+        return f"# And nobody else, unless it is added.\nIPAddressDeny=any\nIPAddressAllow=localhost {ip_address(host)}"
+    except ValueError:
+        return (
+            f"# {host} is a name, and units know addresses alone. Where those of the server, of what resolves\n"
+            "# names and of your proxy are known: IPAddressDeny=any and IPAddressAllow=localhost ADDRESS ADDRESS"
+        )
+
+
+def _app(study: Experiment) -> str:
+    found = app_hash(study)
+    made = f"made with {RANGE}; with a further site the study is another one, and so is its hash"
+    return f"\nThat of this study is `{found}` ({made}).\n" if found else ""
 
 
 _TLS_FAILURES = """\

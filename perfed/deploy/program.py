@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from pydantic import BaseModel
+
 from perfed.data.agreement import Agreement, Told, agreed
 from perfed.data.deferred import elsewhere
 from perfed.data.facts import ClientFacts
 from perfed.data.federation import Federation
+from perfed.data.reading import checked, read_json
 from perfed.deploy.station import table_options
 from perfed.deploy.submit import JOURNAL, LINE, goes_on
-from perfed.engine.flower.engine import FlowerEngine, Limits
+from perfed.engine.flower.engine import RATIO, FlowerEngine, Limits
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.server import RealTimeServer
@@ -27,7 +30,7 @@ from perfed.engine.flower.wire import ROUND
 from perfed.errors import PerfedError, some
 from perfed.experiment.config import Experiment, read
 from perfed.experiment.start import resume, start
-from perfed.machine import locked, write_atomic
+from perfed.machine import locked, private_files, write_atomic
 from perfed.report import load_runs, write_report
 from perfed.run.run import Run
 
@@ -35,6 +38,14 @@ AGREED = "agreed.json"
 """File of a run's directory: what sites told, what was agreed, and the facts of each."""
 LOOK = 10.0
 """Seconds between two looks for who is missing."""
+
+
+class _Known(BaseModel):
+    """What the file ``agreed.json`` holds."""
+
+    study: str
+    agreement: dict[str, Any]
+    facts: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -46,12 +57,16 @@ class Settings:
         wait: seconds in which all sites must be there.
         deadline: seconds that an exchange may take.
         norm: longest Euclidean norm of one reply; 0: any.
+        ratio: see :class:`perfed.engine.flower.engine.Limits`; 0: any.
+        at_least: sites with which a run goes on that all have agreed to; 0: all.
     """
 
     out: str
     wait: float = 300.0
     deadline: float = 600.0
     norm: float = 0.0
+    ratio: float = RATIO
+    at_least: float = 0.0
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Settings:
@@ -70,6 +85,7 @@ class Settings:
         return cls(known["out"], **{name: float(value) for name, value in numbers.items()})
 
 
+@private_files()
 def main(transport: Transport, config: Mapping[str, Any], *, study: str) -> None:
     """Run the study with the sites of ``transport``.
 
@@ -103,12 +119,15 @@ def _alone(transport: Transport, settings: Settings, study: str, out: Path) -> N
     experiment = read(study, "the study")
     sites: list[str] = sorted(experiment.data.options["files"])
     transport.note = lambda line: tell(stage=line)
-    _gather(transport, sites, settings.wait)
+    least = int(settings.at_least) or len(sites)
+    missing = _gather(transport, sites, settings.wait, least if (out / AGREED).exists() else len(sites))
     run = hashlib.sha256(f"{out.resolve()} {study}".encode()).hexdigest()[:16]
-    opening = Opening(transport, sites, experiment, study, run, out, settings.deadline)
+    there = [site for site in sites if site not in missing]
+    opening = Opening(transport, there, experiment, study, run, out, settings.deadline)
     federation = opening.federation(out / AGREED)
     journal = Journal(out / JOURNAL)
-    limits = Limits(settings.deadline, norm=settings.norm or None)
+    norm, ratio = settings.norm or None, settings.ratio or None
+    limits = Limits(settings.deadline, norm=norm, ratio=ratio, least=int(settings.at_least))
     engine = partial(FlowerEngine, transport=transport, journal=journal, run=run, limits=limits)
     going = _run(experiment, federation, out, partial(RealTimeServer, engine=engine))
     going.notes += journal.notes
@@ -122,17 +141,28 @@ def _alone(transport: Transport, settings: Settings, study: str, out: Path) -> N
     tell(done=going.done, out=str(out))
 
 
-def _gather(transport: Transport, sites: list[str], seconds: float) -> None:
-    """Wait until all sites are connected, and say whenever others are missing than before."""
+def _gather(transport: Transport, sites: list[str], seconds: float, least: int) -> list[str]:
+    """Wait until all sites are connected, and say whenever others are missing than before.
+
+    Returns:
+        those that are not there in time, where so many as ``least`` are.
+
+    Raises:
+        PerfedError: fewer are there.
+    """
     ends, told, missing = time.monotonic() + seconds, list[str](), sites
-    tell(stage=f"waiting for {len(sites)} sites")
+    tell(stage=f"waiting for {len(sites)} sites, {seconds:g} seconds at most (--wait)")
     while missing := transport.wait_for(missing, min(LOOK, max(ends - time.monotonic(), 0.0))):
+        if time.monotonic() >= ends and len(sites) - len(missing) >= least:
+            tell(stage=f"goes on without {some(missing)}")
+            return missing
         if time.monotonic() >= ends:
             said = f"not there after {seconds:g} seconds: {', '.join(missing)}"
             raise PerfedError(f"{said}; is 'perfed site' running there, and what does it print?")
         if missing != told:
             tell(stage=f"still waiting for {some(missing)}")
             told = missing
+    return []
 
 
 def _run(experiment: Experiment, federation: Federation, out: Path, server: Callable[..., Any]) -> Run:
@@ -165,7 +195,7 @@ class Opening:
 
     Args:
         transport: the network.
-        sites: all of them.
+        sites: all of them; of a run that all have agreed to those that are there.
         experiment, study: parsed and as text.
         run: id of the run.
         out: its directory.
@@ -194,7 +224,7 @@ class Opening:
             PerfedError: a site that does not answer, that is busy with another run, whose table does not fit, or whose
                 data have changed since.
         """
-        known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        known = checked(_Known, read_json(file), file).model_dump() if file.exists() else None
         study = hashlib.sha256(self._fields["study"].encode()).hexdigest()
         if known is not None and known["study"] != study:
             raise PerfedError(f"{file.parent}: holds a run of another study; submit with another --out")
@@ -202,9 +232,13 @@ class Opening:
         told = self._ask("agreement", {"agreement": agreement.plain()}, "facts")
         facts = {site: ClientFacts.of_plain({**values, "id": site}) for site, values in told.items()}
         plain = {site: facts[site].plain() for site in sorted(facts)}
-        if known is not None and plain != known["facts"]:
-            changed = next(site for site in plain if plain[site] != known["facts"].get(site))
-            raise PerfedError(f"site '{changed}': its data are not those that the run in {file.parent} was begun with")
+        if known is not None:
+            facts = {site: ClientFacts.of_plain(values) for site, values in (known["facts"] | plain).items()}
+        before = plain if known is None else known["facts"]
+        if changed := [site for site in plain if _nameless(plain[site]) != _nameless(before.get(site, {}))]:
+            raise PerfedError(
+                f"site '{changed[0]}': its data are not those that the run in {file.parent} was begun with"
+            )
         if known is None:
             content = {"study": study, "agreement": agreement.plain(), "facts": plain}
             write_atomic(_made(file.parent) / file.name, json.dumps(content, indent=1) + "\n")
@@ -252,6 +286,11 @@ class Opening:
             return run if place == self._fields["place"] or not goes_on(Path(place)) else ""
         except (OSError, ValueError):  # nobody can look there
             return ""
+
+
+def _nameless(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts without names of inputs, in whose place older sites sent others."""
+    return {name: value for name, value in facts.items() if name != "feature_names"}
 
 
 def tell(**what: Any) -> None:

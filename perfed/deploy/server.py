@@ -9,9 +9,12 @@ from perfed.deploy.text import filled
 from perfed.engine.flower.processes import SWITCHES
 from perfed.machine import installed_version
 
-_SCRIPTS = ("environment.sh", "superlink.sh", "superexec.sh", "register.sh")
+BAR = "bar.sh"
+"""Script that bars a site's key."""
+_SCRIPTS = ("environment.sh", "superlink.sh", "superexec.sh", "register.sh", BAR)
 _UNITS = ("perfed-superlink.service", "perfed-superexec.service")
 _PUBLIC = ("nginx.conf", "compose.yaml")
+_HOMES = ("/home/", "/root/", "/run/user/")
 
 
 def release() -> str:
@@ -38,6 +41,8 @@ def values_of(deployment: Deployment) -> dict[str, Any]:
         "superlink_tls": f"\\\n    {files} --enable-supernode-auth" if tls else "--insecure",
         "superexec_tls": f"--root-certificates {here('ca.crt')}" if tls else "--insecure",
         "connection_tls": f'root-certificates = "{ca}"' if tls else "insecure = true",
+        "hardening": filled("hardening.conf", {}).rstrip(),
+        "protect_home": "read-only" if deployment.directory.startswith(_HOMES) else "yes",
         "switches": "\n".join(f"export {key}={value}" for key, value in SWITCHES.items()),
         "switches_systemd": "\n".join(f"Environment={key}={value}" for key, value in SWITCHES.items()),
         "switches_yaml": "\n".join(f'      {key}: "{value}"' for key, value in SWITCHES.items()),

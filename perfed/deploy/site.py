@@ -1,18 +1,20 @@
-"""``perfed site``: a worker that has the data, and a supervised SuperNode that brings it the server's messages."""
+"""``perfed site``: it has the data, fetches the server's messages and answers them, all in this one process."""
 
 from __future__ import annotations
 
-import tempfile
+import hashlib
+import platform
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfed.data.site_data import problems
+from perfed.deploy.leaving import check_stays
+from perfed.deploy.policy import Policy
 from perfed.deploy.station import Part, Station, same_study, table_options
+from perfed.deploy.trial import allowed_in
 from perfed.engine.flower.probe import Server
-from perfed.engine.flower.supernode import supervise
-from perfed.engine.flower.worker import serve
 from perfed.errors import PerfedError
 from perfed.experiment.config import read
 
@@ -27,8 +29,9 @@ class SiteSettings:
         name: as the server knows it.
         data: its file or folder.
         server: where the server is.
-        folder: for its log, its states and Flower's own files.
-        study: the study that it takes part in, as TOML; ``None``: that of the server.
+        folder: for its log and its states.
+        study: the study that it takes part in, as TOML; ``None``: any that the server has.
+        policy: what is allowed at most.
     """
 
     name: str
@@ -36,14 +39,17 @@ class SiteSettings:
     server: Server
     folder: Path
     study: str | None = None
+    policy: Policy = field(default_factory=Policy)
 
 
 def check_site(settings: SiteSettings) -> None:
     """Look at the site's data and its connection before anything starts.
 
     Raises:
-        PerfedError: data that do not fit the study that the site knows, no file, or a server that will not take it.
+        PerfedError: a site that has left, data that do not fit the study that the site knows, no file, a study that the
+            policy does not allow, or a server that will not take it.
     """
+    check_stays(settings.folder)
     if not settings.data.exists():
         raise PerfedError(f"--data {settings.data}: no such file")
     part = Part.of(settings.folder, settings.name, settings.data)
@@ -55,6 +61,7 @@ def check_site(settings: SiteSettings) -> None:
         found = problems(settings.name, settings.data, options, agreement)
         if found:
             raise PerfedError("\n".join(found))
+        settings.policy.check(allowed_in(study))
 
 
 def run_site(settings: SiteSettings, note: Note, stop: threading.Event) -> None:
@@ -69,21 +76,12 @@ def run_site(settings: SiteSettings, note: Note, stop: threading.Event) -> None:
         PerfedError: another process is this site; a connection that will never succeed; data that do not fit are told
             to the server, see :func:`check_site`.
     """
-    station = Station(settings.folder, settings.name, settings.data, settings.study, note)
+    from perfed.engine.flower.node import Attendant, attend  # which needs perfed[flower]
+
+    station = Station(settings.folder, settings.name, settings.data, settings.study, note, settings.policy)
     try:
-        with tempfile.TemporaryDirectory(prefix="perfed-") as short:  # paths of sockets have 107 bytes at most
-            path = Path(short) / "worker"
-            worker = threading.Thread(target=_work, args=(path, station, stop), daemon=True)
-            worker.start()
-            try:
-                config = {"site": settings.name, "worker": str(path)}
-                supervise(settings.server, config, settings.folder, note, stop)
-            finally:
-                stop.set()
-                worker.join()
+        place = hashlib.sha256(f"{platform.node()}:{settings.folder.resolve()}".encode()).hexdigest()[:16]
+        at = Attendant(settings.name, place, station.answer, station.began, note, station.heard)
+        attend(settings.server, at, stop)
     finally:
         station.close()
-
-
-def _work(path: Path, station: Station, stop: threading.Event) -> None:
-    serve(path, station.answer, stop)

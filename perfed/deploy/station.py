@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -11,22 +13,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel
 
 from perfed.data.agreement import Agreement
+from perfed.data.client import Client
 from perfed.data.domain_input import completed
 from perfed.data.federation import Federation
+from perfed.data.reading import checked, read_json
 from perfed.data.site_data import SiteData, site_data
 from perfed.data.tables.options import TableOptions
+from perfed.data.tables.persons import FEWEST
 from perfed.datasets.tables import TableSettings
+from perfed.deploy.app import app_hash
+from perfed.deploy.leaving import left, said
+from perfed.deploy.policy import Policy
+from perfed.deploy.trial import protocol_of
+from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.chain import LOG
 from perfed.engine.flower.message import pack, unframe
 from perfed.engine.flower.outgoing import OutgoingLog
+from perfed.engine.flower.refusal import Refused, Said, detail, refusing, said_of
+from perfed.engine.flower.rehearsed_run import allowed_by
 from perfed.engine.flower.site import Site
 from perfed.engine.flower.store import SiteStore, Stored
 from perfed.engine.setup import Setup
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, some
 from perfed.experiment.config import Experiment, read
-from perfed.machine import write_atomic
+from perfed.machine import installed_version, write_atomic
 from perfed.training.device import usable_device
 from perfed.training.plan import Plan
 
@@ -39,12 +52,36 @@ def table_options(experiment: Experiment) -> TableOptions:
     return TableSettings.model_construct(**experiment.data.options).options(experiment.seed)
 
 
+def told_by(own: SiteData) -> dict[str, Any]:
+    """What a site tells the server before its facts, as it leaves."""
+    return own.told(FEWEST).plain()
+
+
+def facts_by(client: Client, agreement: Agreement) -> dict[str, Any]:
+    """What a site tells the server once all have agreed, as it leaves: counts, shapes, a hash of its inputs' names."""
+    return client.facts(agreement.task == "survival").nameless.plain()
+
+
 def same_study(one: str, other: str) -> bool:
     """Whether two studies ask the same of a site; others may have joined one of them."""
-    plain = [read(text, "the study").model_dump(mode="json") for text in (one, other)]
-    for table in plain:
-        table["data"].pop("files", None)
-    return plain[0] == plain[1]
+    return asked(one) == asked(other)
+
+
+def asked(study: str) -> dict[str, Any]:
+    """What a study asks of a site, as plain values: all of it but for the names of sites."""
+    plain = read(study, "the study").model_dump(mode="json")
+    plain["data"].pop("files", None)
+    return plain
+
+
+class _Held(BaseModel):
+    """What ``run.json`` of a site holds."""
+
+    run: str
+    study: str
+    place: str
+    since: str
+    agreement: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -78,21 +115,35 @@ class Part:
         Raises:
             PerfedError: the file that says so is damaged.
         """
-        file = folder / _RUN
+        return cls._in(folder / _RUN, site, data) if (folder / _RUN).exists() else None
+
+    @classmethod
+    def earlier(cls, folder: Path, site: str, data: Path, run: str) -> Part:
+        """The run with the id ``run``, in which the site in ``folder`` is or was.
+
+        Raises:
+            PerfedError: it was in no such run, or the file that says so is damaged.
+        """
+        file = Stored(folder / _RUNS, run).path / _RUN
         if not file.exists():
-            return None
-        try:
-            held = json.loads(file.read_text(encoding="utf-8"))
-            agreement = Agreement.of_plain(held["agreement"], str(file))
-            return cls(site, data, held["run"], held["study"], agreement, held["place"], held["since"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise PerfedError(f"{file}: cannot be read: {error}") from None
+            held = sorted(found.parent.name for found in (folder / _RUNS).glob(f"*/{_RUN}"))
+            raise PerfedError(f"{folder}: nothing is kept of run '{run}'; allowed: {some(held) or 'none'}")
+        return cls._in(file, site, data)
+
+    @classmethod
+    def _in(cls, file: Path, site: str, data: Path) -> Part:
+        held = checked(_Held, read_json(file), file)
+        agreement = Agreement.of_plain(held.agreement, str(file))
+        return cls(site, data, held.run, held.study, agreement, held.place, held.since)
 
     def write(self, folder: Path) -> None:
-        """Let :meth:`of` find it."""
+        """Let :meth:`of` and, once the site is in another run, :meth:`earlier` find it."""
         content = {name: getattr(self, name) for name in ("run", "place", "since", "study")}
         content["agreement"] = self.agreement.plain()
-        write_atomic(folder / _RUN, json.dumps(content, indent=1) + "\n")
+        kept = self.stored(folder).path
+        kept.mkdir(parents=True, exist_ok=True)
+        for place in (kept, folder):
+            write_atomic(place / _RUN, json.dumps(content, indent=1) + "\n")
 
     @property
     def held(self) -> dict[str, str]:
@@ -139,6 +190,20 @@ class Part:
         """One client at a time, on the study's threads."""
         return Plan("sequential", threads=self.experiment.plan.threads)
 
+    @cached_property
+    def allowed(self) -> Allowed:
+        """What the site answers in the run.
+
+        Raises:
+            PerfedError: the study's method refuses such sites; see :func:`allowed_by`.
+        """
+        setup, federation, domains = self.setup, self.federation, self.agreement.domains
+        protocol = protocol_of(self.experiment, len(domains) if isinstance(domains, tuple) else domains or 0)
+        try:
+            return allowed_by(federation.clients[0], setup.info(federation), setup, protocol)
+        except PerfedError as error:
+            raise PerfedError(f"the study was tried on made-up rows: {error}") from None
+
     def states(self, folder: Path) -> SiteStore:
         """Where the site in ``folder`` keeps its states of the run; this process is the site until it is closed."""
         return SiteStore(folder / _RUNS, self.run)
@@ -157,7 +222,7 @@ class _Busy(PerfedError):
 
 
 class Station:
-    """Answers every message of the server, and writes down what leaves.
+    """Answers every message of the server, and writes down what arrives and what leaves.
 
     Args:
         folder: of the site, where its log and its states are.
@@ -165,6 +230,7 @@ class Station:
         data: its file or folder.
         study: the study that it takes part in, and no other; ``None``: that of the server.
         note: gets one line for each thing that the site's administrator may want to know.
+        policy: what the site's administrator allows at most.
 
     Raises:
         PerfedError: another process is this site, or what it has kept is damaged.
@@ -177,10 +243,15 @@ class Station:
         data: Path,
         study: str | None = None,
         note: Callable[[str], None] = lambda line: None,
+        policy: Policy | None = None,
     ) -> None:
+        self._policy = policy or Policy()
         self._folder, self._name, self._data, self._study, self._note = folder, site, data, study, note
         folder.mkdir(parents=True, exist_ok=True)
         self._log = OutgoingLog(folder / LOG)
+        pinned = "any study" if study is None else f"a study with SHA-256 {hashlib.sha256(study.encode()).hexdigest()}"
+        self._log.note(f"site '{site}' has started for {pinned}, with perfed {installed_version()}")
+        self._left = False  # since it was started
         self._store: SiteStore | None = None
         self._site: Site | None = None
         self._part = Part.of(folder, site, data)
@@ -190,61 +261,113 @@ class Station:
 
     def close(self) -> None:
         """Let another process work for the site."""
+        with suppress(OSError):  # the disk may be full
+            if not self._left and left(self._folder):
+                self._log.note(said(self._folder))
+            self._log.note("the site has stopped")
         self._log.close()
         if self._store is not None:
             self._store.close()
 
+    def began(self, app: str) -> None:
+        """Write down the hash of a run's app, as the server gives it; nothing of the app is loaded here."""
+        expected = "" if self._study is None else app_hash(read(self._study, "the study"))
+        other = "" if expected in ("", app) else f"; with the sites of this site's own study it is {expected}"
+        self.heard(f"a run begins, whose app has the SHA-256 {app}{other}; it is not loaded here")
+
+    def heard(self, line: str) -> None:
+        """Write down what is no message of a run, and what is replied to it; where it cannot be, say it alone."""
+        with suppress(OSError):
+            self._log.note(line)
+        self._note(line)
+
     def answer(self, data: bytes) -> bytes:
-        """The reply to a message, logged before it is returned; a mistake is a reply too, in one line."""
+        """The reply to a message; it is logged that the message came, and the reply before it is returned.
+
+        Whatever goes wrong is a reply too: one of the sentences that the server may be told. Why, ``note`` is told.
+
+        Raises:
+            PerfedError: nothing can be logged: nothing leaves.
+        """
         try:
-            reply = self._answered(unframe(data)[0], data)
-        except _Busy as error:  # the server says next whether that run is over
-            reply = pack({"kind": "error", "site": self._name, "error": str(error), **error.held}, {})
-        except (PerfedError, OSError) as error:
-            said = " ".join(str(error).split())
-            self._note(said)
-            reply = pack({"kind": "error", "site": self._name, "error": said}, {})
-        self._log.append(reply)
+            self._log.arrived(data)
+            if not self._left and left(self._folder):
+                self._left = True
+                self._log.note(said(self._folder))
+            reply = self._reply(data)
+            self._log.append(reply)
+        except OSError as error:
+            self._note(detail(error))
+            raise Refused(Said.DISK) from None
         return reply
 
+    def _reply(self, data: bytes) -> bytes:
+        try:
+            with refusing(Said.MESSAGE):
+                header, _ = unframe(data)
+            return self._answered(header, data)
+        except _Busy as error:  # the server says next whether that run is over
+            return pack({"kind": "error", "site": self._name, "error": str(error), **error.held}, {})
+        except Exception as error:  # whatever failed, its words may say something of the rows
+            self._note(detail(error))
+            return pack({"kind": "error", "site": self._name, "error": str(said_of(error))}, {})
+
     def _answered(self, header: Mapping[str, Any], data: bytes) -> bytes:
+        if self._left:
+            raise Refused(Said.LEFT)
         kind, run = header.get("kind"), str(header.get("run"))
         if self._part is not None and self._part.run == run:
             self._told = set()
         if kind == "work":
             return self._at(run).answer(data)
         if kind not in ("study", "agreement"):
-            raise PerfedError(f"a message of kind {kind!r}; allowed: study, agreement, work")
+            raise Refused(Said.MESSAGE, f"a message of kind {str(kind)[:60]!r}; allowed: study, agreement, work")
         if self._last is None or self._last[0] != data:  # else it is sent again
             self._last = data, self._opened(kind, run, header)
         return self._last[1]
 
     def _opened(self, kind: str, run: str, header: Mapping[str, Any]) -> bytes:
         """The reply to a message before a run: what the site tells, or its facts when it has joined."""
-        study = header.get("study")
-        if not isinstance(study, str) or (self._study is not None and not same_study(study, self._study)):
-            raise PerfedError("the server's study is not the one that this site was given")
+        study = self._study_of(header)
         part, fields = self._part, {"site": self._name, "run": run, "round": 0, "program": kind}
         held = {} if part is None or part.run == run else part.held
         known = run in self._told
         self._told.add(run)
         if kind == "study":
-            self._read = {study: site_data(self._name, self._data, table_options(read(study, "the study")))}
-            return pack({"kind": "told", **fields, **held, "told": self._read[study].told().plain()}, {})
+            with refusing(Said.DATA):
+                self._read = {study: site_data(self._name, self._data, table_options(read(study, "the study")))}
+                told = told_by(self._read[study])
+            return pack({"kind": "told", **fields, **held, "told": told}, {})
         if held and not (known and header.get("ended") == held["busy"]):
             self._read = {}
             raise _Busy(held)
-        agreement = Agreement.of_plain(header.get("agreement"), "the server's agreement")
+        with refusing(Said.MESSAGE):
+            agreement = Agreement.of_plain(header.get("agreement"), "the server's agreement")
         since = part.since if part is not None and part.run == run else f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         own, place = self._read.pop(study, None), str(header.get("place"))
         self._join(Part(self._name, self._data, run, study, agreement, place, since, own))
-        client = self._at(run).client
-        facts = client.facts(agreement.task == "survival")
-        return pack({"kind": "facts", **fields, "facts": facts.plain()}, {})
+        facts = facts_by(self._at(run).client, agreement)
+        return pack({"kind": "facts", **fields, "facts": facts}, {})
+
+    def _study_of(self, header: Mapping[str, Any]) -> str:
+        """The server's study, which must be that of the site."""
+        study = header.get("study")
+        with refusing(Said.STUDY):
+            if not isinstance(study, str) or (self._study is not None and not same_study(study, self._study)):
+                raise Refused(Said.STUDY)
+            read(study, "the study")
+        return study
 
     def _join(self, part: Part) -> None:
         """Take part in a run from here on, in the place of any other."""
-        part.federation  # noqa: B018 - which finds out whether the data fit
+        with refusing(Said.MESSAGE):
+            part.stored(self._folder)  # which finds out whether the run has a name
+        with refusing(Said.DATA):
+            part.federation  # noqa: B018 - which finds out whether the data fit
+        with refusing(Said.UNFIT):
+            allowed = part.allowed
+        with refusing(Said.POLICY):
+            self._policy.check(allowed)
         if self._store is not None:
             self._store.close()
         self._store = self._site = None
@@ -256,8 +379,12 @@ class Station:
         """The site's part of the run, which is read and prepared once."""
         part = self._part
         if part is None or part.run != run:
-            raise PerfedError("this site is not in that run; the server must begin with the study")
+            raise Refused(Said.AWAY)
         if self._site is None:
+            if self._study is not None and not same_study(part.study, self._study):  # it was started again with another
+                raise Refused(Said.STUDY)
+            with refusing(Said.POLICY):
+                self._policy.check(part.allowed)
             (client,) = part.federation
             self._store = part.states(self._folder)
             self._site = Site(
@@ -268,5 +395,6 @@ class Station:
                 scale=part.federation.target_scale,
                 store=self._store,
                 run=run,
+                allowed=part.allowed,
             )
         return self._site

@@ -9,10 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from perfed.data.reading import checked, read_json
 from perfed.deploy.deployment import Deployment
 from perfed.engine.flower.submission import PATIENCE, Submitter
 from perfed.errors import PerfedError, some
-from perfed.machine import locked, write_atomic
+from perfed.machine import locked, private_files, write_atomic
 
 JOURNAL = "journal"
 """Folder of a run's directory: its server's program keeps it locked while it is at work."""
@@ -26,6 +27,7 @@ _LONGEST = 365 * 86400.0
 _LOOK = 0.2  # seconds between two looks whether a run has ended
 
 
+@private_files()
 def submit(folder: Path, config: Mapping[str, Any], show: Callable[[dict[str, Any]], None], log: Path) -> None:
     """Submit the run of the deployment in ``folder`` and follow it to its end; one that goes on already is followed.
 
@@ -72,6 +74,7 @@ def submit(folder: Path, config: Mapping[str, Any], show: Callable[[dict[str, An
         raise PerfedError(reasons[-1] if reasons else f"{ended}; submit again, and it goes on where it was")
 
 
+@private_files()
 def stop(folder: Path, out: Path) -> int:
     """End the run of the deployment in ``folder`` whose results are in ``out``; submitted again, it goes on.
 
@@ -117,4 +120,4 @@ def _submitter(folder: Path) -> Submitter:
 def _submitted(folder: Path) -> dict[str, int]:
     """By directory of results, Flower's number of the run that was submitted last."""
     file = folder / _HOME / _SUBMITTED
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return checked(dict[str, int], read_json(file), file) if file.exists() else {}

@@ -99,6 +99,17 @@ def make_site_key(key_file: Path, public_file: Path, name: str) -> None:
     _write_new(public_file, public + f" {name}\n".encode(), 0o644)
 
 
+def check_private(file: Path, option: str) -> None:
+    """Refuse a private key that other users have rights on; on Windows files do not say so.
+
+    Raises:
+        PerfedError: names ``option``, the file, and the command that mends it.
+    """
+    if os.name != "nt" and file.stat().st_mode & 0o077:
+        mended = f"'chmod 600 {file}' mends that"
+        raise PerfedError(f"{option} {file}: others can read or write this private key; {mended}")
+
+
 def certificate_fingerprint(file: Path) -> str:
     """SHA-256 of a certificate as ``openssl x509 -fingerprint -sha256`` says it."""
     from cryptography import x509
@@ -112,6 +123,52 @@ def key_fingerprint(public_file: Path) -> str:
     """SHA-256 of a public key as ``ssh-keygen -l`` says it."""
     blob = base64.b64decode(_read(public_file).split()[1])
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+def signature(key_file: Path, content: bytes) -> tuple[str, str]:
+    """A site's signature of ``content``, and its public key, as texts.
+
+    Raises:
+        PerfedError: cryptography is not installed, or the file is no private key of a site.
+    """
+    check_installed()
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_private_key
+
+    try:
+        key: Any = load_ssh_private_key(_read(key_file), None)
+        signed: bytes = key.sign(content, ec.ECDSA(SHA256()))
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise PerfedError(f"{key_file}: cannot be read as a site's private key: {error}") from None
+    public: bytes = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return base64.b64encode(signed).decode(), public.decode()
+
+
+def is_signed(public_file: Path, signed: str, content: bytes) -> bool:
+    """Whether ``signed`` is the signature of ``content`` with the key whose public half is in ``public_file``.
+
+    Raises:
+        PerfedError: cryptography is not installed, or the file is no public key of a site.
+    """
+    check_installed()
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+
+    try:
+        key = load_ssh_public_key(_read(public_file))
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise PerfedError(f"{public_file}: cannot be read as a site's public key: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise PerfedError(f"{public_file}: a site's public key is of an elliptic curve, and this one is not")
+    try:
+        key.verify(base64.b64decode(signed), content, ec.ECDSA(SHA256()))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
 def _new_key(file: Path, *, ssh: bool = False) -> Any:

@@ -1,9 +1,10 @@
-"""Writing a deployment: all of it or nothing, a further site, a new certificate."""
+"""Writing a deployment: all of it or nothing, a further site, a new key, a new certificate."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +13,17 @@ from perfed.deploy import tls
 from perfed.deploy.app import STUDY_FILE, app_files
 from perfed.deploy.deployment import FILE, Deployment
 from perfed.deploy.pages import Credentials, readme, site_files
-from perfed.deploy.server import server_files
+from perfed.deploy.server import BAR, server_files
 from perfed.deploy.study import study_of
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
-from perfed.machine import write_atomic
+from perfed.machine import private_files, write_atomic
 
 DAYS = 365
 """How long a server's certificate is valid, if nothing else is said."""
 
 
+@private_files()
 def deploy(experiment: Experiment, deployment: Deployment, out: Path, days: int = DAYS) -> None:
     """Write the files of a deployment into the new directory ``out``.
 
@@ -41,7 +43,7 @@ def deploy(experiment: Experiment, deployment: Deployment, out: Path, days: int 
         tls.check_installed()
     out.parent.mkdir(parents=True, exist_ok=True)
     making = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    making.mkdir(mode=0o755)
+    making.mkdir()
     try:
         credentials = _credentials(making, deployment, days) if deployment.tls else None
         files = {FILE: deployment.to_toml(), **app_files(study), **server_files(deployment)}
@@ -55,6 +57,7 @@ def deploy(experiment: Experiment, deployment: Deployment, out: Path, days: int 
         raise
 
 
+@private_files()
 def extend(folder: Path, names: Sequence[str]) -> Deployment:
     """Add sites to the deployment in ``folder``: their folders, with TLS their keys, and their names in the study.
 
@@ -89,6 +92,7 @@ def extend(folder: Path, names: Sequence[str]) -> Deployment:
     return deployment
 
 
+@private_files()
 def renew(folder: Path, days: int = DAYS, server_names: Sequence[str] = ()) -> str:
     """Give the server of the deployment in ``folder`` a new certificate of the same key and authority.
 
@@ -108,6 +112,41 @@ def renew(folder: Path, days: int = DAYS, server_names: Sequence[str] = ()) -> s
     last_day = _certify(folder, deployment, days)
     write_atomic(folder / FILE, deployment.to_toml())
     return last_day
+
+
+@private_files()
+def rotate(folder: Path, site: str) -> str:
+    """Make a site of the deployment in ``folder`` a new key, in the place of the one before; the study stays as it is.
+
+    The SuperLink knows the key before until that is barred.
+
+    Returns:
+        the new key's fingerprint, which is on the site's page too.
+
+    Raises:
+        PerfedError: no deployment with TLS is there, or it has no such site.
+    """
+    deployment = Deployment.read(folder)
+    if not deployment.tls:
+        raise PerfedError(f"{folder}: this deployment has no TLS, and so no keys of sites")
+    if site not in deployment.sites:
+        raise PerfedError(f"--rotate {site}: no such site; allowed: {', '.join(deployment.sites)}")
+    tls.check_installed()
+    study = read((folder / STUDY_FILE).read_text(encoding="utf-8"), str(folder / STUDY_FILE))
+    authority, own = folder / "tls/ca.crt", folder / "sites" / site
+    own.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        key, public = Path(made) / "key", Path(made) / "pub"
+        tls.make_site_key(key, public, site)
+        found = Credentials(tls.certificate_fingerprint(authority), {site: tls.key_fingerprint(public)})
+        page = f"sites/{site}/README.md"
+        text = site_files(deployment, study, site, found)[page]
+        key.replace(own / f"{site}.key")
+        public.replace(folder / f"server/keys/{site}.pub")
+    write_atomic(folder / page, text)
+    if not (folder / "server" / BAR).exists():  # of an older perfed
+        _write(folder, {f"server/{BAR}": server_files(deployment)[f"server/{BAR}"]})
+    return found.keys[site]
 
 
 def _credentials(folder: Path, deployment: Deployment, days: int) -> Credentials:

@@ -20,8 +20,8 @@ from perfed.method.term import payload_of
 from perfed.participation.invitation import Invitation
 from perfed.tree import Tree
 
-# Transactions of one number must not share random keys.
-_FIRST_EXCHANGE = {"prepare": 0, "round": 0, "finish": 1000, "observe": 2000, "settle": 3000}
+FIRST_EXCHANGE = {"prepare": 0, "round": 0, "finish": 1000, "observe": 2000, "settle": 3000}
+"""Number of the first exchange of each transaction of a round: they must not share random keys."""
 
 
 @dataclass
@@ -167,7 +167,7 @@ class RoundClients:
     ) -> Replies:
         """One exchange; see :class:`perfed.engine.host.Exchange`."""
         record = self.record
-        index = record.exchanges + _FIRST_EXCHANGE[self._kind]
+        index = record.exchanges + FIRST_EXCHANGE[self._kind]
         exchange = Exchange(program, self.round, index, self._measure, terms)
         folds = {name: self._counted(name, fold) for name, fold in reduce.items()}
         record.outputs = []

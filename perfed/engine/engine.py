@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from perfed.engine.host import Background, Done, Exchange, Host, Work, layouts_o
 from perfed.engine.metrics import Scoring
 from perfed.engine.setup import Setup
 from perfed.engine.states import States
-from perfed.errors import PerfedError
+from perfed.errors import ClientsDiverged, PerfedError
 from perfed.method.exchange import Each, Fold, Replies
 from perfed.participation.invitation import Invitation
 from perfed.training.cohort import Cohort
@@ -28,6 +29,7 @@ from perfed.tree import Tree
 
 _COHORT_BYTES = 512 << 20
 COHORT_CLIENTS = 4096  # beside tensors, a client takes about 20 kB while it works; more at once are no faster
+_FAR = 1e3  # times the values of others: what no client of a healthy run sends
 # Working values, received values, gradients and a moment: what a client's model takes while it trains.
 _COPIES = 4
 
@@ -67,6 +69,7 @@ class Engine(ABC):
         self.lost: dict[str, list[str]] = {}
         self.courses: dict[str, list[float]] = {}
         self._pending: dict[str, Tree] = {}
+        self._outlier = ""
         self._layouts = layouts_of(self.background.shapes, setup, plan)
 
     @abstractmethod
@@ -104,9 +107,9 @@ class Engine(ABC):
         losses: dict[str, Tensor] = {}
         metrics: Metrics = {}
         chunks = self._chunks(ids, by_id=bool(reduce))
-        for done in self.perform(self._works(exchange, payload, chunks, outputs is not None), invitation):
+        for done in self._sound(self._works(exchange, payload, chunks, outputs is not None), exchange, invitation):
             for row, client in enumerate(done.ids):
-                inbox.add(client, partial(done.reply, row))
+                inbox.add(client, partial(_made, done, row, exchange))
                 losses[client] = done.losses[row]
             self._pending.update({client: self.holder.keep(state) for client, state in done.states.items()})
             self.courses |= done.courses
@@ -133,7 +136,7 @@ class Engine(ABC):
         ids = [i for i in ids if self.clients[i].split(split) is not None]
         metrics: Metrics = {}
         exchange = Exchange(program, round_, -1, split)
-        for done in self.perform(self._works(exchange, payload, self._chunks(ids), outputs is not None)):
+        for done in self._sound(self._works(exchange, payload, self._chunks(ids), outputs is not None), exchange):
             metrics.update(done.metrics)
             if outputs is not None:
                 outputs += done.outputs
@@ -160,6 +163,30 @@ class Engine(ABC):
     def working(self) -> Iterator[None]:
         """What the engine needs outside this process is there in this time, and let go of at its end."""
         yield
+
+    def _sound(self, works: Iterable[Work], exchange: Exchange, invitation: Invitation | None = None) -> Iterator[Done]:
+        """What was done, all of it; then an error where anything of it is not finite.
+
+        What one client sends spoils what all get next: so its reply is looked at before anybody learns from it.
+
+        Raises:
+            ClientsDiverged: names all clients of the exchange whose own loss or reply is not finite.
+        """
+        diverged: dict[str, str] = {}
+        extents: dict[str, float] = {}
+        for done in self.perform(works, invitation):
+            if done.diverged:
+                diverged |= done.diverged
+                continue
+            sizes = _extents(done)
+            diverged |= {i: _unsound(done, row) for row, (i, size) in enumerate(sizes.items()) if not isfinite(size)}
+            extents |= sizes
+            yield done
+        if diverged:
+            found = {client: diverged[client] for client in sorted(diverged)}
+            raise ClientsDiverged(exchange.place, found, self._outlier)
+        if any(extents.values()):
+            self._outlier = _outlier(extents)
 
     # Parts -------------------------------------------------------------------------------------------------
 
@@ -204,6 +231,55 @@ class Engine(ABC):
         return max(1, min(COHORT_CLIENTS, _COHORT_BYTES // max(1, model + data)))
 
 
+def _stacked(done: Done) -> dict[str, Any]:
+    """What the replies hold but what is made client by client."""
+    return {name: value for name, value in done.content.items() if isinstance(value, Tensor | Mapping)}
+
+
+def _extents(done: Done) -> dict[str, float]:
+    """The largest absolute value in each client's reply, by id; NaN or infinite where one is not finite."""
+    largest = torch.zeros(len(done.ids), dtype=torch.float64)
+    for _, value in tree.leaves(_stacked(done)):
+        if value.is_floating_point() and value.numel():
+            flat = value.reshape(len(done.ids), -1)
+            size = torch.maximum(flat.amax(1), -flat.amin(1))  # a tenth of what a norm or isfinite takes
+            largest = torch.maximum(largest, size.double().cpu())
+    return dict(zip(done.ids, largest.tolist(), strict=True))
+
+
+def _unsound(done: Done, row: int) -> str:
+    """What is wrong with a reply that holds a value which is not finite."""
+    entry = next(name for name, value in tree.leaves(_stacked(done)) if not torch.isfinite(value[row]).all())
+    return _told(done.ids[row], entry)
+
+
+def _outlier(extents: Mapping[str, float]) -> str:
+    """What to say of the reply whose values are by far the largest; nothing where there is none."""
+    (first, largest), *others = sorted(extents.items(), key=lambda pair: -pair[1])[:2]
+    if not others or largest < _FAR * others[0][1]:
+        return ""
+    return f"; before, client '{first}' sent values up to {largest:.1e}, the others up to {others[0][1]:.1e}"
+
+
+def _made(done: Done, row: int, exchange: Exchange) -> dict[str, Any]:
+    """One client's reply, with what is made client by client.
+
+    Raises:
+        ClientsDiverged: something of that is not finite.
+    """
+    reply, client = done.reply(row), done.ids[row]
+    for name, value in done.content.items():
+        if not isinstance(value, Tensor | Mapping):
+            for _, tensor in tree.leaves({name: reply[name]}):
+                if not torch.isfinite(tensor).all():
+                    raise ClientsDiverged(exchange.place, {client: _told(client, name)})
+    return reply
+
+
+def _told(client: str, entry: str) -> str:
+    return f"the reply of client '{client}' holds values that are not finite (entry '{entry}')"
+
+
 class InProcessEngine(Engine):
     """All clients in this process, clients of one architecture stacked in chunks, one chunk after the other."""
 
@@ -213,7 +289,7 @@ class InProcessEngine(Engine):
 
     def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
         """One chunk after the other."""
-        return map(self.host.run, works)
+        return map(self.host.attempt, works)
 
     def cohorts(
         self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0, program: str = "personalise"

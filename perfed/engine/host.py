@@ -19,7 +19,7 @@ from perfed.engine.evaluate import Metrics, Outputs, outputs_of, predictions, sc
 from perfed.engine.metrics import Scoring
 from perfed.engine.setup import Setup, group_key, stackable_reason
 from perfed.engine.states import State
-from perfed.errors import PerfedError
+from perfed.errors import ClientsDiverged, PerfedError
 from perfed.method.declared import FederationInfo
 from perfed.method.exchange import Reply, check_rows
 from perfed.method.method import Method
@@ -52,6 +52,11 @@ class Exchange:
     index: int
     measure: str | None = None
     terms: Literal["nothing", "penalties", "all"] = "nothing"
+
+    @property
+    def place(self) -> str:
+        """The round, in words."""
+        return str(Where(0, self.round, self.index))
 
     @property
     def lasting(self) -> bool:
@@ -95,6 +100,7 @@ class Done:
         outputs: what the measured models say of every sample, if that was wanted.
         states: each client's new state by id; empty after work on copies.
         courses: loss of each local epoch, by id, of the clients of which it is wanted.
+        diverged: what happened at clients whose training diverged, by id; nothing else is there then.
     """
 
     ids: tuple[str, ...]
@@ -105,6 +111,7 @@ class Done:
     outputs: list[Outputs] = field(default_factory=list)
     states: dict[str, Tree] = field(default_factory=dict)
     courses: dict[str, list[float]] = field(default_factory=dict)
+    diverged: dict[str, str] = field(default_factory=dict)
 
     def reply(self, row: int) -> dict[str, Any]:
         """One client's reply, by its row."""
@@ -164,11 +171,19 @@ class Host:
         self.plan = plan
         self.layouts = layouts_of(background.shapes, setup, plan)
 
+    def attempt(self, work: Work) -> Done:
+        """:meth:`run`, or at which of the clients training diverged."""
+        try:
+            return self.run(work)
+        except ClientsDiverged as error:
+            return Done(work.ids, {}, (), torch.empty(0), diverged=dict(error.found))
+
     def run(self, work: Work) -> Done:
         """Run the program of ``work`` on its clients.
 
         Raises:
-            PerfedError: training diverged, the program's reply is none, or it set what is not declared.
+            ClientsDiverged: training diverged.
+            PerfedError: the program's reply is none, or it set what is not declared.
         """
         exchange = work.exchange
         cohort, reply = self.worked(work)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +16,7 @@ from perfed.data.labels import Task
 from perfed.data.target_scale import TargetScale
 from perfed.engine import scores
 from perfed.errors import PerfedError, did_you_mean
-from perfed.plugins import check_free, check_own, own_mistakes, own_name
+from perfed.plugins import bare_name, check_free, check_own, own_mistakes, own_name
 
 Score = Callable[[NDArray[Any], NDArray[np.float64]], float]
 """From targets ``(samples, ...)`` and outputs ``(samples, ...)`` to a number; NaN where it is not defined."""
@@ -38,6 +40,7 @@ class Metric:
         module: that registered it.
         decimals: of differences; ``None`` where their size is that of the data, or not known.
         of_model: whether it is computed of the model itself, and not of what it says (:mod:`perfed.engine.gap`).
+        span: the least and the largest value that it can have.
     """
 
     higher_is_better: bool
@@ -49,6 +52,7 @@ class Metric:
     rows: Rows | None = None
     decimals: int | None = None
     of_model: bool = False
+    span: tuple[float, float] = (-inf, inf)
 
     @property
     def percent(self) -> bool:
@@ -86,25 +90,46 @@ class Metric:
         return "max" if self.higher_is_better else "min"
 
 
+_FRACTION = (0.0, 1.0)
+_LARGEST = sys.float_info.max
+_ERROR = (0.0, _LARGEST)
 METRICS: dict[str, Metric] = {
-    "accuracy": Metric(True, "%", "classification", scores.accuracy, rows=scores.right),
-    "balanced-accuracy": Metric(True, "%", "classification", scores.balanced_accuracy),
-    "auc": Metric(True, "", "classification", scores.auc, probabilities=True, decimals=4),
-    "average-precision": Metric(True, "", "classification", scores.average_precision, probabilities=True, decimals=4),
-    "f1": Metric(True, "", "classification", scores.f1, decimals=4),
-    "loss": Metric(False, decimals=4),
+    "accuracy": Metric(True, "%", "classification", scores.accuracy, rows=scores.right, span=_FRACTION),
+    "balanced-accuracy": Metric(True, "%", "classification", scores.balanced_accuracy, span=_FRACTION),
+    "auc": Metric(True, "", "classification", scores.auc, probabilities=True, decimals=4, span=_FRACTION),
+    "average-precision": Metric(
+        True, "", "classification", scores.average_precision, probabilities=True, decimals=4, span=_FRACTION
+    ),
+    "f1": Metric(True, "", "classification", scores.f1, decimals=4, span=_FRACTION),
+    "loss": Metric(False, decimals=4, span=(0.0, inf)),  # infinite where a model rules out a sample's class
     "log-loss": Metric(
-        False, "", "classification", scores.log_loss, probabilities=True, rows=scores.log_losses, decimals=4
+        False,
+        "",
+        "classification",
+        scores.log_loss,
+        probabilities=True,
+        rows=scores.log_losses,
+        decimals=4,
+        span=_ERROR,
     ),
     "brier": Metric(
-        False, "", "classification", scores.brier, probabilities=True, rows=scores.brier_losses, decimals=4
+        False,
+        "",
+        "classification",
+        scores.brier,
+        probabilities=True,
+        rows=scores.brier_losses,
+        decimals=4,
+        span=(0.0, 2.0),
     ),
-    "calibration-error": Metric(False, "%", "classification", scores.calibration_error, probabilities=True),
+    "calibration-error": Metric(
+        False, "%", "classification", scores.calibration_error, probabilities=True, span=_FRACTION
+    ),
     "generalisation-gap": Metric(False, "", "classification", of_model=True, decimals=4),
-    "mse": Metric(False, "", "regression", scores.mse, rows=scores.squared_errors),
-    "mae": Metric(False, "", "regression", scores.mae, rows=scores.absolute_errors),
-    "r2": Metric(True, "", "regression", scores.r2, decimals=4),
-    "c-index": Metric(True, "", "survival", scores.c_index, decimals=4),
+    "mse": Metric(False, "", "regression", scores.mse, rows=scores.squared_errors, span=_ERROR),
+    "mae": Metric(False, "", "regression", scores.mae, rows=scores.absolute_errors, span=_ERROR),
+    "r2": Metric(True, "", "regression", scores.r2, decimals=4, span=(-_LARGEST, 1.0)),
+    "c-index": Metric(True, "", "survival", scores.c_index, decimals=4, span=_FRACTION),
 }
 ALWAYS: dict[Task, tuple[str, ...]] = {
     "classification": ("accuracy",),
@@ -233,8 +258,15 @@ def recall(own: Mapping[str, Mapping[str, Any]]) -> None:
         METRICS.setdefault(name, Metric(bool(known["higher_is_better"]), str(known["unit"]), module=""))
 
 
-def main_metric(names: Mapping[str, Any]) -> str | None:
-    """The one of ``names`` that runs are compared by: accuracy, mean squared error or C-index, else the first."""
+def main_metric(names: Mapping[str, Any], compare_by: str = "") -> str | None:
+    """Return the one of ``names`` that runs are compared by; None where there is none.
+
+    That is ``compare_by`` (the setting ``evaluation.compare_by``) where it was measured; else accuracy, mean squared
+    error or C-index; else the first.
+    """
+    wanted = bare_name(compare_by)
+    if wanted in names:
+        return wanted
     return next((name for (name,) in ALWAYS.values() if name in names), next(iter(names), None))
 
 

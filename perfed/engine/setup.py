@@ -22,8 +22,8 @@ from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import ServerState
 from perfed.method.method import Method
-from perfed.model.chain import BATCH_NORM, Chain, Model, Parameters, Shape, stage_of
-from perfed.model.placement import PER_DOMAIN, SENT, Placement
+from perfed.model.chain import BATCH_NORM, EMBEDDING, Chain, Model, Parameters, Shape, stage_of
+from perfed.model.placement import PER_DOMAIN, PERSONAL, SENT, Placement, own_embedding
 from perfed.model.stacked import why_not_stackable
 from perfed.training.batches import POSITION
 from perfed.tree import map_leaves
@@ -154,14 +154,17 @@ class Setup:
         everything = self.initial(shape, self.chain(shape).stages)
         per_domain = {stage_of(name) for name, found in places.items() if found == PER_DOMAIN}
         if info.num_domains == 0 and (self.method.needs_domains or per_domain):
-            first = federation.ids[0]
+            first = federation.clients[0]
+            way = "; name the column that says it: domain=COLUMN" if first.table is not None else ""
             raise PerfedError(
                 "this method needs domains; the data do not say every sample's domain "
-                f"(client '{first}': train samples without domain ids)"
+                f"(client '{first.id}': train samples without domain ids){way}"
             )
         for name, module in self.chain(shape).named_modules():
             if isinstance(module, BATCH_NORM) and stage_of(name) in per_domain:
                 raise PerfedError(f"'{name}' is batch-norm, which cannot be {PER_DOMAIN}; use another normalisation")
+        for term in self.method.terms:
+            term.check(info, self.method.moves_shared)
         everything = self._per_domain(everything, places, info)
         sets: dict[str, Any] = {"shared": {name: t for name, t in everything.items() if places[name] in SENT}}
         for name, declared in self.sets.items():
@@ -192,6 +195,7 @@ class Setup:
             dtype=self.dtype,
             buffers=frozenset(name for name, _ in chain.named_buffers() if places[name] in SENT),
             per_domain=frozenset(name for name, place in places.items() if place == PER_DOMAIN),
+            personal=frozenset(name for name, _ in chain.named_parameters() if places[name] == PERSONAL),
         )
 
     def _set(self, declared: ParameterSet, shape: Shape, info: FederationInfo, key: Tensor) -> dict[str, Any]:
@@ -246,8 +250,9 @@ class Setup:
                     raise PerfedError(
                         f"this method shares '{name}', but its shape differs between clients: "
                         f"{tuple(expected[name].shape)} at '{first.id}' (inputs {first.input_shape}), "
-                        f"{tuple(tensor.shape)} at '{client.id}' (inputs {client.input_shape}); use a method "
-                        "with a personal embedding, such as hetfedrep, flic-class, flic-hl, lg-fedavg or local"
+                        f"{tuple(tensor.shape)} at '{client.id}' (inputs {client.input_shape}); "
+                        f"{self._ways_to_fit(first)}, or use a method with a personal embedding, such as hetfedrep, "
+                        "flic-class, flic-hl, lg-fedavg or local"
                     )
 
     def _check_columns(self, federation: Federation, stage: str) -> None:
@@ -257,7 +262,17 @@ class Setup:
             first, expected = named[0]
             if len(names) == len(expected):  # else the shapes differ
                 where = f"this method shares '{stage}', so that columns must mean the same at all clients"
-                check_names(where, f"client '{client}'", names, f"client '{first}'", expected)
+                try:
+                    check_names(where, f"client '{client}'", names, f"client '{first}'", expected)
+                except PerfedError as error:
+                    raise PerfedError(f"{error}; {self._ways_to_fit(federation.clients[0])}") from None
+
+    def _ways_to_fit(self, client: Client) -> str:
+        """What to add where clients' inputs differ and the first stage is shared."""
+        own = own_embedding(EMBEDDING in self.chain(client.input_shape).stages)
+        if client.table is None:
+            return f"add {own}"
+        return f"add columns=common or columns=union (the same inputs everywhere) or {own} (each client's own)"
 
 
 def _none_seen(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:

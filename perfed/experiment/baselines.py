@@ -39,7 +39,7 @@ from perfed.engine.metrics import ALWAYS, METRICS, chosen, metrics_of
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
 from perfed.experiment.cox import Cox
-from perfed.experiment.estimators import TRIES, check_baseline, is_pooled, new_model, outputs_of, rows_of, tries
+from perfed.experiment.estimators import TRIES, baseline_id, is_pooled, new_model, outputs_of, rows_of, trained, tries
 from perfed.machine import installed_version
 from perfed.run import predictions
 from perfed.run.directory import RunDirectory
@@ -55,13 +55,16 @@ class Baseline:
 
     ``sklearn:NAME`` is one model per client, on the client's own samples alone; ``pooled:NAME`` is one model on the
     samples of all clients together. NAME is of :func:`~perfed.experiment.estimators.baseline_names`, or a class,
-    ``module.Class``. The models have scikit-learn's own defaults (logistic regression may take 1000 iterations) and the
-    run's seed. Where clients have validation samples, and these are not what is evaluated, a model with a name has one
-    of ``baseline_tries`` values of its strength (:data:`~perfed.experiment.estimators.TRIES` where the experiment does
-    not say), the one that is best on them; it is trained on the training samples alone. Where the experiment says how
-    many, and no client has any, a quarter of the training samples is held out to choose by, as in a search. They get
-    the arrays that the methods get, images flattened; nothing is scaled that the data set has not scaled. A client with
-    samples of a single class always says that class. Cox models are lifelines' (:class:`~perfed.experiment.cox.Cox`).
+    ``module.Class``. The models have scikit-learn's own defaults and the run's seed, but logistic regression may take
+    1000 iterations, boosted trees have two levels, and forests choose their leaves out of bag
+    (:func:`~perfed.experiment.estimators.trained`). Where clients have validation samples, and these are not what is
+    evaluated, a model with a name has one of ``baseline_tries`` values of its strength
+    (:data:`~perfed.experiment.estimators.TRIES` where the experiment does not say), the one that is best on them when
+    it is trained on the training samples. Where the experiment says how many, and no client has any, a quarter of the
+    training samples is held out to choose by, as in a search. What is evaluated is then trained on training and
+    validation samples together: nobody would leave them out. They get the arrays that the methods get, images
+    flattened; nothing is scaled that the data set has not scaled. A client with samples of a single class always says
+    that class. Cox models are lifelines' (:class:`~perfed.experiment.cox.Cox`).
 
     Attributes:
         name: of the baseline.
@@ -81,7 +84,7 @@ class Baseline:
     rounds: int = 0
 
     def __post_init__(self) -> None:
-        check_baseline(self.name)
+        baseline_id(self.name)  # which raises where there is none
         self._new_model()
         data, split = self.federation.name, self.experiment.evaluation.split
         if self.federation.words is not None:
@@ -154,7 +157,7 @@ class Baseline:
     @property
     def _kind(self) -> tuple[Task, int | None, list[str]]:
         """The task, and the metrics asked for that the model can have: not every one has probabilities."""
-        names = (chosen(given)[0] for given in self.experiment.evaluation.metrics)
+        names = (chosen(given)[0] for given in self.experiment.evaluation.measured)
         said, probable = (n for n in names if not METRICS[n].of_model), hasattr(self._new_model(), "predict_proba")
         own = [name for name in said if probable or not METRICS[name].probabilities]
         return self.federation.task, self.federation.num_classes, own
@@ -168,15 +171,16 @@ class Baseline:
         return self._best(self.federation.clients)
 
     def _best(self, clients: Sequence[Client]) -> Any:
-        """The model on the clients' training samples whose strength is best on their validation samples."""
+        """The model whose strength is best on the clients' validation samples, on these and their training samples."""
         setting, values = self._tries or ("", ())
-        held = [self._held[client.id] for client in clients]
-        if not values or not any(self._validation(client) for client in clients):
-            return self._trained(clients, {})
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            scores = [self._score(self._trained(held, {setting: value}), held) for value in values]
-        return self._trained(clients, {setting: values[int(np.argmax(scores))]})
+        held, settings = [self._held[client.id] for client in clients], {}
+        if values and any(self._validation(client) for client in clients):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                scores = [self._score(self._trained(held, ("train",), {setting: value}), held) for value in values]
+            settings = {setting: values[int(np.argmax(scores))]}
+        scored = self.experiment.evaluation.split == "validation"
+        return self._trained(clients, ("train",) if scored else ("train", "validation"), settings)
 
     @property
     def _tries(self) -> tuple[str, tuple[float, ...]] | None:
@@ -212,13 +216,14 @@ class Baseline:
         value = metrics_of(y, predicted, self.federation.task, self.federation.num_classes).get(metric)
         return -np.inf if value is None else METRICS[metric].direction * value
 
-    def _trained(self, clients: Sequence[Client], settings: dict[str, float]) -> Any:
-        x = np.concatenate([rows_of(client.train.x) for client in clients])
-        y = np.concatenate([client.train.y.numpy() for client in clients])
+    def _trained(self, clients: Sequence[Client], splits: Sequence[str], settings: dict[str, float]) -> Any:
+        parts = [part for client in clients for name in splits if (part := client.split(name)) is not None]
+        x = np.concatenate([rows_of(part.x) for part in parts])
+        y = np.concatenate([part.y.numpy() for part in parts])
         single = self.federation.num_classes is not None and len(np.unique(y)) == 1
         model = DummyClassifier() if single else self._new_model().set_params(**settings)
         with self._refused(clients):
-            return model.fit(x, y.ravel() if y.shape[1:] == (1,) else y)
+            return trained(self.name, model, x, y.ravel() if y.shape[1:] == (1,) else y, tuned=single or bool(settings))
 
     def _outputs(self, model: Any, client: Client, x: Tensor) -> NDArray[np.float64]:
         """What ``model`` says of a client's samples; of a model of all clients where a client predicts among the
@@ -246,7 +251,7 @@ class Baseline:
             return []
         tried = self._tries
         if tried is None:
-            return ["nothing is tuned: no settings to try are known of this class"]
+            return ["nothing is tuned: no settings to try are known"]
         setting, values = tried
         one = models[:1] if is_pooled(self.name) else models
         found = Counter(model.get_params().get(setting) for model in one if not isinstance(model, DummyClassifier))

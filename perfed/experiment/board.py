@@ -11,8 +11,9 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from perfed.engine.metrics import chosen
 from perfed.errors import PerfedError, did_you_mean, first_problem
-from perfed.experiment.config import merged
 from perfed.experiment.overrides import override
+from perfed.experiment.tables import merged
+from perfed.plugins import known_as
 from perfed.settings import LISTED, STRICT
 
 
@@ -51,6 +52,7 @@ class Board(BaseModel):
         title, source: what it is, and where its figures come from.
         metric: that is reported, of the run's summary.
         best_over_test: whether they report the best over rounds on test rows.
+        their_rounds: that theirs had, where ours are given fewer.
         seeds: of every row, from 0 on.
         tune_seeds: of every point of a search.
         experiment: their protocol, as an experiment's file.
@@ -63,6 +65,7 @@ class Board(BaseModel):
     source: str
     metric: str
     best_over_test: bool = False
+    their_rounds: int | None = Field(None, ge=1)
     seeds: int = Field(5, ge=1)
     tune_seeds: int = Field(1, ge=1)
     experiment: dict[str, Any]
@@ -94,7 +97,7 @@ def board_names() -> list[str]:
 
 
 def find_board(name: str) -> Board:
-    """The leaderboard called ``name``.
+    """The leaderboard called ``name``, in any case.
 
     Raises:
         PerfedError: there is none; says which there are.
@@ -103,10 +106,10 @@ def find_board(name: str) -> Board:
         >>> find_board("flamby-heart").rows[0].name
         'Pooled training'
     """
-    if name not in board_names():
-        known = board_names()
+    known = board_names()
+    if (shipped := known_as(name, known)) is None:
         raise PerfedError(f"unknown leaderboard '{name}'{did_you_mean(name, known)}; allowed: {', '.join(known)}")
-    text = (resources.files("perfed.experiment.boards") / f"{name}.toml").read_text(encoding="utf-8")
+    text = (resources.files("perfed.experiment.boards") / f"{shipped}.toml").read_text(encoding="utf-8")
     try:
         return Board.model_validate(tomllib.loads(text))
     except ValidationError as error:

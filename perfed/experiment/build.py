@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ from perfed.errors import PerfedError
 from perfed.model import presets as models
 from perfed.model.chain import STAGES, Model, Shape, StageFactory, check_factory
 from perfed.model.lstm import lstm
-from perfed.plugins import own_mistake
+from perfed.plugins import own_mistake, own_module
 from perfed.settings import Table
 
 _KINDS: dict[str, Callable[..., StageFactory]] = {
@@ -104,7 +103,7 @@ def _check_type(where: str, value: Any, default: Any) -> None:
 def _user_stage(where: str, kind: str, options: dict[str, Any]) -> StageFactory:
     module, _, attribute = kind.partition(":")
     try:
-        function = getattr(importlib.import_module(module), attribute)
+        function = getattr(own_module(module), attribute)
     except Exception as error:  # whatever a user's file does
         raise PerfedError(f"{where}.kind: cannot load '{kind}': {own_mistake(error) or error}") from None
 

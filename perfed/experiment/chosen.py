@@ -58,8 +58,8 @@ def judged(method: str, point: tuple[str, ...], outcomes: dict[int, Any]) -> dic
 
 
 def _score(summary: dict[str, Any]) -> tuple[str, float]:
-    """Name and mean of the metric that points are compared by: accuracy, mean squared error or C-index."""
-    name = main_metric(summary["metrics"])
+    """Name and mean of the metric that points are compared by: ``evaluation.compare_by``, else the task's own."""
+    name = main_metric(summary["metrics"], summary.get("evaluation", {}).get("compare_by", ""))
     if name is None:
         raise PerfedError("nothing was evaluated")
     return name, float(summary["metrics"][name]["mean"])

@@ -127,6 +127,16 @@ class Comparison:
             return cls(path, dict(content["experiment"]), names, seeds)
 
     @property
+    def command(self) -> str:
+        """That makes it again; empty of an experiment that is not shipped."""
+        return command_of(self.table, self.methods, self.seeds)
+
+    @property
+    def origin(self) -> str:
+        """The command, or where the settings are."""
+        return self.command or f"with the settings in {self.path / 'comparison.toml'}"
+
+    @property
     def begun(self) -> bool:
         """Whether a run has."""
         return any(self.path.rglob("config.toml"))
@@ -212,12 +222,11 @@ class Comparison:
         content = {"runs": comparison_rows(runs), "verdict": None if judged is None else judged.to_dict()}
         content |= {"failed": [asdict(failure) for failure in failures]} if failures else {}
         write_atomic(self.path / "comparison.json", json.dumps(plain(content), indent=2) + "\n")
-        title, command = str(self.table.get("name", "comparison")), command_of(self.table, self.methods, self.seeds)
         report = write_report(
             runs,
             self.path / "report.html",
-            title=title,
-            command=command,
+            title=str(self.table.get("name", "comparison")),
+            command=self.command,
             left_out=[*lines, *given.left_out],
             found=found,
         )

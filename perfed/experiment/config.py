@@ -16,13 +16,14 @@ from pydantic import BaseModel, Field, PositiveInt, PrivateAttr, ValidationError
 from perfed.datasets import Data, located
 from perfed.errors import PerfedError, did_you_mean, first_problem
 from perfed.experiment.build import Stages
+from perfed.experiment.tables import canonical, merged
 from perfed.method.method import Method
 from perfed.method.registry import entry
 from perfed.methods.build import build_method
 from perfed.model.chain import Model
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
-from perfed.plugins import bare_name
+from perfed.plugins import bare_name, known_as
 from perfed.run.settings import Evaluation, Snapshots
 from perfed.settings import STRICT
 from perfed.training.plan import PlanSettings
@@ -147,6 +148,8 @@ def read(text: str, where: str) -> Experiment:
 def validate(table: Mapping[str, Any]) -> Experiment:
     """An experiment from nested dictionaries; everything that can be checked without the data is.
 
+    Names of methods, terms, data set and policy may be written in any case.
+
     Raises:
         PerfedError: an unknown key, method, data set or setting, or a value that is not allowed; names the key.
 
@@ -158,7 +161,7 @@ def validate(table: Mapping[str, Any]) -> Experiment:
         Traceback (most recent call last):
         perfed.errors.PerfedError: unknown key 'rouns' (did you mean 'rounds'?); allowed: ...
     """
-    return _checked(Experiment, table)
+    return _checked(Experiment, canonical(table))
 
 
 def _checked(model: type[_Model], table: Mapping[str, Any], where: str = "") -> _Model:
@@ -194,7 +197,7 @@ def experiment_names() -> list[str]:
 
 
 def find_experiment(name: str) -> dict[str, Any]:
-    """The TOML table of a shipped experiment, or of the file ``name``.
+    """The TOML table of a shipped experiment, in any case, or of the file ``name``.
 
     ``extends = "OTHER"`` takes everything the file does not say from another experiment, or file beside it: tables are
     merged key by key,
@@ -221,20 +224,10 @@ def _extended(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     return merged(_extended(base, (*seen, name)), table)
 
 
-def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables ``base`` with those of ``over`` on top, key by key; ``data`` and stages with a ``kind`` as a whole."""
-    result = dict(base)
-    for key, value in over.items():
-        whole = key == "data" or (isinstance(value, dict) and "kind" in value)
-        both = isinstance(value, dict) and isinstance(base.get(key), dict) and not whole
-        result[key] = merged(base[key], value) if both else value
-    return result
-
-
 def _table(name: str) -> dict[str, Any]:
     path = Path(name)
-    if name in experiment_names():
-        text = (resources.files("perfed.experiment.shipped") / f"{name}.toml").read_text(encoding="utf-8")
+    if shipped := known_as(name, experiment_names()):
+        text = (resources.files("perfed.experiment.shipped") / f"{shipped}.toml").read_text(encoding="utf-8")
     elif path.suffix == ".toml" and path.is_file():
         try:
             text = path.read_text(encoding="utf-8")
@@ -246,7 +239,7 @@ def _table(name: str) -> dict[str, Any]:
             f"unknown experiment '{name}'{hint}; give a .toml file or one of: {', '.join(experiment_names())}"
         )
     try:
-        table = tomllib.loads(text)
+        table = canonical(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise PerfedError(f"{name}: not valid TOML: {error}") from None
     if path.is_file() and isinstance(table.get("data"), dict):

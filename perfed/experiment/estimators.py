@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, is_classifier, is_regressor
+from sklearn.base import BaseEstimator, clone, is_classifier, is_regressor
+from sklearn.dummy import DummyClassifier, DummyRegressor
 from sklearn.ensemble import (
     GradientBoostingClassifier,
     GradientBoostingRegressor,
@@ -23,7 +24,10 @@ from torch import Tensor
 from perfed.data.labels import Task
 from perfed.errors import PerfedError
 from perfed.experiment.cox import Cox
-from perfed.plugins import POOLED, SKLEARN
+from perfed.plugins import POOLED, SKLEARN, known_as, own_module
+
+LEAVES = (1, 5)
+"""Fewest samples in a leaf of a random forest: the forest takes what is better out of bag, where nothing is tuned."""
 
 TRIES = 5
 """Values of the strength of a named model that are tried on validation data, unless the experiment says how many."""
@@ -35,15 +39,15 @@ class _Known:
 
     Attributes:
         makers: by task, from a seed to the model.
-        setting: how strongly it is held back from fitting the training samples.
+        setting: how strongly it is held back from fitting the training samples; empty where nothing is fitted.
         strongest, default, weakest: ends of what is tried of it, and what it is otherwise. Whole numbers stay such.
     """
 
     makers: dict[Task, Callable[[int], Any]]
-    setting: str
-    strongest: float
-    default: float
-    weakest: float
+    setting: str = ""
+    strongest: float = 1.0
+    default: float = 1.0
+    weakest: float = 1.0
 
     def values(self, number: int) -> tuple[float, ...]:
         """So many different ones, the default first; those on either side of it are equally far apart as factors."""
@@ -74,6 +78,7 @@ def _short(values: Sequence[float], other: float) -> list[float]:
 
 # GradientBoosting and not HistGradientBoosting: that one puts no fewer than 20 samples into a leaf and so says the same
 # for every sample of a client that has under 40; the exact splits of this one cost nothing with a few hundred samples.
+# Its trees are shallow, for those of scikit-learn's depth, 3, over-fit a site's few rows.
 _KNOWN = {
     "logistic": _Known({"classification": lambda seed: LogisticRegression(max_iter=1000)}, "C", 0.01, 1.0, 100.0),
     "ridge": _Known({"regression": lambda seed: Ridge()}, "alpha", 100.0, 1.0, 0.01),
@@ -91,14 +96,16 @@ _KNOWN = {
     ),
     "gradient-boosting": _Known(
         {
-            "classification": lambda seed: GradientBoostingClassifier(random_state=seed),
-            "regression": lambda seed: GradientBoostingRegressor(random_state=seed),
+            "classification": lambda seed: GradientBoostingClassifier(max_depth=2, random_state=seed),
+            "regression": lambda seed: GradientBoostingRegressor(max_depth=2, random_state=seed),
         },
         "learning_rate",
         0.01,
         0.1,
         1.0,
     ),
+    "majority": _Known({"classification": lambda seed: DummyClassifier()}),
+    "mean": _Known({"regression": lambda seed: DummyRegressor()}),
 }
 
 
@@ -120,18 +127,29 @@ def baseline_names() -> list[str]:
     return [SKLEARN + name for name in _KNOWN]
 
 
-def check_baseline(name: str) -> None:
-    """Raise a :class:`PerfedError` that says what is allowed, unless there is a baseline called ``name``."""
-    if _bare(name) not in _KNOWN:
+def baseline_id(name: str) -> str:
+    """The baseline ``name`` as files have it, whatever the case of a model with a name of its own.
+
+    Raises:
+        PerfedError: there is none; says what is allowed.
+
+    Example:
+        >>> baseline_id("sklearn:SVC"), baseline_id("sklearn:sklearn.svm.SVC")
+        ('sklearn:svc', 'sklearn:sklearn.svm.SVC')
+    """
+    bare = _bare(name)
+    known = known_as(bare, _KNOWN)
+    if known is None:
         _class_of(name)
+    return f"{name.removesuffix(bare)}{known or bare}"
 
 
 def tries(name: str, number: int) -> tuple[str, tuple[float, ...]] | None:
     """The setting of the baseline ``name`` that is tried, and ``number`` values of it, the default first, which so is
-    taken unless another is better; ``None`` for a class of any other name.
+    taken unless another is better; ``None`` for a class of any other name, and where there is nothing to try.
     """
     known = _KNOWN.get(_bare(name))
-    return None if known is None else (known.setting, known.values(number))
+    return (known.setting, known.values(number)) if known is not None and known.setting else None
 
 
 def new_model(name: str, task: Task, seed: int) -> Any:
@@ -149,6 +167,29 @@ def new_model(name: str, task: Task, seed: int) -> Any:
     own = ", ".join(prefix + other for other, item in _KNOWN.items() if task in item.makers)
     kind = task if task == "survival" else f"a {task}"
     raise PerfedError(f"{name} is not for {kind}, which these data are; allowed: {own}")
+
+
+def trained(name: str, model: Any, x: NDArray[Any], y: NDArray[Any], tuned: bool) -> Any:
+    """The model of the baseline ``name``, trained on ``x`` ``(samples, features)``.
+
+    A random forest that is not ``tuned`` has leaves of at least one sample or five (:data:`LEAVES`), whichever is
+    better on the samples that each tree was not given, by Brier score or squared error (Breiman 2001, section 3.1). No
+    fixed number is good everywhere: five is better on noisy sites and much worse where a class has few samples.
+    """
+    if _bare(name) == "random-forest" and not tuned:
+        model.set_params(min_samples_leaf=max(LEAVES, key=lambda leaf: _out_of_bag(model, leaf, x, y)))
+    return model.fit(x, y)
+
+
+def _out_of_bag(forest: Any, leaf: int, x: NDArray[Any], y: NDArray[Any]) -> float:
+    """How near such a forest is to the samples that its trees were not given: minus the mean squared distance."""
+    fitted = clone(forest).set_params(min_samples_leaf=leaf, oob_score=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # all trees may have been given one of few samples, whatever the leaf
+        fitted.fit(x, y)
+    if is_regressor(forest):
+        return -float(np.mean((fitted.oob_prediction_ - y) ** 2))
+    return -float(np.mean((fitted.oob_decision_function_ - (y[:, None] == fitted.classes_)) ** 2))
 
 
 def rows_of(x: Tensor) -> NDArray[Any]:
@@ -191,7 +232,7 @@ def _class_of(name: str) -> type[BaseEstimator]:
     if not module:
         raise PerfedError(f"unknown scikit-learn model '{name}'; allowed: {', '.join(_allowed(name))}")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        found = getattr(own_module(module), attribute)
     except Exception as error:  # whatever a user's module does
         raise PerfedError(f"{name}: no class '{attribute}' of a module '{module}': {error}") from None
     if not (isinstance(found, type) and issubclass(found, BaseEstimator)):

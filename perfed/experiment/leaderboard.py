@@ -15,13 +15,14 @@ import torch
 
 from perfed.engine.metrics import metric_of
 from perfed.errors import PerfedError, did_you_mean
-from perfed.experiment.board import Board, Row, find_board
+from perfed.experiment.board import Board, Row, board_names, find_board
 from perfed.experiment.compare import Comparison, is_comparison
 from perfed.experiment.config import readable
 from perfed.experiment.jobs import Execute
 from perfed.experiment.overrides import grid_points
-from perfed.experiment.search import Search, is_search
+from perfed.experiment.search import Search, is_search, read_grid
 from perfed.machine import write_atomic
+from perfed.plugins import known_as
 from perfed.report.board import Figure, board_table, write_board
 from perfed.report.runs import load_run
 from perfed.report.text import TextTable
@@ -65,7 +66,9 @@ class Leaderboard:
             PerfedError: no such leaderboard or row, bad settings, or ``path`` holds something else.
         """
         board = find_board(name)
-        made = cls(path, name, board.seeds if seeds is None else seeds, tuple(settings), tuple(rows))
+        name, known = known_as(name, board_names()) or name, [row.name for row in board.run]
+        chosen = tuple(known_as(row, known) or row for row in rows)
+        made = cls(path, name, board.seeds if seeds is None else seeds, tuple(settings), chosen)
         for row in made.run:
             board.table(row, settings)
         if is_leaderboard(path):
@@ -74,7 +77,7 @@ class Leaderboard:
                 raise PerfedError(f"{path}: holds {before.name} with other settings; choose another --out")
         else:
             RunDirectory.create(path)
-        content = {"name": name, "seeds": made.seeds, "settings": list(settings), "rows": list(rows)}
+        content = {"name": name, "seeds": made.seeds, "settings": list(settings), "rows": list(chosen)}
         write_atomic(path / MARK, tomli_w.dumps(content))
         return made
 
@@ -178,6 +181,7 @@ class Leaderboard:
             ours_std=stdev(last) if len(last) > 1 else None,
             theirs_mean=row.theirs_mean,
             theirs_std=row.theirs_std,
+            their_rounds=self.board.their_rounds,
             note=row.note,
             ours_best_mean=fmean(best) if best else None,
             ours_best_std=stdev(best) if len(best) > 1 else None,
@@ -191,7 +195,7 @@ class Leaderboard:
         file = self.path / "tuning" / row.folder / "grid.json"
         if not (row.grid and file.is_file()):
             return ""
-        results = [result for result in json.loads(file.read_text(encoding="utf-8")) if result["mean"] is not None]
+        results = [result for result in read_grid(file) if result["mean"] is not None]
         side = metric_of(metric).direction
         return " ".join(max(results, key=lambda result: side * result["mean"])["settings"]) if results else ""
 

@@ -3,39 +3,51 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from perfed.errors import PerfedError
-from perfed.experiment.estimators import baseline_names, check_baseline, is_baseline
-from perfed.method.registry import entry, known_names
+from perfed.experiment.config import Experiment
+from perfed.experiment.estimators import baseline_id, is_baseline
+from perfed.method.registry import method_id
 
 
 def parse_names(text: str, *, baselines: bool = False) -> list[str]:
-    """Names of methods separated by commas, as :func:`check_names` allows them."""
+    """Names of methods separated by commas, as :func:`known_methods` has them."""
     names = [name.strip() for name in text.split(",") if name.strip()]
-    check_names(names, "--methods", baselines=baselines)
-    return names
+    return known_methods(names, "--methods", baselines=baselines)
 
 
-def check_names(names: list[str], where: str, *, baselines: bool = False) -> None:
-    """Refuse no names, unknown ones and one that is there twice; ``baselines``: those of scikit-learn models are known.
+def known_methods(names: Sequence[str], where: str, *, baselines: bool = False) -> list[str]:
+    """The ``names`` as files have them, whatever their case; ``baselines``: those of scikit-learn models are known.
 
     Raises:
-        PerfedError: starts with ``where``.
+        PerfedError: no names, an unknown one or one that is there twice; starts with ``where``.
+
+    Example:
+        >>> known_methods(["Local", "FedAvg-FT"], "methods")
+        ['local', 'fedavg-ft']
     """
     if not names:
-        allowed = [*known_names(), *(baseline_names() if baselines else ())]
-        raise PerfedError(f"{where}: at least one is needed; allowed: {', '.join(allowed)}")
-    for name in names:
-        try:
-            if baselines and is_baseline(name):
-                check_baseline(name)
-            else:
-                entry(name)
-        except PerfedError as error:
-            raise PerfedError(f"{where}: {error}") from None
-    if len(set(names)) < len(names):
+        raise PerfedError(f"{where}: at least one is needed; 'perfed list methods' names them")
+    try:
+        found = [baseline_id(name) if baselines and is_baseline(name) else method_id(name) for name in names]
+    except PerfedError as error:
+        raise PerfedError(f"{where}: {error}") from None
+    if len(set(found)) < len(found):
         raise PerfedError(f"{where} {','.join(names)}: a method is named twice")
+    return found
+
+
+def suggested(table: Mapping[str, Any]) -> list[str]:
+    """A few methods to compare on the experiment ``table``: Local, its own, and those that it has settings for.
+
+    Example:
+        >>> suggested({"method": "fedpac", "methods": {"local": {"lr": 0.01}, "ditto": {"lr": 0.001}}})
+        ['local', 'fedpac', 'ditto']
+    """
+    own, tables = str(table.get("method", Experiment.model_fields["method"].default)), table.get("methods")
+    return list(dict.fromkeys(["local", own, *(tables if isinstance(tables, Mapping) else ())]))[:4]
 
 
 def parse_seeds(text: str, where: str = "--seeds") -> list[int]:

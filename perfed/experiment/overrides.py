@@ -12,6 +12,7 @@ from typing import Any
 from perfed.datasets import describe
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
+from perfed.experiment.tables import canonical
 from perfed.method.method import Method
 from perfed.method.registry import entry
 from perfed.method.term import term_class
@@ -23,6 +24,7 @@ from perfed.run.settings import Evaluation
 
 _COMMAS = re.compile(r",(?![^\[{]*[\]}])")
 """Those that are not within brackets."""
+_PART = r"""(?:'[^']+'|"[^"]+"|[^.'"\s]+)"""
 
 
 def parse_value(text: str) -> Any:
@@ -46,14 +48,15 @@ def parse_value(text: str) -> Any:
 def override(table: dict[str, Any], assignments: Iterable[str], methods: Sequence[str]) -> dict[str, Any]:
     """Apply ``key=value`` assignments to an experiment's table, without changing it.
 
-    A dotted key is a path (``data.clients=5``, ``methods.flic-hl.lambda1=0``). A key that starts with no table's name
-    is looked up among the options of the data set, the settings of ``methods`` and of training, participation,
-    clock, evaluation.
+    A dotted key is a path (``data.clients=5``, ``methods.flic-hl.lambda1=0``); its parts may be quoted as in TOML
+    (``methods.'package.module:NAME'.lr=0.1``). A key that starts with no table's name is looked up among the options of
+    the data set, the settings of ``methods`` and of training, participation, clock, evaluation. Names of methods are
+    the same in any case.
 
     Raises:
         PerfedError: not of the form key=value, or a key that is unknown or found in several places.
     """
-    result = _copy(table)
+    result = _copy(canonical(table))
     for assignment in assignments:
         key, sign, text = assignment.partition("=")
         if not sign or not key:
@@ -66,6 +69,7 @@ def override(table: dict[str, Any], assignments: Iterable[str], methods: Sequenc
                 if not isinstance(node, dict):
                     raise PerfedError(f"unknown key '{key}': '{part}' is a value, not a table")
             node[path[-1]] = value
+        result = canonical(result)
     return result
 
 
@@ -115,11 +119,29 @@ def axis_of(entry: str, where: str = "") -> list[str]:
 
 def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[tuple[str, ...]]:
     """Where the key of an assignment belongs, as paths; several if it is a setting of several methods."""
-    first, *rest = key.split(".")
+    first, *rest = key_path(key)
     if first in Experiment.model_fields:
         return [(first, *rest)]
-    if rest:
-        return [(*path, *rest) for path in resolve(table, first, methods)]
+    return [(*path, *rest) for path in _places(table, first, methods)]
+
+
+def key_path(key: str) -> tuple[str, ...]:
+    """The parts of a dotted key, without the quotes that TOML wants around names with a dot or a colon.
+
+    Raises:
+        PerfedError: no part between two dots, or an open quote.
+
+    Example:
+        >>> key_path("methods.'pack.mine:avg'.lr")
+        ('methods', 'pack.mine:avg', 'lr')
+    """
+    if not re.fullmatch(rf"{_PART}(\.{_PART})*", key):
+        raise PerfedError(f"'{key}' is no key: names with a dot between them, one with a dot in itself in quotes")
+    return tuple(part.strip("'\"") for part in re.findall(_PART, key))
+
+
+def _places(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[tuple[str, ...]]:
+    """:func:`resolve` for a key without dots that is no table's name."""
     places: dict[str, list[tuple[str, ...]]] = {}
     name = _section(table, "data").get("name")
     if key in _data_options(name):

@@ -15,8 +15,9 @@ from pydantic import BaseModel, Field, ValidationError
 from perfed.errors import PerfedError, first_problem
 from perfed.experiment.compare import federated, method_table
 from perfed.experiment.config import experiment_names, find_experiment, validate
-from perfed.experiment.names import check_names, parse_seeds
+from perfed.experiment.names import known_methods, parse_seeds
 from perfed.experiment.overrides import axis_of, override
+from perfed.plugins import known_as
 from perfed.settings import STRICT
 
 
@@ -71,17 +72,17 @@ def read_campaign(file: Path, settings: Sequence[str] = ()) -> dict[str, Planned
         if name in found:
             raise PerfedError(f"{file}: two comparisons are called '{name}'; give one another name")
         with problems_of(f"{file}: comparison '{name}'"):
-            check_names(entry.methods, "methods", baselines=True)
+            methods = known_methods(entry.methods, "methods", baselines=True)
             table = find_experiment(_beside(file, entry.experiment))
-            table = override(table, [*entry.settings, *settings], federated(entry.methods))
-            found[name] = Planned(table, entry.methods, parse_seeds(entry.seeds, "seeds"))
+            table = override(table, [*entry.settings, *settings], federated(methods))
+            found[name] = Planned(table, methods, parse_seeds(entry.seeds, "seeds"))
             found[name].check()
     return found
 
 
 def _beside(file: Path, experiment: str) -> str:
     """A shipped experiment's name, or the path of a file beside the campaign's."""
-    return experiment if experiment in experiment_names() else str(file.parent / experiment)
+    return known_as(experiment, experiment_names()) or str(file.parent / experiment)
 
 
 @contextmanager

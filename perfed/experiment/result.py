@@ -16,10 +16,12 @@ from perfed.experiment.compare import Comparison, federated
 from perfed.experiment.conclusion import Conclusion, Failure
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.jobs import Execute, Jobs, in_turn
-from perfed.experiment.names import check_names
+from perfed.experiment.names import known_methods
 from perfed.experiment.search import Search
 from perfed.experiment.start import opened
+from perfed.experiment.tables import canonical
 from perfed.experiment.worker import Source
+from perfed.methods.titles import meant
 from perfed.report import write_report
 from perfed.report.comparison import judged_table
 from perfed.run.directory import RunDirectory
@@ -51,9 +53,9 @@ class ComparisonResult:
     def table(self) -> Any:
         """A pandas ``DataFrame`` with a row per metric and method: mean, spread, and difference to the ``reference``.
 
-        That is the verdict's, and so are ``difference`` and its 95 % interval, ``low`` to ``high``; ``interval_over``
-        says what the interval is over. Values are in the metric's own unit, accuracy as a fraction of 1; see
-        :func:`perfed.report.comparison.judged_table`.
+        That is the verdict's, and so are ``difference`` and its 95 % interval, ``low`` to ``high``;
+        ``interval_over`` says what the interval is over. Values are in the metric's own unit, accuracy as a fraction
+        of 1; see :func:`perfed.report.comparison.judged_table`.
 
         Raises:
             PerfedError: pandas is not installed; names the extra.
@@ -96,12 +98,13 @@ class ComparisonResult:
         Raises:
             PerfedError: it is not there, it failed (says why), or it is scikit-learn's, whose models are not kept.
         """
-        if method not in self.methods or seed not in self.seeds:
+        name = meant(method, self.methods)
+        if name is None or seed not in self.seeds:
             raise PerfedError(f"there is no run of '{method}' with seed {seed} in {self!r}")
         for reason in self.failed:
-            if reason.startswith(start := f"{method}, seed {seed}: "):
-                raise PerfedError(f"{method} failed with seed {seed}: {reason.removeprefix(start)}")
-        where = Comparison.read(self.path).directory(method, seed)
+            if reason.startswith(start := f"{name}, seed {seed}: "):
+                raise PerfedError(f"{name} failed with seed {seed}: {reason.removeprefix(start)}")
+        where = Comparison.read(self.path).directory(name, seed)
         with in_memory(self._source):
             return opened(where)
 
@@ -152,11 +155,10 @@ def compare(
         >>> site.predict(clients.clients[0].test.x[:5]).shape
         (5,)
     """
-    names, numbers = list(methods), list(seeds)
-    check_names(names, "methods", baselines=True)
+    names, numbers = known_methods(list(methods), "methods", baselines=True), list(seeds)
     if not numbers or len(set(numbers)) < len(numbers):
         raise PerfedError(f"seeds = {numbers}: at least one is needed, each once")
-    table = {**tables, "rounds": rounds, "model": _table_of_stages(model), "methods": _settings(methods)}
+    table = canonical({**tables, "rounds": rounds, "model": _table_of_stages(model), "methods": _settings(methods)})
     if taken := {"method", "seed", "data"} & tables.keys():
         raise PerfedError(f"{min(taken)}: methods, seeds and the federation are given by their own arguments")
     side_by_side = Jobs(jobs, source=federation)

@@ -8,14 +8,18 @@ import math
 import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 import torch
+from pydantic import BaseModel, ConfigDict
 
+from perfed.data.federation import Federation
 from perfed.data.held_out import TUNING_FRACTION
+from perfed.data.reading import checked, read_json
+from perfed.datasets.catalogue import Data
 from perfed.engine.metrics import metric_of, shown
 from perfed.errors import PerfedError
 from perfed.experiment.chosen import chosen_table, judged
@@ -34,7 +38,28 @@ _OWN_FRACTION = TUNING_FRACTION / 2  # the half of it that a method has that use
 _HELD_OUT_NOTE = (
     f"uses validation data, so chosen.toml has data.validation_fraction = {_OWN_FRACTION:g} for every method"
 )
-_NEEDED = {"method", "settings", "metric", "mean"}
+
+
+class _Point(BaseModel):
+    """One of the list that the file ``grid.json`` holds."""
+
+    model_config = ConfigDict(strict=True)
+
+    method: str
+    settings: list[str]
+    metric: str
+    mean: float | None
+
+
+def read_grid(file: Path) -> list[dict[str, Any]]:
+    """The points of ``grid.json`` with what was found there.
+
+    Raises:
+        PerfedError: it cannot be read, or a point lacks something.
+    """
+    results: list[dict[str, Any]] = read_json(file)
+    checked(list[_Point], results, file)
+    return results
 
 
 def is_search(path: Path) -> bool:
@@ -197,13 +222,7 @@ class Search:
     def _results(self) -> list[dict[str, Any]]:
         """What earlier sittings found."""
         file = self.path / "grid.json"
-        if not file.exists():
-            return []
-        with readable(file):
-            results: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-            if all(result.keys() >= _NEEDED for result in results):
-                return results
-        raise PerfedError(f"{file}: cannot be read: every point needs {', '.join(sorted(_NEEDED))}")
+        return read_grid(file) if file.exists() else []
 
     def _choose(self, results: list[dict[str, Any]]) -> dict[str, Choice]:
         """Each method's best point; ``chosen.toml`` has those of the methods that have one, ``grid.json`` its notes."""
@@ -267,9 +286,10 @@ def _beyond(value: float, step: int) -> float:
     return value + step if isinstance(value, int) else math.nextafter(value, step * math.inf)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Recipe:
-    """Makes the runs of a search ready by method, point and seed, here or in another process.
+    """Makes the runs of a search ready by method, point and seed, here or in another process; data that the next run
+    has too are not read again.
 
     Attributes:
         search: whose runs they are.
@@ -280,6 +300,7 @@ class Recipe:
     search: Search
     data_dir: Path | None
     device: torch.device | None
+    _data: tuple[tuple[int, Data], Federation] | None = field(default=None, init=False, repr=False)
 
     def label(self, method: str, point: tuple[str, ...], seed: int) -> str:
         """What people call a run."""
@@ -293,4 +314,8 @@ class Recipe:
     def __call__(self, method: str, point: tuple[str, ...], seed: int) -> Run:
         """The run, in memory."""
         experiment = self.search.experiment(method, point, seed)
-        return start(experiment, data_dir=self.data_dir, device=self.device)
+        which = seed, experiment.data
+        if self._data is None or self._data[0] != which:
+            self._data = None  # before there are two
+            self._data = which, experiment.data.load(seed, self.data_dir)
+        return start(experiment, federation=self._data[1], device=self.device)

@@ -13,6 +13,7 @@ from perfed.data.federation import Federation
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
+from perfed.experiment.site_alone import site_alone
 from perfed.method.term import full_name
 from perfed.plugins import POOLED, SKLEARN
 from perfed.run.directory import RunDirectory
@@ -49,6 +50,7 @@ def start(
     run = _build(experiment, federation, server)
     if out is not None:
         run.directory = RunDirectory.create(Path(out))
+        run.path = run.directory.path
         _keep_config(run, experiment, run.directory)
     return run
 
@@ -90,17 +92,27 @@ def resume(
     return run
 
 
-def opened(path: Path | str, *, data_dir: Path | None = None, federation: Federation | None = None) -> Run:
+def opened(
+    path: Path | str,
+    *,
+    data_dir: Path | None = None,
+    federation: Federation | None = None,
+    site: str | None = None,
+) -> Run:
     """The run in ``path`` as its last whole checkpoint has it, to be looked at: nothing is written.
+
+    ``site``: whose model is wanted alone. Where sites have tables, no other site's is then read, if the run has
+    finished.
 
     Raises:
         PerfedError: as :func:`resume`, or there is no checkpoint yet.
     """
-    run, _, directory = _found(path, data_dir, federation, None, None)
+    alone = None if site is None or federation is not None else site_alone(RunDirectory(Path(path)), site)
+    run, _, directory = _found(path, data_dir, alone or federation, None, None)
     found = directory.load(run.server.hold)
     if found is None:
         raise PerfedError(f"{path}: no checkpoint is there yet, and so no site's model")
-    run.go_to(found)
+    run.go_to(found, compared=alone is not None)
     return run
 
 
@@ -122,7 +134,9 @@ def _found(
     if federation is None:
         federation = experiment.data.load(experiment.seed, data_dir)
     experiment = _on(experiment, device).model_copy(update={} if rounds is None else {"rounds": rounds})
-    return _build(experiment, federation, server), experiment, directory
+    run = _build(experiment, federation, server)
+    run.path = directory.path
+    return run, experiment, directory
 
 
 def _check_models(directory: RunDirectory) -> None:

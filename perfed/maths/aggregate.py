@@ -56,7 +56,8 @@ def masked_mean(x: Tensor, weights: Tensor, fallback: Tensor) -> Tensor:
 
     Args:
         x: ``(clients, entries, ...)``.
-        weights: ``(clients, entries)``, numbers of samples, or boolean: who holds an entry.
+        weights: ``(clients, entries)``, not negative, on any scale: numbers of samples, or boolean: who holds
+            an entry.
         fallback: ``(entries, ...)``, kept for entries that no client holds.
 
     Example:
@@ -66,5 +67,5 @@ def masked_mean(x: Tensor, weights: Tensor, fallback: Tensor) -> Tensor:
     """
     weight = weights.double().view(*weights.shape, *([1] * (x.ndim - 2)))
     total = weight.sum(0)
-    value = (x.double() * weight).sum(0) / total.clamp_min(1)
+    value = (x.double() * weight).sum(0) / torch.where(total > 0, total, 1.0)
     return torch.where(total > 0, value, fallback.double()).to(x.dtype)

@@ -31,6 +31,7 @@ class FederationInfo:
         dtype: of parameters and inputs.
         buffers: names among ``shared`` of what is no parameter: statistics of batch-norm.
         per_domain: names among ``shared`` of what every domain has one of.
+        personal: names of the parameters that each client has of its own.
 
     Example:
         >>> def init(info: FederationInfo, key: Tensor) -> Tree:  # of a ParameterSet: one centre per class
@@ -50,6 +51,7 @@ class FederationInfo:
     dtype: torch.dtype
     buffers: frozenset[str] = frozenset()
     per_domain: frozenset[str] = frozenset()
+    personal: frozenset[str] = frozenset()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the shared parameter or buffer ``name``, as the server has it: first M where it is per-domain."""

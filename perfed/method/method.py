@@ -57,7 +57,8 @@ class Method(LocalTraining):
     A run that is scored on validation data then keeps half of them from the method.
     """
     moves_shared: ClassVar[bool] = True
-    """Whether rounds change ``server.shared``; else a policy cannot ask for the gradient there."""
+    """Whether rounds move the model ``server.shared`` from which clients go on. Else a policy cannot ask for the
+    gradient there, and a server's optimiser has no steps to take."""
     fits_unused: ClassVar[str] = "personal parameters"
     """What a client that was never used fits to the newest shared parameters (Tziotis et al. 2023, remark 4.8): its
     ``"personal parameters"``, what the program of this name trains (it gets ``shared``), or ``""``, nothing."""

@@ -11,7 +11,7 @@ from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.method.term import Term
 from perfed.participation.settings import POLICIES
-from perfed.plugins import POOLED, SKLEARN, check_free, check_own, own_name
+from perfed.plugins import POOLED, SKLEARN, check_free, check_own, known_as, own_name
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,12 @@ class Entry:
     """A registered method: a class, the terms it always has, and settings that differ from the class's defaults.
 
     A preset also has the name of its method (``base``) and a participation ``policy``. ``module``: where it was
-    registered.
+    registered. ``title``: what readers see in place of the name; empty where nobody has said it.
 
     Example:
-        >>> found = entry("fedavg+deadline")
-        >>> found.base, found.policy, found.method.__name__
-        ('fedavg', 'deadline', 'FedAvg')
+        >>> found = entry("FedAvg+deadline")
+        >>> found.name, found.base, found.policy, found.method.__name__
+        ('fedavg+deadline', 'fedavg', 'deadline', 'FedAvg')
     """
 
     name: str
@@ -35,6 +35,7 @@ class Entry:
     base: str = ""
     policy: str = ""
     module: str = ""
+    title: str = ""
 
 
 METHODS: dict[str, Entry] = {}
@@ -50,6 +51,7 @@ def register(
     terms: tuple[type[Term], ...] = (),
     defaults: Mapping[str, Any] | None = None,
     summary: str = "",
+    title: str = "",
 ) -> Callable[[type[Method]], type[Method]]:
     """Class decorator: make the method known under ``name``; may be applied several times with different settings.
 
@@ -58,9 +60,12 @@ def register(
         terms: term classes that belong to this method; their hyper-parameters become the method's.
         defaults: settings that differ from the class's own defaults.
         summary: one line for ``perfed list methods``; default: the first line of the class's docstring.
+        title: the name as its paper prints it, for readers (:func:`perfed.methods.titles.display_name`); default: the
+            name.
 
     Raises:
-        PerfedError: the name is taken by a method of another module; the same module may register it again.
+        PerfedError: the name, in whatever case, is taken by a method of another module; the same module may register
+            it again.
 
     Example:
         >>> from perfed.methods.fedavg import FedAvg
@@ -72,18 +77,18 @@ def register(
     """
 
     def add(cls: type[Method]) -> type[Method]:
-        module = cls.__module__
-        taken = METHODS.get(name) or PRESETS.get(name)
-        check_free("method", name, None if taken is None else taken.module, module)
+        module, every = cls.__module__, {**PRESETS, **METHODS}
+        taken = known_as(name, every)
+        check_free("method", name, None if taken is None else every[taken].module, module)
         text = summary or (cls.__doc__ or name).strip().splitlines()[0]
-        METHODS[name] = Entry(name, cls, terms, defaults, text, module=module)
+        METHODS[name] = Entry(name, cls, terms, defaults, text, module=module, title=title)
         return cls
 
     return add
 
 
-def preset(name: str, method: str, policy: str, summary: str) -> None:
-    """Make ``method`` under the participation ``policy`` known as ``name``.
+def preset(name: str, method: str, policy: str, summary: str, title: str = "") -> None:
+    """Make ``method`` under the participation ``policy`` known as ``name``; ``title`` as in :func:`register`.
 
     Example:
         >>> preset("fedavg-in-time", "fedavg", "deadline", "FedAvg with the replies that come in time")
@@ -91,13 +96,14 @@ def preset(name: str, method: str, policy: str, summary: str) -> None:
         'deadline'
     """
     found = entry(method)
-    PRESETS[name] = replace(found, name=name, summary=summary, base=method, policy=policy)
+    PRESETS[name] = replace(found, name=name, summary=summary, base=found.name, policy=policy, title=title)
 
 
 def entry(name: str) -> Entry:
     """The registered method or preset called ``name``, or ``METHOD+POLICY``: a method under a participation policy.
 
-    ``module:NAME`` imports the module first, which registers the method NAME.
+    Names may be written in any case, and titles in their place. ``module:NAME`` imports the module first, which
+    registers the method NAME.
 
     Raises:
         PerfedError: there is none; says what is allowed.
@@ -111,23 +117,43 @@ def entry(name: str) -> Entry:
             f"'{name}' is no method: scikit-learn's models stand beside methods in 'perfed compare' alone"
         )
     given, name = name, own_name(name, "method")
-    found = METHODS.get(name) or PRESETS.get(name)
-    base, _, policy = name.rpartition("+")
-    under_policy = found is None and base in METHODS
-    modules = {known: item.module for known, item in {**PRESETS, **METHODS}.items()}
-    check_own("method", given, base if under_policy else name, modules)
-    if found is not None:
-        return found
-    if under_policy and policy in POLICIES:
-        summary = f"{base} under the participation policy {policy}"
-        return replace(METHODS[base], name=name, summary=summary, base=base, policy=policy)
+    every, (base, _, policy) = {**PRESETS, **METHODS}, name.rpartition("+")
+    known, method = _meant(name, every), _meant(base, METHODS)
+    under_policy = method if known is None else None
+    check_own("method", given, known or under_policy or name, {own: item.module for own, item in every.items()})
+    if known is not None:
+        return every[known]
+    if under_policy is not None and (asked := known_as(policy, POLICIES)):
+        whole, summary = f"{under_policy}+{asked}", f"{under_policy} under the participation policy {asked}"
+        return replace(METHODS[under_policy], name=whole, summary=summary, base=under_policy, policy=asked, title="")
     raise PerfedError(f"unknown method '{name}'; {_nearest(name)}")
+
+
+def method_id(name: str) -> str:
+    """``name`` as files have it: as it was registered, behind the module where the user has written one.
+
+    Raises:
+        PerfedError: as :func:`entry`.
+
+    Example:
+        >>> method_id("FedAvg-FT"), method_id("FedPAC+SRPFL")
+        ('fedavg-ft', 'fedpac+srpfl')
+    """
+    module, colon, _ = name.rpartition(":")
+    return f"{module}{colon}{entry(name).name}"
+
+
+def _meant(name: str, known: Mapping[str, Entry]) -> str | None:
+    """The name that is meant: itself in any case, or the title of a method."""
+    titles = {item.title.casefold(): own for own, item in known.items() if item.title}
+    return known_as(name, known) or titles.get(name.casefold())
 
 
 def _nearest(name: str) -> str:
     """What may have been meant by a name that is not known: all methods that begin so, or those written alike."""
     base, plus, policy = name.partition("+")
-    if plus and base in METHODS:
+    base = base.casefold()
+    if plus and _meant(base, METHODS):
         return f"'{policy}' is no policy; allowed: {', '.join(POLICIES)}"
     family = [known for known in known_names() if known.startswith(f"{base}-")]
     near = family or difflib.get_close_matches(base, known_names(), n=3)

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from perfed.errors import PerfedError
-from perfed.method.declared import ParameterSet
+from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Clients, Replies, ServerState
-from perfed.plugins import check_free, check_own, own_name
+from perfed.plugins import check_free, check_own, known_as, own_name
 from perfed.settings import STRICT
 from perfed.training.cohort import Cohort
 from perfed.training.step import Penalty
@@ -42,6 +42,18 @@ class Term(BaseModel):
     def sets(self) -> dict[str, ParameterSet]:
         """Parameter sets of the term; names are shared with the method's."""
         return {}
+
+    def check(self, info: FederationInfo, moves_shared: bool) -> None:
+        """Refuse, before anything runs, what the term would do nothing for.
+
+        Args:
+            info: of the federation.
+            moves_shared: whether the method's rounds move ``server.shared``
+                (:attr:`perfed.method.method.Method.moves_shared`).
+
+        Raises:
+            PerfedError: a method, model or data that do not fit; says why.
+        """
 
     def prepare(self, server: ServerState, clients: Clients) -> None:
         """Before the first round, with all clients."""
@@ -124,14 +136,14 @@ def register_term(cls: type[Term]) -> type[Term]:
     """
     if not cls.name:
         raise PerfedError(f'the term {cls.__name__} has no name; write name: ClassVar[str] = "..." in its class')
-    module = cls.__module__
-    check_free("term", cls.name, TERMS[cls.name][1] if cls.name in TERMS else None, module)
+    module, taken = cls.__module__, known_as(cls.name, TERMS)
+    check_free("term", cls.name, None if taken is None else TERMS[taken][1], module)
     TERMS[cls.name] = cls, module
     return cls
 
 
 def term_class(name: str) -> type[Term]:
-    """The registered term called ``name``; ``module:NAME`` imports the module first, which registers the term NAME.
+    """The registered term called ``name``, in any case; ``module:NAME`` imports the module first, which registers it.
 
     Raises:
         PerfedError: there is none; says what is allowed.
@@ -140,11 +152,26 @@ def term_class(name: str) -> type[Term]:
         >>> term_class("proximal")(mu=0.1)
         Proximal(mu=0.1)
     """
-    own = own_name(name, "term")
+    bare = own_name(name, "term")
+    own = known_as(bare, TERMS) or bare
     check_own("term", name, own, {known: module for known, (_, module) in TERMS.items()})
     if own not in TERMS:
         raise PerfedError(f"unknown term '{own}'; allowed: {', '.join(sorted(TERMS))}, or module:NAME")
     return TERMS[own][0]
+
+
+def term_id(name: str) -> str:
+    """``name`` as files have it: as it was registered, behind the module where the user has written one.
+
+    Raises:
+        PerfedError: as :func:`term_class`.
+
+    Example:
+        >>> term_id("Proximal")
+        'proximal'
+    """
+    module, colon, _ = name.rpartition(":")
+    return f"{module}{colon}{term_class(name).name}"
 
 
 def full_name(name: str) -> str:

@@ -18,7 +18,7 @@ from perfed.training.cohort import Cohort
 from perfed.training.step import Step, mean_loss
 
 
-@register("apfl")
+@register("apfl", title="APFL")
 class APFL(Method):
     """Mixture ``alpha v + (1 - alpha) w`` of a local and the global model (Deng et al. 2020, Algorithm 1).
 

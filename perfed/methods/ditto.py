@@ -17,7 +17,7 @@ from perfed.training.cohort import Cohort
 from perfed.training.update import Near
 
 
-@register("ditto")
+@register("ditto", title="Ditto")
 class Ditto(FedAvg):
     """FedAvg, and local models v on ``f(v) + (lam / 2) |v - w|^2``, w as received (Li et al. 2021, Algorithm 1).
 

@@ -22,7 +22,7 @@ from perfed.training.cohort import Cohort
 from perfed.training.step import Loss
 
 
-@register("fedavg-rw")
+@register("fedavg-rw", title="FedAvg-RW")
 class DomainFedAvg(Method):
     """FedAvg on the re-weighted loss, in which every domain counts the same (Zhong et al. 2023, section 5).
 
@@ -102,7 +102,7 @@ class DomainFedAvg(Method):
         )
 
 
-@register("fedavg-multi-head")
+@register("fedavg-multi-head", title="FedAvg-Multi-Head")
 class MultiHeadFedAvg(DomainFedAvg):
     """FedAvg with a head per domain, trained with the body on the re-weighted loss (Zhong et al. 2023, section 5)."""
 
@@ -111,10 +111,11 @@ class MultiHeadFedAvg(DomainFedAvg):
 
 @register(
     "fedavg-separate-ft",
+    title="FedAvg-Separate-FT",
     defaults={"reweight": False, "warmup_rounds": 10, "warmup_epochs": None},
     summary="FedAvg for warmup_rounds, then a model per domain, fine-tuned from it by FedAvg (Zhong et al. 2023)",
 )
-@register("separate-fedavg", defaults={"reweight": False})
+@register("separate-fedavg", title="Separate-FedAvg", defaults={"reweight": False})
 class SeparateFedAvg(DomainFedAvg):
     """A model per domain, each by FedAvg on the samples of its domain alone (Zhong et al. 2023, section 5).
 
@@ -137,7 +138,7 @@ class SeparateFedAvg(DomainFedAvg):
         return domain_means(cohort.num_domains)
 
 
-@register("fedavg-domain-ft")
+@register("fedavg-domain-ft", title="FedAvg-Domain-FT")
 class FedAvgDomainFT(FedAvg):
     """FedAvg; each client evaluates a copy per domain, fine-tuned on its own samples of the domain (Zhong et al. 2023).
 

@@ -21,14 +21,15 @@ from perfed.training.step import Step, mean_loss
 from perfed.training.update import Gradient, Replaced
 
 
-@register("fedala")
+@register("fedala", title="FedALA")
 class FedALA(FedAvg):
     """Adaptive local aggregation (Zhang et al. 2023, AAAI, Algorithm 1).
 
     A client starts local training, and is evaluated, at ``m(W) = old + (global - old) W`` in its last ``layers`` layers
     (old: its model after its last training) and at the global model below. W starts at 1 and is learnt on a random
-    ``share`` of its samples, ``W <- clip(W - eta dloss(m(W))/dW, 0, 1)``: first until it converges (authors' program:
-    until ten losses deviate by less than 0.1), later for one epoch; where global and old are the same, W rests.
+    ``share`` of its samples, ``W <- clip(W - eta dloss(m(W))/dW, 0, 1)``: first until it converges, later for one
+    epoch; where global and old are the same, W rests. When W has converged is perfed's own rule: five more epochs
+    lower the mean loss by less than 0.01, or there were 100 (authors' program: ten losses deviate by less than 0.1).
     """
 
     fits_unused: ClassVar[str] = "train"

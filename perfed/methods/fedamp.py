@@ -21,7 +21,7 @@ from perfed.training.cohort import Cohort
 from perfed.training.update import Near
 
 
-@register("fedamp")
+@register("fedamp", title="FedAMP")
 class FedAMP(Method):
     """Federated attentive message passing (Huang et al. 2021, Algorithm 1).
 

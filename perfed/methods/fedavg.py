@@ -16,27 +16,31 @@ from perfed.training.cohort import Cohort
 
 @register(
     "fedprox",
+    title="FedProx",
     terms=(Proximal,),
     summary="FedAvg with a proximal term to the received model in local training (Li et al. 2020, Algorithm 2)",
 )
 @register(
     "fedadam",
+    title="FedAdam",
     terms=(ServerOptimizer,),
     summary="FedAvg whose server takes Adam's steps along the mean change (Reddi et al. 2021, Algorithm 2)",
 )
 @register(
     "fedyogi",
+    title="FedYogi",
     terms=(ServerOptimizer,),
     defaults={"server_optimizer": "yogi"},
     summary="FedAvg whose server takes Yogi's steps along the mean change (Reddi et al. 2021, Algorithm 2)",
 )
 @register(
     "fedadagrad",
+    title="FedAdagrad",
     terms=(ServerOptimizer,),
     defaults={"server_optimizer": "adagrad", "beta1": 0.0},
     summary="FedAvg whose server takes Adagrad's steps along the mean change (Reddi et al. 2021, Algorithm 2)",
 )
-@register("fedavg")
+@register("fedavg", title="FedAvg")
 class FedAvg(Method):
     """Federated averaging: mean of the clients' models weighted by n_i (McMahan et al. 2017, Algorithm 1)."""
 

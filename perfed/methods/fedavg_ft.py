@@ -15,10 +15,11 @@ from perfed.training.cohort import Cohort
 
 @register(
     "fedprox-ft",
+    title="FedProx-FT",
     terms=(Proximal,),
     summary="FedProx; each client evaluates a copy fine-tuned on its own data, without the proximal term",
 )
-@register("fedavg-ft")
+@register("fedavg-ft", title="FedAvg-FT")
 class FedAvgFT(FedAvg):
     """FedAvg; each client evaluates a copy fine-tuned on its own data (Collins et al. 2021, section 5)."""
 

@@ -13,7 +13,7 @@ from perfed.model.placement import FROZEN, PERSONAL, SHARED, Placement
 from perfed.training.cohort import Cohort
 
 
-@register("fedbabu")
+@register("fedbabu", title="FedBABU")
 class FedBABU(FedAvg):
     """Averages bodies under one random head that nobody trains; clients fine-tune a copy (Oh et al. 2022, Algorithm 1).
 

@@ -11,7 +11,7 @@ from perfed.model.placement import PERSONAL, Placement, place
 RULE = "BatchNorm"
 
 
-@register("fedbn")
+@register("fedbn", title="FedBN")
 class FedBN(FedAvg):
     """FedAvg with personal batch-norm, running statistics included (Li et al. 2021, Algorithm 1).
 
@@ -26,8 +26,9 @@ class FedBN(FedAvg):
             PerfedError: the model has no batch-norm, or a rule of ``placement`` matches nothing.
         """
         if not any(type(module).__name__.startswith(RULE) for module in chain.modules()):
+            stage = f"model.{chain.stages[0]}"
             raise PerfedError(
-                "fedbn keeps batch-norm personal, but the model has none; use a model with it, such as "
-                "{ kind = 'cnn', batch_norm = true } or { kind = 'mlp', batch_norm = true }"
+                f"fedbn keeps batch-norm personal, but the model has none; add {stage}.batch_norm=true, and "
+                f"{stage}.kind=mlp where it is neither mlp nor cnn"
             )
         return place(chain, self.default_placement, {RULE: PERSONAL, **self.placement})

@@ -39,7 +39,7 @@ class PolicyHeads(nn.Module):
         return torch.add(self.personal(own), self.general(f - own))
 
 
-@register("fedcp")
+@register("fedcp", title="FedCP")
 class FedCP(FedAvg):
     """Federated conditional policy (Zhang et al. 2023, KDD, Algorithm 1).
 

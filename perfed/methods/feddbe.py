@@ -31,7 +31,7 @@ class BiasMemory(nn.Module):
         return x + self.bias
 
 
-@register("feddbe")
+@register("feddbe", title="FedDBE")
 class FedDBE(FedAvg):
     """Domain bias eliminator around FedAvg (Zhang et al. 2023, NeurIPS, "Eliminating Domain Bias", section 4).
 

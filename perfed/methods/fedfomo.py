@@ -18,7 +18,7 @@ from perfed.model.chain import STAGES, Parameters
 from perfed.training.cohort import Cohort
 
 
-@register("fedfomo")
+@register("fedfomo", title="FedFomo")
 class FedFomo(Method):
     """Each client's own mixture of others' models, by how much each helps (Zhang et al. 2021, eq. 3-4, Algorithm 1).
 

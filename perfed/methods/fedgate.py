@@ -15,7 +15,7 @@ from perfed.methods.scaffold import Scaffold
 from perfed.training.cohort import Cohort
 
 
-@register("fedgate")
+@register("fedgate", title="FedGATE")
 class FedGATE(Scaffold):
     """Local SGD with gradient tracking (Haddadpour et al. 2021: FedCOMGATE without compression).
 

@@ -19,7 +19,7 @@ from perfed.model.chain import STAGES
 from perfed.training.cohort import Cohort
 
 
-@register("fedminmax")
+@register("fedminmax", title="FedMinMax")
 class FedMinMax(Method):
     """Minimax over domains: a shared model against weights of the domains (Papadaki et al. 2021, Algorithm 1).
 

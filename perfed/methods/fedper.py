@@ -9,14 +9,14 @@ from perfed.methods.fedavg import FedAvg
 from perfed.model.placement import PERSONAL, SHARED, Placement
 
 
-@register("fedper")
+@register("fedper", title="FedPer")
 class FedPer(FedAvg):
     """Shared body, personal head, trained together (Arivazhagan et al. 2019, Algorithm 1)."""
 
     default_placement: ClassVar[dict[str, Placement]] = {"embedding": SHARED, "body": SHARED, "head": PERSONAL}
 
 
-@register("lg-fedavg")
+@register("lg-fedavg", title="LG-FedAvg")
 class LGFedAvg(FedAvg):
     """Personal body, shared last layers, trained together (Liang et al. 2020, Algorithm 1, supervised case).
 

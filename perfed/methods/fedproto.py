@@ -18,17 +18,19 @@ from perfed.training.cohort import Cohort
 
 @register(
     "fedproto-l",
+    title="FedProto-L",
     terms=(Prototypes,),
     defaults={"predict_with": "classifier", "source": "own"},
     summary="FedProto with each client's own class means and no communication (Xu et al. 2023, appendix C)",
 )
 @register(
     "fedproto-g",
+    title="FedProto-G",
     terms=(Prototypes,),
     defaults={"predict_with": "classifier"},
     summary="FedProto predicting with the local classifier (Xu et al. 2023, appendix C)",
 )
-@register("fedproto", terms=(Prototypes,))
+@register("fedproto", title="FedProto", terms=(Prototypes,))
 class FedProto(Local):
     """Local models aligned to the clients' common class means; nearest mean predicts (Tan et al. 2022, Algorithm 1).
 

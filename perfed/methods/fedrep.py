@@ -14,7 +14,7 @@ from perfed.model.placement import PERSONAL, SHARED, Placement
 from perfed.training.cohort import Cohort
 
 
-@register("fedrep")
+@register("fedrep", title="FedRep")
 class FedRep(Method):
     """Shared representation, personal head: head epochs, then body epochs (Collins et al. 2021, Algorithm 1).
 

@@ -16,7 +16,7 @@ from perfed.training.cohort import Cohort
 from perfed.training.step import Loss, Step
 
 
-@register("fedrod")
+@register("fedrod", title="Fed-RoD")
 class FedRoD(FedAvg):
     """Generic model by balanced softmax, personal head on its logits (Chen & Chao 2022, Algorithm 1).
 

@@ -17,7 +17,7 @@ from perfed.training.step import Step
 from perfed.training.update import Directed, Gradient, Replaced
 
 
-@register("hf-maml")
+@register("hf-maml", title="HF-MAML")
 class HFMAML(Method):
     """Per-FedAvg with the Hessian-free meta-gradient HF-MAML (Fallah et al. 2020, Algorithm 1 and section 3).
 

@@ -18,7 +18,7 @@ from perfed.model.chain import STAGES, Parameters
 from perfed.training.cohort import Cohort
 
 
-@register("hypcluster")
+@register("hypcluster", title="HypCluster")
 class HypCluster(Method):
     """k shared models, each client trains the best of them (Mansour et al. 2020, Algorithm 1; IFCA, Ghosh et al. 2020).
 

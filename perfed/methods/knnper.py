@@ -72,7 +72,7 @@ class Memory:
         return (one_hot(labels, num_classes) * weight[..., None]).sum(2)
 
 
-@register("knnper")
+@register("knnper", title="kNN-Per")
 class KNNPer(FedAvg):
     """FedAvg; a client mixes its softmax with a vote of its nearest training samples (Marfoq et al. 2022, section 3).
 

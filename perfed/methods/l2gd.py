@@ -21,7 +21,7 @@ from perfed.training.cohort import Cohort
 from perfed.training.optim import Proximal
 
 
-@register("l2gd")
+@register("l2gd", title="L2GD")
 class L2GD(Method):
     """Loopless local gradient descent on a mixture of global and local models (Hanzely & Richtarik 2020, Algorithm 1).
 
@@ -40,6 +40,7 @@ class L2GD(Method):
     mean is over the round's clients. Parameters that are placed personal are trained along and not averaged.
     """
 
+    moves_shared: ClassVar[bool] = False  # it keeps the mean there, and clients go on from models of their own
     fits_unused: ClassVar[str] = "train_anew"
 
     lam: float = Field(1.0, ge=0, description="lambda: how strongly the local models are pulled to their mean")

@@ -18,7 +18,7 @@ from perfed.model.placement import PERSONAL, Placement
 from perfed.training.cohort import Cohort
 
 
-@register("local")
+@register("local", title="Local")
 class Local(Method):
     """Every client trains a model of its own; nothing is sent.
 
@@ -44,7 +44,7 @@ class Local(Method):
         return Reply()
 
 
-@register("local-full")
+@register("local-full", title="Local-Full")
 class LocalFull(Local):
     """Every client trains a model of its own in every round, whoever takes part; nothing is sent.
 

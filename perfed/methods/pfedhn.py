@@ -22,7 +22,7 @@ from perfed.training.cohort import Cohort
 _SMALLEST = 4  # random directions of fewer dimensions are often nearly parallel
 
 
-@register("pfedhn")
+@register("pfedhn", title="pFedHN")
 class PFedHN(Method):
     """Models generated from client embeddings by a hypernetwork on the server (Shamsian et al. 2021, Algorithm 1).
 

@@ -21,7 +21,7 @@ from perfed.training.step import Step
 from perfed.training.update import Gradient, Replaced
 
 
-@register("pfedme")
+@register("pfedme", title="pFedMe")
 class PFedMe(Method):
     """Personalised federated learning with Moreau envelopes (Dinh et al. 2020, Algorithm 1).
 

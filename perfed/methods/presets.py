@@ -7,12 +7,38 @@ from perfed.method.registry import entry, preset, preset_names
 from perfed.participation.settings import POLICIES
 from perfed.plugins import bare_name
 
-preset("fedrep-srpfl", "fedrep", "srpfl", "FedRep under SRPFL's participation (Tziotis et al. 2023, Algorithm 1)")
-preset("lg-srpfl", "lg-fedavg", "srpfl", "LG-FedAvg under SRPFL's participation (Tziotis et al. 2023, section 5)")
-preset("flanp", "fedavg", "flanp", "FedAvg on the fastest clients, whose number doubles (Reisizadeh et al. 2022)")
-preset("flanp-fedgate", "fedgate", "flanp", "FLANP with FedGATE as its local solver (Reisizadeh et al. 2022)")
-preset("flanp-ft", "fedavg-ft", "flanp", "FLANP; each client evaluates a copy fine-tuned on its own data")
-preset("cyclic", "fedavg", "cyclic", "One model that goes from client to client, each training it (Chang et al. 2018)")
+preset(
+    "fedrep-srpfl",
+    "fedrep",
+    "srpfl",
+    "FedRep under SRPFL's participation (Tziotis et al. 2023, Algorithm 1)",
+    "FedRep-SRPFL",
+)
+preset(
+    "lg-srpfl",
+    "lg-fedavg",
+    "srpfl",
+    "LG-FedAvg under SRPFL's participation (Tziotis et al. 2023, section 5)",
+    "LG-SRPFL",
+)
+preset(
+    "flanp", "fedavg", "flanp", "FedAvg on the fastest clients, whose number doubles (Reisizadeh et al. 2022)", "FLANP"
+)
+preset(
+    "flanp-fedgate",
+    "fedgate",
+    "flanp",
+    "FLANP with FedGATE as its local solver (Reisizadeh et al. 2022)",
+    "FLANP-FedGATE",
+)
+preset("flanp-ft", "fedavg-ft", "flanp", "FLANP; each client evaluates a copy fine-tuned on its own data", "FLANP-FT")
+preset(
+    "cyclic",
+    "fedavg",
+    "cyclic",
+    "One model that goes from client to client, each training it (Chang et al. 2018)",
+    "Cyclic",
+)
 
 
 def method_and_policy(name: str) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from perfed.training.step import Step
 from perfed.training.update import Corrected
 
 
-@register("scaffold")
+@register("scaffold", title="SCAFFOLD")
 class Scaffold(Method):
     """Stochastic controlled averaging, option II (Karimireddy et al. 2020, Algorithm 1).
 
@@ -43,8 +43,8 @@ class Scaffold(Method):
         if self.optimizer != "sgd":
             name = type(self).__name__.lower()
             raise PerfedError(
-                f"{name} needs plain gradient steps, not optimizer = '{self.optimizer}': give it optimizer = \"sgd\" "
-                f"and a learning rate of its own under methods.{name}"
+                f"{name} needs plain gradient steps, not optimizer = '{self.optimizer}': add "
+                f"methods.{name}.optimizer=sgd and a learning rate for it, methods.{name}.lr=0.01 or another"
             )
         return {
             "control": ParameterSet("server", like="shared", init="zeros"),

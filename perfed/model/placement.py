@@ -107,6 +107,18 @@ def place(chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, P
     return result
 
 
+def own_embedding(there: bool) -> str:
+    """The settings that give each client an embedding of its own, as assignments; ``there``: the model has one.
+
+    Example:
+        >>> own_embedding(there=True)
+        'placement.embedding=personal'
+    """
+    personal = "placement.embedding=personal"
+    images = "for images model.embedding=cnn model.body=hidden-layer"
+    return personal if there else f"model.embedding=mlp {personal} ({images})"
+
+
 def _specificity(rule: str, owners: Mapping[str, str]) -> int:
     if rule in STAGES:
         return 0

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from perfed.participation.phases import PhaseRule
+from perfed.plugins import known_as
 from perfed.settings import STRICT, unless
 
 PolicyName = Literal["uniform", "srpfl", "flanp", "deadline", "overselection", "cyclic"]
 POLICIES: tuple[PolicyName, ...] = get_args(PolicyName)
+
+
+def policy_name(given: Any) -> Any:
+    """A policy's name as files have it, whatever the case of ``given``; all else as it is.
+
+    Example:
+        >>> policy_name("SRPFL"), policy_name("sprfl")
+        ('srpfl', 'sprfl')
+    """
+    return known_as(given, POLICIES) or given if isinstance(given, str) else given
 
 
 class Srpfl(PhaseRule):
@@ -84,7 +95,7 @@ class Participation(BaseModel):
 
     model_config = STRICT
 
-    policy: PolicyName = "uniform"
+    policy: Annotated[PolicyName, BeforeValidator(policy_name)] = "uniform"
     rate: float = Field(1.0, gt=0, le=1)
     last_round: Literal["all", "sampled"] = "all"
     fit_unused: bool | None = None

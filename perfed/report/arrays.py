@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from perfed.data.reading import read_arrays, reason_of
 from perfed.errors import PerfedError
 
 
@@ -48,15 +48,17 @@ def load_snapshot(file: Path) -> Snapshot:
     Raises:
         PerfedError: an unreadable file, or arrays whose shapes or types do not belong together.
     """
+    arrays = read_arrays(
+        file, ("z", "y", "client"), ("anchors", "anchor_class"), fault="not a snapshot of embedded samples"
+    )
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            z, y, client = arrays["z"].astype(float), arrays["y"], arrays["client"].astype(str)
-            anchors = arrays["anchors"].astype(float) if "anchors" in arrays else None
-            entries = np.arange(0 if anchors is None else len(anchors))
-            classes = arrays["anchor_class"].astype(np.int64) if "anchor_class" in arrays else entries
+        z, y, client = arrays["z"].astype(float), arrays["y"], arrays["client"].astype(str)
+        anchors = arrays["anchors"].astype(float) if "anchors" in arrays else None
+        entries = np.arange(0 if anchors is None else len(anchors))
+        classes = arrays["anchor_class"].astype(np.int64) if "anchor_class" in arrays else entries
         number = int(file.stem.removeprefix("round-"))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise PerfedError(f"{file}: not a snapshot of embedded samples: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise PerfedError(f"{file}: not a snapshot of embedded samples: {reason_of(error)}") from error
     if z.ndim != 2 or y.shape != z.shape[:1] or client.shape != y.shape:
         shapes = f"z {z.shape}, y {y.shape}, client {client.shape}"
         raise PerfedError(f"{file}: needs z (samples, k), y (samples,), client (samples,), got {shapes}")
@@ -76,12 +78,12 @@ def load_combination(file: Path) -> Combination:
     Raises:
         PerfedError: an unreadable file, or arrays whose shapes do not belong together.
     """
+    arrays = read_arrays(file, ("weights", "clients"), fault="not the combination weights of a round")
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            weights, clients = arrays["weights"].astype(float), tuple(arrays["clients"].astype(str).tolist())
+        weights, clients = arrays["weights"].astype(float), tuple(arrays["clients"].astype(str).ravel().tolist())
         number = int(file.stem.removeprefix("round-"))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise PerfedError(f"{file}: not the combination weights of a round: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise PerfedError(f"{file}: not the combination weights of a round: {reason_of(error)}") from error
     if weights.shape != (len(clients), len(clients)):
         raise PerfedError(f"{file}: needs weights (clients, clients), got {weights.shape} for {len(clients)} clients")
     return Combination(number, weights, clients)
@@ -95,12 +97,12 @@ def load_losses(files: Sequence[Path]) -> dict[str, list[tuple[int, list[float]]
     """
     found: dict[str, list[tuple[int, list[float]]]] = {}
     for file in files:
+        arrays = read_arrays(file, ("client", "loss"), fault="not the losses of local epochs")
         try:
-            with np.load(file, allow_pickle=False) as arrays:
-                client, loss = arrays["client"].astype(str), arrays["loss"].astype(float)
+            client, loss = arrays["client"].astype(str), arrays["loss"].astype(float)
             number = int(file.stem.removeprefix("round-"))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise PerfedError(f"{file}: not the losses of local epochs: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise PerfedError(f"{file}: not the losses of local epochs: {reason_of(error)}") from error
         if client.ndim != 1 or client.shape != loss.shape:
             raise PerfedError(f"{file}: needs client and loss (epochs,), got {client.shape} and {loss.shape}")
         for name in dict.fromkeys(client.tolist()):

@@ -11,6 +11,8 @@ from perfed.report.page.document import write_page
 from perfed.report.page.forms import note, paragraph, section, table
 from perfed.report.text import UNKNOWN, TextTable, axis_title, metric_text, short_number
 
+UNFINISHED = "rows that had fewer rounds than theirs are unfinished, and not compared"
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -25,6 +27,7 @@ class Figure:
         rounds: of ours.
         seeds: of ours.
         chosen: settings that were chosen on validation rows.
+        their_rounds: how many rounds theirs had; ``None`` where as many as the leaderboard's own settings say.
     """
 
     method: str
@@ -38,12 +41,19 @@ class Figure:
     rounds: int | None = None
     seeds: int = 0
     chosen: str = ""
+    their_rounds: int | None = None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether ours had fewer rounds than theirs, so that the two are not compared."""
+        return self.rounds is not None and self.their_rounds is not None and self.rounds < self.their_rounds
 
 
 def board_table(figures: Sequence[Figure], title: str, metric: str, best_over_test: bool) -> TextTable:
     """Theirs and ours side by side, and how far apart they are; the best of ours is bold.
 
     Where they report the best over rounds on test rows, ours has that in a column so named, and it is what is compared.
+    A row that had fewer rounds than theirs says so, and is not compared.
     """
     header = ["Method", "Theirs", "Ours, last round"]
     header += ["Ours, best over test"] if best_over_test else []
@@ -53,10 +63,10 @@ def board_table(figures: Sequence[Figure], title: str, metric: str, best_over_te
         last = _pair(metric, of.ours_mean, of.ours_std)
         best = [_pair(metric, of.ours_best_mean, of.ours_best_std)] if best_over_test else []
         ours = of.ours_best_mean if best_over_test else of.ours_mean
-        gap = None if ours is None or of.theirs_mean is None else ours - of.theirs_mean
+        gap = None if ours is None or of.theirs_mean is None or of.unfinished else ours - of.theirs_mean
         apart = UNKNOWN if gap is None else short_number(metric, gap, "+")
         in_std = UNKNOWN if gap is None or not of.theirs_std else f"{gap / of.theirs_std:+.1f}"
-        rounds = UNKNOWN if of.rounds is None else str(of.rounds)
+        rounds = UNKNOWN if of.rounds is None else f"{of.rounds}" + f" of {of.their_rounds}" * of.unfinished
         rows.append([of.method, _pair(metric, of.theirs_mean, of.theirs_std), last, *best, apart, in_std, rounds])
     side = metric_of(metric).direction
     found = {at: side * of.ours_mean for at, of in enumerate(figures) if of.ours_mean is not None}
@@ -72,7 +82,9 @@ def _pair(metric: str, mean: float | None, std: float | None) -> str:
 
 def board_notes(figures: Sequence[Figure]) -> list[str]:
     """A line for every row that has something to mind, or settings that were chosen."""
-    said = [(of.method, f"chosen on validation rows: {of.chosen}" if of.chosen else "", of.note) for of in figures]
+    unfinished = any(of.unfinished for of in figures)
+    said = [("rounds", UNFINISHED, "")] if unfinished else []
+    said += [(of.method, f"chosen on validation rows: {of.chosen}" if of.chosen else "", of.note) for of in figures]
     return [f"{name}: {'; '.join(filter(None, parts))}" for name, *parts in said if any(parts)]
 
 

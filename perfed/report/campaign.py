@@ -12,7 +12,7 @@ import numpy as np
 from perfed.engine.metrics import metric_of
 from perfed.report.comparison import ComparisonRow, best_rows, judged_table
 from perfed.report.gains import ClientTable, Gain, interval
-from perfed.report.papers import CSV_COLUMNS, csv_of, csv_rows, escaped, latex_table
+from perfed.report.papers import CSV_COLUMNS, csv_of, csv_rows, escaped, label, latex_table
 from perfed.report.runs import Run, main_metric, methods_of
 from perfed.report.text import UNKNOWN, TextTable, axis_title, directed_title, metric_text
 from perfed.report.verdict import Verdict
@@ -99,8 +99,8 @@ class Grid:
         rows = [[method, *(self.cell(part, method) for part in self.parts)] for method in self.methods]
         return TextTable(self.title, ["Method", *self.columns], rows)
 
-    def latex(self) -> str:
-        """For papers, the best mean of each column bold."""
+    def latex(self, name: str) -> str:
+        """For papers, the best mean of each column bold; ``name`` is what was compared, for the label."""
         best = {}
         for part in self.parts:
             rows = list(part.of(self.metric).values())
@@ -110,7 +110,8 @@ class Grid:
             cells = [escaped(self.cell(part, method)) for part in self.parts]
             bold = [method in best[part.name] for part in self.parts]
             lines.append([escaped(method), *(rf"\textbf{{{c}}}" if b else c for c, b in zip(cells, bold, strict=True))])
-        return latex_table(f"{self.title}.", ["Method", *self.columns], lines)
+        words = (name, self.metric, f"by {self.key}" if self.key else "")
+        return latex_table(f"{self.title}.", label(*words), ["Method", *self.columns], lines)
 
 
 def value_of(part: Part, key: str) -> str:

@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax  # type: ignore[import-untyped]
 
-from perfed.engine.metrics import metric_of
-from perfed.plugins import POOLED
+from perfed.engine.metrics import metric_of, shown
+from perfed.plugins import POOLED, SKLEARN
 from perfed.report.against import MethodVerdict
-from perfed.report.holdings import holdings_of
+from perfed.report.gains import ClientTable
+from perfed.report.holdings import first_holdings, holdings_of
 from perfed.report.runs import Run, methods_of
-from perfed.report.text import amount, listed
+from perfed.report.text import amount, listed, metric_text
 from perfed.run import predictions
 
 Constant = Mapping[str, Sequence[str]]
@@ -22,10 +23,21 @@ Constant = Mapping[str, Sequence[str]]
 ENOUGH_ROWS = 5
 """Test rows of a site from which on models that say the same of all have learnt nothing: few can be alike by chance."""
 
+MOSTLY = 0.8
+"""Share of the most frequent class from which on accuracy may tell little."""
+
 MOST_NAMES = 5  # of sites in a line
 
 _STILL = 0.005  # half a point; of errors the same part of their value
+_LOSS = 0.05  # of the first round's
+_LOST, _LOST_OF_ERRORS = 0.03, 0.1  # three points; of errors a tenth of their value
+_PAST_BEST = (
+    "Tune lr and weight_decay, or keep each client's best round: evaluation.stop = 'validated' with "
+    "data.validation_fraction."
+)
 _SAME = 1e-6
+_MEANT = (SKLEARN + "majority", SKLEARN + "mean")  # what they say of everybody is what they are for
+_NO_MORE = 0.02
 _HARD = (0.0, 1.0, float(np.log(np.finfo(np.float64).tiny)))  # what models without doubts say, and its logarithms
 _FOLDS = {
     "memory": "; give a function from a seed to a federation for folds",
@@ -34,30 +46,98 @@ _FOLDS = {
 
 
 def unfinished(runs: Sequence[Run], metric: str) -> list[str]:
-    """The methods that got better with every seed in the last quarter of the rounds, by more than half a point."""
-    known, found = metric_of(metric), []
+    """The methods whose training ended too early, or too late.
+
+    Too early: with every seed the metric got better in the last quarter of the rounds, on average by more than half a
+    point; or the training loss fell from the third quarter to the last by more than a twentieth of the first round's,
+    and the metric did not get worse. Too late: with every seed a metric ends worse than it was after the round in which
+    its mean over the seeds was best, on average by more than three points, of errors by more than a tenth.
+    """
+    found = []
     for method in methods_of(runs):
-        curves = [_last_quarter(run, metric) for run in runs if run.method == method]
-        rises = [pair for pair in curves if pair is not None]
-        if not rises or min(rise for rise, _ in rises) <= 0:
-            continue
-        rise, value = (float(np.mean(column)) for column in zip(*rises, strict=True))
-        if rise > _STILL * (1.0 if known.higher_is_better else abs(value)):
+        own = [run for run in runs if run.method == method]
+        still = _still_better(own, metric) or _still_learning(own, metric)
+        if still:
             found.append(
-                f"{method} has not converged: in the last quarter of the rounds it still gained "
-                f"{amount(metric, rise)}; more rounds may change the verdict."
+                f"{method} has not converged: in the last quarter of the rounds {still}; more rounds may change the "
+                "verdict."
             )
+        worse = [text for name in dict.fromkeys((metric, "auc")) if (text := _past_best(own, name))][:1]
+        found += [f"{method} {text}. {_PAST_BEST}" for text in worse]
     return found
+
+
+def _still_better(runs: Sequence[Run], metric: str) -> str:
+    rises = [pair for run in runs if (pair := _last_quarter(run, metric)) is not None]
+    if not rises or min(rise for rise, _ in rises) <= 0:
+        return ""
+    rise, value = (float(np.mean(column)) for column in zip(*rises, strict=True))
+    return f"it still gained {amount(metric, rise)}" if rise > _part(_STILL, metric, value) else ""
+
+
+def _still_learning(runs: Sequence[Run], metric: str) -> str:
+    """By the loss, which moves where the metric does not yet: an accuracy while a class is rare."""
+    rises = [pair for run in runs if (pair := _last_quarter(run, metric)) is not None]
+    losses = [own for run in runs if (own := _losses(run)) is not None]
+    if not rises or len(losses) < len(runs):
+        return ""
+    first, before, last = np.array(losses).T
+    rise, value = (float(np.mean(column)) for column in zip(*rises, strict=True))
+    if (before <= last).any() or np.mean(before - last) <= _LOSS * abs(np.mean(first)):
+        return ""
+    worse = rise < -_part(_STILL, metric, value)
+    return "" if worse else f"its training loss still fell from {np.mean(before):.3g} to {np.mean(last):.3g}"
+
+
+def _losses(run: Run) -> tuple[float, float, float] | None:
+    """The training loss of the first round, and its means over the third and the last quarter of the rounds."""
+    known = [
+        (line.round, line.train_loss)
+        for line in run.rounds
+        if line.train_loss is not None and np.isfinite(line.train_loss)
+    ]
+    end = max((line.round for line in run.rounds), default=0)
+    before = [loss for number, loss in known if 0.5 * end < number <= 0.75 * end]
+    last = [loss for number, loss in known if number > 0.75 * end]
+    return (known[0][1], float(np.mean(before)), float(np.mean(last))) if before and last else None
 
 
 def _last_quarter(run: Run, metric: str) -> tuple[float, float] | None:
     """By how much the mean got better, and what it was before."""
-    curve = {line.round: line.spreads[metric].mean for line in run.rounds if metric in line.spreads}
+    curve = _curve(run, metric)
     before = [number for number in curve if number <= 0.75 * max(curve)]
     if not before:
         return None
     start, end = curve[max(before)], curve[max(curve)]
     return metric_of(metric).direction * (end - start), start
+
+
+def _past_best(runs: Sequence[Run], metric: str) -> str:
+    """What the metric was at its best and what is reported, which need not be that of the last round."""
+    curves = [_curve(run, metric) for run in runs if run.summary and metric in run.summary.spreads]
+    ends = [run.summary.spreads[metric].mean for run in runs if run.summary and metric in run.summary.spreads]
+    shared = sorted(set(curves[0]).intersection(*curves[1:])) if curves else []
+    if not shared:
+        return ""
+    direction = metric_of(metric).direction
+    means = {number: float(np.mean([curve[number] for curve in curves])) for number in shared}
+    best = max(shared, key=lambda number: direction * means[number])
+    lost = [direction * (curve[best] - end) for curve, end in zip(curves, ends, strict=True)]
+    enough = _LOST if metric_of(metric).higher_is_better else _LOST_OF_ERRORS * abs(means[best])
+    if min(lost) <= 0 or np.mean(lost) <= enough:
+        return ""
+    was, now = shown(metric, means[best]), shown(metric, float(np.mean(ends)))
+    return f"was better after round {best} ({was}) than it is at the end ({now})"
+
+
+def _curve(run: Run, metric: str) -> dict[int, float]:
+    """The mean over the clients by evaluated round."""
+    return {line.round: line.spreads[metric].mean for line in run.rounds if metric in line.spreads}
+
+
+def _part(share: float, metric: str, value: float) -> float:
+    """What counts as a change of a metric: of errors a part of their value."""
+    return share * (1.0 if metric_of(metric).higher_is_better else abs(value))
 
 
 def below(found: Sequence[MethodVerdict], base: str, metric: str) -> list[str]:
@@ -102,6 +182,32 @@ def same_rows(runs: Sequence[Run]) -> list[str]:
     name = str(next(iter(by_seed.values())).config.get("data", {}).get("name", ""))
     way = _FOLDS.get("memory" if name.endswith(" in memory") else name, "")
     return [f"All seeds have the same {which} rows: intervals over seeds are of the training alone{way}."]
+
+
+def one_class(runs: Sequence[Run], metric: str, values: ClientTable) -> list[str]:
+    """One line where most rows are of one class and no method's accuracy says more than that.
+
+    The yardstick is the mean over sites of the share that the site's most frequent class has of its training rows.
+    """
+    held = first_holdings(runs)
+    if metric != "accuracy" or held is None:
+        return []
+    counts = [np.array(own.classes) for site, own in held[1].clients.items() if site in values.sites]
+    shares = [of.max() / of.sum() for of in counts if of.sum()]
+    best = max(values.mean(method) for method in values.of_method)
+    if not shares or np.mean(shares) < MOSTLY or best > np.mean(shares) + _NO_MORE:
+        return []
+    share, most = (metric_text(metric, value) for value in (float(np.mean(shares)), best))
+    return [
+        f"Saying each site's most frequent class is right of {share} % of the rows, and no method of more than {most} "
+        "%: compare by another metric, evaluation.compare_by = 'auc' or 'log-loss'."
+    ]
+
+
+def doubts(runs: Sequence[Run]) -> list[str]:
+    """What was found of the data beforehand: a column that holds the answer, one class written in two ways."""
+    found = first_holdings(runs)
+    return [] if found is None else found[1].doubts
 
 
 def constant(runs: Sequence[Run]) -> dict[str, list[str]]:
@@ -151,7 +257,7 @@ def learnt_nothing(found: Constant, sites: int) -> list[str]:
     """One line for each method."""
     told = []
     for method, own in found.items():
-        if not method.startswith(POOLED):
+        if not method.startswith(POOLED) and method not in _MEANT:
             names = ", ".join([*own[:MOST_NAMES], *["..."] * (len(own) > MOST_NAMES)])
             told.append(
                 f"{method} says the same of everybody at {len(own)} of {sites} sites ({names}): it has learnt nothing "

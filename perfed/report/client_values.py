@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfed.data.csv_text import unescaped
+from perfed.data.reading import read_text, reason_of
 from perfed.engine.metrics import main_metric as main_of
 from perfed.errors import PerfedError
 
@@ -60,42 +63,30 @@ class ClientValues:
         return None if found is None else replace(self, metric=metric, before=found[0], after=found[1])
 
 
-def read_text(file: Path) -> str:
-    """Content of ``file``.
-
-    Raises:
-        PerfedError: it cannot be read.
-    """
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PerfedError(f"{file}: cannot be read: {error}") from error
-
-
 def load_clients(file: Path, settings: Mapping[str, Any]) -> ClientValues | None:
     """What ``clients.csv`` holds of a run with these settings; None where nothing was measured.
 
     Raises:
         PerfedError: a line that lacks a column, or with something that is no number.
     """
-    reader = csv.DictReader(read_text(file).splitlines())
-    columns = reader.fieldnames or []
+    reader = csv.DictReader(io.StringIO(read_text(file, newline=""), newline=""))
+    columns = _columns(reader, file)
     names = [name.removesuffix("_after") for name in columns if name.endswith("_after")]
-    metric = main_of(dict.fromkeys(names))
+    evaluation = settings.get("evaluation", {})
+    metric = main_of(dict.fromkeys(names), str(evaluation.get("compare_by", "")))
     if metric is None:
         return None
-    evaluation = settings.get("evaluation", {})
     optional = [name for name in ("rounds", "seconds", "n_train", "n_test") if name in columns]
     needed = [f"{name}_{when}" for name in names for when in ("before", "after")]
     ids: list[str] = []
     values: list[list[float]] = []
-    for row in reader:
-        try:
-            ids.append(row["id"])
+    try:
+        for row in reader:
+            ids.append(unescaped(row["id"]))
             values.append([_number(row[name]) for name in (*needed, *optional)])
-        except (KeyError, TypeError, ValueError) as error:
-            needs = f"needs columns id, {metric}_before and {metric}_after holding numbers or nothing"
-            raise PerfedError(f"{file}, line {reader.line_num}: {needs} ({error})") from error
+    except (AttributeError, KeyError, TypeError, ValueError, csv.Error) as error:
+        needs = f"needs columns id, {metric}_before and {metric}_after holding numbers or nothing"
+        raise PerfedError(f"{file}, line {reader.line_num}: {needs} ({reason_of(error)})") from error
     table = np.array(values, dtype=np.float64).reshape(len(ids), len(needed) + len(optional))
     found = {name: table[:, place] for place, name in enumerate((*needed, *optional))}
     measured = {name: (found[f"{name}_before"], found[f"{name}_after"]) for name in names}
@@ -111,6 +102,13 @@ def load_clients(file: Path, settings: Mapping[str, Any]) -> ClientValues | None
         measured=measured,
         samples={name: found[name] for name in ("n_train", "n_test") if name in found},
     )
+
+
+def _columns(reader: csv.DictReader[str], file: Path) -> Sequence[str]:
+    try:
+        return reader.fieldnames or []
+    except csv.Error as error:
+        raise PerfedError(f"{file}, line 1: is no CSV ({error})") from None
 
 
 def _number(cell: str) -> float:

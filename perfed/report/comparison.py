@@ -11,7 +11,7 @@ from typing import Any
 
 from scipy import stats  # type: ignore[import-untyped]
 
-from perfed.engine.metrics import metric_of
+from perfed.engine.metrics import Metric, metric_of
 from perfed.plugins import POOLED
 from perfed.report.against import against
 from perfed.report.gains import ClientTable, Gain
@@ -26,7 +26,7 @@ BOTH = "clients and seeds"
 
 @dataclass(frozen=True)
 class Difference:
-    """A method minus the reference over their common seeds, with a 95 % interval.
+    """By how much a method is better than the reference over their common seeds, with a 95 % interval.
 
     Attributes:
         mean: of the paired differences: of clients with ``over = "clients and seeds"``, else of the seeds' means.
@@ -128,17 +128,17 @@ def _row(
         worst=fmean(value[known.worst] for value in values.values()),
         tenth_worst=fmean(tenths) if len(tenths) == len(values) else None,  # older results lack the 90th percentile
         wall_seconds=fmean(value["wall_seconds"] for value in values.values()),
-        difference=None if method == reference else _difference(reference, by_method[reference], values),
+        difference=None if method == reference else _difference(reference, by_method[reference], values, known),
     )
 
 
 def _difference(
-    reference: str, base: Mapping[int, Mapping[str, Any]], values: Mapping[int, Mapping[str, Any]]
+    reference: str, base: Mapping[int, Mapping[str, Any]], values: Mapping[int, Mapping[str, Any]], known: Metric
 ) -> Difference | None:
     seeds = tuple(sorted(base.keys() & values.keys()))
     if not seeds:
         return None
-    paired = [values[seed]["mean"] - base[seed]["mean"] for seed in seeds]
+    paired = [known.direction * (values[seed]["mean"] - base[seed]["mean"]) for seed in seeds]
     mean, n = fmean(paired), len(paired)
     if n < 2:
         return Difference(reference, seeds, mean, None, None)
@@ -173,13 +173,11 @@ def judged_table(runs: Sequence[Run], found: Verdict | None) -> list[ComparisonR
 
 
 def _paired(row: ComparisonRow, found: Difference, gain: Gain) -> ComparisonRow:
-    """The row with the difference by client and seed that ``gain`` is, in the metric's own direction."""
+    """The row with the difference by client and seed that ``gain`` is."""
     if not math.isfinite(gain.mean):
         return replace(row, difference=None)
-    side = metric_of(row.metric).direction
-    ends = [None if end is None else side * end + 0.0 for end in (gain.low, gain.high)]  # no -0.0
-    low, high = ends if side > 0 else reversed(ends)
-    return replace(row, difference=replace(found, mean=side * gain.mean + 0.0, low=low, high=high, over=BOTH))
+    low, high = (None if end is None else end + 0.0 for end in (gain.low, gain.high))  # no -0.0
+    return replace(row, difference=replace(found, mean=gain.mean + 0.0, low=low, high=high, over=BOTH))
 
 
 def short_table(runs: Sequence[Run], table: Sequence[ComparisonRow], metric: str) -> TextTable | None:
@@ -206,11 +204,15 @@ def reference_of(rows: Sequence[ComparisonRow]) -> str:
 
 
 def difference_title(rows: Sequence[ComparisonRow], sure: str) -> str:
-    """The head of the column of differences of one metric: to what, and what the intervals are over."""
+    """The head of the column of differences of one metric: to what, and what the intervals are over.
+
+    Differences are so that more is better, which is said where less of the metric is.
+    """
     kinds = {row.difference.over for row in rows if row.difference and row.difference.low is not None}
     over = {BOTH: f"{sure} over {BOTH}", "seeds": f"{sure}, Student's t over seeds"}
     told = " or ".join(over[kind] for kind in sorted(kinds)) or sure
-    return f"Difference to {reference_of(rows)} [{told}]"
+    better = "" if metric_of(rows[0].metric).higher_is_better else ", + is better"
+    return f"Difference to {reference_of(rows)}{better} [{told}]"
 
 
 def best_rows(rows: Sequence[ComparisonRow]) -> frozenset[int]:

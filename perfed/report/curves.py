@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from perfed.engine.metrics import metric_of
 from perfed.plugins import bare_name
 from perfed.report.participation import participation
-from perfed.report.runs import Round, Run, methods_of
+from perfed.report.runs import Run, methods_of
+from perfed.run.records import Round
 
 Positions = dict[int, float]
 """Where each round is on an axis, by its number."""

@@ -36,11 +36,17 @@ class Gain:
 
 @dataclass(frozen=True)
 class ClientTable:
-    """A metric of each client: arrays ``(seeds, clients)`` by method, NaN where it is not known."""
+    """A metric of each client: arrays ``(seeds, clients)`` by method, NaN where it is not known.
+
+    Attributes:
+        weights: of the clients in means over them.
+        rows: of the clients that they were tested on, ``(clients,)``; infinite where a run does not say.
+    """
 
     sites: list[str]
     seeds: list[int]
     weights: NDArray[np.float64]
+    rows: NDArray[np.float64]
     of_method: dict[str, NDArray[np.float64]]
 
     @classmethod
@@ -52,20 +58,34 @@ class ClientTable:
         seeds = sorted({run.seed for run, _ in there})
         sites = sorted({site for _, clients in there for site in clients.ids})
         column = {site: number for number, site in enumerate(sites)}
-        weights, found = np.ones(len(sites)), {}
+        weights, rows, found = np.ones(len(sites)), np.full(len(sites), np.inf), {}
         for method in methods_of([run for run, _ in there]):
             found[method] = np.full((len(seeds), len(sites)), np.nan)
         for run, clients in there:
             columns = [column[site] for site in clients.ids]
             found[run.method][seeds.index(run.seed), columns] = clients.reported
             weights[columns] = 1.0 if clients.weights is None else clients.weights
-        return cls(sites, seeds, weights, {method: own for method, own in found.items() if np.isfinite(own).any()})
+            rows[columns] = (clients.samples or {}).get("n_test", np.inf)
+        return cls(
+            sites, seeds, weights, rows, {method: own for method, own in found.items() if np.isfinite(own).any()}
+        )
 
     def mean(self, method: str) -> float:
         """Over clients and seeds."""
         values = self.of_method[method]
         there = np.isfinite(values)
         return float(np.average(values[there], weights=(there * self.weights)[there]))
+
+    def shrunk(self, method: str, worth: float) -> NDArray[np.float64]:
+        """The mean over the seeds at each client, ``(clients,)``, as if ``worth`` more rows had the mean over all.
+
+        NaN where the method was not measured.
+        """
+        values = self.of_method[method]
+        there = np.isfinite(values)
+        own = np.where(there, values, 0.0).sum(0) / np.where(there.any(0), there.sum(0), np.nan)
+        share = worth / (worth + self.rows)
+        return np.asarray(own + share * (self.mean(method) - own))
 
     def gains(self, method: str, base: str, known: Metric) -> NDArray[np.float64]:
         """By how much ``method`` is better than ``base``, ``(seeds, clients)``."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, model_validator
 
 from perfed.report.runs import Run
 
@@ -22,12 +23,21 @@ class Held(BaseModel):
 
 
 class Holdings(BaseModel):
-    """Every client of a run; ``data`` is the same for the same data only."""
+    """Every client of a run; ``data`` is the same for the same data only, ``doubts`` are about them, a line each."""
 
     data: str
     classes: list[str]
     domains: list[str]
+    doubts: list[str] = []
     clients: dict[str, Held]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for held in self.clients.values():
+            for counts, names in ((held.classes, self.classes), (held.domains, self.domains)):
+                if counts and len(counts) != len(names):
+                    raise ValueError("a client has a number for every class and domain, or none")
+        return self
 
 
 def holdings_of(run: Run) -> Holdings | None:
@@ -35,7 +45,7 @@ def holdings_of(run: Run) -> Holdings | None:
     file = Path(run.directory) / "federation.json"
     try:
         return Holdings.model_validate(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, ValidationError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -45,7 +45,7 @@ def participation(run: Run) -> Participation | None:
     with (run.directory / "rounds.jsonl").open(encoding="utf-8") as file:
         for row, text in zip(range(len(run.rounds)), file, strict=False):
             there = json.loads(text).get("participants")
-            if not isinstance(there, list):
+            if not isinstance(there, list) or not all(isinstance(name, str) for name in there):
                 return None
             used[row, [place[name] for name in there if name in place]] = True
     return Participation(tuple(line.round for line in run.rounds), run.clients.ids, used)

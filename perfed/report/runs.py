@@ -2,97 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ValidationError
-
+from perfed.data.reading import checked, parsed, read_json, read_text
 from perfed.engine.metrics import main_metric as main_of
 from perfed.engine.metrics import recall
 from perfed.errors import PerfedError
-from perfed.report.client_values import ClientValues, load_clients, read_text
-
-Checked = TypeVar("Checked", bound=BaseModel)
-
-
-def _or_nan(value: Any) -> Any:
-    return float("nan") if value is None else value
-
-
-# JSON has no NaN or infinity: a loss that became one is written as null.
-Number = Annotated[float, BeforeValidator(_or_nan)]
-
-
-class Spread(BaseModel):
-    """How one metric is spread over the clients; accuracy as a fraction of 1. Older results have no ``p90``."""
-
-    mean: Number
-    std: Number
-    min: Number
-    p10: Number
-    p90: Number | None = None
-    max: Number
-
-
-class _Measured(BaseModel):
-    metrics: dict[str, Spread] | None = None
-    accuracy: Spread | None = None
-
-    @property
-    def spreads(self) -> dict[str, Spread]:
-        """Every metric by name, accuracy first."""
-        first = {"accuracy": self.accuracy} if self.accuracy else {}
-        return first | (self.metrics or {})
-
-
-class Round(_Measured):
-    """One line of ``rounds.jsonl``; metrics only in the rounds that were evaluated."""
-
-    round: int
-    training_seconds: float | None = None
-    virtual_time: float | None = None
-    exchanges: int | None = None
-    bytes_up: int | None = None
-    bytes_down: int | None = None
-
-
-class Target(BaseModel):
-    """When a run first reached a mean accuracy, a fraction of 1; None where it never did."""
-
-    accuracy: float
-    round: int | None
-    virtual_time: float | None
-    training_seconds: float | None = None
-    bytes_up: int | None = None
-    bytes_down: int | None = None
-
-
-class Summary(_Measured):
-    """``summary.json`` of a finished run."""
-
-    method: str
-    dataset: str
-    seed: int
-    rounds: int
-    wall_seconds: float
-    training_seconds: float | None = None
-    virtual_time: float | None = None
-    targets: list[Target] | None = None
-    domains: dict[str, dict[str, Number]] = {}
-    domain_samples: dict[str, int] = {}
-    untrained_domains: list[str] = []
-    settings: dict[str, Any] = {}
-    plan: dict[str, Any] = {}
-    notes: list[str] = []
-    versions: dict[str, Any] = {}
-    oracle_accuracy: float | None = None
-    evaluation: dict[str, Any] = {}
-    own_metrics: dict[str, dict[str, Any]] = {}
+from perfed.report.client_values import ClientValues, load_clients
+from perfed.run.records import Round, Summary
 
 
 @dataclass(frozen=True)
@@ -163,11 +85,14 @@ def reported_by(settings: Mapping[str, Any]) -> str:
 
 
 def main_metric(runs: Sequence[Run]) -> str | None:
-    """The metric that the figures show: accuracy where it was measured, mean squared error or C-index, or the first."""
+    """Return the metric that runs are compared by, and that figures show: ``evaluation.compare_by`` where all say it,
+    else accuracy where it was measured, mean squared error or C-index, or the first.
+    """
     names = [name for run in runs if run.summary for name in run.summary.spreads]
     names += [name for run in runs for line in run.rounds for name in line.spreads]
     names += [run.clients.metric for run in runs if run.clients]
-    return main_of(dict.fromkeys(names))
+    asked = {str(run.config.get("evaluation", {}).get("compare_by", "")) for run in runs}
+    return main_of(dict.fromkeys(names), asked.pop() if len(asked) == 1 else "")
 
 
 def load_run(directory: Path) -> Run:
@@ -185,7 +110,7 @@ def load_run(directory: Path) -> Run:
     if not isinstance(method, str) or not isinstance(seed, int):
         raise PerfedError(f"{config}: needs a top-level string 'method' and integer 'seed'")
     rounds, clients, summary = (directory / name for name in ("rounds.jsonl", "clients.csv", "summary.json"))
-    found = _parsed(Summary, read_text(summary), summary) if summary.is_file() else None
+    found = checked(Summary, read_json(summary), summary) if summary.is_file() else None
     recall(found.own_metrics if found else {})
     return Run(
         directory=directory,
@@ -198,22 +123,11 @@ def load_run(directory: Path) -> Run:
     )
 
 
-def _parsed(model: type[Checked], text: str, file: Path, line: int | None = None) -> Checked:
-    """``text``, which is line ``line`` of ``file`` or all of it, as a checked ``model``."""
-    try:
-        return model.model_validate(json.loads(text))
-    except json.JSONDecodeError as error:
-        raise PerfedError(f"{file}, line {line or error.lineno}: not JSON: {error.msg}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = f"{file}, line {line}" if line else f"{file}"
-        key = ".".join(str(part) for part in first["loc"])
-        raise PerfedError(f"{place}: {key}: {first['msg']}") from error
-
-
 def _load_rounds(file: Path) -> tuple[Round, ...]:
     text = read_text(file)
     lines = text.splitlines()
     if lines and not text.endswith("\n"):
         lines.pop()  # a killed run may leave half a line; resuming it writes the line again
-    return tuple(_parsed(Round, text, file, line) for line, text in enumerate(lines, 1) if text.strip())
+    return tuple(
+        checked(Round, parsed(text, file, line), file, line) for line, text in enumerate(lines, 1) if text.strip()
+    )

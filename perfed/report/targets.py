@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfed.methods.presets import method_and_policy
-from perfed.report.runs import Run, Target, methods_of
+from perfed.report.runs import Run, methods_of
 from perfed.report.text import UNKNOWN, TextTable, mean_std
+from perfed.run.records import Target
 from perfed.run.targets import duration, percent
 
 _FITTED = (

@@ -59,8 +59,9 @@ def metric_text(metric: str, value: float, sign: str = "") -> str:
     ``sign`` is ``"+"`` for differences, which have as many decimals as the metric's values.
     """
     known = metric_of(metric)
-    if sign and known.decimals is not None:
-        return f"{round(value, known.decimals) + 0.0:{sign}.{known.decimals}f}"
+    if sign and (known.percent or known.decimals is not None):
+        decimals = 2 if known.percent or known.decimals is None else known.decimals
+        return f"{round(known.scale * value, decimals) + 0.0:{sign}.{decimals}f}"  # no -0.00
     return f"{known.scale * value:{sign}.{'2f' if known.percent else '4g'}}"
 
 
@@ -81,11 +82,16 @@ def difference_text(metric: str, mean: float, low: float | None, high: float | N
 
 def short_number(metric: str, value: float, sign: str = "") -> str:
     """A difference as sentences have it: percent with one decimal, any other with a decimal or digit less than
-    :func:`metric_text`.
+    :func:`metric_text`. What would read as 0 has the decimals of tables, so that both have its sign.
+
+    Example:
+        >>> short_number("accuracy", 0.0123, "+"), short_number("accuracy", -0.0004, "+")
+        ('+1.2', '-0.04')
     """
     known = metric_of(metric)
     if known.percent or known.decimals is not None:
         decimals = 1 if known.percent or known.decimals is None else known.decimals - 1
+        decimals += round(known.scale * value, decimals) == 0 != round(known.scale * value, decimals + 1)
         return f"{round(known.scale * value, decimals) + 0.0:{sign}.{decimals}f}"  # no -0.0
     return f"{value:{sign}.3g}"
 

@@ -13,22 +13,38 @@ from perfed.engine.metrics import Metric, metric_of
 from perfed.errors import PerfedError, some
 from perfed.plugins import POOLED, SKLEARN
 from perfed.report.against import MethodVerdict, against, gainers, headline, sent
-from perfed.report.cautions import Constant, below, constant, learnt_nothing, same_rows, unequal_rounds, unfinished
+from perfed.report.cautions import (
+    Constant,
+    below,
+    constant,
+    doubts,
+    learnt_nothing,
+    one_class,
+    same_rows,
+    unequal_rounds,
+    unfinished,
+)
 from perfed.report.gains import ClientTable, Gain, interval
 from perfed.report.rows import row_intervals
 from perfed.report.runs import Run, main_metric
 from perfed.report.text import UNKNOWN, TextTable, difference_text
 
+WORTH = 200
+"""Rows that the mean over all sites counts for beside a site's own test rows when a method is chosen for the site."""
+
 
 @dataclass(frozen=True)
 class SiteVerdict:
-    """What to use at a site: the method with the best mean over the seeds there, of those that a site can have.
+    """What to use at a site, of what a site can have.
 
-    Models that say the same of every row (:func:`perfed.report.cautions.constant`) come after all others.
+    A site's few test rows favour by chance one method or another. So a method's mean over the seeds there is brought
+    nearer to its mean over all sites, as if :data:`WORTH` more rows of the site had the latter
+    (:meth:`perfed.report.gains.ClientTable.shrunk`), and the best after that is chosen. Models that say the same of
+    every row (:func:`perfed.report.cautions.constant`) come after all others.
 
     Attributes:
-        local: the best at this site of the models that need no federation; None where none was compared.
-        federated: the best there of the others; None where there are none.
+        local: the best in this way of the models that need no federation; None where none was compared.
+        federated: the best of the others; None where there are none.
         gain: of ``federated`` over ``local``; None where they have no seed in common.
         over_rows: whether its interval is over the site's test rows and the seeds
             (:func:`perfed.report.rows.row_intervals`); else over the seeds alone.
@@ -129,10 +145,12 @@ def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None
     federated = [of for of in found if not needs_no_federation(of.method) and not of.method.startswith(POOLED)]
     flat = constant(runs)
     warnings = [
+        *doubts(runs),
         *unequal_rounds(runs),
         *learnt_nothing(flat, len(values.sites)),
         *same_rows(runs),
         *unfinished(runs, metric),
+        *one_class(runs, metric, values),
         *(below(federated, base, metric) if needs_no_federation(base) else ()),
     ]
     return Verdict(metric, base, found, tuple(warnings), _of_sites(runs, values, alone, metric, flat))
@@ -170,10 +188,10 @@ def _of_sites(
 def _at_site(
     column: int, values: ClientTable, alone: Sequence[str], known: Metric, flat: Constant
 ) -> SiteVerdict | None:
-    """What is best at a site by the means over the seeds, without the gain."""
+    """What is chosen for a site, without the gain."""
     site = values.sites[column]
     means = {
-        method: (site not in flat.get(method, ()), known.direction * float(np.nanmean(own[:, column])))
+        method: (site not in flat.get(method, ()), known.direction * float(values.shrunk(method, WORTH)[column]))
         for method, own in values.of_method.items()
         if np.isfinite(own[:, column]).any() and not method.startswith(POOLED)
     }
@@ -191,10 +209,10 @@ def _over_sites(sites: Sequence[SiteVerdict]) -> list[str]:
         return []
     used = ", ".join(f"{method} at {count}" for method, count in Counter(s.method for s in sites).most_common())
     signs = Counter(s.gain.sign for s in sites if s.gain is not None)
-    text = f"Best at each of the {len(sites)} sites: {used}."
+    text = f"To use at each of the {len(sites)} sites: {used}."
     if signs:
         text += (
-            " The best federated method at a site gains over the best local model there at "
+            " The federated method chosen for a site gains over the local model chosen for it at "
             f"{signs[1]}, loses at {signs[-1]}, cannot be told from it at {signs[0]}"
         )
         over = _interval_over(sites)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perfed.data.federation import Federation
+from perfed.data.reading import checked
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.run.checkpoint_files import Checkpoint
@@ -81,13 +82,13 @@ def save(
     server.forget_changes()
 
 
-def restore(found: Checkpoint, server: Server, federation: Federation) -> Standing:
+def restore(found: Checkpoint, server: Server, federation: Federation | None) -> Standing:
     """Bring ``server`` and its plan to where they were.
 
     Args:
         found: the checkpoint.
         server: of a new run of the same configuration.
-        federation: its clients.
+        federation: its clients; ``None``: they are known to be those of the checkpoint.
 
     Returns:
         How far the run had come.
@@ -96,7 +97,7 @@ def restore(found: Checkpoint, server: Server, federation: Federation) -> Standi
         PerfedError: the run was on other data or followed another trace; nothing is changed then.
     """
     progress, now = found.progress, server.snapshot()
-    if progress.get("data", federation.fingerprint) != federation.fingerprint:
+    if federation is not None and progress.get("data", federation.fingerprint) != federation.fingerprint:
         raise PerfedError(
             f"{found.path}: this run was on other clients, samples or targets than those of "
             f"'{federation.name}'; continue it with the same (in Python, resume(..., federation=...))"
@@ -113,7 +114,7 @@ def restore(found: Checkpoint, server: Server, federation: Federation) -> Standi
             trace=progress.get("trace", now.trace),
         )
     )
-    server.plan.paths.update(PlanSettings.model_validate(progress["plan"]).paths)
+    server.plan.paths.update(checked(PlanSettings, progress["plan"], found.path / "checkpoint").paths)
     wall = progress["wall_seconds"]
     training = progress.get("training_seconds", wall)  # older ones have one time for both
     taken = None if "taken" not in progress else Taken.of(progress["taken"], taken_tensors)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from perfed.codec import decode, encode
 from perfed.errors import PerfedError
 from perfed.machine import write_atomic
@@ -156,12 +158,44 @@ class CheckpointFiles:
         return decode(data)
 
 
+class _Entry(BaseModel):
+    file: str
+    sha256: str
+
+
+class _Config(BaseModel):
+    rounds: int | None = None
+
+
+class _Progress(BaseModel):
+    """What is read before a run is there that it could be restored to; of others than runs nothing."""
+
+    config: _Config = _Config()
+    tally: dict[str, Any] = {}
+    taken: dict[str, Any] = {}
+    policy: dict[str, Any] = {}
+    plan: dict[str, Any] = {}
+    notes: list[str] = []
+    wall_seconds: float = 0.0
+    training_seconds: float = 0.0
+
+
+class _Manifest(BaseModel):
+    round: int
+    server: _Entry
+    clients: dict[str, _Entry]
+    progress: _Progress
+
+
 def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         outer = json.loads(path.read_text(encoding="utf-8"))
         if hashlib.sha256(outer["body"].encode()).hexdigest() != outer["sha256"]:
             raise _Damaged(f"{path.name} has changed")
         body: dict[str, Any] = json.loads(outer["body"])
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+        _Manifest.model_validate(body)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, _Damaged):
+            raise
         raise _Damaged(f"{path.name} is truncated or not JSON") from None
     return body

@@ -6,7 +6,6 @@ one. Its checkpoints are in :mod:`perfed.run.checkpoint_files`.
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -18,10 +17,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
+from perfed.data.csv_text import csv_text
+from perfed.data.reading import checked, read_json
 from perfed.errors import PerfedError
 from perfed.machine import SCRATCH, locked, sweep, write_atomic
 from perfed.run.checkpoint_files import CheckpointFiles
+from perfed.run.records import Number, Round, Summary
 
 BEGINNINGS = ("config.toml", "comparison.toml", "search.toml", "campaign.toml")
 """What a run, a comparison, a search and a campaign are begun with, and resumed from."""
@@ -38,6 +41,20 @@ RESULTS = (
     "report.html",
 )
 """What is made in a directory of results: nothing new is begun in one that has any of these."""
+
+
+class _Sites(BaseModel):
+    agreement: dict[str, Any]
+    facts: dict[str, Any]
+
+
+class _Line(Round):
+    """A line of ``rounds.jsonl`` with what a run needs to go on."""
+
+    train_loss: Number | None
+    virtual_time: float
+    bytes_up: int
+    bytes_down: int
 
 
 class RunDirectory(CheckpointFiles):
@@ -128,10 +145,10 @@ class RunDirectory(CheckpointFiles):
         for line in text.splitlines():
             try:
                 record = json.loads(line)
-                if record["round"] <= last:
+                if _Line.model_validate(record).round <= last:
                     kept.append(line + "\n")
                     records.append(record)
-            except (json.JSONDecodeError, KeyError, TypeError):
+            except (ValueError, RecursionError):
                 damaged += 1
         write_atomic(file, "".join(kept))
         damaged -= bool(text) and not text.endswith("\n")  # a killed process leaves half a line
@@ -139,13 +156,21 @@ class RunDirectory(CheckpointFiles):
 
     def write_clients(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Write one row per client into ``clients.csv``; what is missing is an empty cell."""
-        text = io.StringIO(newline="")
-        csv.writer(text).writerows([columns, *(["" if _missing(v) else v for v in row] for row in rows)])
-        write_atomic(self.path / "clients.csv", text.getvalue())
+        cells = (["" if _missing(v) else v for v in row] for row in rows)
+        write_atomic(self.path / "clients.csv", csv_text([columns, *cells]))
 
     def write_holdings(self, content: Mapping[str, Any]) -> None:
         """Write ``federation.json``: who holds what."""
         write_atomic(self.path / "federation.json", json.dumps(content, separators=(",", ":")) + "\n")
+
+    def write_sites(self, content: Mapping[str, Any]) -> None:
+        """Write ``sites.json``: what a site's own model needs beside its own table."""
+        write_atomic(self.path / "sites.json", json.dumps(content, separators=(",", ":")) + "\n")
+
+    def read_sites(self) -> dict[str, Any] | None:
+        """What :meth:`write_sites` wrote; ``None`` where nothing was, as by older runs."""
+        file = self.path / "sites.json"
+        return checked(_Sites, read_json(file), file).model_dump() if file.exists() else None
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``, with which the run is finished."""
@@ -153,12 +178,9 @@ class RunDirectory(CheckpointFiles):
 
     def read_summary(self) -> dict[str, Any]:
         """The summary of a run that is finished, from ``summary.json``."""
-        try:
-            content: dict[str, Any] = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            raise PerfedError(f"{self.path / 'summary.json'}: cannot be read: {error}") from None
-        if not isinstance(content, dict) or not {"method", "metrics", "notes"} <= content.keys():
-            raise PerfedError(f"{self.path / 'summary.json'}: is not the summary of a run")
+        file = self.path / "summary.json"
+        content: dict[str, Any] = read_json(file)
+        checked(Summary, content, file)
         return content
 
     def write_arrays(self, name: str, round_: int, arrays: Mapping[str, NDArray[Any]]) -> None:

@@ -72,10 +72,11 @@ def scoring_of(settings: Evaluation, federation: Federation, seen: Federation) -
         PerfedError: a metric that is not for these targets, or classes where there are none.
     """
     names = []
-    for given in settings.metrics:
+    for given in settings.measured:
         name, known = chosen(given)
         if known.task not in (None, federation.task):
-            raise PerfedError(f"evaluation.metrics: '{given}' is for {known.task}, but {_kind(federation)}")
+            key = "metrics" if given in settings.metrics else "compare_by"
+            raise PerfedError(f"evaluation.{key}: '{given}' is for {known.task}, but {_kind(federation)}")
         if not known.of_model:
             names.append(name)
     held = settings.classes == "held"

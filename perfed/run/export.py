@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -15,13 +11,14 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save
 
+from perfed.data.reading import reason_of
 from perfed.data.tables.problems import pandas
 from perfed.data.tables.site import SiteTable
 from perfed.errors import PerfedError
 from perfed.machine import write_atomic
 from perfed.run.card import card
 from perfed.run.onnx_table import example_columns, joined, onnx_package
-from perfed.run.site import DOMAIN, SiteModel, write_program
+from perfed.run.site import DOMAIN, SiteModel, quiet, write_program
 
 Format = Literal["onnx", "pt2", "safetensors"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -70,38 +67,17 @@ def onnx_file(model: SiteModel) -> tuple[bytes, float]:
     for package in ("onnx", "onnxscript", "onnxruntime", *(() if model.table is None else ("skl2onnx",))):
         onnx_package(package)
     try:
-        with _quiet():
+        with quiet("torch.onnx"):
             whole = _network(model)
             whole = whole if model.table is None else joined(model.table, whole)
     except Exception as error:
-        raise PerfedError(f"site '{model.site}': its model cannot be written as ONNX: {_reason(error)}") from error
+        raise PerfedError(f"site '{model.site}': its model cannot be written as ONNX: {reason_of(error)}") from error
     difference = _difference(model, whole)
     for key, value in {**model.facts, "largest_difference": difference}.items():
         entry = whole.metadata_props.add()
         entry.key, entry.value = key, value if isinstance(value, str) else json.dumps(value)
     content: bytes = whole.SerializeToString()
     return content, difference
-
-
-def _reason(error: BaseException) -> str:
-    """What was first wrong, in one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return " ".join(str(error).split())[:200] or type(error).__name__
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what the exporters say of packages that are not needed."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)
 
 
 def _network(model: SiteModel) -> Any:
@@ -136,7 +112,7 @@ def _difference(model: SiteModel, whole: Any) -> float:
         feeds = {entry.name: given[entry.name] for entry in session.get_inputs()}
         found = session.run(None, feeds)[0]
     except Exception as error:
-        raise PerfedError(f"site '{model.site}': onnxruntime cannot run its model: {_reason(error)}") from error
+        raise PerfedError(f"site '{model.site}': onnxruntime cannot run its model: {reason_of(error)}") from error
     expected = model.outputs(*arguments)
     difference = float(np.abs(found - expected).max())
     if not difference <= _TOLERANCE * max(1.0, float(np.abs(expected).max())):

@@ -1,32 +1,35 @@
-"""``federation.json``: who holds what, so that a report can show it without the data."""
+"""``federation.json``: who holds what, for a report without the data; ``sites.json``: the same for one site's model."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from perfed.data.client import SPLITS, Client
 from perfed.data.federation import Federation
+from perfed.data.summary import Holders, holders_of
 
 
 def holdings(federation: Federation) -> dict[str, Any]:
     """What each client holds, in numbers: rows, training rows of each class and domain, inputs, columns of its table.
 
-    ``data`` changes with ids, sizes, shapes and targets (:attr:`Federation.fingerprint`). No row's content.
+    ``data`` changes with ids, sizes, shapes and targets (:attr:`Federation.fingerprint`); ``doubts`` are what makes
+    results on tables doubtful, a line each. No row's content.
     """
     classes = federation.class_names or [str(label) for label in range(federation.num_classes or 0)]
     domains = [federation.domain_name(number) for number in range(federation.num_domains)]
-    tables = [c.table.columns_there for c in federation if c.table is not None]
-    shared = frozenset.intersection(*tables) if tables else frozenset()
+    holders = holders_of([c.table for c in federation if c.table is not None])
     return {
         "data": f"{federation.fingerprint:08x}",
         "classes": [str(name) for name in classes],
         "domains": domains,
-        "clients": {c.id: _held(c, len(classes), len(domains), shared) for c in federation},
+        "doubts": list(federation.notes.get("doubts", ())),
+        "clients": {c.id: _held(c, len(classes), len(domains), holders) for c in federation},
     }
 
 
-def _held(client: Client, classes: int, domains: int, shared: frozenset[str]) -> dict[str, Any]:
+def _held(client: Client, classes: int, domains: int, holders: Holders) -> dict[str, Any]:
     found: dict[str, Any] = {
         "rows": {name: len(part) for name in SPLITS if (part := client.split(name)) is not None},
         "inputs": prod(client.input_shape),
@@ -36,6 +39,17 @@ def _held(client: Client, classes: int, domains: int, shared: frozenset[str]) ->
     if domains and client.train.has_domains:
         found["domains"] = client.train.domain_counts(domains)
     if client.table is not None:
-        there = client.table.columns_there  # as perfed check counts them
-        found["columns"] = {"shared": len(there & shared), "own": len(there - shared)}
+        found["columns"] = holders.counts(client.table.columns_there)  # as perfed check does
     return found
+
+
+def sites(federation: Federation) -> dict[str, Any] | None:
+    """Of a federation of tables what a site's own model needs beside the site's own table; else ``None``.
+
+    ``agreement`` (:class:`perfed.data.agreement.Agreement`) and ``facts`` of each client
+    (:class:`perfed.data.facts.ClientFacts`, without the names of its inputs). No row's content.
+    """
+    if federation.agreement is None or any(client.table is None for client in federation):
+        return None
+    facts = {c.id: replace(c.facts(federation.survival), feature_names=None).plain() for c in federation}
+    return {"agreement": federation.agreement.plain(), "facts": facts}

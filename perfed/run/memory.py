@@ -40,6 +40,9 @@ class Memory:
     def write_holdings(self, content: Mapping[str, Any]) -> None:
         """Not kept; the run has its federation."""
 
+    def write_sites(self, content: Mapping[str, Any]) -> None:
+        """Not kept; the run has its federation."""
+
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Not kept; the run has its summary."""
 

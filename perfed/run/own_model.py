@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,11 +24,9 @@ from perfed.model.chain import Chain, Parameters
 from perfed.run.card import data_facts, metrics_with_intervals, today, versions
 from perfed.run.client_module import ClientModule
 from perfed.run.directory import plain
-from perfed.run.site import SiteModel, traced
+from perfed.run.site import EXAMPLES, SiteModel, joined_sites, load_site, traced
 from perfed.run.taken import Taken
 from perfed.training.cohort import Cohort
-
-_EXAMPLES = 3  # samples that a model is traced with
 
 
 class OwnModels:
@@ -36,10 +35,12 @@ class OwnModels:
     Attributes:
         name: of the method.
         server: with the clients.
+        path: the run's directory, where sites are that have joined it.
     """
 
     name: str
     server: Server
+    path: Path | None = None
 
     @property
     def done(self) -> int:
@@ -75,15 +76,22 @@ class OwnModels:
         found = evaluate.predict(method, cohort, inputs[None].to(cohort.device, cohort.dtype), trained)[0]
         return found if federation.target_scale is None else federation.target_scale.up(found)
 
-    def site(self, client: str) -> SiteModel:
+    def site(self, client: str, trust: bool = False) -> SiteModel:
         """One client's own model, apart from the run: it predicts, is saved and exported (:mod:`perfed.run.site`).
 
         Args:
-            client: its id.
+            client: its id, or the name of a site that has joined the run (``perfed join``).
+            trust: whether files of a site that has joined may run code (:func:`perfed.load_site`).
 
         Raises:
-            PerfedError: an unknown client, a method that projects the data, or a model that cannot be made a graph.
+            PerfedError: an unknown client, files that could run code, a method that projects the data, or a model that
+                cannot be made a graph.
         """
+        if client not in self.server.clients and self.path and (joined := joined_sites(self.path)):
+            if client not in joined:
+                known = f"ids are: {some([*self.server.clients])}; joined: {some([*joined])}"
+                raise PerfedError(f"unknown client '{client}'; {known}")
+            return load_site(joined[client], trust)
         return self._site(self.server, client)
 
     def join(self, client: Client, rounds: int | None = None) -> SiteModel:
@@ -122,8 +130,8 @@ class OwnModels:
         own, takes_domain = server.clients[client], method.needs_domains or bool(cohort.per_domain)
         shape = own.input_shape
         module = ClientModule(method, cohort, federation).cpu()
-        example = torch.zeros(_EXAMPLES, *shape, dtype=cohort.dtype)
-        program = traced(module, client, example, torch.zeros(_EXAMPLES, dtype=torch.int64) if takes_domain else None)
+        example = torch.zeros(EXAMPLES, *shape, dtype=cohort.dtype)
+        program = traced(module, client, example, torch.zeros(EXAMPLES, dtype=torch.int64) if takes_domain else None)
         domains = [federation.domain_name(m) for m in range(federation.num_domains)]
         names, table = own.feature_names or [f"x{j}" for j in range(prod(shape))], own.table
         facts = {
@@ -132,6 +140,7 @@ class OwnModels:
             "dataset": federation.name,
             "rounds": max(self.done, 0),
             "seed": server.seed,
+            "target": None if table is None else table.target,
             "classes": federation.classes,
             "features": names,
             "columns": None if table is None else [{"name": c.name, "kind": c.kind} for c in table.columns],

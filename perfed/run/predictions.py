@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.client import Split
 from perfed.data.federation import Federation
+from perfed.data.reading import read_arrays
 from perfed.engine.evaluate import Outputs, joined
 from perfed.errors import PerfedError
 
@@ -103,8 +103,8 @@ def marks(run: Path) -> tuple[tuple[str, int], ...]:
     Raises:
         PerfedError: a file that cannot be read; names it.
     """
-    found = [_arrays(file, ("ids", "marks")) for file in _files(run)[-1:]]
-    return tuple(pair for ids, numbers in found for pair in zip(ids.tolist(), numbers.tolist(), strict=True))
+    found = [_clients(file, read_arrays(file, ("ids", "marks"))) for file in _files(run)[-1:]]
+    return tuple(pair for ids, numbers in found for pair in zip(ids, numbers.tolist(), strict=True))
 
 
 def _files(run: Path) -> list[Path]:
@@ -113,14 +113,19 @@ def _files(run: Path) -> list[Path]:
 
 
 def _whole(file: Path) -> Predictions:
-    ids, counts, marks, targets, outputs = _arrays(file, ("ids", "counts", "marks", "targets", "outputs"))
-    return Predictions(ids.tolist(), counts, marks, targets, outputs.astype(np.float64))
+    held = read_arrays(file, ("ids", "counts", "marks", "targets", "outputs"))
+    ids, marks = _clients(file, held)
+    counts, targets, outputs = held["counts"], held["targets"], held["outputs"]
+    fits = counts.shape == marks.shape and counts.dtype.kind in "iu" and bool((counts >= 0).all())
+    numbers = targets.dtype.kind in "biuf" and outputs.dtype.kind == "f" and targets.ndim > 0 and outputs.ndim > 0
+    if not (fits and numbers and int(counts.sum()) == len(targets) == len(outputs)):
+        raise PerfedError(f"{file}: its arrays do not belong together")
+    return Predictions(ids, counts, marks, targets, outputs.astype(np.float64))
 
 
-def _arrays(file: Path, names: Sequence[str]) -> list[NDArray[Any]]:
-    """Those of the file's arrays; the others are not read."""
-    try:
-        with np.load(file, allow_pickle=False) as held:
-            return [held[name] for name in names]
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        raise PerfedError(f"{file}: cannot be read: {error}") from None
+def _clients(file: Path, held: Mapping[str, NDArray[Any]]) -> tuple[list[str], NDArray[Any]]:
+    """The ids of the clients and their marks."""
+    ids, marks = held["ids"], held["marks"]
+    if ids.dtype.kind != "U" or ids.ndim != 1 or marks.shape != ids.shape or marks.dtype.kind not in "iu":
+        raise PerfedError(f"{file}: its arrays do not belong together")
+    return ids.tolist(), marks

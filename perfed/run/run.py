@@ -278,9 +278,9 @@ class Run(OwnModels):
         checkpoint.save(self.directory, self.server, self._standing, data, self.notes, self.config)
         self._saved = self._standing.done
 
-    def go_to(self, found: Checkpoint) -> None:
-        """Stand where ``found`` was written."""
-        self._standing = checkpoint.restore(found, self.server, self.federation)
+    def go_to(self, found: Checkpoint, *, compared: bool = False) -> None:
+        """Stand where ``found`` was written; ``compared``: the data are known to be those that it was written with."""
+        self._standing = checkpoint.restore(found, self.server, None if compared else self.federation)
         self._saved = found.round
 
     def restore(self) -> None:

@@ -24,6 +24,8 @@ class Evaluation(BaseModel):
         targets: mean accuracies (fractions); the summary says when each was first reached in an evaluated round.
         metrics: names of metrics (:data:`perfed.engine.metrics.METRICS`, or ``module:NAME``) beside those that the
             task always has: accuracy, loss and for two classes auc; mse; c-index and loss.
+        compare_by: the metric that methods are compared by, in verdicts, tables and searches; it is measured without
+            being in ``metrics``. Empty: accuracy, mse or c-index.
         classes: ``"all"``, or ``"held"``: a client predicts among the classes that it has training samples of. Where
             that makes a difference, metrics of predictions among all classes are there too, as ``METRIC_all``.
         stop: ``"last"``: a client's model is that of the last round. ``"validated"``: that of the evaluated round with
@@ -47,9 +49,22 @@ class Evaluation(BaseModel):
     weights: Literal["uniform", "samples"] = "uniform"
     targets: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], LISTED] = ()
     metrics: Annotated[tuple[str, ...], LISTED] = Field((), exclude_if=unless(()))
+    compare_by: str = Field("", exclude_if=unless(""))
     classes: Literal["all", "held"] = Field("all", exclude_if=unless("all"))
     stop: Literal["last", "validated", "targets"] = Field("last", exclude_if=unless("last"))
     patience: int = Field(5, ge=1, exclude_if=unless(5))
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """What is measured beside the task's own metrics."""
+        return tuple(dict.fromkeys((*self.metrics, *filter(None, [self.compare_by]))))
+
+    @field_validator("compare_by")
+    @classmethod
+    def _can_be_compared_by(cls, value: str) -> str:
+        if value and chosen(value)[1].of_model:
+            raise ValueError(f"'{value}' is of models and not of what they say; methods are not compared by it")
+        return value
 
     @field_validator("metrics")
     @classmethod

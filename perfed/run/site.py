@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,19 +14,23 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from perfed.data.inputs import as_tensor, column_names
+from perfed.data.reading import reason_of, refuse_untrusted
 from perfed.data.tables.problems import columns_named, pandas
 from perfed.data.tables.site import SiteTable
 from perfed.errors import PerfedError
 from perfed.machine import write_atomic
 from perfed.run.client_module import ClientModule
+from perfed.run.graph import NotData, read_graph, write_graph
+from perfed.run.site_facts import FORMAT, read_facts
 
-FACTS, PROGRAM, TABLE = "site.json", "network.pt2", "table.zip"
+FACTS, NETWORK, PROGRAM, TABLE = "site.json", "network.safetensors", "network.pt2", "table.zip"
+EXAMPLES = 3
+"""Samples that a model is traced with."""
 DOMAIN = "domain"
-_FORMAT = 1
 _ROWS = 4096  # that are predicted at once
 
 
@@ -184,7 +190,10 @@ class SiteModel:
     # Files -------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path | str) -> Path:
-        """Write ``network.pt2`` (graph and parameters), ``site.json`` and the preprocessing into ``folder``.
+        """Write ``network.safetensors`` (graph and parameters), ``site.json`` and the preprocessing into ``folder``.
+
+        A network that is more than operations of torch on tensors is written as ``network.pt2``, and a preprocessing of
+        the user's own types is pickled: who loads these must say that they are trusted.
 
         Raises:
             PerfedError: ``folder`` already holds a site's model.
@@ -193,18 +202,28 @@ class SiteModel:
         if (place / FACTS).exists():
             raise PerfedError(f"{place}: already holds a site's model")
         place.mkdir(parents=True, exist_ok=True)
-        write_program(self.program, place / PROGRAM)
+        try:
+            write_graph(self.program, place / NETWORK)
+        except NotData:
+            write_program(self.program, place / PROGRAM)
         if self.table is not None:
             self.table.save(place / TABLE)
-        write_atomic(place / FACTS, json.dumps({"format": _FORMAT, **self.facts}, indent=2) + "\n")
+        write_atomic(place / FACTS, json.dumps({"format": FORMAT, **self.facts}, indent=2) + "\n")
         return place
 
 
-def load_site(path: Path | str) -> SiteModel:
+def load_site(path: Path | str, trust: bool = False) -> SiteModel:
     """The model that :meth:`SiteModel.save` wrote into ``path``.
 
+    No code in the files is run, unless they are trusted: ``network.pt2``, which is a network that is more than
+    operations of torch or one that an earlier perfed wrote, and a pickled preprocessing run what they hold.
+
+    Args:
+        path: the folder.
+        trust: whether to read such files.
+
     Raises:
-        PerfedError: there is none, or its files are damaged.
+        PerfedError: there is none, its files are damaged, or they could run code and are not trusted.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -220,21 +239,54 @@ def load_site(path: Path | str) -> SiteModel:
         True
     """
     place = Path(path)
+    if not (place / FACTS).exists():
+        raise PerfedError(f"{place}: no site's model here ({FACTS} is missing)")
+    facts = read_facts(place / FACTS)
+    table = SiteTable.load(place / TABLE, trust) if facts["columns"] is not None else None
+    return SiteModel(_read_program(place, facts, trust), facts, table)
+
+
+def _read_program(place: Path, facts: dict[str, Any], trust: bool) -> ExportedProgram:
+    """The network of the site with these facts."""
+    file = place / NETWORK if (place / NETWORK).exists() else place / PROGRAM
+    if not file.exists():
+        raise PerfedError(f"{place}: no site's model here ({NETWORK} is missing)")
+    if file.name == PROGRAM:
+        refuse_untrusted(file, "a network in torch's own format", trust)
     try:
-        facts = json.loads((place / FACTS).read_text(encoding="utf-8"))
-        if facts.pop("format") != _FORMAT:
-            raise PerfedError(f"{place / FACTS}: was written by another version of perfed")
-        program = torch.export.load(place / PROGRAM)
-    except FileNotFoundError as error:
-        raise PerfedError(
-            f"{place}: no site's model here ({Path(error.filename or PROGRAM).name} is missing)"
-        ) from None
-    except PerfedError:
-        raise
-    except Exception as error:
-        raise PerfedError(f"{place}: is damaged: {str(error).splitlines()[0] if str(error) else error!r}") from None
-    table = SiteTable.load(place / TABLE) if facts["columns"] is not None else None
-    return SiteModel(program, facts, table)
+        if file.name == PROGRAM:
+            with quiet("torch.export"):
+                return torch.export.load(file)
+        x = torch.zeros(EXAMPLES, *facts["input_shape"], dtype=getattr(torch, facts["dtype"]))
+        domain = torch.zeros(EXAMPLES, dtype=torch.int64) if facts["domains"] is not None else None
+        return traced(read_graph(file), facts["site"], x, domain)
+    except Exception as error:  # whatever safetensors and torch raise
+        raise PerfedError(f"{file}: is damaged, or no network: {reason_of(error)}") from None
+
+
+@contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Without what the part of torch whose logger has this name says of packages and faults."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def joined_sites(path: Path) -> dict[str, Path]:
+    """Where the models of the sites are that have joined the run in ``path`` (``perfed join``), by the sites' names."""
+    found = {}
+    for file in sorted(path.glob(f"joined/*/{FACTS}")):
+        try:
+            found[str(json.loads(file.read_text(encoding="utf-8"))["site"])] = file.parent
+        except (OSError, ValueError, KeyError, TypeError):  # what is wrong is said where it is loaded
+            found[file.parent.name] = file.parent
+    return found
 
 
 def write_program(program: ExportedProgram, file: Path, texts: dict[str, str] | None = None) -> None:
@@ -244,11 +296,11 @@ def write_program(program: ExportedProgram, file: Path, texts: dict[str, str] | 
         torch.export.save(program, file, extra_files=texts)
 
 
-def traced(module: ClientModule, site: str, inputs: Tensor, domain: Tensor | None) -> ExportedProgram:
+def traced(module: nn.Module, site: str, inputs: Tensor, domain: Tensor | None) -> ExportedProgram:
     """``module`` as a graph for any number of samples, with the buffers that it uses.
 
     Args:
-        module: of one client.
+        module: of one client; of a :class:`ClientModule` buffers that are not used are dropped.
         site: its id, for messages.
         inputs, domain: of as many samples as one likes; their values do not matter.
 
@@ -265,7 +317,7 @@ def traced(module: ClientModule, site: str, inputs: Tensor, domain: Tensor | Non
         with torch.no_grad():
             program = export()
             unused = _unused(program)
-            if unused:
+            if unused and isinstance(module, ClientModule):
                 module.forget(unused)
                 program = export()
     except Exception as error:

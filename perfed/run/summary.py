@@ -15,7 +15,7 @@ from perfed.model.placement import SENT
 from perfed.run.checkpoint import Standing
 from perfed.run.directory import RunDirectory
 from perfed.run.evaluation import Evaluator
-from perfed.run.holdings import holdings
+from perfed.run.holdings import holdings, sites
 from perfed.run.memory import Memory
 from perfed.run.tally import Tally
 
@@ -105,7 +105,11 @@ def table_of(server: Server, evaluator: Evaluator, tally: Tally) -> tuple[list[s
 def leave(
     directory: RunDirectory | Memory, server: Server, evaluator: Evaluator, tally: Tally, summary: dict[str, Any]
 ) -> None:
-    """Write ``clients.csv``, ``federation.json`` and, with which the run is finished, ``summary.json``."""
+    """Write ``clients.csv``, ``federation.json``, of tables ``sites.json``, and, with which the run is finished,
+    ``summary.json``.
+    """
     directory.write_clients(*table_of(server, evaluator, tally))
     directory.write_holdings(holdings(evaluator.federation))
+    if (found := sites(evaluator.federation)) is not None:
+        directory.write_sites(found)
     directory.write_summary(summary)

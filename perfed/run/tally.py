@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from perfed.engine.clients import RoundRecord
 from perfed.engine.evaluate import Metrics
@@ -99,8 +100,9 @@ class Tally:
             PerfedError: the values are those of another version.
         """
         try:
+            TypeAdapter(cls).validate_python(values)
             return cls(**values)
-        except TypeError:
+        except (TypeError, ValidationError):
             raise PerfedError("the checkpoint was written by another version of perfed; start the run anew") from None
 
 

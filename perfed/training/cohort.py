@@ -16,7 +16,7 @@ from perfed import rng
 from perfed.data.augment import CropFlip
 from perfed.data.client import Client
 from perfed.data.labels import Task as Targets
-from perfed.errors import Diverged, PerfedError
+from perfed.errors import ClientsDiverged, Diverged, PerfedError
 from perfed.model.chain import STAGES, Parameters, stage_of
 from perfed.model.placement import SENT, Layout
 from perfed.training import fit as fitting
@@ -204,7 +204,7 @@ class Cohort(View):
             update: how a step departs from the optimiser's own (:mod:`perfed.training.update`).
 
         Raises:
-            PerfedError: a client's loss becomes NaN or infinite; names the round and the client.
+            ClientsDiverged: clients' losses became NaN or infinite.
         """
         if (epochs is None) == (steps is None):
             raise ValueError("fit needs either epochs or steps")
@@ -235,18 +235,17 @@ class Cohort(View):
             )
         except Diverged as error:
             raise self.diverged(error.row, error.reason) from None
+        self._check(torch.cat([losses for _, _, (losses, _) in parts]))
         for first, stop, (losses, done) in parts:
-            self._check(losses, first)
             self._loss_sum[first:stop] += losses.cpu().double()
             self._loss_steps[first:stop] += torch.from_numpy(done)
         self.forget()  # fused optimisers change tensors without raising their versions
 
-    def diverged(self, row: int, reason: str) -> PerfedError:
+    def diverged(self, row: int, reason: str) -> ClientsDiverged:
         """What to raise where the function ``reason`` cannot factorise a matrix of the client in ``row``."""
-        return PerfedError(
-            f"{self.where}: training of client '{self.ids[row]}' diverged: {reason} failed on values that are no "
-            "longer finite; lower the learning rate or look at this client's data"
-        )
+        who = self.ids[row]
+        said = f"training of client '{who}' diverged: {reason} failed on values that are no longer finite"
+        return ClientsDiverged(str(self.where), {who: said})
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
@@ -290,10 +289,9 @@ class Cohort(View):
             rows=np.arange(self.n),
         )
 
-    def _check(self, losses: Tensor, first: int) -> None:
+    def _check(self, losses: Tensor) -> None:
+        """``losses`` ``(clients,)`` are finite."""
         bad = torch.nonzero(~torch.isfinite(losses)).flatten().tolist()
         if bad:
-            raise PerfedError(
-                f"{self.where}: the training loss of client '{self.ids[first + bad[0]]}' became "
-                f"{float(losses[bad[0]])}; lower the learning rate or look at this client's data"
-            )
+            found = {self.ids[r]: f"the training loss of client '{self.ids[r]}' became {losses[r].item()}" for r in bad}
+            raise ClientsDiverged(str(self.where), found)

@@ -31,15 +31,26 @@ def cox_losses(hazard: Tensor, time: Tensor, event: Tensor, weight: Tensor) -> T
     held, share, h, t, seen = (
         part.gather(1, order) for part in (there, weight.double(), hazard.double(), time.double(), event.double())
     )
-    top = h.detach().masked_fill(~held, -torch.inf).amax(1, keepdim=True).nan_to_num(neginf=0.0)
-    h = torch.where(held, h, top)
     later = t.neg().masked_fill(~held, torch.inf)  # ascending
     last = torch.searchsorted(later, later, right=True) - 1  # of those with the same time
     mean = share.sum(1, keepdim=True) / held.sum(1, keepdim=True)
-    share = torch.where(held, share / mean, 0.0)
-    risk = ((h - top).exp() * share).cumsum(1).gather(1, last).clamp_min(torch.finfo(torch.float64).tiny).log() + top
+    weighed = torch.where(held, h + (share / mean).log(), 0.0)  # of those not there, after all others, nothing is used
+    risk = _running_logsumexp(weighed).gather(1, last)
     terms = torch.where(held, seen * (risk - h), 0.0)
     return torch.zeros_like(terms).scatter(1, order, terms).to(hazard.dtype)
+
+
+def _running_logsumexp(x: Tensor) -> Tensor:
+    """Return ``log sum_{k <= j} exp(x_k)`` of rows ``(n, batch)``, in log2(batch) passes over them.
+
+    No sum is taken relative to a row's largest entry, so that entries any distance apart keep theirs.
+    ``torch.logcumsumexp`` has no second derivative where a gradient is zero.
+    """
+    done = 1  # entries that each sum reaches back over
+    while done < x.shape[1]:
+        x = torch.cat([x[:, :done], torch.logaddexp(x[:, done:], x[:, :-done])], 1)
+        done *= 2
+    return x
 
 
 def client_cox_losses(hazard: Tensor, samples: Samples) -> Tensor:

@@ -15,7 +15,7 @@ from perfed.experiment.config import find_experiment
 from perfed.experiment.names import parse_names
 from perfed.experiment.overrides import override
 
-EVERYTHING = {item["name"] for what in ("methods", "datasets", "experiments", "terms") for item in INDEX[what]}
+TITLES = {item["title"]: item["name"] for item in INDEX["methods"]}
 
 
 def test_methods_are_in_groups_by_what_differs_and_in_them_by_paper():
@@ -23,9 +23,9 @@ def test_methods_are_in_groups_by_what_differs_and_in_them_by_paper():
     own: dict[str, set[str]] = {}
     differs = paper = ""
     for line in perfed("list", "methods").out.splitlines():
-        name = line.split(" ")[4] if re.match(r" {4}\S", line) else None
-        if name in EVERYTHING:
-            own.setdefault(paper, set()).add(name)
+        title = line.split(" ")[4] if re.match(r" {4}\S", line) else None
+        if title in TITLES:
+            own.setdefault(paper, set()).add(TITLES[title])
         elif re.match(r" {2}\S", line):
             own, paper = groups[differs], line.strip()
         elif (head := line.partition(":")[0]) in DIFFERENCES:

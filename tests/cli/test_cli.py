@@ -211,7 +211,7 @@ def test_an_interrupted_comparison_is_completed(compared, tmp_path):
         (
             "methods",
             lambda: [*method_names(), *preset_names()],
-            {"name", "summary", "differs", "paper", "parameters", "needs", "try", "settings"},
+            {"name", "title", "summary", "differs", "paper", "parameters", "needs", "try", "settings"},
         ),
         ("datasets", dataset_names, {"name", "summary", "about", "paper", "task", "files", "experiments", "options"}),
         (
@@ -229,7 +229,7 @@ def test_list(what, names, keys):
     items = json.loads(as_json.out)
     assert [item["name"] for item in items] == names()
     assert all(set(item) - {"base", "policy"} == keys and item["summary"] for item in items)
-    assert all(name in plain.out.split() for name in names())
+    assert {item.get("title", item["name"]) for item in items} <= set(plain.out.split())
 
 
 def test_list_describes_every_setting():

@@ -35,7 +35,7 @@ def here(tmp_path, monkeypatch) -> Path:
         ("perfed show flic-h", {"flic-hl"}),
         ("perfed show heart-dis", {"heart-disease", "heart-disease-union"}),
         ("perfed run stu", {"study.toml"}),
-        ("perfed run digits", {"digits-label-skew"}),
+        ("perfed run digits-l", {"digits-label-skew"}),
         ("perfed run x --method fedpac-", {"fedpac-cc", "fedpac-fa", "fedpac-none"}),
         ("perfed compare x --methods local,scaf", {"local,scaffold"}),
         ("perfed compare x --methods local,sklearn:s", {"local,sklearn:svc"}),

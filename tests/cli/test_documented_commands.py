@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from perfed.experiment.overrides import axis_of, override
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ["README.md", *(f"docs/{file.name}" for file in sorted((ROOT / "docs").glob("*.md")))]
 SHOWN = re.compile(r"\bperfed (?:run|compare|sweep|tune|partition) [a-z][a-z0-9-]*(?= |`|\n|;)[^`\n;|>#]*")
+MY_METHODS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[-1]
 COMMANDS: Any = typer.main.get_command(app)
 
 
@@ -39,7 +41,11 @@ def test_the_documents_show_commands():
 
 
 @pytest.mark.parametrize(("document", "command"), CASES, ids=[f"{of}: {command}" for of, command in CASES])
-def test_a_command_of_the_documents_can_be_given(document, command):
+def test_a_command_of_the_documents_can_be_given(document, command, tmp_path, monkeypatch, forgotten):
+    if "my_methods:" in command:
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "my_methods", raising=False)
+        (tmp_path / "my_methods.py").write_text(MY_METHODS)
     _, name, *words = shlex.split(command)
     given = COMMANDS.commands[name].make_context(name, words).params
     experiment, settings = given["experiment"], list(given["settings"] or ())

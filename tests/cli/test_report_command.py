@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 from command_line import contents, perfed
 
 from perfed import report as reports
 from perfed.engine.evaluate import spread
+from perfed.experiment.config import find_experiment
 from perfed.report.papers import CSV_COLUMNS, escaped
 
 SVG = (
@@ -118,7 +120,7 @@ def test_half_a_run_an_older_one_and_nothing(here):
     lines = result.out.splitlines()
     assert "not finished, so not in the tables: local seed 5" in lines
     (older,) = [line for line in lines if "seed-6" in line]
-    assert older.startswith("left out: a/local/seed-6/summary.json: dataset: Field required")
+    assert older.startswith("left out: a/local/seed-6/summary.json: dataset: field required")
     assert "left out: empty: no config.toml, so not a run directory" in lines
     alone = perfed("report", "empty")
     assert (alone.code, alone.err) == (2, "perfed: empty: no config.toml, so not a run directory\n")
@@ -144,18 +146,26 @@ def test_a_reference_of_ones_own_and_one_that_is_not_there():
     assert missing.err == "perfed: --reference ditto: there is no finished run of it; there are: fed_avg, local\n"
 
 
-def test_latex():
-    """Compiles by the look of it: rows as long as the head, braces balanced, names escaped, the best bold."""
+def test_latex(here):
+    """Rows as long as the head, the best first and bold, braces balanced, names escaped, a label, short heads."""
     result = perfed("report", "a", "b", "--latex", "t.tex", "--out", "r.html")
     assert result.code == 0 and "written: t.tex" in result.out
     text = Path("t.tex").read_text()
-    assert text.startswith("% perfed report a b --latex t.tex --out r.html\n")
+    first, *runs = [line for line in text.splitlines() if line.startswith("% ") and "usepackage" not in line]
+    assert first == "% table: perfed report a b --latex t.tex --out r.html"
+    files = here.glob("[ab]/*/seed-*/config.toml")
+    assert sorted(runs) == sorted(f"% runs: perfed run {file.relative_to(here)}" for file in files)
+    assert text.count("\\label{tab:toy-accuracy}") == 1 and text.index("\\caption") < text.index("\\label")
     body = text.partition("\\toprule\n")[2].partition("\\bottomrule")[0]
     rows = [line.removesuffix(" \\\\").split(" & ") for line in body.splitlines() if "&" in line]
     assert {len(row) for row in rows} == {4} and "\\begin{tabular}{lrrr}" in text
-    assert text.count("{") == text.count("}") and "fed\\_avg" in text and "fed_avg" not in text.split("\n", 1)[1]
+    assert text.count("{") == text.count("}") and "fed\\_avg" in text and "fed_avg" not in text.partition("\\begin")[2]
+    assert rows[0] == ["Method", "Accuracy (\\%)", "$\\Delta$ [95 \\%]", "Worst"]
     found = table_of("a", "b", "--out", "r.html")
     best = max(found, key=lambda method: found[method]["mean"])
+    means = [found[row[0].replace("\\_", "_")]["mean"] for row in rows[1:]]
+    assert means == sorted(means, reverse=True) and len(means) == len(found)
+    assert "$\\Delta$: difference to local [95 \\% interval over clients and seeds]. Worst: the worst client." in text
     for row in rows[1:]:
         name = row[0].replace("\\_", "_")
         value = f"{100 * found[name]['mean']:.2f} $\\pm$ {100 * found[name]['mean_std']:.2f}"
@@ -164,6 +174,33 @@ def test_latex():
     cell = "${:+.2f}$ [${:+.2f}$, ${:+.2f}$]".format(*(100 * gap[key] for key in ("mean", "low", "high")))
     assert cell in text
     assert escaped(r"a_b%c\d") == r"a\_b\%c\textbackslash{}d"
+
+
+def test_latex_of_errors_has_the_least_first_and_a_label_for_each_metric():
+    for number, method in enumerate(("first", "second", "third")):
+        made(Path(f"c/{method}/seed-0"), method, number, metrics=["mse", "mae"])
+    assert perfed("report", "c", "--latex", "t.tex", "--all-metrics").code == 0
+    text = Path("t.tex").read_text()
+    assert re.findall(r"\\label\{(.+)\}", text) == ["tab:toy-mse", "tab:toy-mae"]
+    for part in text.split("\\midrule")[1:]:
+        values = [float(cell) for cell in re.findall(r"^\w+ & (?:\\textbf\{)?([\d.]+)", part, flags=re.MULTILINE)]
+        assert len(values) == 3 and values == sorted(values)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("digits-label-skew", "perfed compare digits-label-skew --methods local,fed_avg --seeds 0..1 rounds=4"),
+        ("of my own", "with the settings in c/comparison.toml"),
+    ],
+)
+def test_latex_says_which_command_made_a_comparison(name, said):
+    shutil.copytree("a", "c")
+    table = {**find_experiment("digits-label-skew"), "rounds": 4, "name": name}
+    content = {"methods": ["local", "fed_avg"], "seeds": [0, 1], "experiment": table}
+    Path("c/comparison.toml").write_text(tomli_w.dumps(content))
+    assert perfed("report", "c", "--latex", "t.tex").code == 0
+    assert Path("t.tex").read_text().splitlines()[:2] == ["% table: perfed report c --latex t.tex", f"% runs: {said}"]
 
 
 def test_csv():
@@ -196,12 +233,12 @@ def test_a_place_that_is_not_there_is_said_before_anything_is_written(here, opti
 
 
 def test_figures_are_svg_and_pdf(drawn):
-    pytest.importorskip("svglib")
     result = perfed("report", "a", "--figures", "figures")
     assert result.code == 0, result.err
     assert sorted(p.name for p in Path("figures").iterdir()) == [
         "curves.pdf",
         "curves.svg",
+        "index.html",
         "leaderboard.pdf",
         "leaderboard.svg",
     ]
@@ -211,11 +248,13 @@ def test_figures_are_svg_and_pdf(drawn):
     assert result.err == ""
 
 
-def test_without_the_library_svgs_are_there_and_the_extra_is_named(drawn, monkeypatch):
-    monkeypatch.setitem(sys.modules, "svglib.svglib", None)
+@pytest.mark.parametrize("library", ["svglib.svglib", "matplotlib"])
+def test_without_a_library_svgs_are_there_and_the_extra_is_named(drawn, monkeypatch, library):
+    monkeypatch.setitem(sys.modules, library, None)
     result = perfed("report", "a", "--figures", "figures")
     assert result.code == 0 and 'pip install "perfed[figures]"' in result.said
-    assert sorted(path.name for path in Path("figures").iterdir()) == ["curves.svg", "leaderboard.svg"]
+    assert sorted(path.name for path in Path("figures").iterdir()) == ["curves.svg", "index.html", "leaderboard.svg"]
+    assert re.findall('href="([^"]+)"', Path("figures/index.html").read_text()) == ["leaderboard.svg", "curves.svg"]
 
 
 def test_a_comparison_keeps_its_order_and_its_file(here):

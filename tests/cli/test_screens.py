@@ -174,7 +174,9 @@ def test_export_predict_and_join(there, tmp_path):
 def test_init_check_and_partition(there):
     made = done("init", "a-hospital-with-a-long-name.csv", "south.csv", "--target", "outcome")
     checked = done("check", "study.toml")
-    assert check(made.out)[:-1] == check(checked.out)
+    lines = check(made.out)
+    assert lines[: len(check(checked.out))] == check(checked.out)
+    assert lines[len(check(checked.out)) :][:2] == ["experiment: study.toml", "next:"]
     assert "number: measurement_0, measurement_1, measurement_2" in checked.out
     shown = check(done("partition", EXPERIMENT, "clients=12", "--show", "--out", "p.html").out)
     assert shown[-1] == "picture: p.html" and sum(line.startswith("011 ") for line in shown) == 2
@@ -184,7 +186,7 @@ def test_init_check_and_partition(there):
 @pytest.mark.parametrize("what", LISTS)
 def test_list(what):
     lines = check(done("list", what).out)
-    names = [item["name"] for item in INDEX[what]]
+    names = [item.get("title", item["name"]) for item in INDEX[what]]
     assert [word for line in lines for word in line.split()[:1] if word in names] != []
     assert set(names) <= {word for line in lines for word in line.split()}
 

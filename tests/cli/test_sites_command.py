@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from command_line import contents, perfed, run_tiny
 
@@ -75,7 +76,7 @@ def test_a_site_joins_and_every_other_file_stays_as_it_was(run_dir, tmp_path):
     assert joined.code == 0, joined.err
     assert re.search(r"accuracy: [\d.]+ % \(95 %: [\d.]+ % to [\d.]+ %\)", joined.out)
     after = contents(run_dir)
-    new = {"card.md", "network.pt2", "site.json"}
+    new = {"card.md", "network.safetensors", "site.json"}
     assert set(after) - set(before) == {f"joined/west/{name}" for name in new}
     assert all(after[name] == content for name, content in before.items())
     facts = json.loads(after["joined/west/site.json"])
@@ -180,3 +181,51 @@ def test_new_rows_that_do_not_fit_are_named(run_dir, tmp_path):
         result = perfed("predict", run_dir, file, "--site", "000", "--out", tmp_path / "out.csv")
         assert result.code == 2 and says in result.err and result.err.count("\n") == 1
         assert not (tmp_path / "out.csv").exists()
+
+
+def test_formats_of_one_model_lie_side_by_side_with_one_card(run_dir, tmp_path):
+    """A card is written anew on another day; what is no card of this model is not written over."""
+    for format_ in ("onnx", "pt2", "safetensors"):
+        file = tmp_path / f"north.{format_}"
+        done = perfed("export", run_dir, "--site", "001", "--format", format_, "--out", file)
+        assert done.code == 0 and f"card: {tmp_path}/north.md" in done.out.replace("\n", ""), done.err
+        text = (tmp_path / "north.md").read_text()
+        (tmp_path / "north.md").write_text(re.sub(r"written on \d{4}-\d\d-\d\d", "written on 2020-01-31", text))
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "north.md", "north.onnx", "north.pt2", "north.safetensors"
+    ]  # fmt: skip
+    other = perfed("export", run_dir, "--site", "002", "--format", "pt2", "--out", tmp_path / "north.pt2x")
+    assert other.code == 2 and other.err == f"perfed: {tmp_path}/north.md: exists already; choose another name\n"
+    (tmp_path / "mine.md").write_text("my notes")
+    mine = perfed("export", run_dir, "--site", "001", "--format", "pt2", "--out", tmp_path / "mine.pt2")
+    assert mine.code == 2 and "mine.md: exists already" in mine.err and not (tmp_path / "mine.pt2").exists()
+    assert (tmp_path / "mine.md").read_text() == "my notes" and not (tmp_path / "north.pt2x").exists()
+
+
+def test_a_site_that_has_joined_is_one_of_the_run_s_in_python_too(tmp_path):
+    run_tiny(tmp_path / "out")
+    client = opened(tmp_path / "out").federation.clients[0]
+    np.savez(tmp_path / "west.npz", x=client.train.x.numpy(), y=client.train.y.numpy())
+    assert perfed("join", tmp_path / "out", tmp_path / "west.npz", "--site", "far west").code == 0
+    expected = package.load_site(tmp_path / "out" / "joined" / "far_west").predict_proba(client.test.x)
+    for run in (package.resume(tmp_path / "out"), opened(tmp_path / "out")):
+        np.testing.assert_array_equal(run.site("far west").predict_proba(client.test.x), expected)
+        with pytest.raises(package.PerfedError, match=r"unknown client 'oslo'; ids are: 000, .*; joined: far west$"):
+            run.site("oslo")
+
+
+@pytest.mark.parametrize("rows", ["", "\n", ",,,\n"])
+def test_a_table_without_rows_is_refused_in_one_line(tmp_path, monkeypatch, rows):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for site in ("north", "south"):
+        more = {"c": ["x", "y"] * 15, "sick": ["no", "yes"] * 15}
+        written(tmp_path / f"{site}.csv", ["a", "b"], rng.normal(size=(30, 2)), **more)
+    assert perfed("init", "north.csv", "south.csv", "--target", "sick").code == 0
+    assert perfed("run", "study.toml", "rounds=1", "plan.engine=stacked", "plan.threads=1", "--out", "run").code == 0
+    Path("new.csv").write_text("a,b,c,sick\n" + rows)
+    refused = perfed("predict", "run", "new.csv", "--site", "north", "--out", "said.csv")
+    assert (refused.code, refused.err) == (2, "perfed: new.csv: there are no rows\n")
+    assert not Path("said.csv").exists()
+    with pytest.raises(package.PerfedError, match=r"^site 'north': there are no rows$"):
+        package.resume("run").site("north").predict(pd.read_csv("north.csv").iloc[:0])

@@ -167,6 +167,93 @@ def test_a_survival_study_has_settings_that_learn(tmp_path, monkeypatch, more):
         assert json.loads(Path(method, "summary.json").read_text())["metrics"]["c-index"]["mean"] > 0.65
 
 
+def scores_at_sites(folder: Path) -> None:
+    """Sixteen sites that share what a score depends on, each with a level of its own; the noise has variance 1."""
+    rng, slopes = np.random.default_rng(0), np.array([2.0, -2.0, 1.0, 1.0, 0.5])
+    for number in range(16):
+        x = rng.normal(size=(30, 5))
+        y = x @ slopes + 3 * rng.normal() + rng.normal(size=30)
+        pd.DataFrame(x, columns=list("abcde")).assign(score=y).to_csv(folder / f"{number:02d}.csv", index=False)
+
+
+def kinds_at_sites(folder: Path) -> None:
+    """Eight sites with four of ten kinds each, fifteen rows of a kind, in columns that are a site's own."""
+    rng = np.random.default_rng(0)
+    for number in range(8):
+        y = np.repeat(rng.choice(10, size=4, replace=False), 15)
+        x = rng.normal(size=(10, 12))[y] * 1.5 + rng.normal(size=(60, 12))
+        names = [f"{'abcdefgh'[number]}{column}" for column in range(12)]
+        table = pd.DataFrame(x, columns=names).assign(kind=[f"kind {value}" for value in y])
+        table.to_csv(folder / f"{number}.csv", index=False)
+
+
+def rare_at_sites(folder: Path) -> None:
+    """Three sites, a seventh of whose rows are cases, and one column each that the others do not have."""
+    rng = np.random.default_rng(0)
+    for name in ("north", "south", "west"):
+        x = rng.normal(size=(300, 6))
+        case = x @ np.array([0.8, 0.6, 0.4, 0.4, 0.4, 0.2]) + 1.5 * rng.normal(size=300) > 2.0
+        table = pd.DataFrame(x, columns=[*"abcde", name]).assign(case=np.where(case, "yes", "no"))
+        table.to_csv(folder / f"{name}.csv", index=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "target", "methods", "settings", "metric"),
+    [
+        (scores_at_sites, "score", "fedrep,sklearn:ridge", [], "mse"),
+        (kinds_at_sites, "kind", "hetfedrep,sklearn:logistic", [], "accuracy"),
+        (rare_at_sites, "case", "fedpac,sklearn:logistic", ["data.columns=union"], "auc"),
+    ],
+)
+def test_what_init_writes_learns_what_a_linear_model_does(
+    tmp_path, monkeypatch, make, target, methods, settings, metric
+):
+    """Else the verdict is of a rate too low or a weight decay too high, and not of what sites have in common."""
+    monkeypatch.chdir(tmp_path)
+    Path("sites").mkdir()
+    make(Path("sites"))
+    assert perfed("init", "sites", "--target", target).code == 0
+    short = ("plan.engine=stacked", "plan.threads=1", "evaluation.every=60")
+    done = perfed("compare", "study.toml", "--methods", methods, *settings, *short, "--out", "made")
+    assert done.code == 0, done.err
+    runs = json.loads(Path("made/comparison.json").read_text())["runs"]
+    method, linear = (run["metrics"][metric]["mean"] for run in runs)
+    assert method < 1.25 * linear if metric == "mse" else method > linear - 0.03, (method, linear)
+
+
+def test_init_says_how_rate_and_weight_decay_are_chosen(tmp_path, monkeypatch):
+    """And what it says is a command."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    made = perfed("init", "all.csv", *ASKED)
+    assert made.code == 0, made.err
+    said = [" ".join(line.split()) for line in made.out.replace("\\\n", "").splitlines()]
+    (line,) = [line for line in said if line.startswith("perfed tune ")]
+    tune, compare = [line for line in Path("study.toml").read_text().splitlines() if line.startswith("#   perfed ")]
+    assert tune == f"#   {line} --out tuned" and "weight_decay=" in line
+    short = ("rounds=1", "plan.engine=stacked", "plan.threads=1")
+    done = perfed(*tune.split()[2:], *short)
+    assert done.code == 0, done.err
+    done = perfed(*compare.split()[2:-1], "0", *short, "--out", "compared")
+    assert done.code == 0, done.err
+    assert {run["method"] for run in json.loads(Path("compared/comparison.json").read_text())["runs"]} > {"local"}
+
+
+@pytest.mark.parametrize(("ill", "named"), [(0.05, True), (0.4, False)])
+def test_the_most_frequent_class_is_compared_with_where_most_rows_have_it(tmp_path, monkeypatch, ill, named):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(1)
+    for site in ("north", "south"):
+        x = rng.normal(size=200)
+        answer = np.where(np.argsort(np.argsort(x)) < ill * 200, "yes", "no")
+        pd.DataFrame({"x": x + rng.normal(size=200), "z": rng.normal(size=200), "ill": answer}).to_csv(
+            f"{site}.csv", index=False
+        )
+    made = perfed("init", "north.csv", "south.csv", "--target", "ill")
+    assert made.code == 0 and ("sklearn:majority" in made.out) is named
+    assert ("sklearn:majority" in Path("study.toml").read_text()) is named
+
+
 def test_tables_with_the_same_columns_share_them_where_some_do_not_vary(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     centres(tmp_path / "centres", flag=0)
@@ -242,3 +329,13 @@ def test_without_pandas_the_extra_is_named(tmp_path, monkeypatch):
     (tmp_path / "a.csv").write_text("age,y\n1,0\n2,1\n")
     result = perfed("init", tmp_path / "a.csv", "--target", "y", "--out", tmp_path / "s.toml")
     assert result.code == 2 and 'pip install "perfed[tables]"' in result.out + result.err
+
+
+def test_a_column_that_counts_up_is_a_number_where_it_is_said(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, lambda frame: frame.assign(day=[*range(1, 21), *range(1, 17)]))
+    refused = perfed("init", "all.csv", *ASKED)
+    assert refused.code == 2 and "column 'day' looks like an id" in refused.out and "or numbers if it is" in refused.out
+    made = perfed("init", "all.csv", *ASKED, "--numbers", "day")
+    assert made.code == 0 and "number: age, dose, day" in made.out, made.err
+    assert tomllib.loads(Path("study.toml").read_text())["data"]["numbers"] == ["day"]

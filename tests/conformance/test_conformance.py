@@ -12,10 +12,12 @@ from torch import nn
 
 from perfed.data.client import Split
 from perfed.data.federation import Federation
-from perfed.errors import PerfedError
-from perfed.method.registry import method_names
+from perfed.errors import ClientsDiverged, PerfedError
+from perfed.method.registry import entry, method_names
 from perfed.methods.flic.anchors import Anchors
+from perfed.methods.terms.prototypes import Prototypes
 from perfed.methods.terms.proximal import Proximal
+from perfed.methods.terms.server_optimizer import ServerOptimizer
 from perfed.methods.tsne import TSNEFedRep
 from perfed.model.chain import Model
 from perfed.model.placement import SENT
@@ -24,8 +26,12 @@ from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 
 ANCHORS = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
+NOTHING_SHARED = {"fedhenn", "fedproto", "fedproto-g", "fedproto-l", "flic-class", "local", "local-full"}
+NO_SHARED_MODEL = {"fedamp", "fedem", "fedem-ft", "fedfomo", "hypcluster", "l2gd", "pfedhn"}
 WITH_PROXIMAL = {
-    f"{name} + proximal": lambda name=name, **s: make(name, more_terms=(Proximal(),), **s) for name in method_names()
+    f"{name} + proximal": lambda name=name, **s: make(name, more_terms=(Proximal(),), **s)
+    for name in method_names()
+    if name not in NOTHING_SHARED
 }
 METHODS = {
     **{name: lambda name=name, **s: make(name, **s) for name in method_names()},
@@ -109,6 +115,32 @@ def test_two_rounds_leave_finite_states_and_metrics(name, case):
         metrics = server.evaluate("test")
         assert set(metrics) == tested
         assert all(isfinite(value) for values in metrics.values() for value in values.values())
+
+
+TERMS = {
+    "proximal": (Proximal(mu=3.0), NOTHING_SHARED),
+    "server-optimizer": (ServerOptimizer(), NOTHING_SHARED | NO_SHARED_MODEL),
+    "prototypes": (Prototypes(alignment=3.0), set()),
+}
+
+
+def own_terms(name: str) -> set[str]:
+    return {term.name for term in entry(name).terms}
+
+
+@pytest.mark.parametrize(("name", "term"), [(n, t) for n in method_names() for t in TERMS if t not in own_terms(n)])
+def test_a_term_changes_what_clients_say_or_is_refused_in_one_line(name, term):
+    def metrics(*more_terms):
+        method = make(name, more_terms=more_terms)
+        return train(serve(method, blobs((8, 6, 5)), model=network_for(method), rounds=4), 3).evaluate("test")
+
+    added, refused = TERMS[term]
+    if name not in refused:
+        assert metrics(added) != metrics()
+        return
+    with pytest.raises(PerfedError, match=f"term '{term}' ") as error:
+        metrics(added)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("engine", TWO_ENGINES)
@@ -212,6 +244,36 @@ def test_other_tasks(name, task):
 
 
 def test_anchors_need_personal_embeddings():
-    server = serve(make("fedavg", more_terms=(ANCHORS,)), blobs())
     with pytest.raises(PerfedError, match=r"anchors .*personal embedding"):
-        server.prepare()
+        serve(make("fedavg", more_terms=(ANCHORS,)), blobs())
+
+
+BLAMED = [
+    "fedavg",
+    "fedrep",
+    "separate-fedavg",
+    "feddar-wa",
+    "feddar-sa",
+    "hypcluster",
+    "l2gd",
+    "pfedhn",
+    "fedem",
+    "apfl",
+]
+
+
+@pytest.mark.parametrize("engine", TWO_ENGINES)
+@pytest.mark.parametrize("name", BLAMED)
+def test_the_client_whose_data_make_training_diverge_is_named(name, engine):
+    federation = blobs((8, 6, 5))
+    innocent = federation.clients[:2]
+    own = federation.clients[2].train
+    guilty = replace(federation.clients[2], train=replace(own, x=1e30 * own.x))
+    method = make(name, optimizer="sgd", lr=0.05, batch_size=8, local_epochs=1)  # finite losses, then none
+    federation = replace(federation, clients=(*innocent, guilty))
+    with pytest.raises(ClientsDiverged) as error:
+        train(serve(method, federation, rounds=3, dtype=torch.float32, **TWO_ENGINES[engine]), 3)
+    told = str(error.value)
+    alone = list(error.value.found) == [guilty.id]
+    assert alone or f"; before, client '{guilty.id}' sent values up to " in told
+    assert "\n" not in told

@@ -94,6 +94,16 @@ def test_a_site_s_table_goes_by_the_experiment_s_data_table(tmp_path):
         assert torch.equal(client.test.y, expected.test.y)
 
 
+def test_notes_and_locks_beside_a_site_s_table_are_left_out(tmp_path):
+    options = TableOptions("sick")
+    table(0).to_csv(tmp_path / "a.csv", index=False)
+    for name in ("notes.txt", "~$a.xlsx", ".a.csv", "letter.md"):
+        (tmp_path / name).write_text("Dear all,\n")
+    assert problems("a", tmp_path, options) == []
+    (tmp_path / "b.csv").write_text("")
+    assert problems("a", tmp_path, options)[0].endswith("at most one called 'test'; found: a.csv, b.csv, notes.txt")
+
+
 def test_what_is_wrong_with_a_site_s_file_is_said(tmp_path):
     options = TableOptions("sick")
     table(0).rename(columns={"sick": "Sick"}).to_csv(tmp_path / "a.csv", index=False)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from perfed.deploy import program
+from perfed.deploy.policy import Policy
 from perfed.deploy.station import Station
 from perfed.deploy.study import study_of
 from perfed.engine.flower.transport import Answer
@@ -51,8 +52,14 @@ def study(path: Path, **changes: object) -> str:
 class Stations:
     """The sites of a deployment as a transport; each exchange is counted, and all that leaves is kept."""
 
-    def __init__(self, path: Path, study: str | None = None) -> None:
-        self.at = {s: Station(path / f"at-{s}", s, path / f"{s}.csv", study) for s in COLUMNS}
+    def __init__(
+        self,
+        path: Path,
+        study: str | None = None,
+        policy: Policy | None = None,
+        note: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.at = {s: Station(path / f"at-{s}", s, path / f"{s}.csv", study, note, policy) for s in COLUMNS}
         self.left: dict[str, list[bytes]] = {site: [] for site in COLUMNS}
         self.missing: list[str] = []
         self.stop_after = -1

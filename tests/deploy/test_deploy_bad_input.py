@@ -96,7 +96,7 @@ def test_nothing_is_written_over(tmp_path):
 def test_what_belongs_together(tmp_path):
     folder = deployed(tmp_path)
     for arguments, said in (
-        ((), "one of EXPERIMENT, --extend, --renew is needed (given: none)"),
+        ((), "one of EXPERIMENT, --extend, --renew, --rotate is needed (given: none)"),
         (("--extend", folder, "--renew", folder), "(given: --extend, --renew)"),
         ((tmp_path / "study.toml",), "--out: a directory for the files is needed"),
         (("--extend", folder), "--extend: the new sites are given with --sites"),
@@ -120,15 +120,22 @@ def test_a_site_that_cannot_start_says_why(tmp_path):
     table = tmp_path / "north.csv"
     table.write_text("age,ill\n61,yes\n48,no\n70,yes\n55,no\n")
     folder = ("--dir", tmp_path / "at-north")
-    connected = ("--server", "127.0.0.1:9", "--name", "north", *folder)
+    given = ("--server", "127.0.0.1:9", "--name", "north", *folder)
+    connected = (*given, "--any-study")
+    policy = tmp_path / "policy.toml"
+    policy.write_text("programmes = []")
     for arguments, said in (
         ((), "--data is needed"),
         (("--data", table), "--server is needed"),
         (("--data", table, "--server", "127.0.0.1:9"), "--name is needed"),
         (("--data", tmp_path / "absent.csv", *connected), "absent.csv: no such file"),
         (("--data", table, *connected, "--key", tmp_path / "absent.key"), "absent.key: no such file"),
-        (("--data", table, *connected, "--study", tmp_path / "absent.toml"), "absent.toml: cannot be read"),
-        (("--data", table, *connected, "--study", study(tmp_path)), "no column"),
+        (("--data", table, *given), "--study FILE or --any-study is needed, and not both"),
+        (("--data", table, *connected, "--study", study(tmp_path)), "--study FILE or --any-study is needed"),
+        (("--data", table, *given, "--study", tmp_path / "absent.toml"), "absent.toml: cannot be read"),
+        (("--data", table, *given, "--study", study(tmp_path)), "no column"),
+        (("--data", table, *connected, "--policy", tmp_path / "absent.toml"), "absent.toml: cannot be read"),
+        (("--data", table, *connected, "--policy", policy), "unknown key 'programmes' (did you mean 'programs'?)"),
     ):
         done = perfed("site", *arguments)
         assert done.code == 2 and said in done.err, done.err

@@ -35,11 +35,9 @@ def test_the_app_installs_nothing_and_imports_neither_torch_nor_data(tmp_path):
     assert project["project"]["dependencies"] == []
     assert re.fullmatch(r"[A-Za-z][A-Za-z0-9-]*", project["project"]["name"])
     assert project["tool"]["flwr"]["app"]["publisher"]
-    for part, component in (("server", "serverapp"), ("client", "clientapp")):
-        module, _, name = project["tool"]["flwr"]["app"]["components"][component].partition(":")
-        assert (module, name) == (f"perfed_app.{part}", "app")
-        imported = re.findall(r"^from (\S+) import", (app / f"perfed_app/{part}.py").read_text(), flags=re.MULTILINE)
-        assert imported and all(name.startswith(("perfed.", "perfed_app")) or name == "functools" for name in imported)
+    assert set(project["tool"]["flwr"]["app"]["components"].values()) == {"perfed_app.server:app"}
+    imported = re.findall(r"^from (\S+) import", (app / "perfed_app/server.py").read_text(), flags=re.MULTILINE)
+    assert imported and all(name.startswith(("perfed.", "perfed_app")) or name == "functools" for name in imported)
 
 
 def test_the_same_experiment_gives_the_same_app(tmp_path):
@@ -122,13 +120,14 @@ def test_units_come_back_for_good(tmp_path):
         assert "\nRestart=always\n" in text and re.search(r"\nRestartSec=\d+\n", text)
         assert "\nUser=perfed\n" in text and "\nStartLimitIntervalSec=0\n" in text
     site = (folder / "sites/north/perfed-site.service").read_text()
+    assert re.search("\nExecStart=.*perfed site .* --consent HASH\n", site)
     assert all(f"\nEnvironment={key}={value}\n" in site for key, value in SWITCHES.items())
 
 
 def test_pages_say_what_to_do_and_what_leaves(tmp_path):
     folder = deployed(tmp_path)
     readme = (folder / "README.md").read_text()
-    assert "Whoever may submit to the SuperLink runs code at every site." in readme
+    assert "Whoever may submit to the SuperLink runs code on this machine" in readme
     for site in SITES:
         page = (folder / "sites" / site / "README.md").read_text()
         assert f"perfed site --data {site}.csv --server 127.0.0.1:8000 --name {site} --study study.toml\n" in page
@@ -137,6 +136,7 @@ def test_pages_say_what_to_do_and_what_leaves(tmp_path):
         for entry in ("shared/body.0.weight", "num_samples", "terms/anchors/mean"):
             assert f"* `{entry}`" in page
         assert "embedding" not in page
+        assert f"perfed site preview --data {site}.csv --study study.toml --name {site}\n" in page
         for command in ("perfed site log", "perfed site export", "systemctl disable --now perfed-site"):
             assert command in page
     assert "@{" not in "".join(text.decode() for text in contents(folder).values())

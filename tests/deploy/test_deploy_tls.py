@@ -183,6 +183,6 @@ def test_what_is_done_later_is_done_by_the_user_who_owns_the_files(made):
     """A certificate that root has written could not be read by the SuperLink's user."""
     page = (made / "README.md").read_text()
     later = [line.strip() for line in page.partition("## Later")[2].splitlines()]
-    called = [line for line in later if re.search(r"perfed deploy --|flwr supernode (un|list)", line)]
-    assert len(called) == 4
-    assert all("sudo -u perfed" in line and re.search(r"/venv/bin/(perfed|flwr) ", line) for line in called)
+    called = [line for line in later if re.search(r"perfed deploy --|(bar|register)\.sh NAME", line)]
+    assert len(called) == 6
+    assert all(re.search(r"sudo -u perfed (/\S+/venv/bin/perfed|sh /\S+/server/\w+\.sh) ", line) for line in called)

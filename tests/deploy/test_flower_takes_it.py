@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -35,6 +36,8 @@ def test_the_app_becomes_a_bundle_with_every_file(tmp_path):
     written = [path for path in app.rglob("*") if path.is_file() and path.name != "pyproject.toml"]
     flwr(tmp_path, "build", "--app", app)
     (bundle,) = tmp_path.glob("*.fab")
+    page = (app.parent / "sites/north/README.md").read_text()
+    assert f"That of this study is `{hashlib.sha256(bundle.read_bytes()).hexdigest()}`" in page
     assert bundle.stat().st_size < 10_000_000
     shutil.unpack_archive(bundle, tmp_path / "unpacked", "zip")
     for file in written:

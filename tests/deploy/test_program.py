@@ -6,12 +6,16 @@ import errno
 import hashlib
 import json
 import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from command_line import perfed
 from stations import COLUMNS, Stations, answer_all, same_as_simulated, study, submit
 
 from perfed.deploy import program
@@ -20,10 +24,12 @@ from perfed.deploy.own_model import site_model
 from perfed.deploy.trial import entries_sent
 from perfed.engine.flower import journal, store
 from perfed.engine.flower.chain import LOG, read
-from perfed.engine.flower.message import unpack
+from perfed.engine.flower.message import pack, unpack
+from perfed.engine.flower.transport import Answer
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
 from perfed.experiment.start import opened
+from perfed.tree import map_leaves
 
 
 def test_what_leaves_is_what_was_declared_and_what_the_log_says(tables):
@@ -36,7 +42,7 @@ def test_what_leaves_is_what_was_declared_and_what_the_log_says(tables):
     assert run["metrics"] == simulated["metrics"] and run["virtual_time"] > 0
     declared = {"loss", *(f"reply/{name}" for name in entries_sent(validate(tomllib.loads(text))))}
     for site, replies in sent.left.items():
-        lines = [line for line in read(tables / f"at-{site}" / LOG) if "note" not in line]
+        lines = [line for line in read(tables / f"at-{site}" / LOG) if "note" not in line and "arrived" not in line]
         assert [line["sha256"] for line in lines] == [hashlib.sha256(reply).hexdigest() for reply in replies]
         entries = {entry["name"] for line in lines for entry in line["entries"]} - {"reply///empty"}
         assert entries <= declared and not [name for name in entries if "embedding" in name or "head" in name]
@@ -45,6 +51,8 @@ def test_what_leaves_is_what_was_declared_and_what_the_log_says(tables):
         told, facts = unpack(replies[0])[0]["told"], unpack(replies[1])[0]["facts"]
         assert {name for name, value in told.items() if value is not None} == {"task", "labels", "classes"}
         assert facts.keys() == {"id", "splits", "feature_names", "mark"}
+        before = json.dumps([told, facts])  # columns of its own: their names stay, and what they hold
+        assert not [name for name in (*COLUMNS[site], "yes") if name in before]
     assert not (tables / "run" / "predictions").exists()
 
 
@@ -58,6 +66,25 @@ def test_a_site_makes_its_own_model_of_what_it_has_kept_while_it_goes_on(tables)
     expected = opened(tables / "simulated").site("south").predict_proba(frame)
     np.testing.assert_array_equal(model.predict_proba(frame), expected)
     assert list(model.classes_) == ["ill", "well"]
+
+
+def test_after_another_run_has_begun_the_first_ones_model_can_still_be_made(tables):
+    """And a run that the site was never in is refused in one line."""
+    at, frame = tables / "at-south", pd.read_csv(tables / "south.csv").drop(columns="ill")
+    with closing(Stations(tables)) as stations:
+        answer_all(tables, study(tables), stations)
+        (run,) = [folder.name for folder in (at / "runs").iterdir()]
+        expected = site_model(at, "south", tables / "south.csv").predict_proba(frame)
+        stations.stop_after = 2
+        with pytest.raises(KeyboardInterrupt):
+            answer_all(tables, study(tables, seed=1), stations, "other")
+        (at / "site.json").write_text(json.dumps({"name": "south", "data": str(tables / "south.csv")}))
+        assert "no model has been made yet" in perfed("site", "export", "--dir", at).err
+        made = site_model(at, "south", tables / "south.csv", run)
+        np.testing.assert_array_equal(made.predict_proba(frame), expected)
+        assert perfed("site", "export", "--dir", at, "--run", run).code == 0 and (at / "south.onnx").exists()
+        done = perfed("site", "export", "--dir", at, "--run", "another", "--out", tables / "a.onnx")
+    assert done.code == 2 and "nothing is kept of run 'another'; allowed: " in done.err and run in done.err
 
 
 @pytest.mark.parametrize("exchanges", [3, 4, 5])
@@ -92,7 +119,10 @@ def test_what_does_not_fit_is_said_in_one_line(tables, capsys, monkeypatch):
     with pytest.raises(PerfedError, match="is 'perfed site' running there, and what does it print"):
         submit(tables, text, absent)
     said = [json.loads(line.removeprefix(submission.LINE)) for line in capsys.readouterr().out.splitlines()]
-    assert [line["stage"] for line in said[:-1]] == ["waiting for 3 sites", "still waiting for south, west"]
+    assert [line["stage"] for line in said[:-1]] == [
+        "waiting for 3 sites, 1 seconds at most (--wait)",
+        "still waiting for south, west",
+    ]
     other = Stations(tables, study=study(tables, rounds=7))
     with pytest.raises(PerfedError, match="the server's study is not the one that this site was given"):
         submit(tables, text, other)
@@ -101,8 +131,10 @@ def test_what_does_not_fit_is_said_in_one_line(tables, capsys, monkeypatch):
         submit(tables, study(tables, data=data))
     table = pd.read_csv(tables / "west.csv")
     table.rename(columns={"ill": "il"}).to_csv(tables / "west.csv", index=False)
-    with pytest.raises(PerfedError, match=r"site 'west': .*no column 'ill'.*'il'"):
-        submit(tables, text)
+    said: list[str] = []
+    with pytest.raises(PerfedError, match=r"site 'west': the site's data do not fit the study; its administrator sees"):
+        submit(tables, text, Stations(tables, note=said.append))
+    assert any("no column 'ill'" in line for line in said)
     table.to_csv(tables / "west.csv", index=False)
     submit(tables, text)
     with pytest.raises(PerfedError, match="holds a run of another study"):
@@ -110,6 +142,83 @@ def test_what_does_not_fit_is_said_in_one_line(tables, capsys, monkeypatch):
     table.iloc[::-1].to_csv(tables / "west.csv", index=False)
     with pytest.raises(PerfedError, match="site 'west': its data are not those"):
         submit(tables, text)
+
+
+def west_says(stations: Stations, change: Callable[[dict, dict], object]) -> Stations:
+    """What west replies is changed on the way, where it is of the kind that ``change`` changes."""
+    ask = stations.exchange
+
+    def exchange(messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+        for answer in ask(messages, deadline):
+            header, tree = unpack(answer.body)
+            if answer.site == "west":
+                change(header, tree)
+            yield replace(answer, body=pack(header, tree))
+
+    stations.exchange = exchange  # type: ignore[method-assign]
+    return stations
+
+
+def test_a_site_that_sends_anchors_of_1e30_is_named_and_the_run_may_go_on_without_it(tables, capsys):
+    def enlarge(header, tree):
+        if header.get("round") == 2:
+            tree["reply"]["terms"] = map_leaves(tree["reply"].get("terms", {}), lambda _, t: torch.full_like(t, 1e30))
+
+    text, settings = study(tables), {"out": str(tables / "run"), "wait": 1.0, "deadline": 60.0, "norm": 0.0}
+    with closing(west_says(Stations(tables), enlarge)) as stations:
+        with pytest.raises(
+            PerfedError, match=r"round 2: refused: the reply of site 'west': the norm of entry 'reply/t"
+        ):
+            program.main(stations, settings, study=text)
+        program.main(stations, {**settings, "at_least": 2.0}, study=text)
+    assert json.loads((tables / "run" / "rounds.jsonl").read_text().splitlines()[1])["counts"] == {"refused": ["west"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"samples": -5}, "samples is -5; a whole number from 0 on is needed"),
+        ({"classes": [-1, 100]}, "classes is -1; a whole number from 0 on is needed"),
+        ({"samples": 7}, "the samples of the classes are "),
+        ({"events": 1000}, "1000 samples have an event, of "),
+    ],
+)
+def test_counts_that_cannot_be_are_refused_and_the_site_is_named(fields, said, tables):
+    def lie(header, tree):
+        if "facts" in header:
+            header["facts"]["splits"]["train"].update(fields)
+
+    with pytest.raises(PerfedError, match=f"^facts of client 'west': train: {said}"):
+        submit(tables, study(tables), west_says(Stations(tables), lie))
+
+
+def test_a_site_that_does_not_return_ends_a_run_unless_enough_others_are_there(tables, capsys):
+    """The message names the way on; with it rounds say who was missing, also where the site is not there at all."""
+    text, settings = study(tables), {"out": str(tables / "run"), "wait": 1.0, "deadline": 60.0, "norm": 0.0}
+    with closing(Stations(tables)) as stations:
+        ask, asked = stations.exchange, [0]
+
+        def exchange(messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+            asked[0] += 1
+            without = ["west"] if asked[0] > 4 else []
+            yield from ask({site: message for site, message in messages.items() if site not in without}, deadline)
+            yield from (Answer(site, None, f"site '{site}': not connected", 60.0) for site in without)
+
+        stations.exchange = exchange
+        with pytest.raises(PerfedError, match=r"round 2: site 'west': not connected; .*submit again.*--at-least N"):
+            program.main(stations, settings, study=text)
+        stations.missing = ["west"]
+        with pytest.raises(PerfedError, match="not there after 1 seconds: west"):
+            program.main(stations, {**settings, "at_least": 3.0}, study=text)
+        capsys.readouterr()
+        program.main(stations, {**settings, "at_least": 2.0}, study=text)
+    said = [json.loads(line.removeprefix(submission.LINE)) for line in capsys.readouterr().out.splitlines()]
+    assert {"stage": "goes on without west"} in said
+    assert {line["round"]: line["counts"].get("no_reply") for line in said if line.get("round", 0) > 1} == {
+        2: ["west"], 3: ["west"]
+    }  # fmt: skip
+    summary = json.loads((tables / "run/summary.json").read_text())
+    assert summary["rounds"] == 3
 
 
 @pytest.mark.parametrize("where", ["site", "server"])
@@ -125,7 +234,7 @@ def test_a_full_disk_loses_nothing(where, tables, monkeypatch):
         real(path, data)
 
     monkeypatch.setattr(target, "write_atomic", full)
-    with pytest.raises((PerfedError, OSError), match="No space left on device"):
+    with pytest.raises((PerfedError, OSError), match=r"No space left on device|the site's disk cannot be written to"):
         submit(tables, text)
     submit(tables, text)
     same_as_simulated(tables)

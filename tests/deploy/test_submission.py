@@ -12,6 +12,7 @@ from deployments import deployed
 from stations import Stations, answer_all, interrupted_by, same_as_simulated, study, submit
 
 from perfed.deploy import submit as submission
+from perfed.engine.flower import submission as flower_submission
 from perfed.engine.flower.transport import Answer
 from perfed.errors import PerfedError
 
@@ -64,6 +65,16 @@ def test_a_run_that_goes_on_is_followed_and_not_begun_twice(tables, monkeypatch)
     assert submitted("finished:completed").followed == [8]
     with pytest.raises(PerfedError, match="submit again, and it goes on where it was"):
         submitted("finished:failed")
+
+
+def test_who_follows_a_run_whose_superlink_has_gone_is_told_to_submit_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(flower_submission, "command", lambda *words: ["false"])
+    monkeypatch.setattr(flower_submission, "PATIENCE", 0.0)
+    submitter = flower_submission.Submitter(tmp_path, "127.0.0.1:9")
+    with pytest.raises(
+        PerfedError, match=r"no answer for 0 seconds: .*; when the SuperLink is there again, submit again"
+    ):
+        submitter.follow(8, print, 60.0)
 
 
 class Stoppable(Flower):

@@ -1,29 +1,26 @@
-"""Flower's messages as letters, with a grid in memory and the apps called directly."""
+"""Flower's messages as letters, with a grid in memory; what sites reply is made beside it."""
 
 from __future__ import annotations
 
-import threading
-import time
+import json
 from collections.abc import Callable
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'perfed[flower]'")
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from perfed.engine.flower import post
-from perfed.engine.flower.adapter import FlowerTransport, client_app
-from perfed.engine.flower.worker import serve
+from perfed.engine.flower.adapter import FlowerTransport
+from perfed.engine.flower.letters import HELLO, body_of, error_record, record_of
 from perfed.errors import PerfedError
 
 
 class Grid:
-    """SuperNodes by number; ``reply`` says what comes back for a message, ``None`` for nothing."""
+    """Sites by number; ``reply`` says what comes back for a message, ``None`` for nothing."""
 
     def __init__(self, names: dict[int, str], reply: Callable[[Message], Message | None]) -> None:
         self.names, self.reply, self.sent, self.full = names, reply, {}, False
@@ -46,34 +43,16 @@ class Grid:
         return [reply for reply in replies if reply is not None]
 
 
-def by_app(folder: str, sites: dict[int, str]) -> Callable[[Message], Message]:
-    """What the client apps of these sites reply, each with the one worker in ``folder``."""
-    app = client_app()
+def by_sites(sites: dict[int, str]) -> Callable[[Message], Message]:
+    """What these sites reply: their names, an error, or the text in capitals."""
 
     def reply(message: Message) -> Message:
-        node = message.metadata.dst_node_id
-        config = {"site": sites[node], "worker": f"{folder}/w"}
-        return app(message, Context(1, node, config, RecordDict(), {}))
+        said = json.dumps([sites[message.metadata.dst_node_id], "here"]).encode()
+        body = said if message.metadata.message_type == HELLO else body_of(message).upper()
+        content = error_record("north.csv: no column 'age'") if body == b"BAD" else record_of(body)
+        return Message(content, reply_to=message)
 
     return reply
-
-
-@pytest.fixture
-def folder():
-    def handle(request: bytes) -> bytes:
-        if request == b"bad":
-            raise PerfedError("north.csv: no column 'age'")
-        return request.upper()
-
-    with TemporaryDirectory() as name:
-        stop = threading.Event()
-        thread = threading.Thread(target=serve, args=(f"{name}/w", handle, stop))
-        thread.start()
-        while not Path(name, "w").exists():
-            time.sleep(0.01)
-        yield name
-        stop.set()
-        thread.join(5)
 
 
 @pytest.fixture
@@ -91,8 +70,8 @@ def open_transport(monkeypatch):
         transport.close()
 
 
-def test_bytes_go_through_the_client_app_to_the_worker_and_back(folder, open_transport):
-    grid = Grid({1: "north", 2: "south"}, by_app(folder, {1: "", 2: ""}))
+def test_bytes_go_to_the_sites_and_back(open_transport):
+    grid = Grid({1: "north", 2: "south"}, by_sites({1: "", 2: ""}))
     transport = open_transport(grid)
     assert transport.sites() == ["north", "south"]
     long = bytes(range(97, 123)) * 10_000
@@ -104,8 +83,8 @@ def test_bytes_go_through_the_client_app_to_the_worker_and_back(folder, open_tra
     assert [array.data for array in arrays] == [long, b"bad"]  # one flat array for each message
 
 
-def test_without_names_from_keys_each_site_is_asked_once(folder, open_transport):
-    grid = Grid({1: "", 2: ""}, by_app(folder, {1: "north", 2: "south"}))
+def test_without_names_from_keys_each_site_is_asked_once(open_transport):
+    grid = Grid({1: "", 2: ""}, by_sites({1: "north", 2: "south"}))
     transport = open_transport(grid)
     assert transport.wait_for(["north", "south"], 5) == []
     assert [answer.body for answer in transport.exchange({"south": b"s"}, 5)] == [b"S"]
@@ -116,13 +95,10 @@ def test_without_names_from_keys_each_site_is_asked_once(folder, open_transport)
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        (1, "its Flower app could not be loaded"),
         (2, "ValueError: out of memory"),
         (3, "its message expired before it was answered"),
         (4, "its reply is lost"),
-        (5, "it is gone: its SuperNode has stopped talking to the server"),
-        (7, "its SuperNode does not trust the app"),
-        (8, "what handled its message was killed"),
+        (5, "it is gone: it has stopped talking to the server"),
     ],
 )
 def test_an_error_reply_says_what_it_means(open_transport, code, words):
@@ -140,7 +116,12 @@ def test_a_message_that_the_server_does_not_take_is_said(open_transport):
         list(open_transport(grid).exchange({"north": b"n"}, 5))
 
 
-def test_a_client_app_without_a_worker_says_so(open_transport):
-    transport = open_transport(Grid({1: "north"}, by_app("/nowhere", {1: "north"})))
+def test_a_reply_that_is_none_is_an_error_of_its_site(open_transport):
+    transport = open_transport(Grid({1: "north"}, lambda message: Message(RecordDict(), reply_to=message)))
     (answer,) = transport.exchange({"north": b"n"}, 5)
-    assert answer.error == "site 'north': no worker answers at /nowhere/w: No such file or directory"
+    assert (answer.body, answer.error) == (None, "site 'north': a message without a body")
+
+
+def test_a_site_that_says_no_name_is_not_connected(open_transport):
+    transport = open_transport(Grid({1: ""}, lambda message: Message(record_of(b"{}"), reply_to=message)))
+    assert transport.wait_for(["north"], 0.2) == ["north"]

@@ -28,14 +28,31 @@ def test_another_version_is_refused_in_one_line(monkeypatch, version):
     )
 
 
-@pytest.mark.parametrize("use", [check_flower, lambda: import_module("perfed.engine.flower.adapter")])
+@pytest.mark.parametrize(
+    "use",
+    [
+        check_flower,
+        lambda: import_module("perfed.engine.flower.adapter"),
+        lambda: import_module("perfed.engine.flower.node"),
+    ],
+)
 def test_without_flower_the_extra_is_named(use, monkeypatch):
     def absent(name):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", absent)
     monkeypatch.setitem(sys.modules, "flwr.app", None)
-    monkeypatch.delitem(sys.modules, "perfed.engine.flower.adapter", raising=False)
+    for name in ("adapter", "letters", "node"):
+        monkeypatch.delitem(sys.modules, f"perfed.engine.flower.{name}", raising=False)
     with pytest.raises(PerfedError) as error:
         use()
     assert str(error.value) == "a federation of sites needs flwr >=1.41,<1.43: pip install 'perfed[flower]'"
+
+
+def test_a_flower_without_what_a_site_needs_of_it_is_refused_in_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flwr.supernode.fleet_http_client", None)
+    monkeypatch.delitem(sys.modules, "perfed.engine.flower.node", raising=False)
+    with pytest.raises(PerfedError) as error:
+        import_module("perfed.engine.flower.node")
+    line = "the installed flwr lacks what a site needs of it: import of flwr.supernode.fleet_http_client halted; "
+    assert str(error.value) == f"{line}None in sys.modules"

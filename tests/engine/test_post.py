@@ -133,10 +133,23 @@ def test_a_site_that_is_silent_and_connected_is_asked_again(office, transport, m
     assert not errors(transport.exchange(ALL, 5))  # and what was lost keeps nobody busy
 
 
-def test_a_slow_site_is_asked_again_once_and_answers_once(office, transport, monkeypatch):
-    """With what it has kept, where it is a site; its next message waits until it has."""
+def test_a_message_that_is_lost_again_and_again_is_sent_until_the_deadline(office, transport, monkeypatch):
     monkeypatch.setattr(post, "AGAIN", 0.1)
-    office.delay = {"west": 0.7}
+    office.drop = {"west"}
+    answers = transport.exchange({"west": b"lost"}, 10)
+    while len(office.got["west"]) < 3:
+        time.sleep(0.01)
+    office.drop = set()
+    (answer,) = answers
+    times = len(office.got["west"])
+    assert answer.body == b"LOST" and times in (3, 4)  # the third may have come when nothing was lost any more
+    assert sum(0.1 * 2**wait for wait in range(times - 1)) <= answer.seconds < 5  # each is twice the one before
+
+
+def test_a_slow_site_is_asked_again_ever_more_seldom_and_answers_once(office, transport, monkeypatch):
+    """With what it has kept, where it is a site; its next message waits until it has."""
+    monkeypatch.setattr(post, "AGAIN", 0.2)
+    office.delay = {"west": 0.5}
     (answer,) = transport.exchange({"west": b"slow"}, 10)
     assert answer.body == b"SLOW"
     monkeypatch.setattr(post, "AGAIN", 10)
@@ -145,7 +158,7 @@ def test_a_slow_site_is_asked_again_once_and_answers_once(office, transport, mon
 
 
 def test_a_copy_that_is_lost_keeps_no_site_busy(office, transport, monkeypatch):
-    monkeypatch.setattr(post, "AGAIN", 0.1)
+    monkeypatch.setattr(post, "AGAIN", 0.25)
     office.delay = {"west": 0.4}
     answers = transport.exchange({"west": b"slow"}, 10)
     while not office.got["west"]:

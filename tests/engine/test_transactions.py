@@ -326,7 +326,7 @@ def test_a_cohort_has_at_most_so_many_clients_and_says_the_same(monkeypatch):
     monkeypatch.setattr("perfed.engine.engine.COHORT_CLIENTS", 2)
     works = []
     perform = server.engine.perform
-    server.engine.perform = lambda given: perform(works.extend(given) or works)
+    server.engine.perform = lambda given, invitation: perform(works.extend(given) or works, invitation)
     apart = server.evaluate("test")
     assert sorted(len(work.ids) for work in works) == [2, 2, 2]
     assert {i: m["loss"] for i, m in apart.items()} == pytest.approx({i: m["loss"] for i, m in together.items()})

@@ -161,10 +161,10 @@ def test_a_finished_search_is_not_overwritten(here):
 def test_a_damaged_summary_or_configuration(here):
     run_tiny(here / "out", "--method", "local")
     (here / "out" / "summary.json").write_text("{")
-    refused(perfed("resume", "out"), "summary.json: cannot be read")
+    refused(perfed("resume", "out"), "summary.json, line 1: not JSON")
     refused(perfed("report", "out"), "summary.json, line 1: not JSON")
     (here / "out" / "summary.json").write_text("{}")
-    refused(perfed("resume", "out"), "summary.json: is not the summary of a run")
+    refused(perfed("resume", "out"), "summary.json: method: field required")
     (here / "out" / "summary.json").unlink()
     (here / "out" / "config.toml").write_text("rounds = 'x'")
     refused(perfed("resume", "out"), "out/config.toml: ")

@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -34,11 +35,35 @@ from perfed.experiment.cox import Cox
 from perfed.experiment.estimators import baseline_names, new_model, tries
 from perfed.experiment.result import compare
 
+
+class Forest:
+    """Leaves of one sample or five, by a loop over the samples and the trees that were not given them."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def fit(self, x, y):
+        made = [self.kind(random_state=1, min_samples_leaf=leaf).fit(x, y) for leaf in (1, 5)]
+        return made[int(self.out_of_bag(made[1], x, y) < self.out_of_bag(made[0], x, y))]
+
+    def out_of_bag(self, forest, x, y):
+        errors = []
+        for number, row in enumerate(x):
+            given = zip(forest.estimators_, forest.estimators_samples_, strict=True)
+            trees = [tree for tree, rows in given if number not in rows]
+            if self.kind is RandomForestRegressor:
+                errors.append(np.mean((np.mean([tree.predict([row])[0] for tree in trees], axis=0) - y[number]) ** 2))
+            else:
+                said = np.mean([tree.predict_proba([row])[0] for tree in trees], axis=0)
+                errors.append(np.mean((said - (forest.classes_ == y[number])) ** 2))
+        return np.mean(errors)
+
+
 CLASSIFIERS = {
     "sklearn:logistic": lambda: LogisticRegression(max_iter=1000),
     "sklearn:svc": SVC,
-    "sklearn:random-forest": lambda: RandomForestClassifier(random_state=1),
-    "sklearn:gradient-boosting": lambda: GradientBoostingClassifier(random_state=1),
+    "sklearn:random-forest": lambda: Forest(RandomForestClassifier),
+    "sklearn:gradient-boosting": lambda: GradientBoostingClassifier(max_depth=2, random_state=1),
     "sklearn:sklearn.neighbors.KNeighborsClassifier": KNeighborsClassifier,
 }
 
@@ -103,9 +128,9 @@ def test_regressions(columns):
         return x[:, 0] if columns is None else x[:, :columns] + 0.1 * rng.normal(size=(70, columns))
 
     federation = Federation.from_arrays(sites(targets))
-    makers = {"ridge": Ridge, "random-forest": lambda: RandomForestRegressor(random_state=1)}
+    makers = {"ridge": Ridge, "random-forest": lambda: Forest(RandomForestRegressor)}
     if columns != 2:  # scikit-learn's has one value per sample
-        makers["gradient-boosting"] = lambda: GradientBoostingRegressor(random_state=1)
+        makers["gradient-boosting"] = lambda: GradientBoostingRegressor(max_depth=2, random_state=1)
     for name, make in makers.items():
         errors = []
         for client in federation:
@@ -119,6 +144,42 @@ def test_regressions(columns):
         PerfedError, match=r"sklearn:svc is not for a regression, .* allowed: sklearn:ridge, sklearn:ran"
     ):
         Baseline("sklearn:svc", experiment(), federation)
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_leaves_of_a_forest_are_large_where_targets_are_noise_and_small_where_they_are_not(task):
+    def fitted(noise):
+        clients, rng = {}, np.random.default_rng(3)
+        for name in "abc":
+            x = rng.normal(size=(150, 2))
+            y = np.sin(3 * x[:, :1]) + noise * rng.normal(size=(150, 1))
+            y = y if task == "regression" else (y[:, 0] > 0).astype(int)
+            clients[name] = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
+        federation = Federation.from_arrays(clients)
+        baseline = Baseline("sklearn:random-forest", experiment(), federation)
+        return [baseline.fitted(client).min_samples_leaf for client in federation]
+
+    assert fitted(0.0) == [1, 1, 1] and fitted(3.0) == [5, 5, 5]
+
+
+@pytest.mark.parametrize(("name", "task"), [("majority", "classification"), ("mean", "regression")])
+def test_a_row_says_the_most_frequent_class_or_the_mean(name, task):
+    def targets(rng, x):
+        return (rng.random(70) < 0.2).astype(int) if task == "classification" else rng.normal(2, 1, size=(70, 1))
+
+    federation = Federation.from_arrays(sites(targets))
+    means = [arrays(client, "train")[1].mean() for client in federation]
+    tested = [arrays(client)[1] for client in federation]
+    summary = Baseline(f"sklearn:{name}", experiment(metrics=["log-loss"] * (name == "majority")), federation).execute()
+    if task == "classification":
+        assert max(means) < 0.5
+        assert summary["metrics"]["accuracy"]["mean"] == pytest.approx(np.mean([np.mean(y == 0) for y in tested]))
+        losses = [log_loss(y, np.full(len(y), p)) for y, p in zip(tested, means, strict=True)]
+        assert summary["metrics"]["log-loss"]["mean"] == pytest.approx(np.mean(losses))
+    else:
+        errors = [np.mean((y - mean) ** 2) for y, mean in zip(tested, means, strict=True)]
+        assert summary["metrics"]["mse"]["mean"] == pytest.approx(np.mean(errors))
+    assert summary["notes"] == []
 
 
 def test_awkward_clients():
@@ -189,7 +250,8 @@ def test_strengths_are_tried_on_validation_samples(of):
         }
         best = max(scores, key=scores.get)  # the first of equal ones
         taken.append(best)
-        model = LogisticRegression(max_iter=1000, C=best).fit(x, y)
+        # What chose has done its part, and the model is trained on all that there is.
+        model = LogisticRegression(max_iter=1000, C=best).fit(np.concatenate([x, held_x]), np.concatenate([y, held_y]))
         right += [model.score(*arrays(client)) for client in clients]
     assert any(best != 1 for best in taken)  # else nothing is seen here
     summary = Baseline(f"{of}:logistic", experiment(), federation).execute()
@@ -198,7 +260,21 @@ def test_strengths_are_tried_on_validation_samples(of):
     note += ", ".join(f"{value:g} ({taken.count(value)} of {len(parts)})" for value in sorted(set(taken)))
     assert summary["notes"][-1] == note
     scored = Baseline(f"{of}:logistic", experiment(split="validation"), federation).execute()
-    assert not any("chosen" in note for note in scored["notes"])  # what is scored on chooses nothing
+    assert not any("chosen" in note for note in scored["notes"])  # what is scored on chooses nothing, nor is it learnt
+    right = []
+    for clients in parts:
+        x, y = (np.concatenate(each) for each in zip(*(arrays(c, "train") for c in clients), strict=True))
+        right += [LogisticRegression(max_iter=1000).fit(x, y).score(*arrays(c, "validation")) for c in clients]
+    assert scored["accuracy"]["mean"] == pytest.approx(np.mean(right), abs=1e-15)
+
+
+def test_what_nothing_is_chosen_of_is_trained_on_validation_samples_too():
+    held = [with_validation(client, 0.2, True, 1) for client in two_classes()]
+    by_hand = [KNeighborsClassifier().fit(*arrays(client, "train")) for client in two_classes()]
+    right = [model.score(*arrays(client)) for model, client in zip(by_hand, held, strict=True)]
+    federation = replace(two_classes(), clients=tuple(held))
+    summary = Baseline("sklearn:sklearn.neighbors.KNeighborsClassifier", experiment(), federation).execute()
+    assert summary["accuracy"]["mean"] == pytest.approx(np.mean(right), abs=1e-15)
 
 
 @pytest.mark.parametrize("name", ["logistic", "ridge", "svc", "cox", "random-forest", "gradient-boosting"])
@@ -312,12 +388,15 @@ def test_cox_models_have_the_penalty_that_is_best_on_validation_samples(of):
         x, y = (np.concatenate(each) for each in zip(*(arrays(c, "train") for c in clients), strict=True))
         held_x, held_y = (np.concatenate(e) for e in zip(*(arrays(c, "validation") for c in clients), strict=True))
         columns = [f"c{number}" for number in range(5)]
-        table = pd.DataFrame(x.astype(float), columns=columns).assign(time=y[:, 0], event=y[:, 1])
+
+        def fitted(penalizer, x, y, columns=columns):
+            table = pd.DataFrame(x.astype(float), columns=columns).assign(time=y[:, 0], event=y[:, 1])
+            return CoxPHFitter(penalizer=penalizer).fit(table, "time", "event")
+
         for penalizer in (0.1, 0.001, 0.01, 1, 10):
-            model = CoxPHFitter(penalizer=penalizer).fit(table, "time", "event")
-            hazard = model.predict_log_partial_hazard(pd.DataFrame(held_x, columns=columns))
-            scores[penalizer] = (concordance_index(held_y[:, 0], -hazard, held_y[:, 1]), model)
-        _, model = max(scores.values(), key=lambda pair: pair[0])
+            hazard = fitted(penalizer, x, y).predict_log_partial_hazard(pd.DataFrame(held_x, columns=columns))
+            scores[penalizer] = concordance_index(held_y[:, 0], -hazard, held_y[:, 1])
+        model = fitted(max(scores, key=scores.get), np.concatenate([x, held_x]), np.concatenate([y, held_y]))
         for client in clients:
             x, y = arrays(client)
             hazard = model.predict_log_partial_hazard(pd.DataFrame(x, columns=columns))
@@ -455,7 +534,7 @@ def test_baselines_alone(tmp_path):
     done = perfed("compare", "digits-label-skew", "--methods", names, "--out", tmp_path / "made")
     assert done.code == 0, done.err
     assert "sklearn:svc seed 0: 88." in done.out and "pooled:NAME is of data brought together." in done.out
-    assert "pooled:svc (data brought together)</th>" in (tmp_path / "made" / "report.html").read_text()
+    assert "SVC (data brought together)</th>" in (tmp_path / "made" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

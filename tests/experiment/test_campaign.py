@@ -88,6 +88,11 @@ def test_the_table_has_the_means_over_the_seeds(made, tmp_path):
         (str(value), method) for value in VALUES for method in ("local", "sklearn:svc")
     ]
     latex = (tmp_path / "t.tex").read_text()
+    assert f"\\label{{tab:{EXPERIMENT}-accuracy-by-samples-per-client}}" in latex
+    commands = [
+        line for line in latex.splitlines() if line.startswith(f"% runs: perfed compare {EXPERIMENT} --methods")
+    ]
+    assert [command.split("samples_per_client=")[1].split()[0] for command in commands] == [*map(str, VALUES)]
     for row in rows:
         place = made / folder(row["samples_per_client"]) / row["method"].replace(":", ".")
         means = [summary(place / f"seed-{seed}")["accuracy"]["mean"] for seed in (0, 1)]

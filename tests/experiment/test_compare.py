@@ -239,3 +239,25 @@ def test_a_run_says_who_holds_what(tmp_path):
         held = found[0]["clients"][client.id]
         assert held["rows"] == {"train": len(client.train), "test": len(client.test)} and held["inputs"] == 64
         assert held["classes"] == [int((client.train.y == label).sum()) for label in range(10)]
+
+
+def test_methods_are_compared_by_the_metric_that_is_asked_for(tmp_path):
+    asked = (*TINY, "evaluation.compare_by=log-loss")
+    out, methods = tmp_path / "made", "local,hetfedrep,sklearn:logistic"
+    done = perfed_command("compare", EXPERIMENT, "--methods", methods, "--seeds", 0, *asked, "--out", out)
+    assert done.code == 0, done.err
+    found = json.loads((out / "comparison.json").read_text())
+    assert found["verdict"]["metric"] == "log-loss"
+    means = {run["method"]: run["metrics"]["log-loss"]["mean"] for run in found["runs"]}
+    alone = min(("local", "sklearn:logistic"), key=means.__getitem__)
+    assert found["verdict"]["reference"] == alone
+    (gain,) = [of["gain"]["mean"] for of in found["verdict"]["methods"] if of["method"] == "hetfedrep"]
+    assert gain == pytest.approx(means[alone] - means["hetfedrep"], rel=0.05)  # of the clients that have both
+    tuned = tmp_path / "tuned"
+    grid = ["--grid", "lr=1e-3,1e-2", "samples_per_client=30", "validation_fraction=0.5"]
+    assert perfed_command("tune", EXPERIMENT, "--methods", "local", *asked, *grid, "--out", tuned).code == 0
+    assert {row["metric"] for row in json.loads((tuned / "grid.json").read_text())} == {"log-loss"}
+    refused = perfed_command("compare", EXPERIMENT, "--methods", "local", *TINY, "evaluation.compare_by=aux")
+    assert refused.code == 2 and "unknown metric 'aux' (did you mean 'auc'?)" in refused.err
+    refused = perfed_command("run", EXPERIMENT, *TINY, "evaluation.compare_by=mse")
+    assert refused.code == 2 and "evaluation.compare_by: 'mse' is for regression" in refused.err

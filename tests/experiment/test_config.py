@@ -268,7 +268,7 @@ def test_a_function_that_returns_no_module_says_so():
         ("methods.local.model=3", r"methods\.local\.model: must be a table \(given: 3\)"),
         ("methods.local.model={neck=3}", r"unknown key 'model\.neck'; allowed: embedding, body, head"),
         ("methods.flic-class.terms=proximal", "terms: must be a list of names"),
-        ('terms=["nope"]', "unknown term 'nope'; allowed: anchors, prototypes, proximal"),
+        ('terms=["nope"]', "unknown term 'nope'; allowed: anchors, prototypes, proximal, server-optimizer"),
         ("rate=0", "participation.rate: .*greater than 0"),
         ("rate=1.5", "participation.rate: .*less than or equal to 1"),
         ("participation.share=1", r"unknown key 'participation\.share'; allowed: policy, rate, last_round, fit_unused"),

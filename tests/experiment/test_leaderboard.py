@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from statistics import fmean, stdev
 
 import pytest
@@ -17,7 +18,7 @@ from perfed.experiment.config import validate
 from perfed.experiment.jobs import in_turn
 from perfed.experiment.leaderboard import Leaderboard
 from perfed.experiment.start import resume
-from perfed.report.board import Figure, board_table
+from perfed.report.board import UNFINISHED, Figure, board_notes, board_table
 
 TINY = {
     "title": "Digits",
@@ -143,6 +144,17 @@ def test_distances_are_in_their_deviations_and_of_what_they_report():
     assert last.rows[0][1:] == ["80.00 ± 5.00", "70.00 ± 1.00", "-10.0", "-2.0", "9"]
     best = board_table([figure], "T", "accuracy", best_over_test=True)
     assert best.rows[0][1:] == ["80.00 ± 5.00", "70.00 ± 1.00", "75.00 ± 2.00", "-5.0", "-1.0", "9"]
+
+
+def test_rows_of_fewer_rounds_than_theirs_are_marked_and_not_compared():
+    figure = Figure("A", 0.60, None, 0.97, 0.0005, rounds=10, their_rounds=2000)
+    (row,) = board_table([figure], "T", "accuracy", best_over_test=False).rows
+    assert row[1:] == ["97.00 ± 0.05", "60.00", "–", "–", "10 of 2000"]
+    assert board_notes([figure]) == [f"rounds: {UNFINISHED}"]
+    (whole,) = board_table([replace(figure, rounds=2000)], "T", "accuracy", best_over_test=False).rows
+    assert whole[3:] == ["-37.0", "-740.0", "2000"]
+    boards = [find_board(name) for name in board_names()]
+    assert {board.title for board in boards if board.their_rounds} == {b.title for b in boards if "PFLlib" in b.title}
 
 
 @pytest.mark.parametrize("name", board_names())

@@ -228,6 +228,28 @@ def test_edges_are_those_of_the_grid_not_of_what_is_allowed(tmp_path, scored, tr
     assert all(note.startswith(f"{said} (validation accuracy 92.8 %); try ") for note in choice.notes)
 
 
+def test_data_are_read_once_for_all_points_that_have_them(tmp_path, forgotten):
+    """Tables of many sites take longer to read than a run to train."""
+    asked = []
+
+    @catalogue.dataset("counted")
+    def counted(seed: int, data_dir: Path | None, *, clients: int = 20) -> Federation:
+        """Digits, and how often they were asked for."""
+        asked.append((seed, clients))
+        return load("digits", {"clients": clients}, seed=seed)
+
+    plan = {"engine": "stacked", "threads": 1}
+    table = {"rounds": 1, "data": {"name": "counted"}, "model": {"head": "linear"}, "plan": plan}
+    tuned = search.Search.create(tmp_path / "a", table, ["local", "fedavg"], [3], ["lr=1e-3,1e-2"], None, None)
+    asked.clear()
+    tuned.execute()
+    assert asked == [(3, 20)]
+    tuned = search.Search.create(tmp_path / "b", table, ["local"], [3], ["clients=20,30", "lr=1e-3,1e-2"], None, None)
+    asked.clear()
+    tuned.execute()
+    assert asked == [(3, 20), (3, 30)]
+
+
 def test_the_choice_does_not_depend_on_the_test_labels(tmp_path, scrambled_test_labels):
     file = tmp_path / "x.toml"
     model = 'embedding = { kind = "mlp", hidden = [8], out = 4 }\nhead = "linear"'
@@ -268,7 +290,7 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path, monkeypatch):
 
     (tmp_path / "cut" / "grid.json").write_text("[{")
     broken = perfed("resume", tmp_path / "cut")
-    assert broken.code == 2 and "grid.json: cannot be read" in broken.err and broken.err.count("\n") == 1
+    assert broken.code == 2 and "grid.json, line 1: not JSON" in broken.err and broken.err.count("\n") == 1
 
 
 def test_what_was_chosen_is_for_the_methods_that_were_tried(tmp_path):

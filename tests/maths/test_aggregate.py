@@ -60,6 +60,13 @@ def test_masked_mean_ignores_whatever_non_holders_say():
     assert found.tolist() == [[2.0]]
 
 
+def test_masked_mean_of_weights_below_one_is_a_mean():
+    x, weights = torch.tensor([[[1.0]], [[4.0]]]), torch.tensor([[0.2], [0.1]])
+    for scale in (1.0, 1e-9, 1e9):
+        found = masked_mean(x, scale * weights, torch.zeros(1, 1))
+        assert found.item() == pytest.approx((0.2 * 1 + 0.1 * 4) / 0.3)
+
+
 def test_fedavg_weighs_clients_by_their_samples():
     federation = blobs((12, 3))
     server = serve(make("fedavg"), federation)

@@ -35,20 +35,80 @@ def test_simplex_qp_is_as_good_as_cvxpy_at_any_scale(seed):
     assert abs(objective(p, q, a) - expected) <= 1e-8
 
 
-def test_where_quadprog_has_to_help_the_result_is_cvxpys_too(monkeypatch):
-    """Dropping variables can drop one too many; then the gradient says so and quadprog takes over."""
-    calls, real = [], quadprog.solve_qp
-    monkeypatch.setattr(quadprog, "solve_qp", lambda *given: calls.append(1) or real(*given))
+def by_quadprog(p, q):
+    """The method of Goldfarb and Idnani, for positive definite P."""
+    constraints = np.concatenate([np.ones((len(p), 1)), np.eye(len(p))], axis=1)
+    return quadprog.solve_qp(2 * p, -q, constraints, np.eye(len(p) + 1)[0], 1)[0]
+
+
+def by_trying_all(p, q):
+    """Least objective of the minimisers on the planes of all sets of variables that are in the simplex."""
+    m, found = len(p), [p.diagonal().min() + 10]
+    for bits in range(1, 2**m):
+        s = [i for i in range(m) if bits >> i & 1]
+        left = np.block([[2 * p[np.ix_(s, s)], np.ones((len(s), 1))], [np.ones((1, len(s))), np.zeros((1, 1))]])
+        a = np.zeros(m)
+        a[s] = np.linalg.lstsq(left, np.append(-q[s], 1.0), rcond=None)[0][:-1]
+        if (a > -1e-13).all() and abs(a.sum() - 1) < 1e-12:
+            found.append(objective(p, q, a))
+    return min(found)
+
+
+def duality_gap(p, q, a):
+    gradient = 2 * p @ a + q
+    return gradient @ a - gradient.min()
+
+
+@pytest.mark.parametrize("first", range(0, 400, 50))
+def test_the_gap_is_below_3e_12_of_singular_problems_too(first):
+    for seed in range(first, first + 50):
+        p, q = random_problem(seed)
+        a = simplex_qp(p, q)
+        assert duality_gap(p, q, a) < 3e-12 and a.tobytes() == simplex_qp(p, q).tobytes()
+
+
+@pytest.mark.parametrize("m", [3, 20, 100])
+def test_simplex_qp_is_quadprogs_where_that_can_solve_it(m):
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        root = rng.normal(size=(m, m)) + rng.normal()
+        p, q = root.T @ root / m + 0.01 * np.eye(m), rng.normal(size=m) * (seed % 2)
+        np.testing.assert_allclose(simplex_qp(p, q), by_quadprog(p, q), atol=1e-10)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_set_of_variables_is_better(seed):
+    rng = np.random.default_rng(seed)
+    m = int(rng.integers(1, 7))
+    root = rng.normal(size=(int(rng.integers(1, m + 2)), m))
+    p, q = root.T @ root, rng.normal(size=m) * (seed % 2)
+    assert abs(objective(p, q, simplex_qp(p, q)) - by_trying_all(p, q)) < 1e-11
+
+
+def by_dropping_alone(p):
+    """The minimiser on the plane ``sum a = 1``, without the variables that it makes negative, until none is."""
+    chosen, a = np.arange(len(p)), np.zeros(len(p))
+    while True:
+        found = np.linalg.solve(p[np.ix_(chosen, chosen)], np.ones(len(chosen)))
+        found /= found.sum()
+        if (found > 0).all():
+            a[chosen] = found
+            return a
+        chosen = chosen[found > 0]
+
+
+def test_where_one_variable_too_many_was_dropped_the_result_is_cvxpys_too():
+    """Then the gradient says so, and the variable comes back."""
     helped = 0
     for seed in range(200):
         rng = np.random.default_rng(seed)
         root = rng.normal(size=(12, 12))
-        p = root.T @ root / 20
-        before = len(calls)
-        a = simplex_qp(p)
-        if len(calls) > before and helped < 10:
+        p, q = root.T @ root / 20, np.zeros(12)
+        if duality_gap(p, q, by_dropping_alone(p)) > 1e-6 and helped < 10:
             helped += 1
-            np.testing.assert_allclose(a, reference(p, np.zeros(12)), atol=1e-5)
+            a = simplex_qp(p)
+            np.testing.assert_allclose(a, reference(p, q), atol=1e-5)
+            np.testing.assert_allclose(a, by_quadprog(p, q), atol=1e-10)
     assert helped == 10
 
 

@@ -215,13 +215,15 @@ def test_folded_heads_are_those_of_all_hessians_at_once(engine, hessian_at, damp
         assert np.abs(found[m] - before[m]).max() > 1e-3
 
 
-def wide(outputs):
-    return Model(body=mlp((), outputs), head=linear(3))
+def wide(outputs, **before):
+    return Model(body=mlp((), outputs), head=linear(3), **before)
 
 
 def test_hessians_over_the_limit_are_refused_before_anything_runs():
     # 2 domains x (3 x (84 + 1))^2 x 8 bytes are 1040400, one output more has 1065024; 1 MB are 1048576 bytes.
-    refused = serve(make("feddar-sa", hessian_limit_mb=1, more_terms=(quick(Anchors),)), blobs(), model=wide(85))
+    settings = {"hessian_limit_mb": 1, "placement": {"embedding": "personal"}}
+    model = wide(85, embedding=mlp((), 4))
+    refused = serve(make("feddar-sa", **settings, more_terms=(quick(Anchors),)), blobs(), model=model)
     refused.engine.run = None
     with pytest.raises(
         PerfedError, match=r"take 2 MB \(2 domains, .*3 x \(85 \+ 1\).*hessian_limit_mb = 1; .*at most 84"

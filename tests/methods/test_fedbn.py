@@ -47,7 +47,7 @@ def test_it_is_fedavg_with_the_rule_and_fedavg_once_batch_norm_is_shared():
 
 
 def test_a_model_without_batch_norm_is_refused_in_one_line():
-    with pytest.raises(PerfedError, match=r"fedbn .* the model has none; .*batch_norm = true") as error:
+    with pytest.raises(PerfedError, match=r"fedbn .* the model has none; .*batch_norm=true") as error:
         serve(make("fedbn"), blobs(), model=network())
     assert "\n" not in str(error.value)
 

@@ -493,7 +493,7 @@ def test_validated_pretraining_differs_between_clients_and_agrees_across_engines
 
 def test_an_embedding_that_is_shared_in_part_is_refused():
     method = make("fedavg", more_terms=(quick(Anchors),), placement={"embedding.2.*": "personal"})
-    with pytest.raises(PerfedError, match=r"aligns personal embeddings, but 'embedding\.0\.weight' is shared; give"):
+    with pytest.raises(PerfedError, match=r"aligns personal embeddings, but 'embedding\.0\.weight' is shared; add"):
         serve(method, blobs((6, 5))).prepare()
 
 

@@ -12,16 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from multiprocessing.connection import Client
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
+from perfed.engine.flower.node import Attendant, attend
 from perfed.engine.flower.probe import Server
 from perfed.engine.flower.processes import Certificate, superexec, superlink
 from perfed.engine.flower.submission import Submitter
-from perfed.engine.flower.supernode import supervise
-from perfed.engine.flower.worker import ask, serve
 from perfed.experiment.config import Experiment
 from perfed.experiment.start import start
 
@@ -37,43 +37,37 @@ dependencies = []
 publisher = "perfed"
 [tool.flwr.app.components]
 serverapp = "toy.server:app"
-clientapp = "toy.client:app"
+clientapp = "toy.server:app"
 [tool.flwr.app.config]
 control = ""
 """
 SERVER = """
-import json, threading
+import json
+from multiprocessing.connection import Listener
 from perfed.engine.flower.adapter import server_app
-from perfed.engine.flower.worker import serve
 
 def main(transport, config):
-    stop = threading.Event()
-
-    def do(request):
-        order = json.loads(request)
-        if order["do"] == "stop":
-            stop.set()
-            return b"[]"
+    def do(order):
         if order["do"] == "wait":
-            return json.dumps(transport.wait_for(order["names"], order["seconds"])).encode()
+            return transport.wait_for(order["names"], order["seconds"])
         messages = {site: text.encode("latin-1") for site, text in order["messages"].items()}
         answers = []
         for answer in transport.exchange(messages, order["deadline"]):
             answers.append([answer.site, (answer.body or b"").decode("latin-1"), answer.error, answer.seconds])
             if len(answers) == order["first"]:
                 break
-        return json.dumps(answers).encode()
+        return answers
 
     print("the server program is here", flush=True)
-    serve(config["control"], do, stop)
+    with Listener(config["control"]) as control:
+        order = {}
+        while order.get("do") != "stop":
+            with control.accept() as connection:
+                order = json.loads(connection.recv_bytes())
+                connection.send_bytes(json.dumps([] if order["do"] == "stop" else do(order)).encode())
     print("the server program is done", flush=True)
 
 app = server_app(main)
-"""
-CLIENT = """
-from perfed.engine.flower.adapter import client_app
-
-app = client_app()
 """
 RECORDER = """
 import sys
@@ -89,9 +83,8 @@ def note(event, arguments):
     with open({file!r}, "a") as file:
         file.write(repr(host) + "\\n")
 
-sys.addaudithook(note)
 """
-"""A ``sitecustomize`` that writes down each host that is connected to or asked for."""
+"""An audit hook, ``note``, that writes down each host that is connected to or asked for."""
 
 
 def free_port() -> int:
@@ -100,47 +93,38 @@ def free_port() -> int:
         return probing.getsockname()[1]
 
 
-def write_app(folder: Path, client: str = CLIENT) -> Path:
+def write_app(folder: Path) -> Path:
     """The smallest app folder; the server program takes orders at a Unix socket."""
     (folder / "toy").mkdir(parents=True)
     (folder / "pyproject.toml").write_text(APP)
-    for name, text in (("__init__", '"""Toy."""\n'), ("server", SERVER), ("client", client)):
+    for name, text in (("__init__", '"""Toy."""\n'), ("server", SERVER)):
         (folder / "toy" / f"{name}.py").write_text(text)
     return folder
 
 
 class Site:
-    """A worker and a supervised SuperNode, both in threads; the handler is in this process."""
+    """A site in a thread of this process; its handler answers in the place of a station."""
 
     def __init__(self, name: str, folder: Path, server: Server, handler: Callable[[bytes], bytes], as_name="") -> None:
         self.name, self.folder = name, folder
         folder.mkdir(parents=True)
-        self.stop, self.notes, self.problem = threading.Event(), [], None
-        worker = folder / "w"
-        config = {"site": as_name or name, "worker": str(worker)}
+        self.stop, self.notes, self.apps, self.heard, self.problem = threading.Event(), [], [], [], None
+        told = (self.apps.append, self.notes.append, self.heard.append)
+        attendant = Attendant(as_name or name, str(folder), handler, *told)
 
         def work() -> None:
-            serve(worker, handler, self.stop)
-
-        def connect() -> None:
             try:
-                supervise(server, config, folder, self.notes.append, self.stop)
+                attend(server, attendant, self.stop)
             except Exception as error:
                 self.problem = error
 
-        self.threads = [threading.Thread(target=target, daemon=True) for target in (work, connect)]
-        for thread in self.threads:
-            thread.start()
-
-    def kill(self) -> None:
-        """SIGKILL to the SuperNode itself."""
-        kill(self.folder / "flwr", b"flower-supernode")
+        self.thread = threading.Thread(target=work, daemon=True)
+        self.thread.start()
 
     def close(self) -> None:
         self.stop.set()
-        for thread in self.threads:
-            thread.join(15)
-            assert not thread.is_alive()
+        self.thread.join(15)
+        assert not self.thread.is_alive()
 
 
 def flower_processes(home: Path) -> list[int]:
@@ -196,7 +180,10 @@ class Loopback(ExitStack):
         self.callback(lambda: [site.stop.set() for site in self.sites.values()])
 
     def order(self, timeout: float, **order: object):
-        return json.loads(ask(self.control, json.dumps(order).encode(), timeout))
+        with Client(str(self.control)) as connection:
+            connection.send_bytes(json.dumps(order).encode())
+            assert connection.poll(timeout), f"{order['do']}: no answer"
+            return json.loads(connection.recv_bytes())
 
     def missing(self, names: list[str], seconds: float) -> list[str]:
         return self.order(seconds + 10, do="wait", names=names, seconds=seconds)

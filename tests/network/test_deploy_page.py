@@ -110,7 +110,7 @@ class Place:
 SHELL = [line for block in blocks("sh") for line in block.splitlines() if line.strip()]
 DEPLOY, *_ = [line for line in SHELL if line.startswith("perfed deploy")]
 SERVER = [line for line in SHELL if line.startswith("sh deployment/server/super")]
-SITES = [line for line in SHELL if line.startswith("perfed site --data")]
+SITES = [f"{line} --consent yes" for line in SHELL if line.startswith("perfed site --data")]  # nobody is there to type
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +176,44 @@ def test_a_site_and_the_server_are_killed_and_brought_back_to_the_same_bits(plac
     summary = json.loads((run / "summary.json").read_text())
     assert summary["rounds"] == ROUNDS and summary["virtual_time"] > 0 and (run / "report.html").exists()
     assert not (run / "predictions").exists()  # what models say of single rows stays at the sites
+
+
+def owned_sockets(pid: int) -> set[str]:
+    """Inodes of the sockets that a process has open."""
+    links = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            links.append(os.readlink(entry))
+    return {link[8:-1] for link in links if link.startswith("socket:[")}
+
+
+def listening() -> set[str]:
+    """Inodes of all sockets of this machine that others can call."""
+    found = set()
+    for name, state, inode, sign in (("tcp", 3, 9, "0A"), ("tcp6", 3, 9, "0A"), ("unix", 3, 6, "00010000")):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[state] == sign:
+                found.add(words[inode])
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.xdist_group("page")
+def test_another_user_of_a_site_s_machine_finds_nothing_to_call_or_to_read(place):
+    """While sites are connected: what others could call, and what they see of processes."""
+    for line in SITES:
+        pid, ends = place.running[line].pid, time.monotonic() + 60
+        while not (sockets := owned_sockets(pid)) and time.monotonic() < ends:
+            time.sleep(0.2)  # until it has connected
+        assert sockets and not sockets & listening()
+        assert Path(f"/proc/{pid}/task/{pid}/children").read_text() == ""
+        assert Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0") == place.words(line)
+    if os.getuid():
+        pytest.skip("to be another user takes root")
+    for what in (f"/proc/{pid}/fd", f"/proc/{pid}/environ"):
+        done = subprocess.run(["cat", what], user=65534, group=65534, extra_groups=[], capture_output=True, text=True)
+        assert "Permission denied" in done.stderr and not done.stdout
 
 
 @pytest.mark.xdist_group("page")

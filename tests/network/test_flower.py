@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import socket
 import ssl
-import subprocess
 import sys
 import threading
 import time
@@ -25,15 +24,16 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'perfed[flower]'")
 
-from loopback import CLIENT, RECORDER, SERVER, Authority, Loopback, free_port, same_bits, site_key, until, write_app
+from loopback import RECORDER, SERVER, Authority, Loopback, free_port, same_bits, site_key, until, write_app
 
 from perfed.deploy import program
 from perfed.deploy.station import Station
 from perfed.deploy.study import study_of
+from perfed.engine.flower.adapter import bundle_hash
+from perfed.engine.flower.node import Attendant, attend
 from perfed.engine.flower.probe import Server, Unreachable, probe
 from perfed.engine.flower.processes import superlink
 from perfed.engine.flower.submission import Submitter
-from perfed.engine.flower.supernode import supervise
 from perfed.engine.flower.transport import Answer
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
@@ -82,15 +82,18 @@ def folder():
 
 @pytest.fixture(scope="module")
 def connections(folder):
-    """Every process that is started from here on writes down whom it connects to."""
-    file = folder / "connections"
+    """This process, where the sites are, and every one that is started from here on write down whom they connect to."""
+    file, watching, own = folder / "connections", [True], {}
     (folder / "record").mkdir()
-    (folder / "record" / "sitecustomize.py").write_text(RECORDER.format(file=str(file)))
+    (folder / "record" / "sitecustomize.py").write_text(RECORDER.format(file=str(file)) + "sys.addaudithook(note)\n")
+    exec(RECORDER.format(file=str(file)), own)
+    sys.addaudithook(lambda *of: watching and own["note"](*of))  # for good: nobody can take it away
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", ":".join([str(folder / "record"), str(Path(__file__).parents[2])]))
         for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
             patch.delenv(name, raising=False)
         yield file
+    watching.clear()
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +181,65 @@ def test_a_method_ends_with_the_bits_of_a_simulation(method, federation, folder,
     same_bits(run, study, folder / f"simulated-{method}")
 
 
+EVIL = """
+from pathlib import Path
+from flwr.clientapp import ClientApp
+
+def read(*_):
+    Path({witness!r}).write_text(Path({key!r}).read_text())
+
+read()
+app = ClientApp()
+for kind in (app.train, app.evaluate, app.query):
+    kind()(read)
+"""
+EVIL_SERVER = """
+from flwr.app import Message, RecordDict
+from flwr.serverapp import ServerApp
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    kinds = ("train", "evaluate", "query", "query.exchange")
+    for kind in kinds:
+        messages = [Message(RecordDict(), node, kind, ttl=60) for node in grid.get_node_ids()]
+        for reply in grid.send_and_receive(messages, timeout=30):
+            said = dict(reply.content.config_records["error"])["error"] if reply.has_content() else reply.error
+            print("evil heard:", said, flush=True)
+"""
+
+
+NONE = "a message without a body"
+
+
+def test_an_app_that_is_submitted_runs_at_no_site(federation, folder):
+    """One that reads a site's key when it is imported and when it is called; the other run does not notice."""
+    witness, lines = folder / "witness", []
+    app = write_app(folder / "evil")
+    (app / "toy" / "client.py").write_text(EVIL.format(witness=str(witness), key=str(folder / "north")))
+    (app / "toy" / "server.py").write_text(EVIL_SERVER)
+    project = app / "pyproject.toml"
+    project.write_text(project.read_text().replace('clientapp = "toy.server', 'clientapp = "toy.client'))
+    run = federation.submitter.submit(app, {})
+    assert federation.submitter.follow(run, lines.append, 120) == "finished:completed"
+    heard = [line.partition("evil heard: ")[2] for line in lines if "evil heard: " in line]
+    assert not witness.exists()
+    allowed = "allowed: query.exchange, query.hello"
+    kinds = [f"a message of type '{kind}'; {allowed}" for kind in ("train", "evaluate", "query")]
+    assert sorted(heard) == sorted([*kinds, NONE] * len(NAMES))
+    sources = [path for path in app.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    files = {path.relative_to(app).as_posix(): path.read_text() for path in sources}
+    for site in federation.sites.values():
+        said = [line for line in site.heard if "refused" in line]
+        assert sorted(said[-4:]) == sorted(
+            f"a message is refused, and the server is told: {kind}" for kind in [*kinds, NONE]
+        )
+    assert all(site.apps[-1] == bundle_hash(files) != site.apps[0] for site in federation.sites.values())
+    assert {site: text for site, (text, _, _) in federation.exchange(HEARD, PATIENT).items()} == {
+        "north": "N", "south": "S", "west": "W",
+    }  # fmt: skip
+
+
 def test_a_superlink_that_is_killed_and_started_again_interrupts_nothing(federation):
     """Outcome: the exchange that was under way when it was killed ends with all replies; the run goes on."""
     results = {}
@@ -192,19 +254,17 @@ def test_a_superlink_that_is_killed_and_started_again_interrupts_nothing(federat
     assert federation.submitter.status(federation.run) == "running"
 
 
-def test_a_supernode_that_is_killed_in_an_exchange_is_named_at_the_deadline(federation):
-    results = {}
-    exchange = threading.Thread(target=lambda: results.update(federation.exchange({"west": "sleep 20"}, 8)))
-    exchange.start()
-    time.sleep(4)
-    federation.sites["west"].kill()
-    exchange.join(18)
-    assert results["west"][0] == "" and results["west"][1].startswith("site 'west': no answer within 8.0 seconds")
+def nobody(notes: list[str]) -> Attendant:
+    return Attendant("x", "nowhere", handle, print, notes.append)
 
 
-def refusal(server: Server, folder: Path) -> str:
+def refusal(server: Server) -> str:
+    stop = threading.Event()
+    timer = threading.Timer(20, stop.set)
+    timer.start()
     with pytest.raises(PerfedError) as error:
-        supervise(server, {"site": "x", "worker": str(folder / "w")}, folder / "nowhere", print, threading.Event())
+        attend(server, nobody([]), stop)
+    timer.cancel()
     assert type(error.value) is not Unreachable
     return str(error.value)
 
@@ -225,7 +285,7 @@ def test_what_will_not_mend_is_said_in_one_line(federation, folder, authority):
         "not a key": (Server(address, good.ca, good.ca), "not a private key of an elliptic curve"),
     }
     for case, (server, words) in says.items():
-        line = refusal(server, folder)
+        line = refusal(server)
         assert words in line and "\n" not in line, (case, line)
 
 
@@ -242,13 +302,12 @@ def test_an_expired_certificate_is_said_in_one_line(folder, authority):
 
         pool.submit(shake)
         address = f"127.0.0.1:{listening.getsockname()[1]}"
-        assert "its certificate, or its authority's, has expired" in refusal(Server(address, authority.ca), folder)
+        assert "its certificate, or its authority's, has expired" in refusal(Server(address, authority.ca))
 
 
 def test_a_server_that_is_not_there_is_waited_for(folder, connections):
     address, notes, stop = f"127.0.0.1:{free_port()}", [], threading.Event()
-    config = {"site": "x", "worker": str(folder / "w")}
-    thread = threading.Thread(target=supervise, args=(Server(address), config, folder / "gone", notes.append, stop))
+    thread = threading.Thread(target=attend, args=(Server(address), nobody(notes), stop))
     thread.start()
     until(lambda: bool(notes), 10)
     assert notes == [f"server {address} is not reachable: Connection refused; trying again"]
@@ -274,7 +333,7 @@ def test_the_run_ends_with_its_true_status(federation):
 
 def test_a_server_program_that_fails_is_not_taken_for_a_success(federation, folder):
     app = write_app(folder / "failing-app")
-    broken = SERVER.replace("stop = threading.Event()", "raise SystemError('no server here')")
+    broken = SERVER.replace("def do(order):", "raise SystemError('no server here')\n    def do(order):")
     (app / "toy" / "server.py").write_text(broken)
     submitter = federation.submitter
     assert submitter.follow(submitter.submit(app, {}), print, 60) == "finished:failed"
@@ -284,10 +343,5 @@ def test_nobody_was_called_but_this_machine(connections):
     """Last in the file: what all processes of the tests above have connected to, or asked the address of."""
     called = [ast.literal_eval(line) for line in connections.read_text().splitlines()]
     assert len(called) > 50
-    assert {host for host in called if not str(host).startswith("/")} == {"127.0.0.1"}
-
-
-def test_the_client_app_does_not_import_torch():
-    script = f"{CLIENT}\nimport sys; print(*sorted({{'torch', 'pandas', 'sklearn', 'ray'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+    own = {"127.0.0.1", "localhost"}  # the second by the wrong name of a test above
+    assert {host for host in called if not str(host).startswith("/")} == own

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from perfed.report.page import look, svg
+from perfed.report.page.paper import standalone
 
 SPACE = "{http://www.w3.org/2000/svg}"
 
@@ -51,8 +52,13 @@ def test_an_axis_is_never_of_no_length():
 
 def test_words_of_others_are_escaped_and_what_is_written_is_xml():
     entry, below = svg.legend([('<b>&"x"', look.Look("var(--c1)", "2 3")), ("y" * 80, look.Look("red", ""))])
-    parts = [entry, svg.dot(1, 2, "red", "a < b & c"), svg.interval(1, 3, 2, "red"), svg.area([(0, 0), (1, 1)], "red")]
-    root = ElementTree.fromstring(svg.standalone(svg.drawing("<title>", "a & b", *parts)))
+    parts = [
+        entry,
+        svg.dot(1, 2, "red", "a < b & c"),
+        svg.interval(1, 3, 2, "red"),
+        svg.area([(0, 0), (1, 1)], "#ff0000"),
+    ]
+    root = ElementTree.fromstring(standalone(svg.drawing("<title>", "a & b", *parts)))
     assert root.get("role") == "img"
     assert [root.find(f"{SPACE}{name}").text for name in ("title", "desc")] == ["<title>", "a & b"]
     assert [text.text for text in root.iter(f"{SPACE}text")] == ['<b>&"x"', "y" * 80]
@@ -62,7 +68,7 @@ def test_words_of_others_are_escaped_and_what_is_written_is_xml():
 
 def test_a_file_of_its_own_has_light_colours_and_no_variables():
     drawn = svg.drawing("t", "d", svg.dot(1, 2, look.paint("c3")), svg.words(0, 0, "w", fill=look.paint("muted")))
-    alone = svg.standalone(drawn)
+    alone = standalone(drawn)
     assert "var(" in drawn and "var(" not in alone
     assert look.LIGHT["c3"] in alone and look.LIGHT["muted"] in alone
 

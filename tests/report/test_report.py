@@ -1,6 +1,7 @@
 """The report of synthetic run directories: its numbers, its structure, and what a browser draws."""
 
 import csv
+import itertools
 import json
 import shutil
 import xml.etree.ElementTree as ElementTree
@@ -162,6 +163,21 @@ def test_differences_pair_common_seeds_only(run_dirs):
     assert compare_table(comparison_rows(load_runs([run_dirs[0], run_dirs[3]])))[1].difference is None
 
 
+def test_differences_are_so_that_more_is_better_whatever_the_metric():
+    def spread(mean: float) -> dict[str, float]:
+        return {"mean": mean, "std": 0.1, "min": 0.3, "p10": 0.4, "p90": 0.8, "max": 0.9}
+
+    losses = {"local": (0.5, 0.6), "fedavg": (0.2, 0.4)}
+    rows = [
+        {"method": method, "seed": seed, "metrics": {"mse": spread(value)}, "wall_seconds": 1.0}
+        for method, values in losses.items()
+        for seed, value in enumerate(values)
+    ]
+    difference = compare_table(rows)[1].difference
+    half = 12.7062 * np.std([0.3, 0.2], ddof=1) / np.sqrt(2)
+    assert (difference.mean, difference.low, difference.high) == pytest.approx((0.25, 0.25 - half, 0.25 + half))
+
+
 def test_the_worst_clients_of_a_loss_are_those_with_the_highest():
     """By the clients' values themselves; results of before there was a 90th percentile say that they do not know it."""
     losses = np.random.default_rng(0).exponential(size=101)
@@ -200,7 +216,7 @@ def test_page_is_complete_and_self_contained(run_dirs, tmp_path):
     assert [name for name in page.references if not name.startswith(("#", "data:image/png;base64,"))] == []
     found = {row[0]: row for row in page.rows if len(row) == 10}
     assert found["flic"][1] == "81.00 ± 1.41" and found["flic"][3].endswith("0 / 0 / 6")
-    assert found["fedavg"][1:4] == ["62.00 ± 2.83", "–", "–"] and found["flic"][4:6] == ["61.00", "71.00"]
+    assert found["FedAvg"][1:4] == ["62.00 ± 2.83", "–", "–"] and found["flic"][4:6] == ["61.00", "71.00"]
     assert page.settings[0].startswith("perfed & x\n") and page.settings[1] == (run_dirs[0] / "config.toml").read_text()
     assert "A <b> & c" in page.words and "flic: 1 client < 2 samples (seed 0, 1)" in page.words
     text = out.read_text(encoding="utf-8")
@@ -268,7 +284,7 @@ def test_the_leaderboard_is_the_verdict_in_a_table(run_dirs):
 
 def test_p_values_are_scipys_over_clients_and_holms():
     rng = np.random.default_rng(3)
-    differences = rng.normal(0.3, 1, (3, 30))
+    differences = rng.normal(0.3, 1, (3, 60))
     differences[0, 4] = np.nan
     expected = stats.wilcoxon(np.nanmean(differences, 0), zero_method="pratt", method="approx").pvalue
     assert paired_p(differences) == pytest.approx(expected)
@@ -276,6 +292,20 @@ def test_p_values_are_scipys_over_clients_and_holms():
     # Holm 1979: 4 x 0.01, 3 x 0.015, 2 x 0.03, 0.04; never less than the one before.
     found = holm({"a": 0.03, "b": 0.01, "c": 0.04, "d": 0.015})
     assert found == pytest.approx({"a": 0.06, "b": 0.04, "c": 0.06, "d": 0.045})
+
+
+def test_p_values_of_few_clients_count_every_sign():
+    assert paired_p(np.arange(1.0, 6)[None]) == 2 / 2**5  # the normal approximation says .043
+    rng = np.random.default_rng(0)
+    plain = rng.normal(0.4, 1, (1, 20))
+    assert paired_p(plain) == pytest.approx(stats.wilcoxon(plain[0], method="exact").pvalue)
+    tied = np.array([[3.0, -1.0, 1.0, 0.0, 2.0, 2.0, -2.0, 4.0, 0.0]])
+    ranks = stats.rankdata(abs(tied[0]))
+    sums = [float(np.dot(ranks, signs * abs(np.sign(tied[0])))) for signs in itertools.product((-1, 1), repeat=9)]
+    far = np.mean(np.abs(sums) >= abs(np.dot(ranks, np.sign(tied[0]))))
+    assert paired_p(tied) == pytest.approx(far)
+    # What rounding alone tells apart is a tie.
+    assert paired_p(tied * 0.1 + np.where(tied, 1e-15, 0)) == pytest.approx(far)
 
 
 def test_figures_are_files_of_their_own(run_dirs):

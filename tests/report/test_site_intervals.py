@@ -181,7 +181,7 @@ def test_few_rows_and_seeds_that_agree_are_no_certainty(tmp_path):
     assert gain.mean == pytest.approx(0.1) and gain.low <= 0.0 < 0.1 < gain.high and gain.sign == 0
     assert "[95 % interval over its test rows and the seeds]" in found.site_table.header[4]
     assert found.sentences[-1].endswith(
-        "gains over the best local model there at 0, loses at 0, cannot be told from it at 1 "
+        "gains over the local model chosen for it at 0, loses at 0, cannot be told from it at 1 "
         "(intervals over its test rows and the seeds)."
     )
     assert json.loads(json.dumps(found.to_dict()))["sites"][0]["over_rows"] is True
@@ -194,7 +194,7 @@ def test_few_rows_and_seeds_that_agree_are_no_certainty(tmp_path):
     assert (gain.low, gain.high) == pytest.approx((0.1, 0.1)) and not without.sites[0].over_rows
     assert "[95 % interval over the seeds alone]" in without.site_table.header[4]
     assert without.sentences[-1].endswith(
-        "gains over the best local model there at 1, loses at 0, cannot be told from "
+        "gains over the local model chosen for it at 1, loses at 0, cannot be told from "
         "it at 0 (intervals over the seeds alone)."
     )
 
@@ -255,7 +255,7 @@ def test_a_model_that_says_the_same_of_everybody_is_named_and_not_to_be_used(tmp
     said = {"hetfedrep": (False, False, False, True), "local": (True, True, True, True)}
     tables = {
         method: [[(y, logits(rng, y, good)) for y, good in zip(sites, each, strict=True)] for _ in range(2)]
-        for method, each in said.items()
+        for method, each in {**said, "sklearn:majority": (False,) * 4}.items()  # which is meant to
     }
     for seed in tables["hetfedrep"]:
         seed[0] = (mixed, seed[0][1][:, ::-1])  # class 0: right of three of four

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from command_line import EXPERIMENT, TINY, perfed
+from made_up_runs import write
 
 from perfed.engine.evaluate import spread
 from perfed.errors import PerfedError
@@ -16,26 +17,6 @@ from perfed.report.gains import interval
 from perfed.report.leaderboard import gain_text
 from perfed.report.papers import CSV_COLUMNS, csv_text, latex
 from perfed.report.text import difference_text
-
-
-def write(folder, method, seed, values, *, metric="accuracy", curve=(), weights=None):
-    """A finished run whose clients end with ``values``."""
-    where = folder / f"{method.replace(':', '.')}-{seed}"
-    where.mkdir()
-    more = "" if weights is None else '[evaluation]\nweights = "samples"\n'
-    (where / "config.toml").write_text(f'method = "{method}"\nseed = {seed}\n{more}')
-    with (where / "clients.csv").open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["id", "n_train", "n_test", f"{metric}_before", f"{metric}_after", "rounds"])
-        for number, value in enumerate(values):
-            there = "" if np.isnan(value) else value
-            rows.writerow([f"site-{number}", 5, 10 if weights is None else weights[number], there, "", 1])
-    measured = {metric: spread([value for value in values if not np.isnan(value)])}
-    lines = [{"round": number, "metrics": {metric: spread([mean])}} for number, mean in enumerate(curve, 1)]
-    (where / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    summary = {"method": method, "dataset": "made up", "seed": seed, "rounds": len(lines), "wall_seconds": 1.0}
-    (where / "summary.json").write_text(json.dumps({**summary, "metrics": measured}))
-    return where
 
 
 def made(folder, tables, **more):
@@ -99,12 +80,15 @@ def test_ahead_behind_and_neither(tmp_path):
     assert sentences[1] == f"Against local, flic-hl is {counts}; it sends nothing."
     assert sentences[2] == "Below local, which needs no federation: fedavg (by 10.0 points)."
     assert found.best_method is not None and found.best_method.method == "flic-hl"
-    assert [site.method for site in found.sites] == ["flic-hl", "flic-hl", "fedrep"]
-    assert found.best("site-2") == "fedrep" and found.sites[2].local == "local"
+    assert [site.method for site in found.sites] == [
+        "flic-hl"
+    ] * 3  # fedrep, best at the last of them, has few rows there
     gain = found.sites[2].gain
-    assert (gain.mean, gain.low, gain.high) == pytest.approx((0.1, 0.1, 0.1))
-    assert sentences[3].startswith("Best at each of the 3 sites: flic-hl at 2, fedrep at 1. The best federated method")
-    assert "gains over the best local model there at 3, loses at 0, cannot be told from it at 0" in sentences[3]
+    assert (gain.mean, gain.low, gain.high) == pytest.approx((0.02, 0.02, 0.02))
+    assert sentences[3].startswith(
+        "To use at each of the 3 sites: flic-hl at 3. The federated method chosen for a site"
+    )
+    assert "gains over the local model chosen for it at 3, loses at 0, cannot be told from it at 0" in sentences[3]
     with pytest.raises(PerfedError, match="nothing was measured at site 'west'; sites are: site-0"):
         found.best("west")
 
@@ -117,7 +101,7 @@ def test_the_reference_is_the_best_by_the_direction_and_weights_of_the_metric(tm
     fedavg, local = found.methods
     assert fedavg.gain.mean == pytest.approx(-0.25) and (fedavg.better, fedavg.worse) == (1, 1)
     assert local.gain.mean == pytest.approx(-0.25) and (local.equal, local.worse) == (1, 1)
-    assert found.best("site-0") == "sklearn:ridge" and found.best("site-1") == "fedavg"
+    assert found.best("site-0") == "sklearn:ridge" and found.best("site-1") == "sklearn:ridge"
     assert found.site_table.rows[1][3:] == ["fedavg", "+0.5"]
     assert found.sentences[0].startswith(
         "No method is ahead of sklearn:ridge; fedavg and local cannot be told from it, "
@@ -129,6 +113,28 @@ def test_the_reference_is_the_best_by_the_direction_and_weights_of_the_metric(tm
     weighed = {name: {"metric": "mse", "weights": [10, 30]} for name in tables}
     again = made(tmp_path / "weighted", tables, **weighed)
     assert again.methods[0].gain.mean == pytest.approx((10 * -1.0 + 30 * 0.5) / 40)
+
+
+@pytest.mark.parametrize("direction", [1, -1], ids=["accuracy", "mse"])
+def test_what_to_use_at_a_site_is_its_own_best_where_its_rows_outweigh_200_of_all_sites(tmp_path, direction):
+    """fedavg is better by 0.1 at each of the first three sites, local by 0.02 over all five."""
+    gains, rows = np.array([0.1, 0.1, 0.1, -0.2, -0.2]), [39, 41, 10_000, 10, 10]
+    tables = {"local": [[0.5] * 5] * 2, "fedavg": [list(0.5 + direction * gains)] * 2}
+    more = {"metric": "accuracy" if direction == 1 else "mse", "rows": rows}
+    found = made(tmp_path, tables, local=more, fedavg=more)
+    assert found.reference == "local" and found.methods[0].gain.mean == pytest.approx(-0.02)
+    assert [site.method for site in found.sites] == ["local", "fedavg", "fedavg", "local", "local"]
+    assert [site.gain.mean for site in found.sites] == pytest.approx(gains)  # at the site, as measured
+
+
+def test_a_site_that_does_not_say_how_many_rows_it_has_uses_its_own_best(tmp_path):
+    tables = {"local": [[0.5, 0.5]], "fedavg": [[0.6, 0.1]]}
+    runs = [write(tmp_path, method, seed, v) for method, t in tables.items() for seed, v in enumerate(t)]
+    for run in runs:
+        table = list(csv.reader((run / "clients.csv").read_text().splitlines()))
+        with (run / "clients.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([line[:2] + line[3:] for line in table])
+    assert [site.method for site in verdict(load_runs(runs)).sites] == ["fedavg", "local"]
 
 
 def test_without_a_local_model_the_first_method_is_the_reference(tmp_path):
@@ -155,6 +161,68 @@ def test_a_run_that_still_rises_is_said(tmp_path, curve, said):
     assert [s for s in found.sentences if "converged" in s] == (
         [] if said is None else [f"{said}; more rounds may change the verdict."]
     )
+
+
+FLAT = (0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6)
+
+
+@pytest.mark.parametrize(
+    ("curve", "losses", "said"),
+    [
+        # The accuracy says nothing yet, as where a class is rare: the loss does.
+        (FLAT, (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3), "from 0.55 to 0.35"),
+        (FLAT, (1.0, 0.5, 0.2, 0.1, 0.08, 0.06, 0.05, 0.04), None),  # it fits its rows ever better, by little
+        (FLAT, (0.92, 0.92, 0.91, 0.91, 0.90, 0.90, 0.89, 0.88), None),
+        (FLAT, (1.0, 0.6, 0.5, 0.4, 0.4, 0.4, 0.5, 0.6), None),
+        (FLAT, (1.0, None, 0.8, 0.7, None, 0.5, 0.4, 0.3), "from 0.5 to 0.35"),  # a round in which nobody trained
+        (FLAT, (None,) * 8, None),
+        ((0.4, 0.5, 0.6, 0.6, 0.6, 0.6, 0.59, 0.58), (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3), None),  # it over-fits
+    ],
+)
+def test_a_run_whose_training_loss_still_falls_is_said(tmp_path, curve, losses, said):
+    found = made(tmp_path, {"local": [[0.5, 0.5]], "fedavg": [[0.6, 0.6]]}, fedavg={"curve": curve, "losses": losses})
+    line = "fedavg has not converged: in the last quarter of the rounds its training loss still fell"
+    assert [s for s in found.sentences if "converged" in s] == (
+        [] if said is None else [f"{line} {said}; more rounds may change the verdict."]
+    )
+
+
+RISEN, FALLEN = (0.60, 0.74, 0.71, 0.52), (0.60, 0.61, 0.60, 0.61)
+BETTER = "fedavg was better after round 2"
+ADVICE = (
+    "Tune lr and weight_decay, or keep each client's best round: evaluation.stop = 'validated' with "
+    "data.validation_fraction."
+)
+
+
+@pytest.mark.parametrize(
+    ("metric", "more", "said"),
+    [
+        ("accuracy", {"curve": RISEN}, "(accuracy 74.0 %) than it is at the end (accuracy 52.0 %)"),
+        (
+            "accuracy",
+            {"curve": FALLEN, "auc": (0.70, 0.743, 0.6, 0.521)},
+            "(auc 0.743) than it is at the end (auc 0.521)",
+        ),
+        ("mse", {"curve": (4.0, 2.0, 2.5, 3.0)}, "(mse 2) than it is at the end (mse 3)"),
+        ("mse", {"curve": (4.0, 2.0, 2.05, 2.15)}, None),
+        ("accuracy", {"curve": (0.60, 0.74, 0.73, 0.72)}, None),
+        ("accuracy", {"curve": FALLEN}, None),
+        ("accuracy", {"curve": RISEN, "ends": {"accuracy": 0.74}}, None),  # each client has its best round's model
+    ],
+)
+def test_a_run_that_ends_much_worse_than_it_was_is_said(tmp_path, metric, more, said):
+    more = {"metric": metric, **more}
+    values = [more["curve"][-1]] * 2
+    found = made(tmp_path, {"local": [[1.0, 1.0]] * 2, "fedavg": [values] * 2}, local={"metric": metric}, fedavg=more)
+    assert [s for s in found.sentences if "at the end" in s] == ([] if said is None else [f"{BETTER} {said}. {ADVICE}"])
+
+
+def test_a_run_that_one_seed_ends_worse_is_not_said(tmp_path):
+    for seed, curve in enumerate((RISEN, (0.5, 0.6, 0.7, 0.75))):
+        write(tmp_path, "fedavg", seed, curve[-1:], curve=curve)
+        write(tmp_path, "local", seed, [0.5])
+    assert not [s for s in verdict(load_runs(sorted(tmp_path.iterdir()))).sentences if "at the end" in s]
 
 
 def test_the_report_says_it_first(tmp_path):
@@ -213,15 +281,17 @@ def test_one_interval_for_one_difference_wherever_it_stands(tmp_path):
         (judged,) = found.methods
         assert judged.gain.mean == pytest.approx(side * gain)
         (row,) = [row for row in judged_table(loaded, found) if row.difference]
-        ends = sorted((side * judged.gain.low, side * judged.gain.high))
-        assert (row.difference.mean, row.difference.low, row.difference.high) == (side * judged.gain.mean, *ends)
+        ends = [judged.gain.low, judged.gain.high]
+        assert (row.difference.mean, row.difference.low, row.difference.high) == (judged.gain.mean, *ends)
         assert row.difference.over == "clients and seeds"
         cells = dict(zip(CSV_COLUMNS, csv_text(judged_table(loaded, found)).splitlines()[2].split(","), strict=True))
         assert float(cells["low"]) == ends[0] and cells["interval_over"] == "clients and seeds"
-        assert f"Difference to local [95 {chr(92)}% over clients and seeds]" in latex([row], "x")
+        sense = "" if side > 0 else ", + is better"
+        assert f"difference to local{sense} [95 {chr(92)}% interval over clients and seeds]" in latex([row], "x", [])
         (short,) = first_tables(loaded, found)
-        assert short.header[2] == "Difference to local [95 % over clients and seeds]"
+        assert short.header[2] == f"Difference to local{sense} [95 % over clients and seeds]"
         assert short.rows[1][2] == difference_text(metric, row.difference.mean, *ends)
+        assert short.rows[1][2][0] == gain_text(judged, metric)[0] == ("+" if side > 0 else "-")
         board = leaderboard(loaded)
         (there,) = [line for line in board.rows if line[0] == "fedavg"]
         assert board.header[3] == "Better than local by [95 % interval over clients and seeds]"
@@ -243,12 +313,12 @@ def test_other_metrics_have_intervals_of_the_same_kind_or_say_which(tmp_path):
     loaded = load_runs(runs)
     found = verdict(loaded)
     (row,) = [row for row in judged_table(loaded, found) if row.metric == "loss" and row.difference]
-    expected = interval(np.subtract(losses["fedavg"], losses["local"]), np.ones(2))
+    expected = interval(np.subtract(losses["local"], losses["fedavg"]), np.ones(2))
     assert (row.difference.low, row.difference.high) == pytest.approx((expected.low, expected.high))
     heads = [table.header[6] for table in all_tables(loaded, found)]
-    assert heads == ["Difference to local [95 % interval over clients and seeds]"] * 2
+    assert heads == [f"Difference to local{s} [95 % interval over clients and seeds]" for s in ("", ", + is better")]
     by_seed = [table.header[6] for table in all_tables(loaded)]  # without a verdict, as where no client was measured
-    assert by_seed == ["Difference to local [95 % interval, Student's t over seeds]"] * 2
+    assert by_seed == [f"Difference to local{s} [95 % interval, Student's t over seeds]" for s in ("", ", + is better")]
 
 
 def test_small_and_equal_differences_are_said_as_such(tmp_path):
@@ -266,6 +336,43 @@ def test_small_and_equal_differences_are_said_as_such(tmp_path):
     table = {"local": [[0.7, 0.6]] * 2, "flic-hl": [[0.9, 0.808]] * 2}
     found = made(tmp_path / "more", table, **indices)
     assert "is ahead of local by 0.204 of c-index (95 % interval 0.200 to 0.208, 2 seeds" in found.sentences[0]
+
+
+def test_a_sentence_has_the_tables_sign_where_a_decimal_less_has_none(tmp_path):
+    rows = {"sklearn:logistic": [[0.5004, 0.6, 0.7004]] * 2, "local": [[0.5, 0.6, 0.7]] * 2, "fedrep": [[0.3] * 3] * 2}
+    found = made(tmp_path, rows)
+    assert found.reference == "sklearn:logistic" and "-0.03" in found.sentences[0]
+    (local,) = [row for row in judged_table(load_runs(sorted(tmp_path.iterdir())), found) if row.method == "local"]
+    assert difference_text("accuracy", local.difference.mean, None, None) == "-0.03"
+
+
+def test_a_second_with_the_larger_mean_is_not_said_to_be_behind(tmp_path):
+    rng = np.random.default_rng(0)
+    base = rng.uniform(0.5, 0.6, (2, 8))
+    wide = 0.06 + np.array([1.0, -0.9] * 4) * 0.4
+    runs = {"local": base, "fedpac": base + 0.05, "fedrep": base + wide}
+    found = made(tmp_path, runs)
+    assert found.best_method.method == "fedpac" and [of.gain.sign for of in found.methods] == [1, 0]
+    page = write_report(load_runs(sorted(tmp_path.glob("*-*"))), tmp_path / "report.html", title="T").read_text()
+    assert "fedrep is 3.0 points ahead of it, which may be chance" in page and "-3.0 points" not in page
+
+
+def test_accuracies_that_say_no_more_than_the_most_frequent_class_are_warned_of(tmp_path):
+    def warnings(sick, accuracy):
+        folder = tmp_path / f"{sick}-{accuracy}"
+        folder.mkdir()
+        runs = [write(folder, method, seed, [accuracy] * 3) for method in ("local", "fedavg") for seed in (0, 1)]
+        clients = {f"site-{i}": {"rows": {"train": 100}, "classes": [100 - sick, sick]} for i in range(3)}
+        held = {"data": "0", "classes": ["no", "yes"], "domains": [], "clients": clients}
+        for run in runs:
+            (run / "federation.json").write_text(json.dumps(held))
+        return [line for line in verdict(load_runs(runs)).warnings if "most frequent class" in line]
+
+    assert warnings(6, 0.945) == [
+        "Saying each site's most frequent class is right of 94.00 % of the rows, and no method of more than 94.50 %: "
+        "compare by another metric, evaluation.compare_by = 'auc' or 'log-loss'."
+    ]
+    assert warnings(6, 0.97) == [] and warnings(40, 0.6) == []
 
 
 def test_below_is_what_an_interval_says_and_the_others_are_not_above(tmp_path):

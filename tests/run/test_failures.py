@@ -331,7 +331,7 @@ def test_a_mistake_in_a_data_function_is_one_line(here, body, says):
     [
         ('terms=["own_terms:shrink"]', "shrinking=3.0"),
         ("terms=[own_terms:shrink]", "shrinking=3.0"),  # as the shell leaves it
-        ("terms=[own_terms:shrink, proximal]", "methods.local.shrinking=3.0"),
+        ("terms=[own_terms:shrink, prototypes]", "methods.local.shrinking=3.0"),
         ("methods.local.terms=['own_terms:shrink']", "methods.local.shrinking=3.0"),
     ],
     ids=str,

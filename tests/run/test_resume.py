@@ -473,7 +473,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_good_state(t
     out = tmp_path / "run"
     result = perfed("run", EXPERIMENT, *TINY, *diverging, "methods.local.lr=1e30", "--method", "local", "--out", out)
     assert result.code == 2
-    assert result.err.startswith("perfed: round 2: the training loss of client '00")
+    assert result.err.startswith("perfed: round 2: training diverged at 4 clients, '000', '001', ")
     assert result.err.count("\n") == 1
     assert checkpoints(out) == [f"state-{number:06d}.json" for number in kept]
     assert [line["round"] for line in rounds(out)] == [1]

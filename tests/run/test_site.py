@@ -24,6 +24,7 @@ from perfed.method.registry import entry, method_names
 from perfed.model.chain import Model
 from perfed.model.lstm import lstm
 from perfed.model.presets import cnn, linear, mlp
+from perfed.run.card import card, metrics_with_intervals, shown_metrics
 from perfed.run.export import export, onnx_file, onnx_inputs
 from perfed.run.run import Run
 from perfed.run.site import SiteModel
@@ -153,7 +154,14 @@ def test_a_site_says_what_the_run_says_and_so_do_its_files_without_perfed(name, 
     assert found["parameters"] == sum(tensor.numel() for tensor in site.program.state_dict.values())
 
 
-@pytest.mark.parametrize("name", ["fedavg", "knnper", "feddar-sa"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_saved_network_is_data_and_no_program(name, tmp_path):
+    _, site = finished(name)
+    held = {file.name for file in site.save(tmp_path / "north").iterdir()}
+    assert held == {"network.safetensors", "site.json"}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "knnper", "feddar-sa", "fedem"])
 def test_saved_and_loaded_it_is_the_same_to_the_bit(name, tmp_path):
     _, site = finished(name)
     test = the_data().clients[0].test
@@ -162,8 +170,8 @@ def test_saved_and_loaded_it_is_the_same_to_the_bit(name, tmp_path):
     assert again.facts == site.facts and list(again.feature_names_in_) == list(site.feature_names_in_)
     with pytest.raises(PerfedError, match="already holds a site's model"):
         site.save(tmp_path / "north")
-    (tmp_path / "north" / "network.pt2").write_bytes(b"half")
-    with pytest.raises(PerfedError, match="north: is damaged"):
+    (tmp_path / "north" / "network.safetensors").write_bytes(b"half")
+    with pytest.raises(PerfedError, match=r"north/network\.safetensors: is damaged"):
         perfed.load_site(tmp_path / "north")
     with pytest.raises(PerfedError, match="no site's model here"):
         perfed.load_site(tmp_path / "south")
@@ -358,6 +366,11 @@ def test_what_onnx_says_otherwise_is_not_written(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_the_card_of_a_table_names_its_target():
+    text = card(table_site("local", "own").facts)
+    assert "predicts the probabilities of the classes of `sick`: " in text
+
+
 # Card --------------------------------------------------------------------------------------------------------
 
 
@@ -374,21 +387,31 @@ def test_the_card_says_what_is_known_and_has_no_row(tmp_path):
     assert perfed.load_site  # the face has it
 
 
-def test_the_interval_is_that_of_the_bootstrap():
-    """Of an accuracy: the quantiles of a binomial, to its steps."""
-    from scipy.stats import binom
+def measured(right: int, rows: int) -> dict[str, dict[str, float | None]]:
+    """The metrics of a model that is right of so many of ``rows`` test samples."""
+    client: Client = blobs((5,), test=rows).clients[0]
+    y, good = client.test.y.numpy(), np.arange(rows) < right
+    said = np.eye(3)[np.where(good, y, (y + 1) % 3)] * 0.8 + 0.1
+    return metrics_with_intervals(client.test, said, "classification", 3)["of"]
 
-    from perfed.run.card import metrics_with_intervals
 
-    client: Client = blobs((5,), test=100).clients[0]
-    right = np.zeros(100, bool)
-    right[:70] = True
-    y = client.test.y.numpy()
-    said = np.eye(3)[np.where(right, y, (y + 1) % 3)] * 0.8 + 0.1
-    found = metrics_with_intervals(client.test, said, "classification", 3)["of"]["accuracy"]
-    assert found["value"] == pytest.approx(0.7)
-    assert found["low"] == pytest.approx(binom.ppf(0.025, 100, 0.7) / 100, abs=0.011)
-    assert found["high"] == pytest.approx(binom.ppf(0.975, 100, 0.7) / 100, abs=0.011)
+def test_an_accuracy_has_wilsons_interval():
+    for right, rows in ((70, 100), (12, 12), (0, 9)):
+        found = measured(right, rows)["accuracy"]
+        share, z = right / rows, 1.959963984540054
+        middle, half = share + z**2 / (2 * rows), z * np.sqrt(share * (1 - share) / rows + z**2 / (4 * rows**2))
+        ends = [(middle - half) / (1 + z**2 / rows), (middle + half) / (1 + z**2 / rows)]
+        assert (found["value"], found["low"], found["high"]) == pytest.approx((share, *ends), abs=1e-12)
+    assert shown_metrics({"of": {"accuracy": measured(12, 12)["accuracy"]}}) == [
+        ("accuracy", "100 %", "75.75 % to 100 %")
+    ]
+
+
+def test_a_bootstrap_that_tells_nothing_gives_no_interval():
+    found = measured(12, 12)["loss"]
+    assert found["low"] is None and found["high"] is None and found["value"] == pytest.approx(-np.log(0.9))
+    loss = measured(70, 100)["loss"]
+    assert loss["low"] < loss["value"] < loss["high"]
 
 
 def test_what_cannot_be_a_site_is_refused():

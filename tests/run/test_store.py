@@ -196,15 +196,16 @@ def test_all_checkpoints_damaged_is_an_error(tmp_path):
 
 def test_rounds_after_the_checkpoint_and_a_torn_line_are_dropped(tmp_path):
     run = RunDirectory.create(tmp_path / "run")
+    done = {"train_loss": float("nan"), "virtual_time": 1.0, "bytes_up": 8, "bytes_down": 8}
     for number in (1, 2, 3):
-        run.append_round({"round": number, "train_loss": float("nan")})
+        run.append_round({"round": number, **done})
     file = tmp_path / "run" / "rounds.jsonl"
     with file.open("a") as torn:
         torn.write('{"round": 4, "train_lo')
     run.truncate_rounds(4)
     assert [json.loads(line)["round"] for line in file.read_text().splitlines()] == [1, 2, 3]
     run.truncate_rounds(2)
-    run.append_round({"round": 3})
+    run.append_round({"round": 3, **done})
     assert [json.loads(line)["round"] for line in file.read_text().splitlines()] == [1, 2, 3]
     assert json.loads(file.read_text().splitlines()[0])["train_loss"] is None  # JSON has no NaN
 

@@ -85,6 +85,13 @@ def test_cox_losses_have_two_derivatives_and_survive_large_hazards():
     torch.testing.assert_close(gradient, torch.tensor([[0.0, -1.0, 1.0]]))
 
 
+def test_cox_losses_keep_risk_sets_whose_hazards_are_further_below_the_largest_than_exp_reaches():
+    h, time = torch.tensor([[800.0, 0.0, 1.0]], dtype=torch.float64), torch.tensor([[1.0, 2.0, 3.0]])
+    losses = cox_losses(h, time, torch.ones(1, 3), torch.ones(1, 3))
+    # 800 stands in the first risk set alone: log(e^800 + 1 + e) - 800, log(1 + e), log(e) - 1.
+    torch.testing.assert_close(losses, torch.tensor([[0.0, log(1 + exp(1)), 0.0]], dtype=torch.float64))
+
+
 def survival(sizes=(40, 30), events=None, **more) -> Federation:
     clients = {}
     for i, n in enumerate(sizes):

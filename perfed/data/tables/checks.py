@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.labels import Task
-from perfed.data.tables.kinds import Column, Kind, cells, guess, read
+from perfed.data.tables.kinds import Column, Kind
 from perfed.data.tables.options import TableOptions
+from perfed.data.tables.parsed import Parsed
 from perfed.data.tables.problems import Frame, Problem, in_rows, listed, merged, nowhere, refuse, unknown
 from perfed.data.tables.schema import agreed_kinds
 from perfed.data.tables.targets import CONSTANT, constant, events_of, named, targets_of
@@ -30,7 +31,12 @@ class Part:
 
     site: str
     source: str
-    frame: Frame
+    rows: Parsed
+
+    @property
+    def frame(self) -> Frame:
+        """The rows as the site has them."""
+        return self.rows.frame
 
     def said(self, problems: Iterable[str]) -> list[Problem]:
         """The problems of these rows."""
@@ -57,10 +63,10 @@ class Checked:
 
 
 def checked(
-    frames: Mapping[str, Frame],
+    frames: Mapping[str, Frame | Parsed],
     options: TableOptions,
     *,
-    tests: Mapping[str, Frame] | None = None,
+    tests: Mapping[str, Frame | Parsed] | None = None,
     sources: Mapping[str, str] | None = None,
     test_sources: Mapping[str, str] | None = None,
     alone: bool = False,
@@ -68,8 +74,8 @@ def checked(
     """The tables of all sites, if nothing is wrong with them; arguments as :func:`perfed.data.tables.frames.build`.
 
     With ``alone`` there are other sites that are not known here, and what they decide is left: whether the target
-    varies, whether somebody has a column that is to be dropped, and what a column is taken for that holds 0 and 1, or
-    nothing, here.
+    varies, whether somebody has a column that is to be dropped, and what a column is taken for that holds yes and no,
+    or nothing, here.
 
     Raises:
         TableProblems: first of names and of rows that are needed, then of everything else.
@@ -91,7 +97,8 @@ def checked(
     refuse(_lines(_roles(part, options) for part in parts))
     names = list(dict.fromkeys(name for part in parts for name in part.frame.columns))
     refuse([] if alone else nowhere(options.named, names, names))
-    columns = {part.site: _columns(part, options) for part in main}
+    tested = {part.site: part for part in given}
+    columns = {part.site: _columns(part, tested.get(part.site), options) for part in main}
     values, task, problems = _targets(parts, options, alone=alone)
     problems += _lines(_unfit(part, columns[part.site], options) for part in main)
     read_as: Mapping[str, Sequence[Column]] = columns
@@ -110,13 +117,13 @@ def _targets(
 ) -> tuple[list[NDArray[Any]], Task, list[str]]:
     """Labels, values, or times and events ``(rows, 2)``; see :func:`perfed.data.tables.targets.targets_of`."""
     survival = options.event is not None
-    columns = [(part.source, part.frame[options.target]) for part in parts]
+    columns = [(part.source, part.rows[options.target]) for part in parts]
     values, task, problems = targets_of(columns, options.target, "regression" if survival else options.task)
     if not alone and not problems and constant(values):
         problems.append(CONSTANT.format(named(options.target)))
     if options.event is None:
         return values, task, problems
-    events, found = events_of([(part.source, part.frame[options.event]) for part in parts], options.event)
+    events, found = events_of([(part.source, part.rows[options.event]) for part in parts], options.event)
     problems += found
     for part, times in zip(parts, values, strict=False):
         if len(bad := part.frame.index[times <= 0]):
@@ -127,7 +134,7 @@ def _targets(
     return pairs, "survival", problems
 
 
-def by_name(frames: Mapping[str, Frame]) -> list[tuple[str, Frame]]:
+def by_name(frames: Mapping[str, Frame | Parsed]) -> list[tuple[str, Frame | Parsed]]:
     """Sites and their frames, names as texts, sorted."""
     return sorted(((str(site), frame) for site, frame in frames.items()), key=lambda pair: pair[0])
 
@@ -136,21 +143,21 @@ def _lines(found: Iterable[Sequence[Problem]]) -> list[str]:
     return merged(problem for problems in found for problem in problems)
 
 
-def _part(site: str, frame: Frame, sources: Mapping[str, str] | None, what: str = "") -> Part:
+def _part(site: str, frame: Frame | Parsed, sources: Mapping[str, str] | None, what: str = "") -> Part:
     source = (sources or {}).get(site, f"site '{site}'{what}")
+    if isinstance(frame, Parsed):
+        return Part(site, source, frame)
     if not hasattr(frame, "columns") or not hasattr(frame, "iloc"):
         raise PerfedError(f"{source}: a {type(frame).__name__} was given; a pandas DataFrame is needed")
-    return Part(site, source, frame.set_axis([str(name) for name in frame.columns], axis=1))
+    return Part(site, source, Parsed(frame))
 
 
-def _columns(part: Part, options: TableOptions) -> list[Column]:
-    """Kinds of the columns that may enter, from all rows of the site."""
+def _columns(part: Part, given: Part | None, options: TableOptions) -> list[Column]:
+    """Kinds of the columns that may enter, from all rows of the site, those among them that it is tested on."""
     roles = {options.target, options.event, options.domain, options.group, *options.drop}
-    return [
-        guess(part.frame[name], name, as_date=name in options.dates, as_category=name in options.categories)
-        for name in part.frame.columns
-        if name not in roles
-    ]
+    more = None if given is None else given.rows
+    names = [name for name in part.frame.columns if name not in roles]
+    return [part.rows.guess(name, options.kinds.get(name), more) for name in names]
 
 
 def _structure(part: Part) -> list[Problem]:
@@ -171,7 +178,7 @@ def _roles(part: Part, options: TableOptions) -> list[Problem]:
             continue
         if name not in names:
             found.append(f"{role}: {unknown(name, names)}")
-        elif len(empty := part.frame.index[cells(part.frame[name]).isna()]):
+        elif len(empty := part.frame.index[part.rows[name].found.isna()]):
             way = "leave these rows out" if role in ("target", "event") else "fill them in, or leave these rows out"
             found.append(f"column '{name}', the {role}, is missing {in_rows(empty)}; {way}")
     return part.said(found)
@@ -182,7 +189,8 @@ def _unfit(part: Part, columns: Sequence[Column], options: TableOptions) -> list
     if options.preprocess is not None:
         return []
     ways = {
-        "id": "looks like an id; name it in drop, in group if rows of one value belong together, or in categories",
+        "id": "looks like an id; name it in drop, in group if rows of one value belong together, or in categories or "
+        "numbers if it is one",
         "text": "looks like free text; name it in drop, or in categories if it is one",
         "comma": "holds numbers with a decimal comma; write them with a point, or name it in categories",
     }
@@ -195,7 +203,7 @@ def unreadable(part: Part, columns: Sequence[Column], but: Set[Kind] = frozenset
     found = [unknown(column.name, names) for column in columns if column.name not in names]
     for column in columns:
         if column.name in names and column.kind not in but:
-            found += read(part.frame[column.name], column)[1]
+            found += part.rows[column.name].read(column)[1]
     return part.said(found)
 
 

@@ -7,12 +7,16 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from perfed.data.files import optional_package
+from perfed.data.reading import reason_of, refuse_unpacked
+from perfed.data.tables.parsed import Parsed
 from perfed.data.tables.problems import Frame, in_rows, listed, pandas, refuse, unknown
 from perfed.errors import PerfedError
+from perfed.machine import memory
 
 MISSING = frozenset({"", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "?"})
 """Cells of a file that stand for a missing value."""
@@ -22,6 +26,13 @@ ENDINGS = (*_TEXT, *_PARQUET, *_EXCEL)
 """Of files that are read as tables."""
 
 _ALLOWED = ", ".join(ENDINGS)
+_LOCK = "~$"  # the names of files begin so that say what Excel has open
+NOTE = ".txt"
+"""Ending of tables, and of notes beside them."""
+
+CELL = 64
+"""Bytes of memory that a cell of a table takes while it is read: as itself, as text, as a number and as an input."""
+
 _DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 _TRIED = 50  # rows that decide the delimiter
 _COMMA, _POINT = (re.compile(rf"[+-]?\d+{sign}\d+([eE][+-]?\d+)?") for sign in (",", r"\."))
@@ -35,20 +46,25 @@ class Sites:
         frames: a data frame per site. Its index are the rows' numbers in the file, as an editor or a spreadsheet counts
             them: the header is row 1 (Parquet files have none, and their rows count from 1).
         sources: the file that each is from, for messages.
-        notes: what was guessed on the way: an encoding, a decimal comma.
+        notes: what was guessed on the way, an encoding, a decimal comma; and which files were left out.
     """
 
     frames: dict[str, Frame]
     sources: dict[str, str]
     notes: tuple[str, ...]
 
+    @cached_property
+    def parsed(self) -> dict[str, Parsed]:
+        """The frames, each column of which is parsed once for as long as this is there."""
+        return {site: Parsed(frame) for site, frame in self.frames.items()}
+
 
 def read_sites(paths: Sequence[Path], site_column: str | None = None) -> Sites:
     """The tables of all sites.
 
     Args:
-        paths: files, or folders whose files are taken. Without ``site_column`` each file is one site, called as the
-            file is, without its ending.
+        paths: files, or folders whose tables are taken (:func:`tables_in`). Without ``site_column`` each file is one
+            site, called as the file is, without its ending.
         site_column: names the site of every row.
 
     Raises:
@@ -57,13 +73,18 @@ def read_sites(paths: Sequence[Path], site_column: str | None = None) -> Sites:
     frames: dict[str, Frame] = {}
     sources: dict[str, str] = {}
     problems: list[str] = []
-    notes: list[str] = []
+    notes = [note for path in paths if path.is_dir() for note in _left_out(path)]
     for path in table_files(paths):
         try:
             frame, said = read_table(path)
+            if not len(frame) and _is_note(path, paths):
+                raise PerfedError("there are no rows")
             found = {path.stem: frame} if site_column is None else _by_site(path, frame, site_column)
         except PerfedError as error:
-            problems.append(str(error))
+            if _is_note(path, paths):
+                notes.append(f"{path}: left out, for it is no table: {str(error).removeprefix(f'{path}: ')}")
+            else:
+                problems.append(str(error))
             continue
         notes += [f"{path}: {line}" for line in said]
         for site, rows in found.items():
@@ -77,6 +98,26 @@ def read_sites(paths: Sequence[Path], site_column: str | None = None) -> Sites:
     return Sites(frames, sources, tuple(notes))
 
 
+def tables_in(folder: Path) -> list[Path]:
+    """The files of a folder whose names are those of tables, sorted; not hidden ones, nor Excel's locks (``~$``)."""
+    files = (file for file in folder.iterdir() if file.suffix.lower() in ENDINGS and file.is_file())
+    return sorted(file for file in files if not file.name.startswith((".", _LOCK)))
+
+
+def _left_out(folder: Path) -> list[str]:
+    """A line on the files of a folder that are not taken for tables, but for hidden ones and experiments."""
+    taken = tables_in(folder)
+    others = (file for file in folder.iterdir() if file.is_file() and file not in taken)
+    names = sorted(file.name for file in others if file.suffix != ".toml" and not file.name.startswith("."))
+    return [f"{folder}: left out, for they are no tables: {', '.join(names)}"] if names else []
+
+
+def _is_note(path: Path, paths: Sequence[Path]) -> bool:
+    """Whether a file that cannot be read is a text beside the tables of a folder, and none of the user's naming."""
+    others = [file for file in tables_in(path.parent) if file.suffix.lower() != NOTE]
+    return path.suffix.lower() == NOTE and bool(others) and path.parent in paths and path not in paths
+
+
 def table_files(paths: Sequence[Path]) -> list[Path]:
     """The files themselves, and those with tables in the folders.
 
@@ -86,7 +127,7 @@ def table_files(paths: Sequence[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found = sorted(file for file in path.iterdir() if file.suffix.lower() in ENDINGS)
+            found = tables_in(path)
             if not found:
                 raise PerfedError(f"{path}: the folder holds no table; endings that are read: {_ALLOWED}")
             files += found
@@ -195,20 +236,41 @@ def _has_decimal_commas(rows: Iterable[Sequence[str]]) -> bool:
 
 
 def _read_parquet(path: Path) -> Frame:
-    optional_package("pyarrow", "reading Parquet files", extra="tables")
+    parquet = optional_package("pyarrow.parquet", "reading Parquet files", extra="tables")
     try:
+        footer = parquet.read_metadata(path)
+        refuse_too_large(path, footer.num_rows, footer.num_columns)
         frame = pandas().read_parquet(path)
-    except (OSError, ValueError) as error:
-        raise PerfedError(f"{path}: cannot be read as Parquet ({str(error).splitlines()[0]})") from None
+    except PerfedError:
+        raise
+    except Exception as error:  # whatever pyarrow and its parsers raise
+        raise PerfedError(f"{path}: cannot be read as Parquet ({reason_of(error)})") from None
     frame = frame if frame.index.name is None else frame.reset_index()
     _check_header(path, [str(name) for name in frame.columns])
     return frame.set_axis(range(1, len(frame) + 1))
 
 
+def refuse_too_large(path: Path, rows: int, columns: int) -> None:
+    """Stop before a table is read that memory cannot hold: a few bytes of a packed file can stand for many rows.
+
+    Raises:
+        PerfedError: its cells would take more than this machine's memory, at :data:`CELL` bytes each.
+    """
+    there, needed = memory(), rows * columns * CELL
+    if there is not None and needed > there:
+        raise PerfedError(
+            f"{path}: {rows:,} rows of {columns} columns need about {needed / 2**30:.3g} GiB of memory, and there are "
+            f"{there / 2**30:.3g}; give fewer rows or columns"
+        )
+
+
 def _read_excel(path: Path) -> Frame:
     optional_package("openpyxl", "reading Excel files", extra="tables")
     try:
+        refuse_unpacked(path)
         sheets = pandas().read_excel(path, sheet_name=None, header=None, dtype=object, keep_default_na=False)
+    except PerfedError:
+        raise
     except Exception as error:  # openpyxl lets through whatever zipfile and its own parsers raise
         raise PerfedError(f"{path}: cannot be read as Excel ({str(error).splitlines()[0]})") from None
     filled = {name: sheet for name, sheet in sheets.items() if len(sheet)}

@@ -9,8 +9,10 @@ from perfed.data.agreement import Agreement, agreed, in_words
 from perfed.data.client import Client
 from perfed.data.labels import Task
 from perfed.data.tables.checks import Checked, checked
+from perfed.data.tables.doubts import doubts
 from perfed.data.tables.kinds import Column, date_shown
 from perfed.data.tables.options import TableOptions
+from perfed.data.tables.parsed import Parsed
 from perfed.data.tables.problems import Frame, Problem, merged
 from perfed.data.tables.site_rows import SiteRows
 from perfed.data.tables.targets import event_option, looks_like_event, numeric
@@ -27,19 +29,21 @@ class Built:
         told: what sites tell each other before they train, in words.
         remarks: what is worth knowing and no fault: columns that do not enter, names written in two ways, sites
             with one class.
+        doubts: what makes results doubtful (:mod:`perfed.data.tables.doubts`).
     """
 
     clients: dict[str, Client]
     agreement: Agreement
     told: tuple[str, ...]
     remarks: tuple[str, ...]
+    doubts: tuple[str, ...]
 
 
 def build(
-    frames: Mapping[str, Frame],
+    frames: Mapping[str, Frame | Parsed],
     options: TableOptions,
     *,
-    tests: Mapping[str, Frame] | None = None,
+    tests: Mapping[str, Frame | Parsed] | None = None,
     sources: Mapping[str, str] | None = None,
     test_sources: Mapping[str, str] | None = None,
 ) -> Built:
@@ -68,7 +72,8 @@ def build(
     clients = {site: rows.client(agreement) for site, rows in sites.items()}
     columns = {site: rows.as_agreed(agreement)[0] for site, rows in sites.items()}
     remarks = merged([*_hints(columns, data, options), *_remarks(columns, clients, data.task, drawn)])
-    return Built(clients, agreement, tuple(in_words(tolds, agreement)), tuple(remarks))
+    found = tuple(doubts(data, columns, options))
+    return Built(clients, agreement, tuple(in_words(tolds, agreement)), tuple(remarks), found)
 
 
 def _hints(held: Mapping[str, Sequence[Column]], data: Checked, options: TableOptions) -> Iterator[Problem]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -21,6 +22,8 @@ _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([T ].*)?")
 _ISO = re.compile(r"\d{4}-\d{2}-\d{2}([T ].*)?")
 _COMMA = re.compile(r"[+-]?\d+(,\d+)?")  # whole numbers among them
 _FORMATS = ("ISO8601", "%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y")
+_TIMES = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
+_BEFORE_TIME = re.compile(r"^(\S+?\d)[T ]+(?=\d)")
 _WHOLE = re.compile(r"-?\d+\.0+")
 _IDS = frozenset({"id", "ids", "uid", "uuid", "guid", "mrn", "ssn"})
 _MANY = 20  # different texts that a category may have in any case
@@ -42,6 +45,7 @@ class Column:
         levels: those of them that have an input of their own; all others share having none.
         masked: whether a further input says that the value is missing.
         absent: whether the site does not have it (``columns = "union"``): it is missing in every row.
+        binary: of numbers, whether all are 0 or 1; yes, no, true and false are then read as these.
     """
 
     name: str
@@ -53,53 +57,87 @@ class Column:
     levels: tuple[str, ...] = ()
     masked: bool = False
     absent: bool = False
+    binary: bool = False
 
 
-def cells(values: Series) -> Series:
-    """The column as it is if of numbers, booleans or dates, else as objects: texts stripped, ``None`` missing."""
+class Cells:
+    """A column of a site, of which everything is made once, whoever asks for it.
+
+    Args:
+        values: as the site has them.
+
+    Attributes:
+        found: the column as it is if of numbers, booleans or dates, else as objects: texts stripped, ``None`` missing.
+    """
+
+    def __init__(self, values: Series) -> None:
+        self.found = _stripped(values)
+        self._read: dict[tuple[Kind, str, bool], tuple[Series, list[str]]] = {}
+
+    @cached_property
+    def numbers(self) -> Series:
+        """As floats, NaN where a cell is no number."""
+        return pandas().to_numeric(self.found, errors="coerce").astype(float)
+
+    def read(self, column: Column) -> tuple[Series, list[str]]:
+        """Return what :func:`read` does."""
+        key = column.kind, column.format, column.binary
+        if key not in self._read:
+            self._read[key] = _read(self, column)
+        return self._read[key]
+
+
+def _stripped(values: Series) -> Series:
     kinds = pandas().api.types
     plain = isinstance(values.dtype, np.dtype) and values.dtype.kind in "biuf"
     if plain or kinds.is_datetime64_any_dtype(values.dtype):
         return values
-    found = values.astype(object)
-    stripped = found.map(lambda cell: cell.strip() if isinstance(cell, str) else cell)
-    return stripped.where(stripped.notna() & (stripped != ""), None)
+    cells = np.array(values.astype(object), object)
+    cells[pandas().isna(cells)] = None
+    cells[:] = [(cell.strip() or None) if isinstance(cell, str) else cell for cell in cells]
+    return pandas().Series(cells, index=values.index, dtype=object, name=values.name)
 
 
-def guess(values: Series, name: str, *, as_date: bool = False, as_category: bool = False) -> Column:
-    """What the column ``name`` holds, unless it is said.
+def guess(values: Series | Cells, name: str, said: Kind | None = None) -> Column:
+    """What the column ``name`` holds, unless it is ``said``: "date", "category" or "number".
 
-    Numbers written as texts are numbers; 0 and 1, true and false, yes and no are booleans. A column where most values
-    are numbers, or look like dates, is taken for that, and :func:`read` then names the rows that are not. Numbers with
-    decimal commas are "comma".
+    Numbers written as texts are numbers, also where all are 0 or 1; true and false, yes and no are booleans. A column
+    where most values are numbers, or look like dates, is taken for that, and :func:`read` then names the rows that are
+    not. Numbers with decimal commas are "comma".
     """
-    found = cells(values).dropna()
+    cells = values if isinstance(values, Cells) else Cells(values)
+    filled = cells.found.notna().to_numpy()
+    found = cells.found[filled]
     if found.empty:
         return Column(name, "empty")
-    if as_date or pandas().api.types.is_datetime64_any_dtype(found.dtype):
+    if said == "date" or pandas().api.types.is_datetime64_any_dtype(found.dtype):
         return Column(name, "date", _format_of(found))
-    if as_category:
+    if said == "category":
         return Column(name, "category")
-    if found.dtype == bool or {str(cell).lower() for cell in found.unique()} <= _TRUE | _FALSE:
-        return Column(name, "boolean")
-    numbers = pandas().to_numeric(found, errors="coerce").astype(float)
-    share = numbers.notna().mean()
+    if found.dtype == bool or all(str(cell).lower() in _TRUE | _FALSE for cell in found):
+        return Column(name, "boolean") if said is None else Column(name, said, binary=True)
+    numbers = cells.numbers.to_numpy()[filled]
+    share = float(np.mean(~np.isnan(numbers)))
     if share == 1:
-        return Column(name, _kind_of_numbers(numbers.to_numpy(), name))
+        kind = said or _kind_of_numbers(numbers, name)
+        return Column(name, kind, binary=kind == "number" and bool(np.isin(numbers, (0.0, 1.0)).all()))
+    return Column(name, said) if said else _of_texts(found, name, share)
+
+
+def _kind_of_numbers(numbers: Any, name: str) -> Kind:
+    whole = bool(np.isfinite(numbers).all()) and bool((numbers == np.round(numbers)).all())
+    counted = len(numbers) >= _LEAST and bool((np.diff(numbers) == 1).all())
+    return "id" if whole and (counted or (_called_id(name) and not set(numbers) <= {0.0, 1.0})) else "number"
+
+
+def _of_texts(found: Series, name: str, numeric: float) -> Column:
+    """What a column holds of which only the part ``numeric`` are numbers."""
     texts = [str(cell) for cell in found]
     if sum(_DATE.fullmatch(text) is not None for text in texts) > len(texts) / 2:
         return Column(name, "date", _format_of(found))
     if all(map(_COMMA.fullmatch, texts)):
         return Column(name, "comma")
-    return Column(name, "number" if share > 0.5 else _kind_of_texts(texts, name))
-
-
-def _kind_of_numbers(numbers: Any, name: str) -> Kind:
-    if set(numbers) <= {0.0, 1.0}:
-        return "boolean"
-    whole = bool(np.isfinite(numbers).all()) and bool((numbers == np.round(numbers)).all())
-    counted = len(numbers) >= _LEAST and bool((np.diff(numbers) == 1).all())
-    return "id" if whole and (counted or _called_id(name)) else "number"
+    return Column(name, "number" if numeric > 0.5 else _kind_of_texts(texts, name))
 
 
 def _kind_of_texts(texts: Sequence[str], name: str) -> Kind:
@@ -131,7 +169,15 @@ def _format_of(found: Series) -> str:
 
 
 def _dates(found: Series, form: str) -> Series:
-    return pandas().to_datetime(found.map(_text), format=form, errors="coerce", utc=True)
+    """Dates in ``form``, with a time of day or without."""
+    pd, texts = pandas(), found.map(_text).reset_index(drop=True)  # labels may occur twice
+    dates = pd.to_datetime(texts, format=form, errors="coerce", utc=True)
+    if form != "ISO8601" and dates.isna().any():
+        timed = texts[texts.map(lambda text: isinstance(text, str) and ":" in text).astype(bool)]
+        spaced = timed.map(lambda text: _BEFORE_TIME.sub(r"\1 ", text))
+        for time in _TIMES if len(timed) else ():
+            dates = dates.fillna(pd.to_datetime(spaced, format=f"{form} {time}", errors="coerce", utc=True))
+    return dates.set_axis(found.index)
 
 
 def _dates_or_iso(found: Series, form: str) -> Series:
@@ -162,29 +208,29 @@ def read(values: Series, column: Column) -> tuple[Series, list[str]]:
         floats (numbers; booleans as 0 and 1; dates as days since 1970-01-01, with fractions), NaN where missing, or
         texts (all other kinds), ``None`` where missing; and the problems.
     """
-    found = cells(values)
-    where = f"column '{column.name}'"
+    return Cells(values).read(column)
+
+
+def _read(cells: Cells, column: Column) -> tuple[Series, list[str]]:
+    found, where = cells.found, f"column '{column.name}'"
     if column.kind == "date":
         return _read_dates(found, column.format, where)
     if column.kind not in ("number", "boolean"):
         texts = found.astype(object).where(found.notna(), None).map(_text)
         return texts.astype(object).where(texts.notna(), None), []
-    if column.kind == "boolean":
-        found = found.map(lambda cell: _truth(cell) if isinstance(cell, str | bool) else cell)
-    numbers = pandas().to_numeric(found, errors="coerce").astype(float)
-    problems = []
-    bad = found.index[found.notna() & numbers.isna()]
-    if len(bad):
+    numbers = cells.numbers
+    if (column.kind == "boolean" or column.binary) and found.dtype == object:
+        numbers = numbers.where(numbers.notna(), found.map(_truth)).astype(float)
+    values, problems = numbers.to_numpy(), []
+    if (bad := np.isnan(values) & found.notna().to_numpy()).any():
         way = "write numbers alone, or name the column in categories"
-        problems.append(f"{where} holds {column.kind}s, and something else {in_rows(bad)}; {way}")
-    odd = numbers.index[~numbers.isin((0.0, 1.0)) & numbers.notna()] if column.kind == "boolean" else ()
-    if len(odd):
-        problems.append(
-            f"{where} holds booleans, and other numbers {in_rows(odd)}; allowed: 0, 1, yes, no, true, false"
-        )
-    endless = numbers.index[np.isinf(numbers)]
-    if len(endless):
-        problems.append(f"{where} holds infinity {in_rows(endless)}; numbers must be finite, or missing")
+        problems.append(f"{where} holds {column.kind}s, and something else {in_rows(found.index[bad])}; {way}")
+    odd = ~(np.isnan(values) | np.isin(values, (0.0, 1.0)))
+    if column.kind == "boolean" and odd.any():
+        allowed = "allowed: 0, 1, yes, no, true, false"
+        problems.append(f"{where} holds booleans, and other numbers {in_rows(found.index[odd])}; {allowed}")
+    if (endless := np.isinf(values)).any():
+        problems.append(f"{where} holds infinity {in_rows(found.index[endless])}; numbers must be finite, or missing")
     return numbers, problems
 
 
@@ -205,6 +251,6 @@ def _read_dates(found: Series, form: str, where: str) -> tuple[Series, list[str]
     return pd.Series(days, index=found.index), problems
 
 
-def _truth(cell: str | bool) -> Any:
+def _truth(cell: Any) -> float:
     word = str(cell).lower()
-    return 1.0 if word in _TRUE else 0.0 if word in _FALSE else cell
+    return 1.0 if word in _TRUE else 0.0 if word in _FALSE else np.nan

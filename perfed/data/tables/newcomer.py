@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,9 +11,9 @@ import numpy as np
 
 from perfed.data.labels import Task
 from perfed.data.tables.checks import checked
-from perfed.data.tables.kinds import Column
+from perfed.data.tables.kinds import Column, guess, read
 from perfed.data.tables.options import TableOptions
-from perfed.data.tables.preprocess import column_transformer
+from perfed.data.tables.preprocess import column_transformer, keep_flags
 from perfed.data.tables.problems import Frame, pandas, refuse
 from perfed.data.tables.schema import learnt
 from perfed.data.tables.site import SiteTable, domain_ids
@@ -28,9 +29,10 @@ def newcomer_table(
 ) -> tuple[dict[str, Any], SiteTable]:
     """Arrays of one client, and its preprocessing, fitted on its own training rows.
 
-    Where all ``tables`` have one schema, the newcomer gets it too: columns that it lacks are missing in every row, and
-    further ones do not enter. Else it has columns of its own. Target, domain, kinds of columns that others have, and
-    what they leave out, are as at the others. A quarter of the rows is tested on, by class.
+    Where all ``tables`` have one schema, the newcomer gets it too, kinds of columns with it, whatever its own rows look
+    like: columns that it lacks are missing in every row, and further ones do not enter. Else it has columns of its own,
+    of which dates, categories, and numbers that look like an id, are what they are at the others. Target, domain and
+    what the others leave out are as there. A quarter of the rows is tested on, by class.
 
     Args:
         site, frame, source: the newcomer, its rows and where they are from, for messages.
@@ -48,13 +50,15 @@ def newcomer_table(
     if schema is not None:
         entering = {column.name for column in schema} | {first.target, first.event, first.domain}
         dropped |= {name for name in frame.columns if name not in entering}
+    kinds = {name: known[name] for name, times in Counter(frame.columns).items() if name in known and times == 1}
     options = TableOptions(
         target=first.target,
         event=first.event,
         domain=first.domain,
         drop=tuple(name for name in frame.columns if name in dropped),
-        dates=tuple(name for name in frame.columns if known.get(name) == "date"),
-        categories=tuple(name for name in frame.columns if known.get(name) == "category"),
+        numbers=[n for n, k in kinds.items() if k == "number" and (schema or guess(frame[n], n).kind == "id")],
+        dates=[name for name, kind in kinds.items() if kind == "date"],
+        categories=[name for name, kind in kinds.items() if kind == "category"],
         task=None if first.event is not None else task,
         test_fraction=0.0,
         preprocess=first.transformer if first.own else None,
@@ -70,9 +74,14 @@ def newcomer_table(
     named = tuple(name for name in frame.columns if any(name in other.ids for other in tables))
     table = replace(own.own_table(first.domains), domain_input=first.domain_input, ids=named)
     if schema is not None:
-        inputs = tuple(_own(column, rows["train"]) for column in schema)
+        counts = {c.name for other in tables for c in other.columns if c.kind == "number" and not c.binary}
+        schema = tuple(replace(c, binary=c.kind == "number" and c.name not in counts) for c in schema)
+        written = {column.name: column.format for column in own.columns}  # dates are written as the newcomer does
+        inputs = tuple(_own(replace(c, format=written.get(c.name, "")), rows["train"]) for c in schema)
         table = replace(table, inputs=inputs, transformer=column_transformer(inputs))
-        table.transformer.fit(table.read(rows["train"]))
+        read = table.read(rows["train"])
+        table.transformer.fit(read)
+        keep_flags(table.transformer, read)
     return _arrays(own.rows(), table, source), table
 
 
@@ -100,5 +109,6 @@ def _own(column: Column, train: Frame) -> Column:
     """A column of the schema as the newcomer has it, with the levels of the schema."""
     if column.name not in train.columns:
         return replace(column, absent=True, missing=0, constant=False, categories=())
-    found = learnt(train, replace(column, absent=False))
+    column = replace(column, absent=False)
+    found = learnt(read(train[column.name], column)[0], column)
     return replace(found, levels=column.levels, masked=column.masked)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from perfed.data.labels import Task
+from perfed.data.tables.kinds import Kind
 from perfed.data.tables.problems import listed
 from perfed.data.tables.schema import Mode
 from perfed.errors import PerfedError
 
-_LISTS = ("drop", "dates", "categories")
+_KINDS: dict[str, Kind] = {"numbers": "number", "dates": "date", "categories": "category"}
+_LISTS = ("drop", *_KINDS)
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class TableOptions:
             known beyond it (0, no, false); without it, the task is another.
         domain: column that says the domain of a row; it is no input (``domain_input`` of a data set makes it one).
         drop: columns that do not enter: ids, free text; here and below a text is one name.
-        dates, categories: columns that are so, whatever they look like.
+        numbers, dates, categories: columns that are so, whatever they look like.
         group: column whose rows of one value (a patient's) are never on both sides of a split.
         task: "classification" or "regression"; by default what the targets look like.
         test_fraction: share of each site's rows that is tested on, by class.
@@ -39,6 +41,7 @@ class TableOptions:
     event: str | None = None
     domain: str | None = None
     drop: Sequence[str] = ()
+    numbers: Sequence[str] = ()
     dates: Sequence[str] = ()
     categories: Sequence[str] = ()
     group: str | None = None
@@ -69,6 +72,15 @@ class TableOptions:
         twice = [name for name in dict.fromkeys(roles) if roles.count(name) > 1]
         if twice:
             raise PerfedError(f"column {listed(twice)} has two roles among target, event, domain, group and drop")
+        names = [name for option in _KINDS for name in dict.fromkeys(getattr(self, option))]
+        if len(self.kinds) < len(names):
+            twice = [name for name in self.kinds if names.count(name) > 1]
+            raise PerfedError(f"column {listed(twice)} is in two of numbers, dates and categories; it has one kind")
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """The kinds of columns that are said, by name."""
+        return {name: kind for option, kind in _KINDS.items() for name in getattr(self, option)}
 
     @property
     def named(self) -> dict[str, Sequence[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.files import optional_package
-from perfed.data.tables.kinds import MISSING_CATEGORY, Column, cells, read
+from perfed.data.reading import checked, reason_of, refuse_unpacked, refuse_untrusted
+from perfed.data.tables.kinds import MISSING_CATEGORY, Column, read
 from perfed.data.tables.preprocess import output_names, outputs
-from perfed.data.tables.problems import Frame, columns_named, in_rows, listed, nearest, pandas, refuse
+from perfed.data.tables.problems import Frame, Series, columns_named, in_rows, listed, nearest, pandas, refuse
 from perfed.errors import PerfedError
 
 _FACTS, _SAFE, _PICKLED = "table.json", "transformer.skops", "transformer.joblib"
@@ -101,27 +102,36 @@ class SiteTable:
         """The columns that enter as the transformer takes them: floats, days of dates, categories as texts.
 
         Raises:
-            PerfedError: as :meth:`transform`, but for domains.
+            PerfedError: as :meth:`transform`, but for domains; no rows.
         """
         frame = self._checked(frame)
+        refuse([] if len(frame) else [f"site '{self.site}': there are no rows"])
+        each = {column.name: read(frame[column.name], column) for column in self.columns}
+        refuse([f"site '{self.site}': {problem}" for _, problems in each.values() for problem in problems])
+        return self.arranged({name: values for name, (values, _) in each.items()}, frame.index)
+
+    def arranged(self, read: Mapping[str, Series], index: Any) -> Frame:
+        """The columns that enter as the transformer takes them.
+
+        Args:
+            read: the site's own by name, as :func:`perfed.data.tables.kinds.read` gives them.
+            index: of the rows.
+        """
         made: dict[str, Any] = {}
-        problems: list[str] = []
         for column in self.inputs:
             if column.absent:
                 empty = MISSING_CATEGORY if column.kind == "category" else np.nan
-                made[column.name] = pandas().Series([empty] * len(frame), index=frame.index)
+                made[column.name] = pandas().Series([empty] * len(index), index=index)
                 continue
-            values, found = read(frame[column.name], column)
-            problems += found
+            values = read[column.name]
             if column.kind == "category" and not self.own:
                 values = values.fillna(MISSING_CATEGORY)
             elif self.own and values.dtype == object:
                 values = values.where(values.notna(), np.nan)
             if column.kind == "date" and self.own:
                 values = pandas().to_datetime(values, unit="D")
-            made[column.name] = values
-        refuse([f"site '{self.site}': {problem}" for problem in problems])
-        return pandas().DataFrame(made, index=frame.index)
+            made[column.name] = values.array  # the rows are these, whatever they are called
+        return pandas().DataFrame(made, index=index)
 
     def unseen(self, frame: Frame) -> dict[str, int]:
         """How many rows hold a category that the training rows do not, by column; without columns that have none."""
@@ -185,30 +195,38 @@ class SiteTable:
             file.writestr(_PICKLED if kept is None else _SAFE, _pickled(self.transformer) if kept is None else kept)
 
     @classmethod
-    def load(cls, path: Path | str) -> SiteTable:
+    def load(cls, path: Path | str, trust: bool = False) -> SiteTable:
         """What :meth:`save` wrote.
 
-        A pickled transformer of the user's own runs code when it is read: read only files that you trust.
+        Args:
+            path: the file.
+            trust: whether a pickled transformer of the user's own is read, which runs code.
 
         Raises:
-            PerfedError: no such file, or not one of these.
+            PerfedError: no such file, not one of these, or a pickle that is not trusted.
         """
         try:
+            refuse_unpacked(Path(path))
             with zipfile.ZipFile(path) as file:
                 facts = json.loads(file.read(_FACTS))
                 safe = _SAFE in file.namelist()
-                content = file.read(_SAFE if safe else _PICKLED)
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise PerfedError(f"{path}: cannot be read as a site's table ({error})") from None
-        if safe:
-            skops = optional_package("skops.io", "reading a site's preprocessing", extra="tables")
-            transformer = skops.loads(content, trusted=_TRUSTED)
-        else:
-            import joblib
+                if not safe:
+                    refuse_untrusted(Path(path), "a preprocessing that is pickled (joblib)", trust)
+                transformer = _transformer(file.read(_SAFE if safe else _PICKLED), safe)
+            return checked(cls, {**facts, "transformer": transformer}, Path(path))
+        except PerfedError:
+            raise
+        except Exception as error:  # zipfile, zlib, skops and joblib raise each their own
+            raise PerfedError(f"{path}: cannot be read as a site's table ({reason_of(error)})") from None
 
-            transformer = joblib.load(io.BytesIO(content))
-        inputs = tuple(Column(**_tuples(column)) for column in facts.pop("inputs"))
-        return cls(inputs=inputs, transformer=transformer, **_tuples(facts))
+
+def _transformer(content: bytes, safe: bool) -> Any:
+    if safe:
+        skops = optional_package("skops.io", "reading a site's preprocessing", extra="tables")
+        return skops.loads(content, trusted=_TRUSTED)
+    import joblib
+
+    return joblib.load(io.BytesIO(content))
 
 
 def _pickled(transformer: Any) -> bytes:
@@ -219,13 +237,9 @@ def _pickled(transformer: Any) -> bytes:
     return content.getvalue()
 
 
-def _tuples(table: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
-
-
 def domain_ids(values: Any, name: str, domains: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
     """The domain of every row as its place among ``domains``, and what is wrong: missing or unknown ones, by row."""
-    texts, _ = read(cells(values), Column(name, "category"))
+    texts, _ = read(values, Column(name, "category"))
     place = texts.map({domain: number for number, domain in enumerate(domains)})
     bad = texts.index[place.isna()]
     if not len(bad):

@@ -17,10 +17,11 @@ from perfed.data.client import Client
 from perfed.data.from_arrays import client_of
 from perfed.data.labels import Task
 from perfed.data.tables.checks import UNDECIDED, Checked, Part, checked, unreadable
-from perfed.data.tables.kinds import Column, guess, read
+from perfed.data.tables.kinds import MISSING_CATEGORY, Column
 from perfed.data.tables.options import TableOptions
-from perfed.data.tables.preprocess import column_transformer, output_names, outputs, own_transformer
-from perfed.data.tables.problems import Frame, in_rows, merged, refuse, unknown
+from perfed.data.tables.persons import holders, like_persons
+from perfed.data.tables.preprocess import column_transformer, keep_flags, output_names, outputs, own_transformer
+from perfed.data.tables.problems import Frame, Series, in_rows, merged, pandas, refuse, unknown
 from perfed.data.tables.schema import agreed_kinds, learnt
 from perfed.data.tables.site import SiteTable, domain_ids
 from perfed.data.tables.splits import fold_of, held_out
@@ -91,7 +92,7 @@ class SiteRows:
 
     @cached_property
     def _labels(self) -> Labels:
-        return Labels.of([part.frame[self.options.target] for part in self._parts], self.options.target)
+        return Labels.of(part.rows[self.options.target] for part in self._parts)
 
     @cached_property
     def _held(self) -> NDArray[np.bool_]:
@@ -110,7 +111,7 @@ class SiteRows:
             return self._labels.whole_numbers if numbers else self._labels.names
         if self.options.event is None:
             return self._labels.values
-        events, _ = events_of([(p.source, p.frame[self.options.event]) for p in self._parts], self.options.event)
+        events, _ = events_of([(p.source, p.rows[self.options.event]) for p in self._parts], self.options.event)
         return [np.column_stack(pair) for pair in zip(self._labels.values, events, strict=True)]
 
     def rows(self, *, numbers: bool | None = None) -> Rows:
@@ -131,8 +132,21 @@ class SiteRows:
             return self.main.frame, self.given.frame
         return self.main.frame[~self._held], self.main.frame[self._held]
 
-    def told(self) -> Told:
-        """What the site tells before it trains."""
+    def personal(self) -> list[str]:
+        """Columns that look like names or codes of persons, a line each; those said to be categories do not."""
+        options, parts = self.options, self._parts
+        texts = [c.name for c in self.columns if c.kind == "category" and c.name not in options.categories]
+        groups = None if options.group is None else pandas().concat([part.frame[options.group] for part in parts])
+        found = []
+        for name in texts:
+            values = pandas().concat([part.rows[name].read(Column(name, "category"))[0] for part in parts])
+            found.append(like_persons(name, values, groups))
+        return merged(self.main.said(filter(None, found)))
+
+    def told(self, fewest: int = 1) -> Told:
+        """What the site tells before it trains: of categories those that at least ``fewest`` of its training rows hold,
+        or of its groups of rows where it has these.
+        """
         domain, labels = self.options.domain, self._labels
         of_task: dict[str, Any] = {}
         if self.task == "classification":
@@ -147,29 +161,49 @@ class SiteRows:
         return Told(
             task=self.task,
             domains=None if domain is None else self._domains(domain),
-            columns=None if self.options.columns == "own" else tuple(map(self._told, self.columns)),
+            columns=None if self.options.columns == "own" else tuple(self._told(c, fewest) for c in self.columns),
             named=tuple(sorted(asked & {n for part in self._parts for n in part.frame.columns})) if asked else None,
             **of_task,
         )
 
     def _domains(self, name: str) -> tuple[str, ...]:
-        texts = [read(part.frame[name], Column(name, "category"))[0] for part in self._parts]
+        texts = [part.rows[name].read(Column(name, "category"))[0] for part in self._parts]
         return tuple(sorted({text for column in texts for text in column.dropna()}))
 
-    def _told(self, column: Column) -> ToldColumn:
+    def _told(self, column: Column, fewest: int) -> ToldColumn:
         found = self._learnt(column)
         levels = found.levels
         if column.kind == "boolean":  # a category if it is one at another site
             levels = self._learnt(replace(column, kind="category")).levels
         return ToldColumn(
-            name=found.name, kind=found.kind, constant=found.constant, missing=found.missing > 0, levels=levels
+            name=found.name,
+            kind=found.kind,
+            constant=found.constant,
+            missing=found.missing > 0,
+            binary=found.binary,
+            levels=levels if fewest <= 1 else self._frequent(column, levels, fewest),
         )
+
+    def _frequent(self, column: Column, levels: tuple[str, ...], fewest: int) -> tuple[str, ...]:
+        """Those of the ``levels`` that at least so many training rows hold, or groups of these."""
+        if not levels:
+            return ()
+        values = self._read(replace(column, kind="category"), "train").fillna(MISSING_CATEGORY)
+        group = self.options.group
+        found = holders(values, None if group is None else self._frames[0][group])
+        return tuple(level for level in levels if found.get(level, 0) >= fewest)
 
     def _learnt(self, column: Column) -> Column:
         """``column`` with what the training rows say."""
         if column not in self._known:
-            self._known[column] = learnt(self._frames[0], column)
+            self._known[column] = learnt(self._read(column, "train"), column)
         return self._known[column]
+
+    def _read(self, column: Column, split: str) -> Series:
+        """The column's values in the rows to train on, or to test on."""
+        if self.given is not None:
+            return (self.given if split == "test" else self.main).rows[column.name].read(column)[0]
+        return self.main.rows[column.name].read(column)[0][self._held if split == "test" else ~self._held]
 
     @cached_property
     def _known(self) -> dict[Column, Column]:
@@ -184,7 +218,8 @@ class SiteRows:
             return [f"{self.main.source}: {where} is of {self.task}, and the study is of {agreement.task}"]
         found = [problem for part in self._parts for problem in part.said(self._unknown(part, agreement))]
         columns, contradicting = self.as_agreed(agreement)
-        late = [column for own, column in zip(self.columns, columns, strict=True) if own.kind in UNDECIDED]
+        pairs = zip(self.columns, columns, strict=True)
+        late = [known for own, known in pairs if own.kind in UNDECIDED or known.kind == "boolean"]
         found += [problem for part in self._parts for problem in unreadable(part, late)]
         return [*contradicting, *merged(found)]
 
@@ -193,7 +228,7 @@ class SiteRows:
         names, domain, where = list(part.frame.columns), self.options.domain, named(self.options.target)
         found = []
         if agreement.classes is not None:
-            bad = Labels.of([part.frame[self.options.target]], self.options.target).outside(agreement.classes)
+            bad = Labels.of([part.rows[self.options.target]]).outside(agreement.classes)
             allowed = some([str(label) for label in agreement.classes])
             found += [f"{where} holds no known class {in_rows(bad)}; allowed: {allowed}"] if len(bad) else []
         if domain is not None:
@@ -220,9 +255,8 @@ class SiteRows:
         numbers = not any(isinstance(label, str) for label in agreement.classes or ())
         rows = self.rows(numbers=numbers)
         known = [self._learnt(column) for column in self.as_agreed(agreement)[0]]
-        table = self._table(
-            known, self._entering(known, agreement.columns), rows["train"], agreement.domain_names or ()
-        )
+        entering = self._entering(known, agreement.columns)
+        table = self._table(known, entering, rows["train"][1], agreement.domain_names or ())
         made = client_of(self.main.site, self._arrays(table, rows), agreement.classes, agreement.target_scale)
         made = replace(made, table=table)
         check_client(made, None if agreement.classes is None else len(agreement.classes), self.task == "survival")
@@ -244,16 +278,14 @@ class SiteRows:
     def own_table(self, domains: Sequence[str]) -> SiteTable:
         """Its preprocessing of columns of its own."""
         known = [self._learnt(column) for column in self.columns]
-        return self._table(known, self._entering(known), self.rows()["train"], domains)
+        return self._table(known, self._entering(known), self.rows()["train"][1], domains)
 
     def _table(
-        self,
-        known: Sequence[Column],
-        entering: Sequence[Column],
-        train: tuple[Frame, NDArray[Any]],
-        domains: Sequence[str],
+        self, known: Sequence[Column], entering: Sequence[Column], y: NDArray[Any], domains: Sequence[str]
     ) -> SiteTable:
-        """Its preprocessing of the columns ``entering``, fitted on the rows ``train``; all are ``known``."""
+        """Its preprocessing of the columns ``entering``, fitted on the rows to train on, whose targets are ``y``; all
+        are ``known``.
+        """
         options, columns = self.options, self.main.frame.columns
         if not entering:
             raise PerfedError(
@@ -261,7 +293,7 @@ class SiteRows:
             )
         names = {c.name for c in entering if not c.absent} | {options.target, options.event, options.domain}
         out = [name for name in (options.group, *options.drop) if name in columns and name is not None]
-        ids = tuple(n for n in out if n == options.group or guess(self.main.frame[n], n).kind == "id")
+        ids = tuple(n for n in out if n == options.group or self.main.rows.guess(n).kind == "id")
         table = SiteTable(
             self.main.site,
             tuple(entering),
@@ -275,14 +307,23 @@ class SiteRows:
             ids=ids,
             constant=tuple(column.name for column in known if column.constant and column.name not in names),
         )
-        table.transformer.fit(table.read(train[0]), train[1])
+        frame = self._arranged(table, "train")
+        table.transformer.fit(frame, y)
+        if not table.own:
+            keep_flags(table.transformer, frame)
         return table
+
+    def _arranged(self, table: SiteTable, split: str) -> Frame:
+        """The rows of a split as the transformer takes them."""
+        frame = self._frames[split == "test"]
+        return table.arranged({column.name: self._read(column, split) for column in table.columns}, frame.index)
 
     def _arrays(self, table: SiteTable, rows: Rows) -> dict[str, Any]:
         arrays: dict[str, Any] = {}
         for split, (frame, y) in rows.items():
             if len(frame):
-                arrays[f"x_{split}"] = outputs(table.transformer, table.read(frame), f"site '{table.site}'")
+                ready = self._arranged(table, split)
+                arrays[f"x_{split}"] = outputs(table.transformer, ready, f"site '{table.site}'")
                 arrays[f"y_{split}"] = y
                 if table.domain is not None:
                     arrays[f"domain_{split}"] = domain_ids(frame[table.domain], table.domain, table.domains)[0]

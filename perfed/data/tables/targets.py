@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.labels import Classes, Task
-from perfed.data.tables.kinds import Column, read, words
+from perfed.data.tables.kinds import Cells, Column, words
 from perfed.data.tables.problems import Series, in_rows, pandas
 
 _EVENTS = {"1": 1.0, "1.0": 1.0, "true": 1.0, "yes": 1.0, "0": 0.0, "0.0": 0.0, "false": 0.0, "no": 0.0}
@@ -53,9 +53,9 @@ class Labels:
     numbers: list[Series]
 
     @classmethod
-    def of(cls, columns: Iterable[Series], name: str) -> Labels:
-        """The column called ``name``."""
-        texts = [read(column, Column(name, "category"))[0] for column in columns]
+    def of(cls, columns: Iterable[Cells]) -> Labels:
+        """The parts of the column."""
+        texts = [column.read(Column("", "category"))[0] for column in columns]
         return cls(texts, [pandas().to_numeric(text, errors="coerce").astype(float) for text in texts])
 
     @property
@@ -96,7 +96,7 @@ def _kind(numbers: Series) -> LabelsAre:
 
 
 def targets_of(
-    columns: Sequence[tuple[str, Series]], name: str, task: Task | None
+    columns: Sequence[tuple[str, Cells]], name: str, task: Task | None
 ) -> tuple[list[NDArray[Any]], Task, list[str]]:
     """Targets of all sites as labels (whole numbers or texts) or values, the task, and what is wrong.
 
@@ -108,7 +108,7 @@ def targets_of(
         name: of the column.
         task: what the targets are for.
     """
-    held, where = Labels.of((column for _, column in columns), name), named(name)
+    held, where = Labels.of(column for _, column in columns), named(name)
     numbers = held.numbers
     numeric = [bool(number.notna().all()) for number in numbers]
     endless = [
@@ -136,7 +136,7 @@ def targets_of(
 
 def looks_like_event(column: Column) -> bool:
     """Whether a column of 1 and 0, or yes and no, is called like one of events."""
-    return column.kind == "boolean" and bool(_EVENT_WORDS & words(column.name))
+    return (column.kind == "boolean" or column.binary) and bool(_EVENT_WORDS & words(column.name))
 
 
 def event_option(name: str) -> str:
@@ -157,7 +157,7 @@ def numeric(targets: Iterable[NDArray[Any]]) -> bool:
     return bool(found) and len(np.unique(np.concatenate(found))) > 2
 
 
-def events_of(columns: Sequence[tuple[str, Series]], name: str) -> tuple[list[NDArray[np.float64]], list[str]]:
+def events_of(columns: Sequence[tuple[str, Cells]], name: str) -> tuple[list[NDArray[np.float64]], list[str]]:
     """Whether the event was seen, of all sites' rows as 1 and 0, and what is wrong: other values than these.
 
     Args:
@@ -166,7 +166,7 @@ def events_of(columns: Sequence[tuple[str, Series]], name: str) -> tuple[list[ND
     """
     made, problems = [], []
     for source, column in columns:
-        found = read(column, Column(name, "category"))[0].astype(str).str.strip().str.lower().map(_EVENTS)
+        found = column.read(Column(name, "category"))[0].astype(str).str.strip().str.lower().map(_EVENTS)
         if len(bad := found.index[found.isna()]):
             allowed = "allowed: 1 and 0, yes and no, true and false"
             problems.append(f"{source}: column '{name}', the event, is neither {in_rows(bad)}; {allowed}")

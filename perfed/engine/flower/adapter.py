@@ -1,7 +1,6 @@
-"""The one module that imports flwr: its grid as a post office, and the two apps of a deployment.
+"""The server's end of Flower: its grid as a post office, and the app that is submitted.
 
-An app folder has two modules with one line each: ``app = server_app(main)`` and ``app = client_app()``. Flower starts
-a process for each message, so the client app imports nothing but what passes bytes on to the site's worker.
+An app folder has a module with one line: ``app = server_app(main)``. Sites load nothing of it.
 
 Raises:
     PerfedError: when this module is imported without a Flower that it is made for.
@@ -9,51 +8,42 @@ Raises:
 
 from __future__ import annotations
 
+import hashlib
 import json
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
+from perfed.engine.flower.letters import EXCHANGE, HELLO, body_of, error_of, record_of
 from perfed.engine.flower.office import Delivery, Node
 from perfed.engine.flower.post import PostTransport
 from perfed.engine.flower.transport import Transport
 from perfed.engine.flower.version import check_flower
-from perfed.engine.flower.worker import ask
 from perfed.errors import PerfedError
 
 try:
-    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
-    from flwr.clientapp import ClientApp
+    from flwr.app import Context, Message
     from flwr.serverapp import Grid, ServerApp
 except ImportError:
     check_flower()
     raise
-check_flower()
 
-SITE, WORKER = "site", "worker"
-"""Keys of a SuperNode's ``--node-config``: the site's name and the path of its worker's socket."""
+ASK = 30.0
+"""Seconds that a site without an authenticated name has to say which one it is."""
 
-HELLO = 30.0
-"""Seconds that a SuperNode without an authenticated name has to say which site it is."""
-
-_EXCHANGE, _HELLO = "query.exchange", "query.hello"
-_BODY, _ERROR = "body", "error"
 _MEANING = {
-    1: "its Flower app could not be loaded; is the same version of perfed installed there?",
     3: "its message expired before it was answered",
     4: "its reply is lost",
-    5: "it is gone: its SuperNode has stopped talking to the server",
-    7: "its SuperNode does not trust the app",
-    8: "what handled its message was killed",
+    5: "it is gone: it has stopped talking to the server",
 }
-_AGAIN = (3, 4, 5, 8)  # the site may come back and answer
+_AGAIN = (3, 4, 5)  # the site may come back and answer
 
 
 class FlowerTransport(PostTransport):
     """The sites of a run, as a :class:`~perfed.engine.flower.transport.Transport`.
 
     A site is known by the name that its key was registered under. Where the server does not authenticate SuperNodes
-    (a trial on one machine), each is asked for the name in its node config, which takes seconds: ``wait_for`` them.
+    (a trial on one machine), each is asked for its name, which takes seconds: ``wait_for`` them.
 
     Args:
         grid: of a ServerApp.
@@ -87,16 +77,17 @@ class _GridOffice:
         for reply in self._grid.pull_messages(list(self._hellos)) if self._hellos else ():
             node = self._hellos.pop(reply.metadata.reply_to_message_id, None)
             if node is not None and not reply.has_error():
-                site, place = json.loads(_bytes(reply))
-                self._said[node] = (site, place)
+                with suppress(PerfedError, ValueError, TypeError):  # else it is asked again
+                    site, place = json.loads(body_of(reply))
+                    self._said[node] = (str(site), str(place))
         now = time.monotonic()
         for node in unknown:
-            if node not in self._said and now - self._asked.get(node, -HELLO) >= HELLO:
+            if node not in self._said and now - self._asked.get(node, -ASK) >= ASK:
                 self._asked[node] = now
-                self._hellos[self._push(_message(b"", node, _HELLO, HELLO))] = node
+                self._hellos[self._push(_message(b"", node, HELLO, ASK))] = node
 
     def send(self, node: int, body: bytes, seconds: float) -> str:
-        return self._push(_message(body, node, _EXCHANGE, seconds))
+        return self._push(_message(body, node, EXCHANGE, seconds))
 
     def _push(self, message: Message) -> str:
         numbers = [number for number in self._grid.push_messages([message]) if number]
@@ -108,17 +99,8 @@ class _GridOffice:
         return [_delivery(reply) for reply in self._grid.pull_messages(list(letters))]
 
 
-def _record(body: bytes) -> RecordDict:
-    # One object on the wire whatever is in it: each array would cost Flower 10 ms.
-    return RecordDict({_BODY: ArrayRecord({_BODY: Array("uint8", (len(body),), "bytes", body)})})
-
-
-def _bytes(message: Message) -> bytes:
-    return bytes(message.content.array_records[_BODY][_BODY].data)
-
-
 def _message(body: bytes, node: int, kind: str, seconds: float) -> Message:
-    return Message(_record(body), node, kind, ttl=seconds)
+    return Message(record_of(body), node, kind, ttl=seconds)
 
 
 def _delivery(reply: Message) -> Delivery:
@@ -126,9 +108,11 @@ def _delivery(reply: Message) -> Delivery:
     if reply.has_error():
         said = " ".join((reply.error.reason or f"error {reply.error.code}").split())
         return Delivery(letter, None, _MEANING.get(reply.error.code, said), again=reply.error.code in _AGAIN)
-    if _ERROR in reply.content.config_records:
-        return Delivery(letter, None, str(reply.content.config_records[_ERROR][_ERROR]))
-    return Delivery(letter, _bytes(reply))
+    try:
+        error = error_of(reply)
+        return Delivery(letter, body_of(reply)) if error is None else Delivery(letter, None, error)
+    except PerfedError as nonsense:
+        return Delivery(letter, None, str(nonsense))
 
 
 def server_app(main: Callable[[Transport, dict[str, object]], None]) -> ServerApp:
@@ -146,28 +130,8 @@ def server_app(main: Callable[[Transport, dict[str, object]], None]) -> ServerAp
     return app
 
 
-def client_app() -> ClientApp:
-    """The ClientApp that passes each message on to the site's worker, and its reply or its error back."""
-    app = ClientApp()
+def bundle_hash(files: Mapping[str, str]) -> str:
+    """SHA-256 of the bundle that Flower makes of an app's files, by their paths in its folder."""
+    from flwr.cli.build import build_fab_from_files
 
-    def exchange(message: Message, context: Context) -> Message:
-        try:
-            worker = _of_node(context.node_config, WORKER)
-            content = _record(ask(worker, _bytes(message), message.metadata.ttl))
-        except PerfedError as error:
-            content = RecordDict({_ERROR: ConfigRecord({_ERROR: str(error)})})
-        return Message(content, reply_to=message)
-
-    def hello(message: Message, context: Context) -> Message:
-        place = f"{platform.node()}:{_of_node(context.node_config, WORKER)}"
-        return Message(_record(json.dumps([_of_node(context.node_config, SITE), place]).encode()), reply_to=message)
-
-    app.query("exchange")(exchange)
-    app.query("hello")(hello)
-    return app
-
-
-def _of_node(config: Mapping[str, object], key: str) -> str:
-    if key not in config:
-        raise PerfedError(f"the SuperNode's --node-config has no '{key}'")
-    return str(config[key])
+    return hashlib.sha256(build_fab_from_files({name: text.encode() for name, text in files.items()})[0]).hexdigest()

@@ -1,4 +1,4 @@
-"""The lines of the log of what has left a site: each has the hash of the one before it.
+"""The lines of the log of what has left a site and what has arrived: each has the hash of the one before it.
 
 A line that was changed, removed or moved shows. Reading needs no torch, so that ``perfed site log`` is there at once.
 """
@@ -24,7 +24,9 @@ def read(path: Path) -> list[dict[str, Any]]:
 
     A line of a message has ``run``, ``round`` and ``program``, ``header`` (the other fields that went with it),
     ``entries`` (``name``, ``shape`` and ``dtype`` of each tensor), ``bytes`` and ``sha256`` of the message as it left.
-    One that something had to be noted in has ``note``. Both have ``time`` (UTC), ``previous`` and ``hash``.
+    One of a message that arrived has ``arrived``, what it asked (``kind``, ``run``, ``round``, ``program``,
+    ``sequence`` and ``measure``, where it said so), ``bytes`` and ``sha256``; logs of older versions have none. One
+    that something had to be noted in has ``note``. All have ``time`` (UTC), ``previous`` and ``hash``.
 
     Raises:
         PerfedError: there is no log.

@@ -1,14 +1,15 @@
-"""What came over a wire is checked before it is used: replies on the server, payloads at a site.
+"""What came over a wire is checked before it is used: trees of tensors, and replies on the server.
 
-Each function returns one line of what is wrong, or ``None``. What is expected is declared by who asks; nothing is
-learnt from what others have sent.
+Each function that checks returns one line of what is wrong, or ``None``. What is expected is declared by who asks; of
+what others have sent, :func:`too_large` alone learns.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from statistics import median_low
 from typing import Any, NamedTuple
 
 import torch
@@ -26,11 +27,13 @@ class Entry(NamedTuple):
         shape: sizes of its axes, ``None`` where any will do.
         dtype: its dtype.
         finite: whether every value must be finite; a mean over nothing, say, may be NaN.
+        counts: whether its values are numbers of the site's training samples.
     """
 
     shape: tuple[int | None, ...]
     dtype: torch.dtype
     finite: bool = True
+    counts: bool = False
 
 
 Spec = Mapping[str, Entry]
@@ -42,7 +45,7 @@ def like(tree: Tree) -> dict[str, Entry]:
 
     Example:
         >>> like({"head": {"bias": torch.zeros(2)}})
-        {'head/bias': Entry(shape=(2,), dtype=torch.float32, finite=True)}
+        {'head/bias': Entry(shape=(2,), dtype=torch.float32, finite=True, counts=False)}
     """
     return {name: Entry(tuple(tensor.shape), tensor.dtype) for name, tensor in flatten(tree).items()}
 
@@ -68,6 +71,7 @@ class Expected:
         run, sequence, program: which one.
         sites: the names that it was sent to.
         spec, bounds: of the reply's tree.
+        samples: training samples that the site has, as its facts say; ``None`` where that is not known.
     """
 
     run: str
@@ -76,6 +80,7 @@ class Expected:
     sites: Collection[str]
     spec: Spec
     bounds: Bounds
+    samples: int | None = None
 
 
 def wrong_reply(site: str, header: Mapping[str, Any], tree: Tree, expected: Expected) -> str | None:
@@ -96,47 +101,8 @@ def wrong_reply(site: str, header: Mapping[str, Any], tree: Tree, expected: Expe
         return f"a reply of site '{site}', which was not asked; asked: {some(sorted(expected.sites))}"
     fields = {"site": site, "run": expected.run, "sequence": expected.sequence, "program": expected.program}
     problem = wrong_header(header, fields) or wrong_tree(tree, expected.spec, expected.bounds)
+    problem = problem or _wrong_counts(tree, expected)
     return problem and f"the reply of site '{site}': {problem}"
-
-
-def wrong_payload(
-    header: Mapping[str, Any],
-    tree: Tree,
-    run: str,
-    programs: Collection[str],
-    parameters: Mapping[str, Tensor],
-    limit: int,
-) -> str | None:
-    """What is wrong with a payload, at a site: of another run, for no program of the method, or not as declared.
-
-    The header must have all fields of a message: ``run``, ``sequence``, ``base``, ``keep``, ``program``, ``round``,
-    ``index``, ``measure`` and ``terms``.
-
-    Args:
-        header, tree: of the message.
-        run: id of the site's run.
-        programs: names of what the server may ask for.
-        parameters: of the site's model: a tensor of that name must have its dtype and last axes. There may be axes in
-            front, of domains or of several models.
-        limit: bytes of all tensors together.
-    """
-    problem = wrong_header(header, {"run": run}) or _wrong_request(header)
-    if not problem and header["program"] not in programs:
-        problem = f"program is {header['program']!r}, which the method of the study has not"
-    problem = problem or _wrong_sent(flatten(tree), parameters, limit)
-    return problem and f"the server's message: {problem}"
-
-
-def _wrong_sent(found: Mapping[str, Tensor], parameters: Mapping[str, Tensor], limit: int) -> str | None:
-    size = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
-    if size > limit:
-        return f"{size} bytes of tensors; at most {limit} are taken"
-    for name, tensor in found.items():
-        known = parameters.get(name.rpartition("/")[2])
-        axes = tensor.shape if known is None else (*tensor.shape[: max(0, tensor.ndim - known.ndim)], *known.shape)
-        if problem := _wrong_tensor(tensor, Entry(tuple(axes), tensor.dtype if known is None else known.dtype)):
-            return f"entry '{name}' {problem}"
-    return None
 
 
 def wrong_header(header: Mapping[str, Any], expected: Mapping[str, Any]) -> str | None:
@@ -170,15 +136,51 @@ def wrong_tree(tree: Tree, spec: Spec, bounds: Bounds) -> str | None:
     return None
 
 
-def _wrong_request(header: Mapping[str, Any]) -> str | None:
-    """Whether every field of a message is there and of its kind."""
-    for name, (fits, needed) in _FIELDS.items():
-        if name not in header:
-            return f"{name} is missing from the header"
-        if not fits(header[name]):
-            return f"{name} is {_short(header[name])}; {needed} is needed"
-    if not header["base"] < header["sequence"]:
-        return f"base is {header['base']}; a number below the message's own, {header['sequence']}, is needed"
+def _wrong_counts(tree: Tree, expected: Expected) -> str | None:
+    """Whether numbers of samples are some that the site can have."""
+    found, samples = flatten(tree), expected.samples
+    if samples is None:
+        return None
+    for name in (name for name, entry in expected.spec.items() if entry.counts):
+        least, most = float(found[name].min()), float(found[name].max())
+        if least < 0 or most > samples:
+            odd = least if least < 0 else most
+            return f"entry '{name}' is {odd:g}; its facts say {samples} training samples"
+    return None
+
+
+def norms(tree: Tree) -> dict[str, float]:
+    """Euclidean norm of the finite floating-point values of each entry; infinite where squares overflow."""
+    return {
+        name: _norm({name: tensor[torch.isfinite(tensor)]})
+        for name, tensor in flatten(tree).items()
+        if tensor.is_floating_point() and tensor.element_size() > 1
+    }
+
+
+def too_large(
+    site: str, found: Mapping[str, Mapping[str, float]], scales: Mapping[str, float], ratio: float
+) -> str | None:
+    """Which entry of a site's reply is out of all proportion to the others' and to what the site was sent.
+
+    Args:
+        site: whose reply it is.
+        found: :func:`norms` of all replies of the exchange, by site.
+        scales: of each site what its entries may always be compared with, at least.
+        ratio: the largest norm of an entry in such units.
+
+    Example:
+        >>> found = {"north": {"bias": 1.0}, "south": {"bias": 2.0}, "west": {"bias": 1e30}}
+        >>> too_large("west", found, {"west": 5.0}, 1e6)
+        "the reply of site 'west': the norm of entry 'bias' is 1e+30; at most 5e+06 is allowed"
+        >>> too_large("north", found, {"north": 5.0}, 1e6)
+    """
+    for name, norm in found[site].items():
+        others = [of[name] for other, of in found.items() if other != site and name in of]
+        most = ratio * max(scales[site], median_low(others) if others else 0.0)
+        if norm > most:
+            said = f"the norm of entry '{name}' is {norm:.6g}; at most {most:.6g} is allowed"
+            return f"the reply of site '{site}': {said}"
     return None
 
 
@@ -209,16 +211,3 @@ def _short(value: Any, most: int = 60) -> str:
     """``value`` as it would be written, cut where a sender made it long."""
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}..."
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 0
-
-
-_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("sequence", "base", "round"), (_is_count, "a whole number that is not negative")),
-    "index": (lambda value: type(value) is int and value >= -1, "a whole number from -1 on"),
-    "keep": (lambda value: isinstance(value, list) and all(map(_is_count, value)), "a list of whole numbers"),
-    **dict.fromkeys(("program", "terms"), (lambda value: isinstance(value, str), "a text")),
-    "measure": (lambda value: value is None or isinstance(value, str), "a text or null"),
-}

@@ -7,6 +7,7 @@ its end: what was not accepted is never named again.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from perfed.codec import flatten
 from perfed.data.federation import Federation
 from perfed.engine.engine import Engine
-from perfed.engine.flower.checks import Bounds, Expected, Spec, wrong_reply
+from perfed.engine.flower.checks import Bounds, Expected, Spec, norms, too_large, wrong_reply
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import unpack
 from perfed.engine.flower.rehearsal import rehearsed
@@ -27,7 +28,10 @@ from perfed.participation.invitation import Invitation
 from perfed.training.cohort import Cohort
 from perfed.training.plan import Plan
 
+RATIO = 1e6
+"""No proper reply comes near: entries differ with the number of samples, and with what a site has learnt alone."""
 _REFUSED = "refused: "
+_WAY = "mend it and submit again, and the run goes on where it was; 'perfed submit --at-least N' goes on without a site"
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,16 @@ class Limits:
         seconds: longest time that one exchange may take.
         bytes: of one reply.
         norm: Euclidean, of all numbers of one reply; ``None`` for any.
+        ratio: of the norm of one entry to the median of the others' in the same exchange, to that of all that the site
+            was sent, or to its number of training samples, whichever is the largest; ``None`` for any.
+        least: replies with which rounds and evaluations that need every site go on; 0: all of them.
     """
 
     seconds: float = 600.0
     bytes: int = 2**30
     norm: float | None = None
+    ratio: float | None = RATIO
+    least: int = 0
 
 
 class FlowerEngine(Engine):
@@ -95,11 +104,12 @@ class FlowerEngine(Engine):
         if answers is None:
             answers = self._ask(asked, sequence, wanted)
             failed = [answer.error for answer in answers if answer.body is None]
-            if wanted.strict and failed:
-                raise PerfedError(f"round {exchange.round}: {'; '.join(failed[:3])}")
+            spared = 0 < self._limits.least <= len(answers) - len(failed) and (invitation or not exchange.lasting)
+            if wanted.strict and failed and not spared:
+                raise PerfedError(f"round {exchange.round}: {'; '.join(failed[:3])}; {_WAY}")
             if exchange.lasting:
                 self._journal.write(sequence, answers)
-        self.arrived = {answer.site: answer.seconds for answer in answers if answer.body is not None}
+        self.arrived = _arrived(answers)
         self.lost = _lost(answers)
         bodies = {answer.site: answer.body for answer in answers if answer.body is not None}
         for site in sorted(wanted.choose(self.arrived)[0]):
@@ -123,16 +133,34 @@ class FlowerEngine(Engine):
         messages = {site: self._message(site, work, sequence) for site, work in asked.items()}
         expected = {site: self._expected(work, sequence) for site, work in asked.items()}
         answers: list[Answer] = []
-        arrived: dict[str, float] = {}
+        sizes: dict[str, dict[str, float]] = {}
         exchange = self._transport.exchange(messages, min(self._limits.seconds, wanted.limit))
         for answer in exchange:
-            checked = _checked(answer, expected)
-            answers.append(checked)
-            if checked.body is not None:
-                arrived[checked.site] = checked.seconds
-                if wanted.enough(arrived):
-                    break
-        return answers
+            answers.append(_checked(answer, expected, sizes))
+            if answers[-1].body is not None and wanted.enough(_arrived(answers)):
+                answers = self._in_proportion(answers, sizes, asked)
+                if wanted.enough(_arrived(answers)):
+                    return answers
+        return self._in_proportion(answers, sizes, asked)
+
+    def _in_proportion(
+        self, answers: Sequence[Answer], sizes: Mapping[str, Mapping[str, float]], asked: Mapping[str, Work]
+    ) -> list[Answer]:
+        """The answers, with failures in the place of those that are out of all proportion; ``sizes`` are of entries."""
+        ratio, checked = self._limits.ratio, list(answers)
+        if ratio is None:
+            return checked
+        scales = {site: self._scale(asked[site]) for site in sizes}
+        for row, answer in enumerate(answers):
+            if answer.body is not None and (problem := too_large(answer.site, sizes, scales, ratio)):
+                checked[row] = Answer(answer.site, None, f"{_REFUSED}{problem} (--max-ratio)", answer.seconds)
+        return checked
+
+    def _scale(self, work: Work) -> float:
+        """What entries of the reply to ``work`` may be compared with, whatever others reply."""
+        (site,) = work.ids
+        sent = norms({"shared": work.shared, "row": work.rows.get(site, {})})
+        return max(math.hypot(*sent.values()), len(self.clients[site].train))
 
     def _message(self, site: str, work: Work, sequence: int) -> bytes:
         state: Any = work.states.get(site)
@@ -148,8 +176,8 @@ class FlowerEngine(Engine):
         kind = exchange.program, exchange.terms, self.clients[site].input_shape, shapes
         if kind not in self._specs:
             self._specs[kind] = rehearsed(work, self.clients[site], self.background, self.setup)
-        bounds = Bounds(self._limits.bytes, self._limits.norm)
-        return Expected(self._run, sequence, exchange.program, [site], self._specs[kind], bounds)
+        bounds, samples = Bounds(self._limits.bytes, self._limits.norm), len(self.clients[site].train)
+        return Expected(self._run, sequence, exchange.program, [site], self._specs[kind], bounds, samples)
 
 
 def _lost(answers: Sequence[Answer]) -> dict[str, list[str]]:
@@ -161,8 +189,13 @@ def _lost(answers: Sequence[Answer]) -> dict[str, list[str]]:
     return lost
 
 
-def _checked(answer: Answer, expected: Mapping[str, Expected]) -> Answer:
-    """The answer, or a failure in its place where its body cannot be used."""
+def _arrived(answers: Sequence[Answer]) -> dict[str, float]:
+    """Seconds after which the replies came that can be used, by site."""
+    return {answer.site: answer.seconds for answer in answers if answer.body is not None}
+
+
+def _checked(answer: Answer, expected: Mapping[str, Expected], sizes: dict[str, dict[str, float]]) -> Answer:
+    """The answer, or a failure in its place where its body cannot be used; else ``sizes`` gets the norms of entries."""
     if answer.body is None:
         return answer
     try:
@@ -172,6 +205,8 @@ def _checked(answer: Answer, expected: Mapping[str, Expected]) -> Answer:
         else:
             problem = wrong_reply(answer.site, header, tree, expected[answer.site]) or wrong_metrics(header)
             problem = f"{_REFUSED}{problem}" if problem else ""
+        if not problem:
+            sizes[answer.site] = norms({"reply": tree["reply"]})
     except PerfedError as error:
         problem = f"{_REFUSED}the reply of site '{answer.site}': {error}"
     return Answer(answer.site, None, problem, answer.seconds) if problem else answer

@@ -14,7 +14,7 @@ class Node:
     Attributes:
         number: the office's own number of it; a site that is started again may get another one.
         site: the name of the site.
-        place: where its worker is, as far as known: two connections of one name and place are one site started again.
+        place: machine and folder, as far as known: two connections of one name and place are one site started again.
         since: when it was activated, as a text that sorts.
     """
 

@@ -1,4 +1,4 @@
-"""What leaves a site: a log of every message, for its data officer, written before the message goes.
+"""What leaves a site and what arrives: a log of every message, for its data officer, written before a message goes.
 
 One line of JSON per message or note, with the hash of the line before it: a line that was changed, removed or moved
 shows. Lines stand in the order in which they were written, whatever the clock said.
@@ -18,11 +18,12 @@ from typing import Any, Self
 
 from perfed.codec import flatten
 from perfed.engine.flower.chain import BEGINNING, line_of, walk
-from perfed.engine.flower.message import unpack
+from perfed.engine.flower.message import unframe, unpack
 from perfed.errors import PerfedError
 from perfed.machine import locked, sync_folder
 
 _OWN = ("run", "round", "program")  # of the header, by themselves in a line
+_ASKED = ("kind", *_OWN, "sequence", "measure")  # of the header of a message that arrives
 
 
 class OutgoingLog:
@@ -99,6 +100,41 @@ class OutgoingLog:
             }
         )
 
+    def arrived(self, body: bytes) -> None:
+        """Write down that ``body`` has arrived, whatever it is; only then may it be looked at further.
+
+        Raises:
+            OSError: the disk is full, or the like; the log is as it was.
+        """
+        try:
+            header, readable = unframe(body)[0], True
+        except PerfedError:
+            header, readable = {}, False
+        self._write(
+            {
+                "arrived": "a message" if readable else "bytes that are no message",
+                **{name: _short(header[name]) for name in _ASKED if name in header},
+                "bytes": len(body),
+                "sha256": hashlib.sha256(body).hexdigest(),
+            }
+        )
+
+    def note(self, text: str) -> None:
+        """Write down what has happened otherwise.
+
+        Raises:
+            OSError: the disk is full, or the like; the log is as it was.
+        """
+        self._write({"note": text})
+
+    def consent(self, digest: str) -> None:
+        """Write down that the site's administrator agrees to what leaves, whose hash is ``digest``.
+
+        Raises:
+            OSError: as :meth:`append`.
+        """
+        self._write({"note": f"the administrator agrees to what leaves ({digest})", "consent": digest})
+
     def _open(self) -> None:
         """Find the end of the chain, and mend a torn last line."""
         torn = 0
@@ -135,3 +171,9 @@ class OutgoingLog:
                 os.ftruncate(self._handle, self._end)
             raise OSError(error.errno, error.strerror, str(self.path)) from None
         self.head, self._last, self._end = head, now, self._end + len(lines)
+
+
+def _short(value: Any, most: int = 100) -> Any:
+    """``value``, or the beginning of how it is written where a sender made it long or nested."""
+    plain = value is None or (isinstance(value, bool | int | str) and len(str(value)) <= most)
+    return value if plain else repr(value)[:most]

@@ -22,8 +22,9 @@ REFRESH = 1.0
 LATE = 60.0
 """Seconds that a message lives beyond its deadline: late replies are taken away, and clocks may differ by so much."""
 AGAIN = 60.0
-"""Seconds after which a connected site that has not answered is asked again, once at a time: a server that was killed
-may have lost its message or its reply. A site that has answered already, or does so meanwhile, has kept its answer."""
+"""Seconds after which a connected site that has not answered is asked again; once more after twice as long, and so on:
+a server that was killed may have lost its message or its reply. A site that has answered already, or does so
+meanwhile, has kept its answer."""
 SILENCE = 30.0
 """Seconds without an answer after which it is said who is waited for; again after twice as long, and so on."""
 PATIENCE, RATE = 3.0, 1e6
@@ -38,6 +39,7 @@ class _Letter:
     ends: float  # by the monotonic clock
     node: int = 0
     sent: float = 0.0  # when it was posted last
+    times: int = 0  # how often it was posted
     answered: bool = False  # a copy of it may be on its way still
     after: float = float("-inf")  # not to be posted before
     why: str = ""  # what became of it the last time
@@ -210,10 +212,10 @@ class PostTransport:
             now = time.monotonic()
             for number, letter in list(self._posted.items()):
                 now_at = found.get(letter.site)
-                silent = now - letter.sent > AGAIN and self._is_open(letter)
+                silent = now - letter.sent > AGAIN * 2 ** (letter.times - 1) and self._is_open(letter)
                 if now_at is not None and now_at.number != letter.node:
                     self._arrived(Delivery(number, None, "it was started again before it answered", again=True))
-                elif now_at is not None and silent and list(self._posted.values()).count(letter) == 1:
+                elif now_at is not None and silent:
                     self._waiting[letter.site] = letter
             self._changed.notify_all()
 
@@ -232,6 +234,7 @@ class PostTransport:
             with self._changed:
                 self._posted[number] = letter
                 letter.sent = time.monotonic()
+                letter.times += 1
                 if self._waiting.get(letter.site) is letter:
                     del self._waiting[letter.site]
 

@@ -1,4 +1,4 @@
-"""Why a SuperNode cannot connect, found out by a connection of our own: Flower's log says only that it failed."""
+"""Why a site cannot connect to its server, found out by a connection of its own: Flower says only that it failed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import ssl
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from perfed.engine.flower.version import check_flower
 from perfed.errors import PerfedError
@@ -57,7 +58,7 @@ class Unreachable(PerfedError):
 
 
 def probe(server: Server) -> None:
-    """Do nothing where a SuperNode could connect to ``server`` with this authority and this key.
+    """Do nothing where a site could connect to ``server`` with this authority and this key.
 
     The key is tried with a request that the server can only refuse, so nothing changes there.
 
@@ -87,7 +88,7 @@ def _connect(server: Server) -> http.client.HTTPConnection:
             plain = http.client.HTTPConnection(host, port, timeout=TIMEOUT)
             plain.connect()
             return plain
-        secure = http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=_authority(server.ca))
+        secure = http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=authority(server.ca))
         secure.connect()
         return secure
     except ssl.SSLCertVerificationError as error:
@@ -102,7 +103,12 @@ def _connect(server: Server) -> http.client.HTTPConnection:
         raise Unreachable(f"server {server.address} is not reachable: {_said(error)}") from None
 
 
-def _authority(ca: Path) -> ssl.SSLContext:
+def authority(ca: Path) -> ssl.SSLContext:
+    """What trusts the servers that ``ca`` has signed, and no others.
+
+    Raises:
+        PerfedError: it is no certificate.
+    """
     try:
         return ssl.create_default_context(cafile=str(ca))
     except OSError as error:
@@ -145,15 +151,20 @@ def _try_key(connection: http.client.HTTPConnection, server: Server, key: Path) 
     try:
         code = json.loads(text)["code"]
     except (ValueError, KeyError, TypeError):
-        return  # another version's words: let the SuperNode try
+        return  # another version's words: let the site try
     if code == _NO_SUCH_NODE:
         raise PerfedError(f"server {server.address} does not know the key in {key}; has it been registered there?")
 
 
-def _signed(key: Path) -> tuple[bytes, dict[str, str]]:
+def private_key(key: Path) -> Any:
+    """The key in a file, an elliptic curve's of ``cryptography``.
+
+    Raises:
+        PerfedError: there is none that Flower takes.
+    """
     check_flower()  # which brings cryptography
     from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
     try:
@@ -164,6 +175,14 @@ def _signed(key: Path) -> tuple[bytes, dict[str, str]]:
         private = None
     if not isinstance(private, ec.EllipticCurvePrivateKey):
         raise PerfedError(f"{key}: not a private key of an elliptic curve in OpenSSH's format, without a password")
+    return private
+
+
+def _signed(key: Path) -> tuple[bytes, dict[str, str]]:
+    private = private_key(key)
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     encoding, form = serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     public = private.public_key().public_bytes(encoding, form)
     now = datetime.now(UTC).isoformat()

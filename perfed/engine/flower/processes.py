@@ -1,4 +1,4 @@
-"""Flower's programs as processes: a server's SuperLink and SuperExec, a site's SuperNode. Nothing here imports flwr.
+"""Flower's programs as processes: a server's SuperLink and SuperExec, and its commands. Nothing here imports flwr.
 
 Each runs under a guard (``guard.py``), so that it and all that it starts end when this process does.
 """
@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,17 +81,14 @@ class Process:
         arguments: the command.
         home: Flower's own files.
         log: where its output is added; ``None``: to a pipe, as :attr:`output`.
-        more: variables of its environment beside :func:`environment`'s.
     """
 
-    def __init__(
-        self, arguments: Sequence[str], home: Path, log: Path | None, more: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, arguments: Sequence[str], home: Path, log: Path | None) -> None:
         guarded = [sys.executable, "-I", "-S", guard.__file__, *arguments]
-        own = {**environment(home), **(more or {})}
+        own = environment(home)
         self.log = log
         out = subprocess.PIPE if log is None else os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._begin = self._heard = 0 if log is None else log.stat().st_size
+        self._begin = 0 if log is None else log.stat().st_size
         try:
             self._popen = subprocess.Popen(
                 guarded, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, env=own
@@ -129,16 +126,6 @@ class Process:
             file.seek(max(self._begin, self.log.stat().st_size - _TAIL))
             text = file.read().decode(errors="replace")
         return "\n".join(line for line in text.splitlines() if line.strip())
-
-    def news(self) -> list[str]:
-        """Whole lines that have come into its log since the last call."""
-        if self.log is None:
-            return []
-        with self.log.open("rb") as file:
-            file.seek(self._heard)
-            text, _, _ = file.read().rpartition(b"\n")
-        self._heard += len(text) + bool(text)
-        return text.decode(errors="replace").splitlines()
 
     def stop(self) -> None:
         """End it and all that it started."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from perfed.codec import flatten
 from perfed.data.client import Client, Split
@@ -33,9 +34,17 @@ def rehearsed(work: Work, client: Client, background: Background, setup: Setup) 
     host = Host([made_up(client, background, setup)], background, setup, Plan("sequential", threads=1))
     done = host.run(replace(work, exchange=replace(work.exchange, measure=None), states={}))
     reply = reply_tree(done)
+    rows = len(host.clients[client.id].train)
     finite = {name: bool(torch.isfinite(value).all()) for name, value in flatten(reply).items()}
     finite[LOSS] = False  # there is none where nothing was trained
-    return {name: entry._replace(finite=finite[name]) for name, entry in like(reply).items()}
+    counts = {name: _counts(name, value, rows) for name, value in flatten(reply).items()}
+    return {name: entry._replace(finite=finite[name], counts=counts[name]) for name, entry in like(reply).items()}
+
+
+def _counts(name: str, value: Tensor, rows: int) -> bool:
+    """Whether an entry holds numbers of samples: it is called so, and of a client with ``rows`` samples it does."""
+    called = name.rpartition("/")[2].endswith(("num_samples", "counts"))
+    return called and value.numel() > 0 and bool(((value >= 0) & (value <= rows)).all())
 
 
 def made_up(client: Client, background: Background, setup: Setup) -> Client:

@@ -8,15 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from perfed.data.client import Client
 from perfed.data.target_scale import TargetScale
-from perfed.engine.chores import CHORES
-from perfed.engine.flower.checks import wrong_payload
-from perfed.engine.flower.message import unpack
-from perfed.engine.flower.store import SiteStore
-from perfed.engine.flower.wire import done_message, work_of
+from perfed.engine.flower.allowed import Allowed
+from perfed.engine.flower.message import frame, unframe, unpack
+from perfed.engine.flower.refusal import Refused, Said, refusing
+from perfed.engine.flower.store import TRIES, SiteStore
+from perfed.engine.flower.wire import done_message, reply_tree, work_of
 from perfed.engine.host import Background, Host
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
@@ -40,7 +38,7 @@ class Site:
         scale: what targets were standardised by.
         store: on the site's disk.
         run: id of the run.
-        limit: bytes of one message.
+        allowed: what is answered, and nothing else.
     """
 
     def __init__(
@@ -53,11 +51,11 @@ class Site:
         scale: TargetScale | None,
         store: SiteStore,
         run: str,
-        limit: int = 2**30,
+        allowed: Allowed,
     ) -> None:
         self.client, self.setup, self.plan = client, setup, plan
         self._info, self._scale, self._store = info, scale, store
-        self._run, self._limit = run, limit
+        self._run, self._allowed = run, allowed
         self._host: Host | None = None
         self._last: tuple[str, bytes] | None = None  # what was asked last, and the reply
 
@@ -65,21 +63,29 @@ class Site:
         """The reply to a message of the server; to one that is sent once more that of the first time.
 
         Raises:
-            PerfedError: a message that is none or does not fit, a state that is not here, or training that diverged.
+            PerfedError: a message that is none or that the study does not ask for, a state that is not here, or
+                training that diverged.
         """
-        header, tree = unpack(data)
-        problem = wrong_payload(header, tree, self._run, self._programs(), self._parameters(), self._limit)
-        if problem:
-            raise PerfedError(problem)
+        with refusing(Said.MESSAGE):
+            header, tree = unpack(data)
+            if problem := self._allowed.wrong_request(header, tree, self._run):
+                raise PerfedError(problem)
         asked, sequence = hashlib.sha256(data).hexdigest(), header["sequence"]
         stored = self._store.reply(sequence)
         if stored is not None and unpack(stored)[0].get("asked") == asked:
             return stored
         if self._last is not None and self._last[0] == asked:  # an evaluation, which leaves no state
             return self._last[1]
-        state = self._store.state(header["base"])
+        if not self._store.admit(sequence, _content(header, data)):
+            why = "a server that goes on asks the same again"
+            said = f"the server's message: exchange {sequence} was asked with {TRIES} payloads already; {why}"
+            raise Refused(Said.MESSAGE, said)
+        with refusing(Said.STATE):
+            state = self._store.state(header["base"])
         work = work_of(header, tree, self.client.id, state, self._scale)
         done = self._at(header).run(work)
+        if problem := self._allowed.wrong_reply(header, reply_tree(done)):
+            raise Refused(Said.MESSAGE, problem)
         reply = done_message(done, {**header, "asked": asked})
         if work.exchange.lasting:
             self._store.put(sequence, done.states[self.client.id], reply)
@@ -101,16 +107,12 @@ class Site:
             self._host = Host([self.client], background, self.setup, self.plan)
         return self._host
 
-    def _programs(self) -> list[str]:
-        """What the server may ask for: public client programs of the method and its terms, and the engine's chores."""
-        method = self.setup.method
-        own = [name for name in dir(type(method)) if not name.startswith("_")]
-        terms = [f"{term.name}.{name}" for term in method.terms for name in dir(type(term)) if not name.startswith("_")]
-        return [*own, *terms, *(f":{name}" for name in CHORES)]
 
-    def _parameters(self) -> dict[str, Tensor]:
-        """Parameters of the model by name: what is called like one must be like it."""
-        return self.setup.chain(self.client.input_shape).tensors()
+def _content(header: Mapping[str, Any], data: bytes) -> str:
+    """Names what is asked, whatever states the server wants kept."""
+    asked = {name: value for name, value in header.items() if name != "keep"}
+    body = unframe(data)[1]
+    return f"{header['program']} {header['measure']} {hashlib.sha256(frame(asked, body)).hexdigest()}"
 
 
 def background_of(client: Client, header: Mapping[str, Any], info: FederationInfo) -> Background:
@@ -129,4 +131,6 @@ def model_message(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         return unpack((path / MODEL).read_bytes())
     except FileNotFoundError:
-        raise PerfedError(f"{path}: no model has been made yet; it is when the run is evaluated") from None
+        others = [made.parent.name for made in sorted(path.parent.glob(f"*/{MODEL}"))]
+        earlier = f"; an earlier run's: --run {' or '.join(others)}" if others else ""
+        raise PerfedError(f"{path}: no model has been made yet; it is when the run is evaluated{earlier}") from None

@@ -18,7 +18,10 @@ from perfed.errors import PerfedError
 from perfed.machine import locked, sync_folder, write_atomic
 from perfed.tree import Tree
 
+TRIES = 3
+"""Payloads that an exchange may be asked with: a server that was killed may go on with the replies of other sites."""
 _SUFFIX = ".exchange"
+_ASKED = "asked"  # file with a line for each exchange and payload: number, program, split, hash
 
 
 class Stored:
@@ -116,6 +119,8 @@ class SiteStore(Stored):
             raise PerfedError(f"{self.path}: a site's states cannot be kept there: {error.strerror}") from None
         for file in self.path.glob(".*.tmp"):  # of a process that was killed while it wrote
             file.unlink()
+        asked = self.path / _ASKED
+        self._asked = set(asked.read_text().splitlines()) if asked.exists() else set[str]()
 
     def __enter__(self) -> Self:
         return self
@@ -126,6 +131,26 @@ class SiteStore(Stored):
     def close(self) -> None:
         """Let other processes work on the folder."""
         self._held.close()
+
+    def admit(self, sequence: int, content: str) -> bool:
+        """Whether an exchange may be done with this content: one of three, noted on disk for good.
+
+        Args:
+            sequence: number of the exchange.
+            content: program, split and hash of what was sent, with spaces between them.
+
+        Raises:
+            OSError: the disk is full, or the like.
+        """
+        line = f"{sequence} {content}"
+        kind = line.rpartition(" ")[0] + " "
+        if line not in self._asked and sum(known.startswith(kind) for known in self._asked) >= TRIES:
+            return False
+        if line not in self._asked:
+            with (self.path / _ASKED).open("a") as file:
+                file.write(f"{line}\n")
+            self._asked.add(line)
+        return True
 
     def put(self, sequence: int, state: Tree, reply: bytes) -> None:
         """Store an exchange that was done: on disk as a whole when this returns, not at all if it does not.

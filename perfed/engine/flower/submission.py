@@ -21,6 +21,7 @@ PATIENCE = 60.0
 """Seconds without an answer of the server after which following a run ends."""
 _LOOK, _SELDOM = 5.0, 20.0  # seconds between two looks for the status, each a process: server gone, and there
 _NAME = "perfed"
+_AGAIN = "when the SuperLink is there again, submit again: the run goes on where it was"
 _OWN = ("Using SuperLink: ", "Starting logstream for run_id", "╭", "│", "╰")  # what the command itself says
 
 
@@ -102,7 +103,7 @@ class Submitter:
                     gone = False
                 except PerfedError as error:
                     if time.monotonic() - heard > PATIENCE:
-                        raise PerfedError(f"no answer for {PATIENCE:.0f} seconds: {error}") from None
+                        raise PerfedError(f"no answer for {PATIENCE:.0f} seconds: {error}; {_AGAIN}") from None
                     if not gone:
                         note(f"the SuperLink does not answer; waiting for it, {PATIENCE:.0f} seconds at most")
                     status, gone = "", True

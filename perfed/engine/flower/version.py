@@ -7,7 +7,8 @@ from importlib import metadata
 from perfed.errors import PerfedError
 
 OLDEST, BEFORE = (1, 41), (1, 43)
-_RANGE = f"flwr >={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, BEFORE))}"
+RANGE = f"flwr >={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, BEFORE))}"
+"""The same for people, and for pip."""
 
 
 def check_flower() -> None:
@@ -19,6 +20,6 @@ def check_flower() -> None:
     try:
         version = metadata.version("flwr")
     except metadata.PackageNotFoundError:
-        raise PerfedError(f"a federation of sites needs {_RANGE}: pip install 'perfed[flower]'") from None
+        raise PerfedError(f"a federation of sites needs {RANGE}: pip install 'perfed[flower]'") from None
     if not OLDEST <= tuple(int(part) for part in version.split(".")[:2]) < BEFORE:
-        raise PerfedError(f"flwr {version} is installed, but perfed needs {_RANGE}: pip install 'perfed[flower]'")
+        raise PerfedError(f"flwr {version} is installed, but perfed needs {RANGE}: pip install 'perfed[flower]'")

@@ -11,15 +11,18 @@ import torch
 from perfed.data.target_scale import TargetScale
 from perfed.engine.flower.message import pack
 from perfed.engine.host import Background, Done, Exchange, Work
-from perfed.engine.metrics import Scoring
+from perfed.engine.metrics import METRICS, Scoring
 from perfed.tree import Tree
 
 ROUND = 10_000
 """Exchanges of one round have the numbers from ROUND times the round on."""
 
 
-LOSS = "loss"
-"""Beside the program's reply: the mean training loss."""
+_ROUNDING = 1e-6
+"""What a metric may be out of its range: some are sums of rounded numbers."""
+
+LOSS, REPLY = "loss", "reply/"
+"""Entry of the mean training loss, beside those of the program's reply, which begin like this."""
 
 
 def sequence_of(exchange: Exchange) -> int:
@@ -95,5 +98,16 @@ def done_of(header: Mapping[str, Any], tree: Mapping[str, Any]) -> Done:
 def wrong_metrics(header: Mapping[str, Any]) -> str:
     """What is wrong with the metrics of a reply; empty if nothing is."""
     found = header.get("metrics")
-    fits = isinstance(found, dict) and len(found) < 1000 and all(type(v) in (int, float) for v in found.values())
-    return "" if found is None or fits else f"the reply of site '{header['site']}': metrics are names with numbers"
+    if found is None:
+        return ""
+    where = f"the reply of site '{header['site']}'"
+    if not isinstance(found, dict) or len(found) >= 1000 or any(type(v) not in (int, float) for v in found.values()):
+        return f"{where}: metrics are names with numbers"
+    for name, value in found.items():
+        known = METRICS.get(name.removesuffix("_all"))
+        if known is None:
+            return f"{where}: metric {name!r:.60}, which nobody knows"
+        low, high = known.span
+        if not low - _ROUNDING <= value <= high + _ROUNDING:
+            return f"{where}: metric '{name}' is {value!r:.40}; a number from {low:g} to {high:g} is needed"
+    return ""

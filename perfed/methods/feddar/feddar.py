@@ -25,11 +25,14 @@ from perfed.training.cohort import Cohort
 
 @register(
     "feddar-wa",
+    title="FedDAR-WA",
     defaults={"aggregation": "weighted"},
     summary="FedDAR with weighted averages of the heads (Zhong et al. 2023, Algorithm 1, eq. 6)",
 )
 @register(
-    "feddar-sa", summary="FedDAR with second-order aggregation of the heads (Zhong et al. 2023, Algorithm 1, eq. 8)"
+    "feddar-sa",
+    title="FedDAR-SA",
+    summary="FedDAR with second-order aggregation of the heads (Zhong et al. 2023, Algorithm 1, eq. 8)",
 )
 class FedDAR(DomainFedAvg):
     """Shared body, one linear head per domain, two exchanges a round (Zhong et al. 2023, Algorithm 1).
@@ -171,4 +174,4 @@ def _check_plain(info: FederationInfo, class_weights: str) -> None:
     """Hessians are those of the plain losses that are means over samples."""
     lost = "the Cox partial likelihood (survival)" if info.task == "survival" else "losses with class_weights"
     if info.task == "survival" or class_weights != "none":
-        raise PerfedError(f'second-order aggregation has no Hessians of {lost}; take aggregation = "weighted"')
+        raise PerfedError(f"second-order aggregation has no Hessians of {lost}; add aggregation=weighted")

@@ -22,7 +22,7 @@ def check_linear(shared: Mapping[str, Tensor], what: str) -> None:
         PerfedError: there is none.
     """
     if WEIGHT not in shared or BIAS not in shared or shared[WEIGHT].ndim != 3:
-        raise PerfedError(f'{what} needs a linear head with bias (head = "linear")')
+        raise PerfedError(f"{what} needs a linear head with bias; add model.head=linear")
 
 
 def solve_heads(cohort: Cohort) -> None:

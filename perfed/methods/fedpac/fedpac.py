@@ -22,20 +22,23 @@ from perfed.training.cohort import Cohort
 
 @register(
     "fedpac-none",
+    title="FedPAC-None",
     defaults={"collaboration": False},
     summary="FedPAC's ablation: its local training alone (Xu et al. 2023, Table 2)",
 )
 @register(
     "fedpac-cc",
+    title="FedPAC-CC",
     summary="FedPAC's ablation: classifier collaboration alone (Xu et al. 2023, Table 2)",
 )
 @register(
     "fedpac-fa",
+    title="FedPAC-FA",
     terms=(Prototypes,),
     defaults={"collaboration": False},
     summary="FedPAC's ablation: feature alignment alone (Xu et al. 2023, Table 2)",
 )
-@register("fedpac", terms=(Prototypes,))
+@register("fedpac", title="FedPAC", terms=(Prototypes,))
 class FedPAC(Method):
     """Feature alignment and classifier collaboration (Xu et al. 2023, Algorithm 1).
 

@@ -75,7 +75,8 @@ class Anchors(Term):
     anchor_average: Average = "uniform"
     w2: Estimate = Field(
         "closed-form",
-        description="W2 against the anchor itself (paper), or against samples of it (authors' program)",
+        description="W2 against the anchor itself (paper), or against samples of it (authors' program); anchors step "
+        "along the expected gradient in both",
     )
     distance: Measure = Field(
         "w2",
@@ -125,11 +126,15 @@ class Anchors(Term):
         """
         return {"anchors": ParameterSet("server", init=self._initial)}
 
-    def _initial(self, info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+    def check(self, info: FederationInfo, moves_shared: bool) -> None:
+        """Refuse targets without labels or values, and embeddings that are not personal, or not into vectors."""
         if info.task == "survival":
             raise no_labels("the anchors term needs values or", info.task)
+        check_embedding(info)
         if len(info.latent_shape) != 1:
             raise PerfedError(f"the anchors term needs an embedding into vectors, not shape {info.latent_shape}")
+
+    def _initial(self, info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
         entries = 2
         if info.num_classes is not None:
             entries = (len(self._groups(info.num_classes)) or info.num_classes) * self._modes
@@ -229,7 +234,6 @@ class Anchors(Term):
 
     def pretrain(self, cohort: Cohort, anchors: Mapping[str, Tensor]) -> Reply:
         """Alignment alone, for a fixed number of epochs or for the number that held-out samples ask for."""
-        check_embedding(cohort)
         found, epochs = self.anchors(cohort, anchors), self.pretrain_epochs
         if epochs == "validated":
             length = validated_epochs(cohort, found, self.pretrain_batch_size, self.pretrain_max_epochs)
@@ -241,7 +245,6 @@ class Anchors(Term):
 
     def realign(self, cohort: Cohort, anchors: Mapping[str, Tensor]) -> Reply:
         """A few epochs of alignment alone."""
-        check_embedding(cohort)
         loss = self.alignment(cohort, anchors)
         samples = cohort.samples().in_batches(self.pretrain_batch_size)
         cohort.fit(EMBEDDING, epochs=self.realign_epochs, loss=loss, samples=samples)

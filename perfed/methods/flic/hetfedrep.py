@@ -15,7 +15,7 @@ from perfed.settings import unless
 from perfed.training.cohort import Cohort
 
 
-@register("hetfedrep")
+@register("hetfedrep", title="HetFedRep")
 class HetFedRep(FedRep):
     """FedRep behind a personal embedding, without alignment (Rakotomamonjy et al. 2024, section 5).
 

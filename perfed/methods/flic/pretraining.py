@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from perfed.errors import PerfedError
+from perfed.method.declared import FederationInfo
 from perfed.methods.flic.classes import ClassAnchors
 from perfed.methods.flic.line import LineAnchors
 from perfed.model.chain import EMBEDDING, stage_of
-from perfed.model.placement import SENT
+from perfed.model.placement import own_embedding
 from perfed.training.batches import IntArray
 from perfed.training.cohort import Cohort
 from perfed.training.early_stopping import best_epochs, hold_out
@@ -42,15 +43,16 @@ def validated_epochs(cohort: Cohort, anchors: ClassAnchors | LineAnchors, batch_
         return best_epochs(train, score, limit)
 
 
-def check_embedding(cohort: Cohort) -> None:
+def check_embedding(info: FederationInfo) -> None:
     """What is aligned must be there, and personal.
 
     Raises:
-        PerfedError: it is not.
+        PerfedError: it is not; names the settings to add.
     """
-    way = 'give the model an embedding and set placement = {"embedding": "personal"}'
-    if not any(stage_of(name) == EMBEDDING for name in cohort.personal_parameters):
-        raise PerfedError(f"the anchors term aligns personal embeddings, and this run has none; {way}")
-    sent = [name for name, place in cohort.places.items() if stage_of(name) == EMBEDDING and place in SENT]
+    sent = [name for name in info.shared if stage_of(name) == EMBEDDING]
+    own = any(stage_of(name) == EMBEDDING for name in info.personal)
+    way = f"add {own_embedding(own or bool(sent))}"
     if sent:
         raise PerfedError(f"the anchors term aligns personal embeddings, but '{sent[0]}' is shared; {way}")
+    if not own:
+        raise PerfedError(f"the anchors term aligns personal embeddings, and this run has none; {way}")

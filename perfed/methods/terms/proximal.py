@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 from torch import Tensor
 
+from perfed.method.declared import FederationInfo
 from perfed.method.term import Term, register_term
 from perfed.training.cohort import Cohort
 from perfed.training.step import Penalty, Step
@@ -26,6 +27,10 @@ class Proximal(Term):
     name: ClassVar[str] = "proximal"
 
     mu: float = Field(0.01, ge=0, description="weight of the proximal term")
+
+    def check(self, info: FederationInfo, moves_shared: bool) -> None:
+        """Refuse methods whose clients receive no parameters to stay near."""
+        info.shared_parameters(f"term '{self.name}' keeps shared parameters near the received ones")
 
     def penalty(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty:
         """Distance to the shared parameters as they are when training starts."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo, ParameterSet
-from perfed.method.exchange import Clients, ServerState
+from perfed.method.exchange import ServerState
 from perfed.method.term import Term, register_term
 
 # From v, the square of Delta and beta2 to the new v.
@@ -54,10 +54,14 @@ class ServerOptimizer(Term):
             "server_v": ParameterSet("server", init=partial(_filled, value=self.tau**2)),
         }
 
-    def prepare(self, server: ServerState, clients: Clients) -> None:
-        """Refuse methods without shared parameters."""
-        if not server.shared:
-            raise PerfedError(f"term '{self.name}' needs shared parameters, and this method has none")
+    def check(self, info: FederationInfo, moves_shared: bool) -> None:
+        """Refuse methods whose server has no shared model to move."""
+        info.shared_parameters(f"term '{self.name}' moves the server's shared parameters")
+        if not moves_shared:
+            raise PerfedError(
+                f"term '{self.name}' moves the server's shared parameters, and clients of this method do not go on "
+                "from them; allowed: methods that average one model, as fedavg, fedrep or fedpac"
+            )
 
     def step(self, server: ServerState, before: Mapping[str, Any]) -> None:
         """In place of the method's new shared parameters, the optimiser's."""

@@ -14,13 +14,18 @@ from perfed.report.campaign import Grid, Part, Series, grids, methods_in, series
 from perfed.report.curves import ROUNDS, metric_curves
 from perfed.report.gains import Gain
 from perfed.report.page import svg
-from perfed.report.page.curves import DECADES, drawn_curve
+from perfed.report.page.curves import DECADES, drawn_curves
 from perfed.report.page.document import write_page
 from perfed.report.page.forms import figure, note, radio, section, select, switched, table
 from perfed.report.page.look import Look, looks
+from perfed.report.page.paper import standalone
 from perfed.report.page.study import file_name
 from perfed.report.text import directed_title
 
+READ_SWEEP = (
+    "Dots: means over clients and seeds; bars: 95 % intervals of a bootstrap over both, as in verdicts. "
+    "Of domains and times: means over the seeds, from the lowest to the highest."
+)
 DODGE = 5.0  # between methods at the same value
 BUTTONS = {
     "mean": "Mean",
@@ -63,13 +68,9 @@ def write_campaign(parts: Sequence[Part], out: Path, *, key: str, title: str, wa
     finished = len(waiting) - sum(1 for left in waiting.values() if left)
     facts = f"{kind} · {finished} of {len(waiting)} comparisons finished"
     found, drawn = grids(parts, key), _figures(parts, key)
-    told = (
-        "Dots: means over clients and seeds; bars: 95 % intervals of a bootstrap over both, as in verdicts. "
-        "Of domains and times: means over the seeds, from the lowest to the highest."
-    )
     sections = [
         section("tables", "Means", *(table(grid.table, looks=looks(methods_in(parts))) for grid in found)),
-        section("sweep", f"What {key} does", _switched("sweep", drawn, "sweep-"), note(told)) if key else "",
+        section("sweep", f"What {key} does", _switched("sweep", drawn, "sweep-"), note(READ_SWEEP)) if key else "",
         section("curves", "Learning curves", _switched("curves", drawn, "curves-")),
         section("verdicts", "Comparisons", *(_verdict(part, waiting[part.name]) for part in parts)),
     ]
@@ -94,7 +95,7 @@ def _verdict(part: Part, waiting: int) -> str:
 
 def sweep_figures(parts: Sequence[Part], key: str) -> dict[str, str]:
     """By name, as files of their own: each :class:`Series` of a sweep, and each method's curves, a line per value."""
-    return {name: svg.standalone(drawn) for name, drawn in _figures(parts, key).items()}
+    return {name: standalone(drawn) for name, drawn in _figures(parts, key).items()}
 
 
 def _figures(parts: Sequence[Part], key: str) -> dict[str, str]:
@@ -167,6 +168,6 @@ def _curves(grid: Grid, method: str) -> str:
     heights = svg.spanned(values.tolist(), log=bool(log_y))
     frame = svg.axes((0.0, last), heights, (ROUNDS.title, f"{method}: {title}"), log_y=bool(log_y), top=top + 22)
     unit = f" {metric_of(grid.metric).unit}".rstrip()
-    lines = [part for value, c in found.items() for part in drawn_curve(c, ROUNDS, frame, look[value], unit)]
+    below, above = drawn_curves([(curve, look[value]) for value, curve in found.items()], ROUNDS, frame, unit)
     told = "; ".join(f"{value} ends at {curve.values[:, -1].mean():.4g}{unit}" for value, curve in found.items())
-    return svg.drawing(f"{method}: {title} by {grid.key}", told, entries, str(frame), *lines)
+    return svg.drawing(f"{method}: {title} by {grid.key}", told, entries, *below, str(frame), *above)

@@ -79,6 +79,8 @@ def _held_columns(held: Holdings) -> list[Column]:
         found.append(("Domains", of(lambda c: _named(c.domains, held.domains))))
     if any(client.columns for client in clients):
         found.append(("Columns: shared", of(lambda c: str(c.columns.get("shared", 0)))))
+        if any(client.columns.get("some") for client in clients):
+            found.append(("Columns: some sites", of(lambda c: str(c.columns.get("some", 0)))))
         found.append(("Columns: own", of(lambda c: str(c.columns.get("own", 0)))))
     if len({client.inputs for client in clients}) > 1:
         found.append(("Inputs", of(lambda c: str(c.inputs))))

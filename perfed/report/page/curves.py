@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfed.engine.metrics import metric_of
 from perfed.report.curves import VIRTUAL_TIME, Axis, Curve, axes_of, further_metrics, metric_curves, oracle, used_curves
@@ -17,6 +19,7 @@ from perfed.report.participation import participation
 from perfed.report.text import directed_title
 from perfed.run.targets import percent
 
+READ_CURVES = "Line: mean over the seeds; band: lowest to highest seed."
 MOST_POINTS, MOST_HINTS = 60, 15  # per line
 DECADES = 100.0  # where the last point is so many times as far as the first one, an axis is logarithmic
 
@@ -82,9 +85,10 @@ class Curves:
         looks = self.study.looks
         entries, top = svg.legend([(curve.method, looks[curve.method]) for curve in kind.curves])
         frame = self._frame(kind, axis, log, top + 22)
-        parts = [entries, str(frame), *self._lines(kind, frame)]
+        shown = [(curve, looks[curve.method]) for curve in kind.curves]
+        below, above = drawn_curves(shown, axis, frame, kind.unit)
+        parts = [entries, *below, str(frame), *self._lines(kind, frame), *above]
         for curve in kind.curves:
-            parts += drawn_curve(curve, axis, frame, looks[curve.method], kind.unit)
             if curve.method in self.ringed and kind.name != "used":
                 at = frame.x(float(curve.x[axis.button][-1])), frame.y(float(curve.values[:, -1].mean()))
                 title = svg.hint(f"{curve.method}: the last round, in which everybody took part")
@@ -114,28 +118,39 @@ class Curves:
         return [svg.rule(frame.y, value, ends, upright=False, label=name) for name, value in inside.items()]
 
 
-def drawn_curve(curve: Curve, axis: Axis, frame: svg.Axes, look: Look, unit: str) -> list[str]:
-    """The band and the line of a method, and places where a pointer gets the numbers."""
-    x, mean = curve.x[axis.button], curve.values.mean(0)
-    inside = np.flatnonzero(np.isfinite(mean) & (x >= frame.x.low * (1 - 1e-9)) & ((x > 0) | (not frame.x.log)))
-    if not len(inside):
-        return []
-    places = inside[thinned(len(inside), MOST_POINTS)]
-    low, high = curve.values.min(0), curve.values.max(0)
-    across = [frame.x(float(x[i])) for i in places]
-    parts = []
-    if len(curve.values) > 1:
-        ends = [*zip(across, (frame.y(float(high[i])) for i in places), strict=True)]
-        ends += [*zip(across[::-1], (frame.y(float(low[i])) for i in places[::-1]), strict=True)]
-        parts.append(svg.area(ends, look.colour))
-    parts.append(svg.line([(a, frame.y(float(mean[i]))) for a, i in zip(across, places, strict=True)], look))
+def drawn_curves(
+    curves: Sequence[tuple[Curve, Look]], axis: Axis, frame: svg.Axes, unit: str
+) -> tuple[list[str], list[str]]:
+    """What is drawn before the axes, bands (on paper one covers another) and their edges, and after them: lines."""
+    bands, edges, lines = [], [], []
+    for curve, look in curves:
+        x, mean = curve.x[axis.button], curve.values.mean(0)
+        inside = np.flatnonzero(np.isfinite(mean) & (x >= frame.x.low * (1 - 1e-9)) & ((x > 0) | (not frame.x.log)))
+        if not len(inside):
+            continue
+        shown = inside[thinned(len(inside), MOST_POINTS)]
+        middle, low, high = (
+            [(frame.x(float(x[i])), frame.y(float(values[i]))) for i in shown]
+            for values in (mean, curve.values.min(0), curve.values.max(0))
+        )
+        if len(curve.values) > 1:
+            bands.append(svg.area([*high, *low[::-1]], look.colour))
+            edges.append(svg.outline([*high, *low[::-1]], look.colour))
+        marks = _marks(curve, axis, frame, unit, inside[thinned(len(inside), MOST_HINTS)])
+        lines.append(svg.line(middle, look) + svg.tag("g", *marks, fill=look.colour))
+    return [*bands, *edges], lines
+
+
+def _marks(curve: Curve, axis: Axis, frame: svg.Axes, unit: str, places: NDArray[np.int64]) -> list[str]:
+    """Dots where a pointer gets the numbers."""
+    x, mean, low, high = curve.x[axis.button], curve.values.mean(0), curve.values.min(0), curve.values.max(0)
     marks = []
-    for i in inside[thinned(len(inside), MOST_HINTS)]:
+    for i in places:
         seeds = f" (seeds {low[i]:.4g} to {high[i]:.4g})" if len(curve.values) > 1 else ""
         where = "" if axis.button == "Rounds" else f", {axis.title}: {x[i]:.4g}"
         title = f"{curve.method}, round {curve.rounds[i]}: {mean[i]:.4g}{unit}{seeds}{where}"
         marks.append(svg.dot(frame.x(float(x[i])), frame.y(float(mean[i])), None, title, r=2.5))
-    return [*parts, svg.tag("g", *marks, fill=look.colour)]
+    return marks
 
 
 def curves_section(study: Study) -> str:
@@ -154,8 +169,7 @@ def curves_section(study: Study) -> str:
         "Learning curves",
         switched([radio("axis", "Against", {key: key for key in panels})], panels),
         note(
-            "Line: mean over the seeds; band: lowest to highest seed. Times and bytes are counted from the start and "
-            "averaged over the seeds."
+            f"{READ_CURVES} Times and bytes are counted from the start and averaged over the seeds."
             + (" A ring is a last round with everybody, unlike those before it." if shown.ringed else "")
             + (f" Without rounds, so without a curve: {', '.join(alone)}." if alone else "")
         ),

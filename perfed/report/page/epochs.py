@@ -18,6 +18,10 @@ from perfed.report.page.study import Study, file_name, thinned
 from perfed.report.runs import Run
 
 MOST_EPOCHS = 400  # drawn of a client
+READ_LOSSES = (
+    "Loss of local training, penalties included, of single clients of the first seed, epoch after epoch of all "
+    "rounds that they took part in. A dot is where a round begins: the client has received new parameters."
+)
 Courses = Mapping[str, Sequence[tuple[int, Sequence[float]]]]
 
 
@@ -29,11 +33,7 @@ def epochs_section(study: Study) -> str:
             drawn.append(figure(_drawn(run.method, load_losses(_of_rounds(run)))))
         except PerfedError as error:
             lines.append(note(f"Left out: {error}"))
-    told = (
-        "Loss of local training, penalties included, of single clients of the first seed, epoch after epoch of all "
-        "rounds that they took part in. A dot is where a round begins: the client has received new parameters."
-    )
-    return section("epochs", "Loss over local epochs", grid(*drawn), note(told if drawn else ""), *lines)
+    return section("epochs", "Loss over local epochs", grid(*drawn), note(READ_LOSSES if drawn else ""), *lines)
 
 
 def epoch_figures(study: Study) -> dict[str, str]:

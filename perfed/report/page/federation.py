@@ -15,6 +15,10 @@ from perfed.report.page.study import Study, thinned
 from perfed.report.text import axis_title
 
 MOST_LINES = 150  # clients of a method drawn one by one before and after local training
+READ_BEFORE_AFTER = (
+    "Before → after local training: each line is a client that took part in the last round, averaged over the seeds; "
+    "the thick line is their mean."
+)
 BARS = 60  # clients with a bar each
 
 
@@ -26,10 +30,7 @@ def federation_section(study: Study) -> str:
     if kept is not None:
         notes.append(f"Training rows of seed {kept[0].seed}; colours begin at 0. Data: {kept[1].data}.")
     if "before-after" in found:
-        notes.append(
-            "Before → after local training: each line is a client that took part in the last round, averaged over the "
-            "seeds; the thick line is their mean."
-        )
+        notes.append(READ_BEFORE_AFTER)
     return section("federation", "The federation", grid(*map(figure, found.values())), *map(note, notes))
 
 
@@ -60,9 +61,10 @@ def _rows(clients: Mapping[str, Held]) -> str:
 
 
 def _columns(clients: Mapping[str, Held]) -> str:
-    """Columns that all clients have, and those that only some have."""
-    totals = {site: [c.columns.get("shared", 0), c.columns.get("own", 0)] for site, c in clients.items()}
-    return stacked("Columns of each client", ["shared", "own"], totals)
+    """Columns that all clients have, those that some others have, and those of one client alone."""
+    kinds = [kind for kind in ("shared", "some", "own") if any(c.columns.get(kind) for c in clients.values())]
+    totals = {site: [c.columns.get(kind, 0) for kind in kinds] for site, c in clients.items()}
+    return stacked("Columns of each client", kinds, totals)
 
 
 def stacked(title: str, kinds: Sequence[str], totals: Mapping[str, Sequence[int]]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from perfed.methods.titles import display_name
 from perfed.report.page import svg
 from perfed.report.page.look import Look
 from perfed.report.text import TextTable
@@ -83,10 +84,9 @@ def swatch(look: Look) -> str:
     return f'<svg class="swatch" viewBox="0 0 26 10" aria-hidden="true">{drawn}</svg>'
 
 
-def named(method: str, looks: Mapping[str, Look], text: str = "") -> str:
-    """A method's name beside its line."""
-    line = swatch(looks[method]) if method in looks else ""
-    return f"{line}{escape(text or method)}"
+def named(name: str, looks: Mapping[str, Look]) -> str:
+    """A method as readers know it, beside its line; any other name as it is."""
+    return f"{swatch(looks[name])}{escape(display_name(name))}" if name in looks else escape(name)
 
 
 def table(of: TextTable, *, sortable: bool = False, looks: Mapping[str, Look] | None = None) -> str:

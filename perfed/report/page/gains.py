@@ -66,7 +66,7 @@ def three_intervals(study: Study, method: str) -> dict[str, Gain]:
     }
 
 
-_INTERVALS = (
+READ_INTERVALS = (
     "Three 95 % intervals each. Over clients and seeds (thick, with the dot): what the verdict goes by. Over clients "
     "alone: would other clients say the same? Over seeds alone: would other random numbers? Where one of them is the "
     "wide one, more of that kind is what a clearer answer needs. Blue: better, orange: worse, grey: cannot be told."
@@ -89,7 +89,7 @@ def gains_section(study: Study) -> str:
     return section(
         "gains",
         "Who gains, who loses" if others else "Clients",
-        grid(figure(_forest(study, others)), f"<div>{note(_INTERVALS)}</div>") if others else "",
+        grid(figure(_forest(study, others)), f"<div>{note(READ_INTERVALS)}</div>") if others else "",
         switched([select("method", "Clients of", ordered)], panels, best),
         note(told),
         _sites(study),

@@ -29,7 +29,7 @@ def heat(values: NDArray[Any], box: Box, most: float, hint: Callable[[int], str]
     ]
     for row in range(len(values) if hint else 0):
         place = (left, top + row * step, width, step)
-        parts.append(_rect(place, svg.hint(hint(row)) if hint else "", fill="transparent"))
+        parts.append(_rect(place, svg.hint(hint(row)) if hint else "", fill="none", pointer_events="all"))
     return parts
 
 

@@ -7,13 +7,14 @@ from html import escape
 from typing import Any
 
 from perfed.engine.metrics import metric_of
+from perfed.methods.titles import display_name
 from perfed.report.client_values import ClientValues
 from perfed.report.leaderboard import Standing, cells, standings
 from perfed.report.page.forms import data, heading, named, note, scrolled, section, select
 from perfed.report.page.study import Study
 from perfed.report.page.verdict import share
 from perfed.report.runs import reported
-from perfed.report.text import UNKNOWN, axis_title, directed_title, method_text
+from perfed.report.text import UNKNOWN, axis_title, directed_title
 
 MOST_REFERENCES = 12
 
@@ -28,7 +29,7 @@ def leaderboard_section(study: Study) -> str:
     ordered = sorted(first["rows"], key=lambda method: -study.known.direction * first["rows"][method]["sort"][0])
     controls = [
         select("metric", "Metric", {metric: axis_title(metric) for metric in metrics}),
-        select("reference", "Compared with", {method: method for method in references}),
+        select("reference", "Compared with", {method: display_name(method) for method in references}),
         '<label class="pick"><input type="checkbox" name="p"> p-values</label>',
     ]
     shown = reported(study.runs)
@@ -78,7 +79,7 @@ def _view(study: Study, metric: str, reference: str) -> dict[str, Any]:
         method: {**_row(of, low - margin, high + margin), "best": known.direction * of.row.mean == best}
         for method, of in found.items()
     }
-    return {"title": directed_title(metric), "reference": reference, "rows": rows}
+    return {"title": directed_title(metric), "reference": display_name(reference), "rows": rows}
 
 
 def _row(of: Standing, low: float, high: float) -> dict[str, Any]:
@@ -119,7 +120,7 @@ def _table(study: Study, methods: Sequence[str], view: dict[str, Any]) -> str:
 
 
 def _line(study: Study, method: str, row: dict[str, Any] | None) -> str:
-    head = f'<th scope="row">{named(method, study.looks, method_text(method))}</th>'
+    head = f'<th scope="row">{named(method, study.looks)}</th>'
     if row is None:
         return f'<tr data-method="{escape(method, quote=True)}">{head}</tr>'
     mean, gain, worst, tenth, *others = (escape(text) for text in row["text"])

@@ -90,7 +90,8 @@ if (board) {
 }
 
 // A table as text: shown, selected, and copied where the browser lets a page do that.
-const quoted = (cell) => /[",\n]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell;
+const plain = (cell) => /^[=@\t\r]|^[+-](?![\d.])/.test(cell) ? `'${cell}` : cell;  // no formula of a spreadsheet
+const quoted = (cell) => /[",\n]/.test(cell) ? `"${plain(cell).replaceAll('"', '""')}"` : plain(cell);
 const escaped = (cell) => cell.replace(/[%&_#$]/g, "\\$&").replaceAll("±", "$\\pm$").replaceAll("–", "--");
 const texts = {
   csv: (rows) => rows.map((row) => row.map(quoted).join(",")),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -20,6 +20,14 @@ from perfed.report.runs import Run
 MOST_PANELS = 3  # rounds of embedded samples or combined heads per method, beside each other
 MOST_STEPS = 40  # rounds of combined heads per method
 SIDE = 300.0  # of an embedding's square
+READ_EMBEDDING = (
+    "a dot is a sample, its colour and number its class, a diamond an anchor, where a method aligns the clients to "
+    "some. Neighbours mean something; positions and distances between panels do not."
+)
+READ_COMBINATION = (
+    "Row: a client; column: whose head (FedAMP: model) its own was made of. The stronger the colour, the more. "
+    "Blocks are clients that found each other alike."
+)
 _SPLITS = {"train": "training", "test": "test"}
 
 
@@ -39,11 +47,7 @@ def embedding_section(study: Study) -> str:
         panels[method] = grid(*(figure(picture) for _, picture in drawn), small=True)
     ordered = sorted(panels, key=lambda method: not anchored[method])
     splits = " or ".join(sorted({_SPLITS[firsts[method].snapshot_split] for method in panels}))
-    told = (
-        f"t-SNE of at most {MAX_SAMPLES} {splits} samples of the first seed: a dot is a sample, its colour and number "
-        "its class, a diamond an anchor, where a method aligns the clients to some. Neighbours mean something; "
-        "positions and distances between panels do not."
-    )
+    told = f"t-SNE of at most {MAX_SAMPLES} {splits} samples of the first seed: {READ_EMBEDDING}"
     return section(
         "embedding",
         "Embedded samples",
@@ -83,14 +87,23 @@ def _embedding(method: str, of: Placed) -> str:
     for label, (a, b) in zip(of.anchor_classes.tolist(), of.anchors, strict=True):
         d = f"M{x(a):.1f} {y(b) - 8:.1f}l7 8l-7 8l-7 -8z"
         parts.append(svg.tag("path", svg.hint(f"anchor of class {label}"), d=d, fill=shade(label), stroke=paint("ink")))
-    for label in classes:
-        own_, anchor = of.points[of.y == label], of.anchors[of.anchor_classes == label]
-        a, b = anchor[0] if len(anchor) else np.median(own_, axis=0)
-        place = {"text_anchor": "middle", "font_weight": "bold", "font_size": 14}
-        halo = {"stroke": paint("paper"), "stroke_width": 4, "paint_order": "stroke"}
-        parts.append(svg.words(x(a), y(b) - 12, str(label), **place, **halo))
+    parts += _names(of, classes, x, y)
     told = f"{len(of.points)} samples of {len(classes)} classes, {len(of.anchors)} anchors"
     return svg.drawing(f"Embedded samples: {where}", told, *parts, height=SIDE + 14)
+
+
+def _names(of: Placed, classes: Sequence[int], x: svg.Scale, y: svg.Scale) -> list[str]:
+    """The numbers of the classes, above their anchors or in their middle, each on a ground of its own."""
+    grounds, numbers = [], []
+    for label in classes:
+        anchor = of.anchors[of.anchor_classes == label]
+        a, b = anchor[0] if len(anchor) else np.median(of.points[of.y == label], axis=0)
+        place = {"text_anchor": "middle", "font_weight": "bold", "font_size": 14}
+        wide = 10.0 * len(str(label))
+        ground = {"x": x(a) - wide / 2, "y": y(b) - 23.0, "width": wide, "height": 12.0, "rx": 2}
+        grounds.append(svg.tag("rect", **ground, fill=paint("paper"), fill_opacity=0.8))
+        numbers.append(svg.words(x(a), y(b) - 12, str(label), **place))
+    return [*grounds, *numbers]
 
 
 def combination_section(study: Study) -> str:
@@ -111,11 +124,7 @@ def combination_section(study: Study) -> str:
             continue
         steps = slider("round", f"{method}, seed {run.seed}: round", [one.round for one in rounds])
         parts.append(f"<div>{switched([steps], panels, next(reversed(panels)))}</div>")
-    told = (
-        "Row: a client; column: whose head (FedAMP: model) its own was made of. The stronger the colour, the more. "
-        "Blocks are clients that found each other alike."
-    )
-    return section("combination", "Who learns from whom", grid(*parts), note(told if parts else ""), *lines)
+    return section("combination", "Who learns from whom", grid(*parts), note(READ_COMBINATION if parts else ""), *lines)
 
 
 def _heat_map(method: str, of: Combination, top: float) -> str:

@@ -19,6 +19,7 @@ from perfed.run.targets import percent
 
 MOST_DOTS = 400  # clients of a method in the figure of speeds
 LINE = 14.0
+READ_USED = "Who was used when: a row is a client, the fastest at the top, a column a round; first seed."
 
 
 def speeds_section(study: Study) -> str:
@@ -40,7 +41,7 @@ def speeds_section(study: Study) -> str:
             "the middle one of an odd number, belong to neither."
         )
     if used:
-        notes.append("Who was used when: a row is a client, the fastest at the top, a column a round; first seed.")
+        notes.append(READ_USED)
     panels = {name: figure(drawn) for name, drawn in used.items()}
     heading = "Speeds" if speeds else "Time to accuracy" if times else "Who was used when"
     return section(

@@ -1,7 +1,7 @@
 """Drawing: scales and their ticks, axes, lines, dots, intervals, bars and heat maps as SVG text.
 
 A drawing is 480 units wide, so that its words can be read on a phone. Colours are variables of the page's style sheet;
-:func:`standalone` puts the light ones in their place.
+:func:`perfed.report.page.paper.standalone` puts the light ones in their place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from perfed.report.page.look import FONT, Look, in_light, paint
+from perfed.report.page.look import FONT, Look, paint
 
 WIDTH, HEIGHT = 480.0, 300.0
 LETTER = 6.7  # width of a letter of the text in the drawing's units, on the wide side
@@ -204,9 +204,14 @@ def line(points: Points, look: Look, **more: object) -> str:
     return tag("path", d=path(points), stroke_linejoin="round", **style, **more)
 
 
-def area(points: Points, colour: str, **more: object) -> str:
+def area(points: Points, colour: str) -> str:
     """A pale area within the points."""
-    return tag("path", d=path(points) + "Z", fill=colour, fill_opacity=0.13, **{"stroke": "none", **more})
+    return tag("path", d=path(points) + "Z", fill=colour, fill_opacity=0.13)
+
+
+def outline(points: Points, colour: str) -> str:
+    """The edge of an area, thin and pale."""
+    return tag("path", d=path(points) + "Z", fill="none", stroke=colour, stroke_opacity=0.4, stroke_width=0.75)
 
 
 def dot(x: float, y: float, colour: str | None, title: str = "", r: float = 3.5) -> str:
@@ -247,16 +252,31 @@ def rule(scale: Scale, value: float, ends: tuple[float, float], *, upright: bool
 
 def picture(values: NDArray[np.float64], colour: str = "#3b8fd0") -> str:
     """A heat map as the address of a PNG: ``values`` ``(rows, columns)`` from 0 to 1 say how much ``colour`` covers."""
-    rgb = tuple(bytes.fromhex(colour[1:]))
-    rows, columns = values.shape
-    pixels = np.empty((rows, columns, 4), dtype=np.uint8)
-    pixels[..., :3] = rgb
+    pixels = np.empty((*values.shape, 4), dtype=np.uint8)
+    pixels[..., :3] = tuple(bytes.fromhex(colour[1:]))
     pixels[..., 3] = np.round(255 * np.clip(values, 0, 1))
+    return png(pixels)
+
+
+def png(pixels: NDArray[np.uint8]) -> str:
+    """The address of a PNG of ``pixels`` ``(rows, columns, 3 or 4)``: red, green, blue and how much they cover."""
+    rows, columns, channels = pixels.shape
     lines = b"".join(b"\0" + row.tobytes() for row in pixels)
-    head = struct.pack(">IIBBBBB", columns, rows, 8, 6, 0, 0, 0)
+    head = struct.pack(">IIBBBBB", columns, rows, 8, {3: 2, 4: 6}[channels], 0, 0, 0)
     parts = [(b"IHDR", head), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b"")]
     content = b"".join(struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in parts)
-    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + content).decode()
+    return _PNG + base64.b64encode(b"\x89PNG\r\n\x1a\n" + content).decode()
+
+
+def pixels_of(address: str) -> NDArray[np.uint8]:
+    """The pixels that :func:`png` made the address of, ``(rows, columns, 3 or 4)``."""
+    content = base64.b64decode(address.removeprefix(_PNG))
+    columns, rows, length = struct.unpack(">II9xI", content[16:37])
+    lines = np.frombuffer(zlib.decompress(content[41 : 41 + length]), np.uint8).reshape(rows, -1)
+    return lines[:, 1:].reshape(rows, columns, -1)  # the first of each line is its filter: none
+
+
+_PNG = "data:image/png;base64,"
 
 
 def legend(entries: Sequence[tuple[str, Look]], top: float = 14, left: float = 4) -> tuple[str, float]:
@@ -276,9 +296,3 @@ def drawing(title: str, description: str, *parts: str, height: float = HEIGHT, w
     name = tag("title", escape(title)) + tag("desc", escape(description))
     more = {"viewBox": f"0 0 {width:g} {height:g}", "role": "img", "font_family": FONT, "font_size": 12}
     return tag("svg", name, *parts, xmlns="http://www.w3.org/2000/svg", fill=paint("ink"), **more)
-
-
-def standalone(drawn: str) -> str:
-    """A drawing as a file of its own, on white."""
-    start, ground = drawn.index(">") + 1, tag("rect", width="100%", height="100%", fill=paint("paper"))
-    return in_light(drawn[:start] + ground + drawn[start:]) + "\n"

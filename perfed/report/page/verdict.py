@@ -1,4 +1,4 @@
-"""The first thing on the page: who won, how sure that is, and who loses; of a single run its numbers."""
+"""The first thing on the page: who won, how sure that is, and who is worse off; of a single run its numbers."""
 
 from __future__ import annotations
 
@@ -48,22 +48,25 @@ def _cards(study: Study, found: Verdict, best: MethodVerdict) -> str:
         who = _card("Which method won?", "none", f"{named(best.method, study.looks)}, the closest, is {escape(step)}")
     sure = _card("Can it be chance?", "probably not" if gain.sign else "it can", *map(escape, _doubts(found, best)))
     hurt = _card(
-        "Who loses?",
+        "Who is worse off?",
         f"{best.worse} of {best.runs} client-runs" if best.worse else "nobody",
         share(best.worse, best.equal, best.better),
         f"{escape(best.method)} against {base}: worse for {best.worse}, equal for {best.equal}, "
-        f"better for {best.better}",
+        f"better for {best.better}; every difference counts, however small",
     )
     return f'<div class="cards">{who}{sure}{hurt}</div>'
 
 
 def _second(found: Verdict, best: MethodVerdict) -> str:
-    """How far behind the next method is; empty where the reference is the next."""
+    """How far the next method is behind, or ahead where that may be chance; empty where the reference is the next."""
     others = [v for v in found.methods if v is not best and v.runs and not v.method.startswith(POOLED)]
     second = max(others, key=lambda v: v.gain.mean, default=best)
     if second is best or second.gain.mean <= 0:
         return ""
-    return escape(f"{amount(found.metric, best.gain.mean - second.gain.mean)} ahead of the second, {second.method}")
+    lead = best.gain.mean - second.gain.mean
+    if lead < 0:
+        return escape(f"{second.method} is {amount(found.metric, -lead)} ahead of it, which may be chance")
+    return escape(f"{amount(found.metric, lead)} ahead of the second, {second.method}")
 
 
 def _doubts(found: Verdict, best: MethodVerdict) -> list[str]:
@@ -75,7 +78,7 @@ def _doubts(found: Verdict, best: MethodVerdict) -> list[str]:
     if best.seeds < ENOUGH_SEEDS:
         lines.append(f"only {best.seeds} seed{'s' if best.seeds > 1 else ''} (repetitions): weak evidence")
     if any(warning.startswith(f"{best.method} has not converged") for warning in found.warnings):
-        lines.append("it was still getting better when it stopped")
+        lines.append("it was still learning when it stopped")
     return lines
 
 

@@ -14,11 +14,11 @@ from perfed.report.page.federation import federation_figures, federation_section
 from perfed.report.page.forms import note
 from perfed.report.page.gains import gain_figures, gains_section
 from perfed.report.page.leaderboard import leaderboard_section
+from perfed.report.page.paper import standalone
 from perfed.report.page.pictures import combination_section, embedding_section, picture_figures
 from perfed.report.page.reproduce import reproduce_section
 from perfed.report.page.speeds import speed_figures, speeds_section
 from perfed.report.page.study import Study
-from perfed.report.page.svg import standalone
 from perfed.report.page.verdict import verdict_section
 from perfed.report.runs import Run, methods_of
 from perfed.report.text import listed

@@ -477,6 +477,21 @@ def test_a_column_that_looks_like_one_of_events_is_asked_about(name, target, hin
         assert not [line for line in remarks({"x": made_survival}, target=target, event=name) if "surv" in line]
 
 
+def test_columns_of_some_other_sites_are_neither_shared_nor_own():
+    rng = np.random.default_rng(0)
+    columns = {"north": ["a", "b", "c"], "south": ["a", "b"], "west": ["a", "b", "d"], "east": ["a", "e"]}
+    tables = {
+        site: pd.DataFrame(rng.normal(size=(12, len(names))), columns=names).assign(sick=["yes", "no"] * 6)
+        for site, names in columns.items()
+    }
+    facts = Federation.from_frames(tables, target="sick", columns="own").facts
+    found = {site.site: (site.shared, site.some, site.own) for site in facts.sites}
+    for site, names in columns.items():  # counted by hand
+        others = [sum(name in of for of in columns.values()) - 1 for name in names]
+        assert found[site] == (others.count(3), sum(0 < n < 3 for n in others), others.count(0))
+    assert "shared columns  some  own" in str(facts)
+
+
 def test_shared_columns_are_those_that_all_tables_have_and_constant_ones_are_counted_apart():
     flat = made(seed=2).assign(smokes=["no"] * 40, extra=np.arange(40.0) ** 2)
     facts = Federation.from_frames({"x": made(), "y": flat}, target="sick", folds=5, seed=3).facts

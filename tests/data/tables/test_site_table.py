@@ -113,7 +113,7 @@ def test_a_saved_table_does_the_same(tmp_path, columns):
     frames = {"north": made(), "south": made(seed=1).assign(sugar=np.arange(40.0) ** 2)}
     one = Federation.from_frames(frames, target="sick", domain="race", **settings).clients[0].table
     one.save(tmp_path / "north.table")
-    two = SiteTable.load(tmp_path / "north.table")
+    two = SiteTable.load(tmp_path / "north.table", trust=columns == "mine")
     for a, b in zip(one.transform(made(9, 9)), two.transform(made(9, 9)), strict=True):
         np.testing.assert_array_equal(a, b)
     assert {k: v for k, v in vars(one).items() if k != "transformer"} == {

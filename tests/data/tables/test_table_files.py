@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 
+from perfed.data.reading import read_arrays
+from perfed.data.site_data import arrays_in
 from perfed.data.tables.files import read_sites, read_table
 from perfed.data.tables.problems import TableProblems
 from perfed.errors import PerfedError
@@ -133,3 +136,51 @@ def test_two_sites_of_one_name_are_refused_and_all_problems_are_kept(tmp_path):
     assert "site 'North' is also in" in first and "the file is empty" in second
     with pytest.raises(PerfedError, match="no such file or folder"):
         read_sites([tmp_path / "z"])
+
+
+def test_what_is_no_table_in_a_folder_is_left_out_and_said(tmp_path):
+    for site in ("north", "south"):
+        (tmp_path / f"{site}.csv").write_text(text())
+    (tmp_path / "note.txt").write_text("Dear all, the units have changed.")
+    for name in ("~$north.xlsx", "notes.txt", "letter.pdf", "south.xls", ".hidden.csv", "._south.csv", "study.toml"):
+        (tmp_path / name).write_text("Dear all, the units\nhave changed.\n")
+    (tmp_path / "old.csv").mkdir()
+    found = read_sites([tmp_path])
+    assert list(found.frames) == ["north", "south"]
+    first, short, second = found.notes
+    assert short == f"{tmp_path / 'note.txt'}: left out, for it is no table: there are no rows"
+    assert first == f"{tmp_path}: left out, for they are no tables: letter.pdf, south.xls, ~$north.xlsx"
+    assert second.startswith(f"{tmp_path / 'notes.txt'}: left out, for it is no table: row 2 is not as wide")
+    with pytest.raises(PerfedError, match=r"notes\.txt: row 2 is not as wide"):
+        read_sites([tmp_path / "north.csv", tmp_path / "notes.txt"])
+    (tmp_path / "west.csv").write_text("age\n")
+    with pytest.raises(PerfedError, match=r"west\.csv: the first row holds one column only"):
+        read_sites([tmp_path])
+
+
+def test_tables_that_are_texts_are_not_left_out(tmp_path):
+    (tmp_path / "north.txt").write_text(text())
+    (tmp_path / "south.txt").write_text(text() + "1\n")
+    with pytest.raises(PerfedError, match=r"south\.txt: row \d is not as wide"):
+        read_sites([tmp_path])
+
+
+def test_a_packed_file_that_memory_cannot_hold_is_not_read(tmp_path, monkeypatch):
+    """A Parquet file of a megabyte can hold 200 million rows: its footer says so."""
+    frame = pd.DataFrame({"a": np.zeros(100_000), "b": "x"})
+    frame.to_parquet(tmp_path / "a.parquet")
+    frame[:100].to_excel(tmp_path / "b.xlsx", index=False)
+    np.savez_compressed(tmp_path / "c.npz", x=np.zeros((100_000, 2)))
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 20_000
+    for module, bytes_ in (("tables.files", 2**20), ("reading", 1000)):
+        monkeypatch.setattr(f"perfed.data.{module}.memory", lambda bytes_=bytes_: bytes_)
+    monkeypatch.setattr(pd, "read_parquet", lambda *given: pytest.fail("it was read"))
+    monkeypatch.setattr(np, "load", lambda *given, **more: pytest.fail("it was read"))
+    says = r"a\.parquet: 100,000 rows of 2 columns need about 0\.0119 GiB of memory, and there are 0\.000977;"
+    with pytest.raises(PerfedError, match=says):
+        read_table(tmp_path / "a.parquet")
+    with pytest.raises(PerfedError, match=r"b\.xlsx: unpacked it needs"):
+        read_table(tmp_path / "b.xlsx")
+    for read in (arrays_in, lambda file: read_arrays(file, ["x"])):
+        with pytest.raises(PerfedError, match=r"c\.npz: unpacked it needs 0\.00149 GiB of memory"):
+            read(tmp_path / "c.npz")

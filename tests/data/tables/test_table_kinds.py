@@ -12,7 +12,8 @@ TWELVE = range(12)
 GUESSES = {
     "numbers": ([61, 48.5, None], "number"),
     "numbers as texts": (["61", " 48.5", "", "1e3"], "number"),
-    "0 and 1": (["0", "1", "1"], "boolean"),
+    "0 and 1": (["0", "1", "1"], "number"),
+    "0 and 1 as numbers": ([0.0, 1.0, np.nan], "number"),
     "truth": ([True, False, True], "boolean"),
     "yes and no": (["Yes", "no", None], "boolean"),
     "few texts": (["mild", "severe", "mild"], "category"),
@@ -42,12 +43,28 @@ def test_what_a_column_is_taken_for(name):
 def test_whole_numbers_under_the_name_of_an_id_are_ids(name):
     assert guess(pd.Series([812, 17, 17, 440]), name).kind == "id"
     assert guess(pd.Series([812.5, 17]), name).kind == "number"
-    assert guess(pd.Series([812, 17, 17]), name, as_category=True).kind == "category"
+    assert guess(pd.Series([812, 17, 17]), name, said="category").kind == "category"
 
 
 def test_what_is_said_of_a_column_holds():
-    assert guess(pd.Series([1, 4, 2]), "cp", as_category=True).kind == "category"
-    assert guess(pd.Series(["1999", "2004"]), "since", as_date=True).kind == "date"
+    assert guess(pd.Series([1, 4, 2]), "cp", said="category").kind == "category"
+    assert guess(pd.Series(["1999", "2004"]), "since", said="date").kind == "date"
+    assert guess(pd.Series([1, 2, 3]), "visit_id", said="number").kind == "number"
+    assert guess(pd.Series(["I", "II", "3"]), "stage", said="number").kind == "number"
+
+
+def test_a_column_of_0_and_1_takes_further_numbers_and_words_and_others_do_not_take_words():
+    column = guess(pd.Series(["0", "1", "1"]), "visits")
+    values, problems = read(pd.Series(["2", "yes", "No", "0", None, "TRUE"]), column)
+    np.testing.assert_array_equal(values, [2, 1, 0, 0, np.nan, 1])
+    assert not problems
+    counts = guess(pd.Series(["0", "1", "2"]), "visits")
+    assert read(pd.Series(["yes", "1"]), counts)[1] == [
+        "column 'visits' holds numbers, and something else in row 0; write numbers alone, or name the column in "
+        "categories"
+    ]
+    words = guess(pd.Series(["yes", "no"]), "visits", said="number")
+    assert read(pd.Series(["yes", "no", "2"]), words)[0].tolist() == [1, 0, 2]
 
 
 @pytest.mark.parametrize(
@@ -57,15 +74,27 @@ def test_what_is_said_of_a_column_holds():
         (["01.03.2024", "31.03.2024"], "%d.%m.%Y"),
         (["01/03/2024", "31/03/2024"], "%d/%m/%Y"),
         (["03/01/2024", "03/31/2024"], "%m/%d/%Y"),
+        (["2024-03-01 00:00:00", "2024-03-31 12:00:00"], "ISO8601"),
+        (["2024-03-01", "2024-03-31T14:00:00+02:00"], "ISO8601"),
+        (["01.03.2024", "31.03.2024 12:00"], "%d.%m.%Y"),
+        (["01.03.2024 00:00:00", "31.03.2024T12:00:00"], "%d.%m.%Y"),
+        (["03/01/2024 12:00 AM", "03/31/2024 12:00 PM"], "%m/%d/%Y"),
+        (["01/03/2024 0:00:00", "31/03/2024  12:00:00.000"], "%d/%m/%Y"),
     ],
 )
-def test_dates_become_days(texts, form):
+def test_dates_become_days_and_times_of_day_their_fractions(texts, form):
     column = guess(pd.Series(texts), "visit")
     assert (column.kind, column.format) == ("date", form)
     days, problems = read(pd.Series([*texts, None]), column)
-    expected = pd.DatetimeIndex(["2024-03-01", "2024-03-31T12:00" if "T" in texts[1] else "2024-03-31"])
+    expected = pd.DatetimeIndex(["2024-03-01", "2024-03-31T12:00" if ":" in texts[1] else "2024-03-31"])
     np.testing.assert_allclose(days[:2], (expected - pd.Timestamp("1970-01-01")).total_seconds() / 86400)
     assert np.isnan(days[2]) and not problems
+
+
+def test_times_that_are_none_are_refused_by_row():
+    column = guess(pd.Series(["31.03.2024 12:00", "01.12.2023 9:15"]), "visit")
+    problems = read(pd.Series(["31.03.2024 25:00", "31.03.2024 noon", "30.03.2024 9:15"]), column)[1]
+    assert problems == ["column 'visit' holds dates, and something else in rows 0, 1; write DD.MM.YYYY or YYYY-MM-DD"]
 
 
 def test_dates_that_could_be_read_in_two_ways_are_refused():
@@ -111,3 +140,5 @@ def test_a_category_has_one_name_whatever_its_type():
 def test_reading_keeps_rows_whose_labels_occur_twice():
     days, _ = read(pd.Series(["2024-01-01", None, "2024-01-02"], index=[5, 5, 5]), Column("v", "date", "ISO8601"))
     assert np.isnan(days.to_numpy()[1]) and days.to_numpy()[2] - days.to_numpy()[0] == 1
+    timed = pd.Series(["01.01.2024", "01.01.2024 18:00"], index=[5, 5])
+    assert np.diff(read(timed, Column("v", "date", "%d.%m.%Y"))[0]) == [0.75]

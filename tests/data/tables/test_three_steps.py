@@ -26,6 +26,7 @@ def site(seed: int, rows: int = 40, **more: object) -> pd.DataFrame:
             "age": rng.normal(60, 10, rows).round(1),
             "smokes": rng.choice(["yes", "no"], rows),
             "flag": rng.choice([0, 1], rows),
+            "mark": rng.choice([0, 1], rows),
             "pain": [*rng.choice(["mild", "severe"], rows - 1), "unheard of"],
             "visit": pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.integers(0, 90, rows), "D"),
             "race": rng.choice(["a", "b"], rows),
@@ -43,13 +44,14 @@ def site(seed: int, rows: int = 40, **more: object) -> pd.DataFrame:
 
 
 def three(off: int = 0, rows: int = 40) -> dict[str, pd.DataFrame]:
-    """Sites that differ in columns, and in what they take ``flag`` (empty, 0 and 1, numbers) and ``word`` for."""
+    """Sites that differ in columns, and in what they take ``flag`` (empty, 0 and 1, numbers), ``mark`` (0 and 1, truth)
+    and ``word`` (texts, truth) for.
+    """
     half = rows // 2
     north = site(1 + off, rows, sugar=np.arange(float(rows)) ** 2, word=["x", "y"] * half).drop(columns="smokes")
-    west = site(
-        2 + off, rows, colour=["red", "blue"] * half, flag=[0, 1, 2, 3] * (rows // 4), word=["yes", "no"] * half
-    )
-    south = site(3 + off, rows, flag=[None] * rows, word=[0, 1] * half)
+    words = {"word": ["yes", "no"] * half, "mark": ["yes", "no"] * half}
+    west = site(2 + off, rows, colour=["red", "blue"] * half, flag=[0, 1, 2, 3] * (rows // 4), **words)
+    south = site(3 + off, rows, flag=[None] * rows, word=["n", "y"] * half)
     return {"north": north, "south": south, "west": west}
 
 
@@ -148,7 +150,9 @@ def test_a_site_tells_what_is_listed_and_nothing_else(target, columns):
             assert [column["name"] for column in found["columns"]] == held
             said = found.pop("columns")
             for column in said:
-                assert set(column) == {"name", "kind", "constant", "missing", "levels"}
+                assert set(column) == {"name", "kind", "constant", "missing", "binary", "levels"}
+                binary = {"north": ["flag", "mark"], "south": ["mark"], "west": []}
+                assert column["binary"] == (column["name"] in binary[name])
                 counts = frame[column["name"]].astype(str).value_counts()
                 frequent = sorted(counts.index[counts > 1]) if column["kind"] in ("category", "boolean") else []
                 assert column["levels"] == frequent
@@ -165,8 +169,8 @@ def test_what_is_told_is_said_in_words():
         "the names of the classes",
         "the names of the domains",
         "which of these columns they have: code, days, died, patient, steps, value",
-        "names and kinds of their columns, and which are constant or have missing values",
-        "how booleans are written: flag, smokes, word",
+        "names and kinds of their columns, and which are constant, 0 and 1 alone or have missing values",
+        "how booleans are written: smokes, word, mark",
         "the categories, without the rare ones, of columns that do not enter: colour",
         "the categories, without the rare ones, of: pain, word",
     )
@@ -175,7 +179,7 @@ def test_what_is_told_is_said_in_words():
 # What is refused -------------------------------------------------------------------------------------------------
 
 GOOD = {"task": "classification", "labels": "texts", "classes": ["no", "yes"]}
-COLUMN = {"name": "age", "kind": "number", "constant": False, "missing": True, "levels": []}
+COLUMN = {"name": "age", "kind": "number", "constant": False, "missing": True, "binary": False, "levels": []}
 
 
 @pytest.mark.parametrize(
@@ -260,7 +264,7 @@ def test_sites_that_contradict_each_other_are_named():
         "site 'north': column 'sick', the target, holds texts; others' targets are numbers",
         "site 'west': column 'sick', the target, holds texts; others' targets are numbers",
         "column 'age' is a number in site 'north' and a category in site 'south'; "
-        "give it one kind (a name in categories or dates), or drop it",
+        "give it one kind (a name in numbers, categories or dates), or drop it",
     ]
     plain = options_of("sick")
     tolds = told_by(three(), plain)

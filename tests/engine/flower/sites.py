@@ -14,6 +14,7 @@ from perfed.data.federation import Federation
 from perfed.engine.flower.engine import FlowerEngine, Limits
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import pack
+from perfed.engine.flower.rehearsed_run import Protocol, allowed_by
 from perfed.engine.flower.server import RealTimeServer
 from perfed.engine.flower.site import Site
 from perfed.engine.flower.store import SiteStore
@@ -21,6 +22,7 @@ from perfed.engine.flower.transport import Answer
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.method.method import Method
+from perfed.model.chain import Model
 from perfed.participation.settings import Participation
 from perfed.training.plan import Plan
 
@@ -79,9 +81,13 @@ class Sites:
         dtype: torch.dtype = torch.float64,
         seed: int = 0,
         rounds: int = 10,
+        model: Model | None = None,
+        validated: bool = False,
     ) -> None:
-        model = network_for(method, federation.num_classes or 1)
+        model = model or network_for(method, federation.num_classes or 1)
         setups = [Setup(method, model, seed, dtype) for _ in range(len(federation) + 1)]
+        who = participation or Participation()
+        protocol = Protocol(rounds, len(federation), federation.num_domains, who, validated=validated)
         self.stores = {c.id: SiteStore(path / c.id, RUN) for c in federation}
         self.transport = Direct(
             {
@@ -93,15 +99,15 @@ class Sites:
                     scale=federation.target_scale,
                     store=self.stores[client.id],
                     run=RUN,
+                    allowed=allowed_by(client, setup.info(federation), setup, protocol),
                 )
                 for client, setup in zip(federation, setups, strict=False)
             }
         )
         self.journal = Journal(path / "journal")
         engine = partial(FlowerEngine, transport=self.transport, journal=self.journal, run=RUN, limits=limits)
-        policy = participation or Participation()
         self.server = RealTimeServer(
-            facts_of(federation), setups[-1], Plan("sequential", threads=1), policy, rounds, engine=engine
+            facts_of(federation), setups[-1], Plan("sequential", threads=1), who, rounds, engine=engine
         )
 
     def close(self) -> None:

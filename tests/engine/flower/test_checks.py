@@ -8,14 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from perfed.engine.flower.checks import Bounds, Entry, Expected, like, wrong_payload, wrong_reply, wrong_tree
+from perfed.engine.flower.checks import Bounds, Entry, Expected, like, norms, too_large, wrong_reply, wrong_tree
 from perfed.engine.flower.message import pack, unpack
 
 HEADER = {"site": "north", "run": "flic-1", "sequence": 30_001, "program": "train"}
-REQUEST = {
-    **{"run": "flic-1", "sequence": 30_001, "base": 20_001, "keep": [10_001], "program": "train"},
-    **{"round": 3, "index": 1, "measure": None, "terms": "all"},
-}
 TREE = {
     "shared": {"weight": torch.ones(2, 3), "scale": torch.ones(4).bfloat16()},
     "num_samples": torch.tensor([5]),
@@ -160,51 +156,31 @@ def test_the_norm_is_of_all_values_together():
     assert wrong_tree(large, like(large), Bounds(bytes=100, norm=1e39)) is None
 
 
-def payload(tree=TREE, **fields: object) -> str | None:
-    sent = pack({**REQUEST, **fields}, tree)
-    return wrong_payload(*unpack(sent), "flic-1", {"train", "prepare"}, TREE["shared"], 1000)
+@pytest.mark.parametrize(("numbers", "odd"), [([7.0, -1.0], "-1"), ([1.0, 13.0], "13")])
+def test_numbers_of_samples_are_some_that_the_site_has(numbers, odd):
+    spec = {"counts": Entry((2,), torch.float64, counts=True)}
+    expected = replace(EXPECTED, spec=spec, bounds=Bounds(bytes=100), samples=12)
+    tree = {"counts": torch.tensor(numbers, dtype=torch.float64)}
+    said = f"the reply of site 'north': entry 'counts' is {odd}; its facts say 12 training samples"
+    assert answer(tree, expected=expected) == said
+    assert answer({"counts": tree["counts"].clamp(0, 12)}, expected=expected) is None
 
 
-def test_a_payload_as_declared_is_accepted():
-    assert payload() is None
-    assert payload(base=0, index=-1, measure="after", program="prepare") is None
+def test_entries_are_compared_with_those_of_others_and_with_what_was_sent():
+    found = {
+        site: norms({"bias": torch.full((4,), size)}) for site, size in zip("abcd", (2.0, 4.0, 8.0, 2e3), strict=True)
+    }
+    assert found["d"] == {"bias": 4e3} and norms({"n": torch.tensor([3])}) == {}
+    scales = dict.fromkeys("abcd", 3.0)
+    assert [too_large(site, found, scales, 500.0) for site in "abcd"] == [None] * 4
+    assert [too_large(site, found, scales, 2.0) for site in "abc"] == [None] * 3
+    said = "the reply of site 'd': the norm of entry 'bias' is 4000; at most 3992 is allowed"
+    assert too_large("d", found, scales, 499.0) == said
+    assert too_large("d", found, {**scales, "d": 10.0}, 400.0) is None
+    alone = {"d": found["d"]}  # nobody else has replied
+    assert too_large("d", alone, scales, 1300.0) is not None and too_large("d", alone, scales, 1400.0) is None
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"run": "other"}, "run is 'other'; 'flic-1' is expected"),
-        ({"program": "__init__"}, "program is '__init__', which the method of the study has not"),
-        ({"program": 3}, "program is 3; a text is needed"),
-        ({"sequence": -1}, "sequence is -1; a whole number that is not negative is needed"),
-        ({"sequence": True}, "sequence is True; a whole number that is not negative is needed"),
-        ({"sequence": 2.5}, "sequence is 2.5; a whole number that is not negative is needed"),
-        ({"base": 30_001}, "base is 30001; a number below the message's own, 30001, is needed"),
-        ({"base": None}, "base is None; a whole number that is not negative is needed"),
-        ({"index": False}, "index is False; a whole number from -1 on is needed"),
-        ({"round": -1}, "round is -1; a whole number that is not negative is needed"),
-        ({"measure": 1}, "measure is 1; a text or null is needed"),
-        ({"terms": None}, "terms is None; a text is needed"),
-    ],
-)
-def test_a_payload_of_something_else_is_refused(fields, said):
-    assert payload(**fields) == f"the server's message: {said}"
-
-
-@pytest.mark.parametrize("name", REQUEST)
-def test_a_payload_that_lacks_a_field_is_refused(name):
-    header = {field: value for field, value in REQUEST.items() if field != name}
-    said = wrong_payload(header, TREE, "flic-1", {"train"}, TREE["shared"], SIZE)
-    assert said.startswith(f"the server's message: {name} is missing from the header")
-
-
-def test_a_payload_with_a_tree_that_is_not_declared_is_refused():
-    assert payload(shared(weight=weight(math.nan))) == (
-        "the server's message: entry 'shared/weight' has 1 value that is not finite"
-    )
-    wide = weight(1.0).new_ones(*weight(1.0).shape[:-1], 7)
-    assert "entry 'shared/weight' has shape" in payload(shared(weight=wide))
-    assert "entry 'shared/weight' is float64" in payload(shared(weight=weight(1.0).double()))
-    assert payload(shared(weight=weight(1.0).expand(5, *weight(1.0).shape))) is None  # one of each domain
-    few = wrong_payload(REQUEST, TREE, "flic-1", {"train"}, TREE["shared"], SIZE - 1)
-    assert f"{SIZE} bytes of tensors; at most {SIZE - 1} are taken" in few
+def test_a_norm_is_of_what_is_finite_and_may_overflow():
+    assert norms({"a": torch.tensor([3.0, math.nan, -4.0, math.inf])}) == {"a": 5.0}
+    assert norms({"a": torch.tensor([1e200], dtype=torch.float64)}) == {"a": math.inf}

@@ -85,6 +85,34 @@ def metrics_of_text(header, tree):
     header["metrics"] = {"accuracy": "good"}
 
 
+def accuracy_of_seven(header, tree):
+    header["metrics"] = {"accuracy": 7.0}
+
+
+def negative_auc(header, tree):
+    header["metrics"] = {"accuracy": 0.5, "auc_all": -3}
+
+
+def loss_without_a_number(header, tree):
+    header["metrics"] = {"loss": nan}
+
+
+def unknown_metric(header, tree):
+    header["metrics"] = {"good\n" * 1000: 1.0}
+
+
+def fewer_than_none(header, tree):
+    tree["reply"]["num_samples"] = -tree["reply"]["num_samples"]
+
+
+def very_many(header, tree):
+    tree["reply"]["num_samples"] += 1.0
+
+
+def large_weight(header, tree):
+    first_weight(tree).view(-1)[0] = -1e30
+
+
 def garbage(header, tree):
     return b"\x00" * 100
 
@@ -99,6 +127,13 @@ BAD = {
     old_sequence: "sequence is 1; 10001 is expected",
     other_site: "site is 'c0'; 'c1' is expected",
     metrics_of_text: "metrics are names with numbers",
+    accuracy_of_seven: "metric 'accuracy' is 7.0; a number from 0 to 1 is needed",
+    negative_auc: "metric 'auc_all' is -3; a number from 0 to 1 is needed",
+    loss_without_a_number: "metric 'loss' is nan; a number from 0 to inf is needed",
+    unknown_metric: "metric 'good",
+    fewer_than_none: "entry 'reply/num_samples' is -7; its facts say 7 training samples",
+    very_many: "entry 'reply/num_samples' is 8; its facts say 7 training samples",
+    large_weight: "is 1e+30; at most ",
     garbage: "these bytes are not of perfed",
 }
 
@@ -126,6 +161,41 @@ def test_a_reply_with_too_large_a_norm_is_refused(tmp_path):
     strict.server.prepare()
     with pytest.raises(PerfedError, match=r"its norm is .*; at most 0.001 is allowed"):
         strict.server.round(1)
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_the_site_that_sent_anchors_of_1e30_is_named_and_the_others_go_on(others, tmp_path):
+    """Not the site whose loss they make infinite; of two sites neither has a majority."""
+    federation = blobs(SIZES[: others + 1], dims=(4, 3, 4)[: others + 1])
+    going = Sites(tmp_path, make("flic-hl"), federation, rounds=4, limits=Limits(least=others))
+    going.server.prepare()
+    going.server.round(1)
+    sends = Sends(going.transport.at["c1"], lambda header, tree: enlarge(tree["reply"].get("terms", {})))
+    going.transport.at["c1"] = sends
+    record = going.server.round(2)
+    assert record.counts == {"refused": ["c1"]} and "c1" not in record.participants
+    strict = Sites(tmp_path / "all", make("flic-hl"), federation, rounds=4)
+    strict.transport.at["c1"] = Sends(strict.transport.at["c1"], sends.change)
+    with pytest.raises(PerfedError, match="refused: the reply of site 'c1': the norm of entry 'reply/terms/"):
+        train(strict.server, 1)
+    free = Sites(tmp_path / "free", make("flic-hl"), federation, rounds=4, limits=Limits(ratio=None))
+    free.transport.at["c1"] = Sends(free.transport.at["c1"], sends.change)
+    free.server.prepare()
+    free.server.round(1)
+
+
+def enlarge(tree) -> None:
+    for _, tensor in leaves(tree):
+        if tensor.is_floating_point():
+            tensor.fill_(1e30)
+
+
+def test_a_policy_waits_for_another_reply_in_the_place_of_one_that_is_too_large(tmp_path):
+    going = sites(tmp_path, participation=FIRST_TWO)
+    going.transport.at["c0"] = Sends(going.transport.at["c0"], large_weight)
+    going.server.prepare()
+    record = going.server.round(1)
+    assert record.participants == ["c1", "c2"] and record.counts == {"refused": ["c0"]}
 
 
 def test_a_silent_site_is_named_by_full_participation_and_left_out_by_others(tmp_path):
@@ -195,7 +265,8 @@ def test_a_message_that_is_sent_again_gets_the_first_reply_and_trains_nothing(tm
 
 def test_an_evaluation_that_is_sent_again_is_not_made_again(tmp_path, monkeypatch):
     """It leaves no state on disk; another split is another question."""
-    going, ran = sites(tmp_path), []
+    federation = blobs(SIZES, validation=3)
+    going, ran = Sites(tmp_path, make("fedrep"), federation, rounds=4, validated=True), []
     train(going.server, 1)
     run = Host.run
     monkeypatch.setattr(Host, "run", lambda host, work: ran.append(1) or run(host, work))
@@ -203,7 +274,7 @@ def test_an_evaluation_that_is_sent_again_is_not_made_again(tmp_path, monkeypatc
     name, data = going.transport.sent[-1]
     made = len(ran)
     assert going.transport.at[name].answer(data) == going.transport.came[-1][1] and len(ran) == made > 0
-    going.server.evaluate("train", round_=1)
+    going.server.evaluate("validation", round_=1)
     assert len(ran) == made + len(SIZES)
 
 

@@ -1,0 +1,108 @@
+"""What the command line says of itself and of words that it does not know: Typer's own texts, made whole."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+from collections.abc import Callable, Sequence
+from typing import Any, get_args, get_type_hints
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from perfed.cli.index import INDEX
+from perfed.errors import PerfedError, did_you_mean
+
+_OPTIONS_INSTEAD = ("method", "seed")  # where a command has no such option, it has another for it
+_TABLES = ("data", "model", "training", "participation", "clock", "evaluation", "snapshots", "methods", "plan")
+
+
+class Command(TyperCommand):
+    """A command whose help has each argument's text and no marks of markup."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options."""
+        texts = _argument_texts(self.callback)
+        for kind, title in (("argument", "Arguments"), ("option", "Options")):
+            own = [parameter for parameter in self.get_params(ctx) if parameter.param_type_name == kind]
+            if rows := [row for parameter in own if (row := _row(parameter, ctx, texts.get(str(parameter.name), "")))]:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+class Commands(TyperGroup):
+    """A group of commands whose help has whole summaries, and which names its commands where it does not know one."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each command with its summary, over as many lines as it needs."""
+        rows = [(name, str(command.help).partition("\n")[0]) for name, command in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that the first word names.
+
+        Raises:
+            PerfedError: there is none; says which there are.
+        """
+        names = list(self.commands)
+        if args[0] not in names and not args[0].startswith("-") and not ctx.resilient_parsing:
+            hint = did_you_mean(args[0].casefold(), names)
+            raise PerfedError(f"No such command '{args[0]}'{hint}; commands: {', '.join(names)}")
+        return super().resolve_command(ctx, args)
+
+
+class App(typer.Typer):
+    """A program of such commands."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(cls=Commands, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
+
+    def command(self, name: str | None = None, **more: Any) -> Callable[[Any], Any]:
+        """Decorator of the function that a command calls."""
+        return super().command(name, cls=Command, **more)
+
+
+def _argument_texts(function: Callable[..., Any] | None) -> dict[str, str]:
+    """The help of each argument, as it was given."""
+    hints = get_type_hints(inspect.unwrap(function), include_extras=True) if function is not None else {}
+    marks = {name: mark for name, hint in hints.items() for mark in get_args(hint)}
+    return {name: mark.help or "" for name, mark in marks.items() if isinstance(mark, typer.models.ArgumentInfo)}
+
+
+def _row(parameter: Any, ctx: Any, text: str) -> tuple[str, str] | None:
+    """Name and help of a parameter: Typer before 0.21 loses the ``text`` of an argument and escapes brackets."""
+    record = parameter.get_help_record(ctx)
+    if record is None:
+        return None
+    name, said = record[0], record[1].replace("\\[", "[")
+    return name, said if text in said else f"{text}  {said}".rstrip()
+
+
+def no_such_option(error: Any, words: Sequence[str]) -> str | None:
+    """What to say of an unknown option, Typer's ``error``, that is a setting with dashes; ``None`` if it is none.
+
+    ``words``: the command line.
+    """
+    option, command = str(getattr(error, "option_name", "")), getattr(error.ctx, "command", None)
+    takes_settings = any(parameter.name == "settings" for parameter in getattr(command, "params", ()))
+    key = option.lstrip("-").replace("-", "_")
+    if not takes_settings or not _is_setting(key):
+        return None
+    at = next((number for number, word in enumerate(words) if word.partition("=")[0] == option), len(words))
+    following = [*words[at : at + 2], "", ""]
+    _, given, value = following[0].partition("=")
+    if not given:
+        value = following[1] if following[1] and not following[1].startswith("--") else "VALUE"
+    return f"No such option '{option}'; a setting has no dashes: {shlex.quote(f'{key}={value}')}"
+
+
+def _is_setting(key: str) -> bool:
+    first, dot, _ = key.partition(".")
+    if dot:
+        return first in _TABLES
+    own = (
+        item.get("settings") or item.get("options") for what in ("methods", "datasets", "terms") for item in INDEX[what]
+    )
+    known = {*INDEX["settings"], *(name for settings in own for name in settings)}
+    return key in known and key not in (*_TABLES, *_OPTIONS_INSTEAD)

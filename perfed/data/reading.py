@@ -1,0 +1,135 @@
+"""Reading files that others may have written or damaged: one line says what is wrong, and no code in them is run."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+
+from perfed.errors import PerfedError, first_problem
+from perfed.machine import memory
+
+Checked = TypeVar("Checked")
+_LONGEST = 200  # characters of a reason
+
+
+def reason_of(error: BaseException) -> str:
+    """What an exception says, in one short line."""
+    return (" ".join(str(error).split()) or type(error).__name__)[:_LONGEST]
+
+
+def read_text(file: Path, newline: str | None = None) -> str:
+    """Content of ``file``; ``newline``: what :func:`open` takes, "" for ends of lines as they are.
+
+    Raises:
+        PerfedError: it cannot be read.
+    """
+    try:
+        with file.open(encoding="utf-8", newline=newline) as opened:
+            return opened.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PerfedError(f"{file}: cannot be read: {reason_of(error)}") from None
+
+
+def parsed(text: str, file: Path, line: int | None = None) -> Any:
+    """``text``, which is line ``line`` of ``file`` or all of it, as JSON.
+
+    Raises:
+        PerfedError: it is none.
+    """
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise PerfedError(f"{file}, line {line or error.lineno}: not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists inside each other
+        raise PerfedError(f"{place(file, line)}: not JSON: {reason_of(error)}") from None
+
+
+def checked(kind: type[Checked], content: Any, file: Path, line: int | None = None) -> Checked:
+    """``content`` of ``file``, or of its line ``line``, as a ``kind``: any type that pydantic knows.
+
+    Raises:
+        PerfedError: a key that is missing, or a value of another type.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(content)
+    except ValidationError as error:
+        raise PerfedError(f"{place(file, line)}: {first_problem(error, '')}") from None
+
+
+def place(file: Path, line: int | None) -> str:
+    """The file, and its line if that is known."""
+    return f"{file}" if line is None else f"{file}, line {line}"
+
+
+def read_json(file: Path) -> Any:
+    """Content of a JSON file.
+
+    Raises:
+        PerfedError: it cannot be read, or is none.
+    """
+    return parsed(read_text(file), file)
+
+
+def read_arrays(
+    file: Path, names: Sequence[str], optional: Sequence[str] = (), fault: str = "cannot be read"
+) -> dict[str, NDArray[Any]]:
+    """Those arrays of an ``.npz`` file; the others are not read, and pickled objects never are.
+
+    Args:
+        file: the file.
+        names: of arrays that it must have.
+        optional: of those that it may have.
+        fault: what is said of one that is no such file.
+
+    Raises:
+        PerfedError: it cannot be read, or lacks one of ``names``.
+    """
+    try:
+        refuse_unpacked(file)
+        with np.load(file, allow_pickle=False) as held:
+            return {name: held[name] for name in (*names, *(name for name in optional if name in held))}
+    except PerfedError:
+        raise
+    except Exception as error:  # zipfile, zlib, struct and numpy raise each their own
+        raise PerfedError(f"{file}: {fault}: {reason_of(error)}") from None
+
+
+def refuse_unpacked(file: Path) -> None:
+    """Stop before an archive is read that memory cannot hold: a few packed bytes can stand for very many.
+
+    Raises:
+        PerfedError: its members would take more than this machine's memory.
+        OSError, zipfile.BadZipFile: it is no archive.
+    """
+    with zipfile.ZipFile(file) as held:
+        needed = sum(member.file_size for member in held.infolist())
+    there = memory()
+    if there is not None and needed > there:
+        raise PerfedError(
+            f"{file}: unpacked it needs {needed / 2**30:.3g} GiB of memory, and there are {there / 2**30:.3g}"
+        )
+
+
+def refuse_untrusted(file: Path, what: str, trust: bool) -> None:
+    """Stop before a file is read that can run code.
+
+    Args:
+        file: the file.
+        what: it is.
+        trust: whether the user said that its code may be run.
+
+    Raises:
+        PerfedError: it may not; says how to allow it.
+    """
+    if not trust:
+        raise PerfedError(
+            f"{file}: {what}, which can run code when it is read; --trust (trust=True in Python) reads it, if you know "
+            "who made it"
+        )

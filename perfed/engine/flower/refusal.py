@@ -1,0 +1,63 @@
+"""What the server is told where a site does not answer: fixed sentences. Why, the site's own terminal says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+
+from perfed.errors import ClientsDiverged, PerfedError
+
+
+class Said(StrEnum):
+    """All that the server may be told: no row's content, no count of rows, no name of a class, no path."""
+
+    MESSAGE = "the site does not answer such a message; its administrator sees why"
+    STUDY = "the server's study is not the one that this site was given"
+    UNFIT = "the site cannot take part in this study; its administrator sees why"
+    POLICY = "the policy of this site does not allow what the study needs; its administrator sees what"
+    DATA = "the site's data do not fit the study; its administrator sees why"
+    AWAY = "this site is not in that run; the server must begin with the study"
+    LEFT = "this site has left the study"
+    STATE = "a state that the site needs is missing or damaged; its administrator sees which"
+    DISK = "the site's disk cannot be written to or read; its administrator sees why"
+    DIVERGED = "training diverged at this site; lower the learning rate, or let its administrator look at its data"
+    MEMORY = "the site has too little memory for this"
+    FAILED = "something failed at this site; its administrator sees what"
+
+
+class Refused(PerfedError):
+    """A site does not answer.
+
+    Attributes:
+        said: what the server is told.
+    """
+
+    def __init__(self, said: Said, why: object = None) -> None:
+        super().__init__(" ".join(str(said if why is None else why).split()))
+        self.said = said
+
+
+@contextmanager
+def refusing(said: Said) -> Iterator[None]:
+    """Let the server be told ``said`` of what is wrong here, unless what failed says otherwise itself."""
+    try:
+        yield
+    except (Refused, OSError, MemoryError, ClientsDiverged):
+        raise
+    except Exception as error:
+        raise Refused(said, detail(error)) from error
+
+
+def said_of(error: Exception) -> Said:
+    """What the server is told of an error."""
+    kinds = ((ClientsDiverged, Said.DIVERGED), (OSError, Said.DISK), (MemoryError, Said.MEMORY))
+    if isinstance(error, Refused):
+        return error.said
+    return next((said for kind, said in kinds if isinstance(error, kind)), Said.FAILED)
+
+
+def detail(error: Exception) -> str:
+    """An error in one line, for the site's own administrator."""
+    named = "" if isinstance(error, PerfedError) else f"{type(error).__name__}: "
+    return f"{named}{' '.join(str(error).split())}"

@@ -1,0 +1,183 @@
+"""A site's own rehearsal of its study: all that the study's server will ask, found out on made-up rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from perfed.data.client import Client
+from perfed.data.federation import Federation
+from perfed.engine.clients import FIRST_EXCHANGE
+from perfed.engine.engine import InProcessEngine
+from perfed.engine.flower.allowed import Allowed, Answered, Asked, Form, with_form
+from perfed.engine.flower.wire import LOSS
+from perfed.engine.host import Done, Work
+from perfed.engine.metrics import Scoring, chosen
+from perfed.engine.server import Server
+from perfed.engine.setup import Setup
+from perfed.method.declared import FederationInfo
+from perfed.participation.invitation import Invitation
+from perfed.participation.settings import Participation
+from perfed.training.plan import Plan
+
+_ROWS, _MOST_SITES, _ALL_ROUNDS = 16, 64, 50
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What a study says of exchanges besides its method.
+
+    Attributes:
+        rounds: how many.
+        sites: how many.
+        domains: how many there are.
+        participation: who takes part.
+        split: on which sites' models are scored.
+        validated: whether they are scored on validation data too.
+        metrics: what is measured beside what the task always has.
+        held: whether predictions may be among the classes that a site holds.
+    """
+
+    rounds: int
+    sites: int
+    domains: int = 0
+    participation: Participation = field(default_factory=Participation)
+    split: str = "test"
+    validated: bool = False
+    metrics: tuple[str, ...] = ()
+    held: bool = False
+
+
+@dataclass
+class _Notes:
+    """What was asked and replied so far."""
+
+    payloads: dict[Asked, tuple[Form, ...]] = field(default_factory=dict)
+    replies: dict[Asked, tuple[Form, ...]] = field(default_factory=dict)
+    done: dict[Any, Done] = field(default_factory=dict)
+
+
+class _Noting(InProcessEngine):
+    """Notes every exchange; what it has done once for payloads of the same form it does not do again."""
+
+    def __init__(self, federation: Federation, setup: Setup, plan: Plan, notes: _Notes) -> None:
+        super().__init__(federation, setup, plan)
+        self._noted = notes
+
+    def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
+        for work in works:
+            asked, noted = Asked.of(work.exchange), self._noted
+            sent = [Form.of({"shared": work.shared, "row": work.rows.get(i, {})}, finite=True) for i in work.ids]
+            known = asked, work.ids, *(tuple(form.spec.items()) for form in sent)
+            if known not in noted.done:
+                done = noted.done[known] = self.host.attempt(work)
+                for row, form in enumerate([] if done.diverged else sent):
+                    reply: dict[str, Any] = {"reply": done.reply(row), LOSS: done.losses[row].double()}
+                    noted.payloads[asked] = with_form(noted.payloads.get(asked, ()), form)
+                    noted.replies[asked] = with_form(noted.replies.get(asked, ()), Form.of(reply, finite=False))
+            yield noted.done[known]
+
+
+def allowed_by(client: Client, info: FederationInfo, setup: Setup, protocol: Protocol) -> Allowed:
+    """What the site with ``client`` answers in a run of its study.
+
+    The study's server is rehearsed in this process with sites whose rows are made up, all of them taking part and few:
+    the first rounds, the last, and those at which a setting of the method may begin something.
+
+    Args:
+        client: of which the shapes of inputs and targets count.
+        info: of the federation.
+        setup: method, model, seed.
+        protocol: of the study.
+
+    Raises:
+        PerfedError: the method refuses such a federation, or its training diverges.
+    """
+    notes, federation = _Notes(), _made_up(client, info, protocol)
+    splits = [protocol.split, *(["validation"] if protocol.validated else [])]
+    splits += [] if client.split("test") is not None else ["train"]
+    numbers = _rounds(setup, protocol.rounds)
+    for participation in _participations(protocol, len(federation)):
+        everyone = participation.policy == "uniform" and participation.rate == 1
+        engine = partial(_Noting, notes=notes)
+        server = Server(federation, setup, Plan("stacked"), participation, protocol.rounds, engine=engine)
+        server.measure(Scoring(tuple(chosen(name)[0] for name in protocol.metrics)))
+        _rehearse(server, numbers if everyone else numbers[:2], splits)
+    return Allowed(
+        protocol.rounds,
+        protocol.sites,
+        protocol.domains,
+        tuple(chosen(name)[0] for name in protocol.metrics),
+        protocol.held,
+        _measured(notes, protocol.held),
+        dict(_answered(notes, protocol.split)),
+    )
+
+
+def _rehearse(server: Server, rounds: Sequence[int], splits: Sequence[str]) -> None:
+    server.prepare()
+    ids = server.federation.ids
+    for number in rounds:
+        server.round(number)
+        for split in dict.fromkeys(splits):
+            server.evaluate(split, round_=number)
+            server.evaluate(split, round_=number, never_used=ids)
+    server.settle(ids, rounds[-1])
+
+
+def _answered(notes: _Notes, split: str) -> Iterator[tuple[Asked, Answered]]:
+    """What was noted; a round's own exchanges may end with a score of the model that they leave."""
+    for asked, payloads in notes.payloads.items():
+        answered = Answered(payloads, notes.replies[asked])
+        yield asked, answered
+        if not asked.preparation and 0 <= asked.index < FIRST_EXCHANGE["finish"]:
+            yield replace(asked, measure=split), answered
+
+
+def _measured(notes: _Notes, held: bool) -> tuple[str, ...]:
+    """Names of metrics that sites told."""
+    told = dict.fromkeys(n for done in notes.done.values() for found in done.metrics.values() for n in found)
+    return (*told, *(f"{name}_all" for name in told if held))
+
+
+def _participations(protocol: Protocol, sites: int) -> Iterator[Participation]:
+    """Everyone, and fewer, as payloads may depend on who has taken part; then the study's own where that asks more."""
+    own = protocol.participation
+    for count in sorted({1, min(2, sites), max(1, sites - 1), sites}, reverse=True):
+        yield Participation(rate=count / sites, last_round="sampled", fit_unused=own.fits_unused)
+    if own.policy == "flanp" and own.flanp.rule == "gradient":
+        yield own
+
+
+def _rounds(setup: Setup, rounds: int) -> list[int]:
+    """The rounds that are rehearsed: a warm-up, say, ends with a number that is a setting."""
+    method = setup.method
+    settings = [value for owner in (method, *method.terms) for value in owner.model_dump().values()]
+    named = [number for value in settings if type(value) is int for number in (value, value + 1)]
+    return sorted({*range(1, min(rounds, _ALL_ROUNDS) + 1), *(n for n in named if 1 <= n <= rounds), rounds})
+
+
+def _made_up(client: Client, info: FederationInfo, protocol: Protocol) -> Federation:
+    """Sites of the shapes of ``client``, all with all classes and domains."""
+    rng, train = np.random.default_rng(0), client.train
+    rows = max(_ROWS, 2 * (info.num_classes or 0), 2 * protocol.domains)
+    sites: dict[str, Mapping[str, Any]] = {}
+    for number in range(min(protocol.sites, _MOST_SITES)):
+        x = rng.normal(size=(rows, *train.input_shape)).astype(np.float32)
+        y: Any = rng.normal(size=(rows, *train.target_shape)).astype(np.float32)
+        if info.task == "classification":
+            y = np.arange(rows) % (info.num_classes or 2)
+        elif info.task == "survival":
+            y = np.stack([np.exp(x.reshape(rows, -1)[:, 0]), np.arange(rows) % 2], axis=1)
+        parts: dict[str, Any] = {}
+        for split in ("train", "validation", "test"):
+            parts |= {f"x_{split}": x, f"y_{split}": y}
+            if protocol.domains:
+                parts[f"domain_{split}"] = np.arange(rows) // 2 % protocol.domains
+        sites[f"{number:06d}"] = parts
+    made = Federation.from_arrays(sites, task=info.task, num_classes=info.num_classes)
+    return replace(made, name="made-up rows")

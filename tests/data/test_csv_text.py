@@ -1,0 +1,48 @@
+"""CSV that a spreadsheet may open: what others have named is text in it."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import numpy as np
+import pytest
+
+from perfed.data.csv_text import csv_text, escaped, unescaped
+from perfed.report.client_values import load_clients
+from perfed.report.papers import csv_of
+from perfed.run.directory import RunDirectory
+
+FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "'=1", "''@x", "-", "=", "--1"]
+TEXTS = ["", "north", "'north'", "a=b", "-0.5", "+3", "-1e-3", ".5", "a\nb", "a\u2028b", 'a"b', "a,b", "'", "'-0.5"]
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_a_formula_is_text(text):
+    (row,) = csv.reader(io.StringIO(csv_text([[text]]), newline=""))
+    assert row[0][0] == "'" and row[0] == f"'{text}"
+
+
+@pytest.mark.parametrize("cell", [-0.5, 3, None, np.float64(-2.0), True, "-0.5", "north", "+3", "-1e-3"])
+def test_numbers_and_other_texts_stay_as_they_are(cell):
+    assert escaped(cell) is cell
+
+
+@pytest.mark.parametrize("text", [*FORMULAS, *TEXTS])
+def test_what_is_read_back_is_what_was_written(text):
+    assert unescaped(escaped(text)) == text
+
+
+def test_ids_of_clients_come_back_and_their_file_holds_no_formula(tmp_path):
+    ids = [*FORMULAS, *TEXTS[1:]]
+    directory = RunDirectory.create(tmp_path / "run")
+    directory.write_clients(["id", "accuracy_before", "accuracy_after"], [[name, -0.5, None] for name in ids])
+    found = load_clients(tmp_path / "run" / "clients.csv", {})
+    assert found is not None and found.ids == tuple(ids) and (found.before == -0.5).all()
+    with (tmp_path / "run" / "clients.csv").open(newline="") as file:
+        written = [row["id"] for row in csv.DictReader(file)]
+    assert [name for name in written if name[0] in "=+-@\t\r\n"] == ["-0.5", "+3", "-1e-3"]
+
+
+def test_tables_for_papers_are_written_so_too():
+    assert csv_of(["method"], [["=1+1"], [-0.5]]) == "method\n'=1+1\n-0.5\n"

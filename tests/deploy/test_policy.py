@@ -1,0 +1,96 @@
+"""What a site's administrator allows at most: ``policy.toml``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from stations import Stations, study, submit
+
+from perfed.deploy.policy import Policy
+from perfed.deploy.site import SiteSettings, check_site
+from perfed.deploy.station import Station
+from perfed.engine.flower.message import unpack
+from perfed.engine.flower.probe import Server
+from perfed.engine.flower.refusal import Said
+from perfed.errors import PerfedError
+
+ENOUGH = """\
+programs = ["train", "anchors.pretrain", "personalise"]
+entries = ["shared/*", "num_samples", "terms/anchors/*", "loss"]
+metrics = ["accuracy", "loss", "auc"]
+rounds = 3
+bytes = 10000
+"""
+TOO_LITTLE = [
+    ('"anchors.pretrain", ', "", "programs: anchors.pretrain; allowed: train, personalise"),
+    ('"num_samples", ', "", "entries: num_samples; allowed: shared/*, terms/anchors/*, loss"),
+    (', "loss"]\nmetrics', "]\nmetrics", "entries: loss; allowed: shared/*, num_samples, terms/anchors/*"),
+    (', "auc"]', "]", "metrics: auc; allowed: accuracy, loss"),
+    ("rounds = 3", "rounds = 2", "rounds: 3; allowed: at most 2"),
+    ("bytes = 10000", "bytes = 100", "; allowed: at most 100"),
+]
+
+
+def policy(path: Path, text: str) -> Policy:
+    (path / "policy.toml").write_text(text)
+    return Policy.read(path / "policy.toml")
+
+
+def test_a_policy_that_allows_what_the_study_needs_changes_nothing(tables):
+    text = study(tables)
+    sent = submit(tables, text, Stations(tables, text, policy(tables, ENOUGH)))
+    assert {unpack(reply)[0]["kind"] for replies in sent.left.values() for reply in replies} == {
+        *("told", "facts", "done")
+    }
+
+
+@pytest.mark.parametrize(("before", "after", "said"), TOO_LITTLE)
+def test_a_policy_that_forbids_what_the_study_needs_says_so_at_the_start(before, after, said, tables):
+    """Before anything is sent; and where the site takes any study, once it knows which, before it trains."""
+    assert before in ENOUGH
+    narrow, text = policy(tables, ENOUGH.replace(before, after)), study(tables)
+    settings = SiteSettings("north", tables / "north.csv", Server("127.0.0.1:9"), tables / "at", text, narrow)
+    with pytest.raises(PerfedError, match="the policy of this site does not allow what the study needs: ") as error:
+        check_site(settings)
+    assert str(error.value).endswith(said)
+    stations = Stations(tables, None, narrow)
+    with pytest.raises(PerfedError):
+        submit(tables, text, stations)
+    assert {unpack(reply)[0]["kind"] for reply in stations.left["north"]} == {"told", "error"}
+
+
+@pytest.mark.parametrize("change", ["nothing", "study", "policy"])
+def test_a_site_that_starts_again_with_less_does_not_go_on_with_more(tables, change):
+    """Whatever it has agreed to before: the run that it is in is of another study, or beyond the policy now."""
+    text, asked = study(tables), list[bytes]()
+
+    class Heard(Stations):
+        def exchange(self, messages, deadline):
+            asked.append(messages["north"])
+            return super().exchange(messages, deadline)
+
+    submit(tables, text, Heard(tables, text))
+    given = study(tables, rounds=2) if change == "study" else text
+    narrow = policy(tables, "rounds = 2" if change == "policy" else "")
+    again = Station(tables / "at-north", "north", tables / "north.csv", given, policy=narrow)
+    header = unpack(again.answer(asked[-1]))[0]
+    again.close()
+    said = {"nothing": None, "study": Said.STUDY, "policy": Said.POLICY}[change]
+    assert (header["kind"], header.get("error")) == (("done", None) if said is None else ("error", said))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("round = 3", r"unknown key 'round' \(did you mean 'rounds'\?\); allowed: programs, entries, metrics, rounds"),
+        ("rounds = 0", "rounds: .*greater than 0"),
+        ("rounds = '3'", "rounds: "),
+        ("programs = 'train'", "programs: "),
+        ("rounds =", "cannot be read"),
+    ],
+)
+def test_a_policy_that_says_something_else_is_refused_in_one_line(text, said, tmp_path):
+    with pytest.raises(PerfedError, match=rf"^--policy .*policy\.toml: {said}") as error:
+        policy(tmp_path, text)
+    assert "\n" not in str(error.value)
