@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from signal import SIGINT, SIGKILL, SIGTERM
+from signal import SIGINT, SIGKILL, SIGTERM, getsignal, signal
 from typing import Any
 
 import pytest
@@ -339,9 +339,11 @@ def cluster():
     """The address of a Ray of two processors."""
     ray = pytest.importorskip("ray", reason="ray is not installed (perfed[ray])")
     ray.shutdown()  # of another file's tests
+    before = getsignal(SIGTERM)
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
+    signal(SIGTERM, before)
 
 
 def test_on_ray_the_same_bits(alone, tmp_path, cluster):
