@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from command_line import contents, perfed
 
-from perfed.experiment import leaderboard
-from perfed.experiment.board import Board
+from perfed.experiment import published
+from perfed.experiment.published import Board
 
 OLD = Path(__file__).with_name("old_layout")
 WHOLE: dict[str, Any] = json.loads((OLD / "whole.json").read_text())
@@ -25,7 +25,7 @@ WHOLE: dict[str, Any] = json.loads((OLD / "whole.json").read_text())
 def copy(tmp_path, monkeypatch) -> Path:
     """The directories, and the leaderboard that one of them is of."""
     board = Board.model_validate(json.loads((OLD / "board.json").read_text()))
-    monkeypatch.setattr(leaderboard, "find_board", lambda name: board)
+    monkeypatch.setattr(published, "find_board", lambda name: board)
     return Path(shutil.copytree(OLD, tmp_path / "old"))
 
 

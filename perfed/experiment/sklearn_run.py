@@ -50,7 +50,7 @@ TOGETHER = "one model on the samples of all clients together: what could be had 
 
 
 @dataclass(frozen=True)
-class Baseline:
+class SklearnRun:
     """scikit-learn's models on a federation's data: no federation, no rounds, no bytes.
 
     ``sklearn:NAME`` is one model per client, on the client's own samples alone; ``pooled:NAME`` is one model on the

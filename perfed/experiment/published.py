@@ -1,4 +1,4 @@
-"""Running a leaderboard: a comparison per row, a search before it where the row is tuned, theirs beside ours."""
+"""Published leaderboards: other people's protocol and figures, which come with the package, and ours beside them."""
 
 from __future__ import annotations
 
@@ -6,36 +6,132 @@ import json
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib import resources
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Annotated, Any
 
-import tomli_w
 import torch
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from perfed.engine.metrics import metric_of
-from perfed.errors import PerfedError, did_you_mean
-from perfed.experiment.board import Board, Row, board_names, find_board
-from perfed.experiment.compare import Comparison, is_comparison
+from perfed.engine.metrics import chosen, metric_of
+from perfed.errors import PerfedError, did_you_mean, first_problem
+from perfed.experiment.comparison import Comparison, ComparisonSpec
 from perfed.experiment.config import readable
 from perfed.experiment.jobs import Execute
-from perfed.experiment.overrides import grid_points
-from perfed.experiment.search import Search, is_search, read_grid
+from perfed.experiment.overrides import grid_points, override
+from perfed.experiment.search import Search, read_grid
+from perfed.experiment.study import Study
+from perfed.experiment.tables import merged
 from perfed.machine import write_atomic
 from perfed.plugins import known_as
 from perfed.report.board import Figure, board_table, write_board
 from perfed.report.runs import load_run
 from perfed.report.text import TextTable
-from perfed.run.directory import RunDirectory, plain
+from perfed.run.directory import RunDirectory, marker_file, marker_of, plain, write_marker
+from perfed.settings import LISTED, STRICT
 
-MARK = "leaderboard.toml"
 With = Callable[[str, int], Execute]
 """From what is worked on and its number of runs to what executes them."""
 
 
-def is_leaderboard(path: Path) -> bool:
-    """Whether ``path`` is the directory of a leaderboard."""
-    return (path / MARK).is_file()
+class Row(BaseModel):
+    """A row of a leaderboard: a method of theirs, with their figure, or one of ours on top.
+
+    Attributes:
+        name: what it is called; names the folder of its runs.
+        method: ours; not given for a row that is shown and not run.
+        theirs_mean, theirs_std: what they published, over their seeds.
+        note: why ours is another figure, or what to mind.
+        grid: axes of a search on validation rows (``"lr=0.01,0.1"``), before the runs; empty for none.
+        experiment: what differs from the leaderboard's experiment.
+    """
+
+    model_config = STRICT
+
+    name: str
+    method: str = ""
+    theirs_mean: float | None = None
+    theirs_std: float | None = None
+    note: str = ""
+    grid: Annotated[tuple[str, ...], LISTED] = ()
+    experiment: dict[str, Any] = {}
+
+    @property
+    def folder(self) -> str:
+        """The name of its folder: letters, digits, dots and hyphens."""
+        return "".join(letter if letter.isalnum() or letter in ".-" else "-" for letter in self.name.lower())
+
+
+class Board(BaseModel):
+    """A leaderboard that others published.
+
+    Attributes:
+        title, source: what it is, and where its figures come from.
+        metric: that is reported, of the run's summary.
+        best_over_test: whether they report the best over rounds on test rows.
+        their_rounds: that theirs had, where ours are given fewer.
+        seeds: of every row, from 0 on.
+        tune_seeds: of every point of a search.
+        experiment: their protocol, as an experiment's file.
+        rows: theirs, then ours.
+    """
+
+    model_config = STRICT
+
+    title: str
+    source: str
+    metric: str
+    best_over_test: bool = False
+    their_rounds: int | None = Field(None, ge=1)
+    seeds: int = Field(5, ge=1)
+    tune_seeds: int = Field(1, ge=1)
+    experiment: dict[str, Any]
+    rows: Annotated[tuple[Row, ...], LISTED]
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Board:
+        chosen(self.metric)
+        folders = [row.folder for row in self.rows]
+        for row in self.rows:
+            if folders.count(row.folder) > 1:
+                raise PerfedError(f"rows: '{row.name}' is there twice")
+        return self
+
+    @property
+    def run(self) -> list[Row]:
+        """The rows that are run."""
+        return [row for row in self.rows if row.method]
+
+    def table(self, row: Row, settings: Sequence[str] = ()) -> dict[str, Any]:
+        """The experiment of ``row``, with ``settings`` on top."""
+        return override(merged(self.experiment, row.experiment), settings, [row.method])
+
+
+def board_names() -> list[str]:
+    """Names of the leaderboards that come with the package, sorted."""
+    folder = resources.files("perfed.experiment.boards")
+    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+
+
+def find_board(name: str) -> Board:
+    """The leaderboard called ``name``, in any case.
+
+    Raises:
+        PerfedError: there is none; says which there are.
+
+    Example:
+        >>> find_board("flamby-heart").rows[0].name
+        'Pooled training'
+    """
+    known = board_names()
+    if (shipped := known_as(name, known)) is None:
+        raise PerfedError(f"unknown leaderboard '{name}'{did_you_mean(name, known)}; allowed: {', '.join(known)}")
+    text = (resources.files("perfed.experiment.boards") / f"{shipped}.toml").read_text(encoding="utf-8")
+    try:
+        return Board.model_validate(tomllib.loads(text))
+    except ValidationError as error:
+        raise first_problem(error, name) from None
 
 
 @dataclass(frozen=True)
@@ -67,25 +163,25 @@ class Leaderboard:
         """
         board = find_board(name)
         name, known = known_as(name, board_names()) or name, [row.name for row in board.run]
-        chosen = tuple(known_as(row, known) or row for row in rows)
-        made = cls(path, name, board.seeds if seeds is None else seeds, tuple(settings), chosen)
+        named = tuple(known_as(row, known) or row for row in rows)
+        made = cls(path, name, board.seeds if seeds is None else seeds, tuple(settings), named)
         for row in made.run:
             board.table(row, settings)
-        if is_leaderboard(path):
+        if marker_of(path)[0] == "leaderboard":
             before = cls.read(path)
             if (before.name, before.settings) != (name, made.settings):
                 raise PerfedError(f"{path}: holds {before.name} with other settings; choose another --out")
         else:
             RunDirectory.create(path)
-        content = {"name": name, "seeds": made.seeds, "settings": list(settings), "rows": list(chosen)}
-        write_atomic(path / MARK, tomli_w.dumps(content))
+        content = {"name": name, "seeds": made.seeds, "settings": list(settings), "rows": list(named)}
+        write_marker(path, "leaderboard", content)
         return made
 
     @classmethod
     def read(cls, path: Path) -> Leaderboard:
         """The one that :meth:`create` wrote."""
-        with readable(path / MARK) as file:
-            content = tomllib.loads(file.read_text(encoding="utf-8"))
+        content = marker_of(path)[1]
+        with readable(marker_file(path)):
             settings = tuple(map(str, content["settings"]))
             rows = tuple(map(str, content.get("rows", ())))  # not in one that was begun before rows could be chosen
             return cls(path, str(content["name"]), int(content["seeds"]), settings, rows)
@@ -123,38 +219,36 @@ class Leaderboard:
         failed: list[str] = []
         for row in self.run:
             try:
-                comparison = self._comparison(row, data_dir, device, executed)
-                left = len(comparison.left())
-                outcomes = comparison.outcomes(data_dir, device, executed(row.name, left)) if left else ()
-                failed += [f"{row.name}: {found}" for *_, found in outcomes if isinstance(found, PerfedError)]
-                if left:
-                    comparison.conclude()
+                study = self._study(row, data_dir, device, executed)
+                if left := len(study.left()):
+                    _, errors = study.execute(data_dir, device, executed(row.name, left))
+                    failed += [f"{row.name}: {error}" for error in errors]
             except PerfedError as error:
                 failed.append(f"{row.name}: {error}")
             self.conclude()
         return failed
 
-    def _comparison(self, row: Row, data_dir: Path | None, device: torch.device | None, executed: With) -> Comparison:
+    def _study(self, row: Row, data_dir: Path | None, device: torch.device | None, executed: With) -> Study:
         """The row's comparison; new, it is of what a search chose, where the row has a grid."""
         place, seeds = self.path / row.folder, list(range(self.seeds))
         table = {**self.board.table(row, self.settings), "name": f"{self.name}: {row.name}"}
         if row.grid:
             table = self._tuned(row, table, data_dir, device, executed)
-        if not is_comparison(place):
-            return Comparison.create(place, table, [row.method], seeds, data_dir, device)
+        if not marker_of(place)[0]:
+            return Study.create(place, ComparisonSpec(table, [row.method], seeds), data_dir, device)
         found = replace(Comparison.read(place), seeds=seeds)
         self._check_same(place, found.table, table)
         found.write()
-        return found
+        return Study(place, {"": found})
 
     def _tuned(
         self, row: Row, table: dict[str, Any], data_dir: Path | None, device: torch.device | None, executed: With
     ) -> dict[str, Any]:
         """The experiment with what a search on validation rows chooses, or has chosen."""
-        where, tries = self.path / "tuning" / row.folder, list(range(self.board.tune_seeds))
-        search = Search.read(where) if is_search(where) else None
-        if search is None:
-            search = Search.create(where, table, [row.method], tries, row.grid, data_dir, device)
+        where = self.path / "tuning" / row.folder
+        planned = ComparisonSpec(table, [row.method], list(range(self.board.tune_seeds)))
+        there = bool(marker_of(where)[0])
+        search = Search.read(where) if there else Search.create(where, planned, row.grid, data_dir, device)
         self._check_same(where, [search.table, search.points], [table, grid_points(row.grid)])
         search.execute(data_dir, device, executed(f"tuning {row.name}", search.size))
         return tomllib.loads((where / "chosen.toml").read_text(encoding="utf-8"))
@@ -167,7 +261,7 @@ class Leaderboard:
 
     def _figure(self, row: Row, metric: str) -> Figure:
         place = self.path / row.folder
-        comparison = Comparison.read(place) if row.method and is_comparison(place) else None
+        comparison = Comparison.read(place) if row.method and marker_of(place)[0] else None
         keys = [] if comparison is None else comparison.keys
         runs = [load_run(where) for key in keys if comparison and (where := comparison.directory(*key)).is_dir()]
         done = [run for run in runs if run.summary is not None and metric in run.summary.spreads]
