@@ -42,7 +42,7 @@ from perfed.engine.flower.transport import Answer
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
 
-pytestmark = [pytest.mark.network, pytest.mark.xdist_group("network")]
+pytestmark = [pytest.mark.network, pytest.mark.long, pytest.mark.xdist_group("network")]
 NAMES = ["north", "south", "west"]
 HEARD = {"north": "n", "south": "s", "west": "w"}
 PATIENT = 60.0
