@@ -32,7 +32,7 @@ from perfed.experiment.overrides import override
 from perfed.experiment.study import Study
 from perfed.methods.titles import display_name
 from perfed.report import load_runs
-from perfed.report.gains import ClientTable, interval
+from perfed.report.paired import ClientTable, interval
 from perfed.report.text import metric_text
 from perfed.report.verdict import best_reference
 
