@@ -11,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 import perfed
 
 FACES = ("perfed", *(f"perfed.{n}" for n in ("aggregate", "datasets", "method", "placement", "registry", "terms")))
@@ -31,6 +33,7 @@ def lacking(face: ModuleType) -> Iterator[str]:
             yield f"{face.__name__}.{name}"
 
 
+@pytest.mark.long
 def test_examples_in_docstrings_are_true(forgotten):
     for info in pkgutil.walk_packages(perfed.__path__, "perfed."):
         if not info.name.endswith(ALONE):

@@ -45,6 +45,7 @@ def test_importing_perfed_imports_no_torch():
     assert in_a_process_of_its_own("import sys, perfed; print('torch' in sys.modules)") == "False"
 
 
+@pytest.mark.long
 def test_modules_are_attributes_and_perfed_s_own_names_are_taken():
     program = """
 import perfed
@@ -65,6 +66,7 @@ def test_terms_are_known_before_anything_else_is_imported():
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Run", "start"])
 def test_any_name_may_be_asked_for_first(name):
     assert in_a_process_of_its_own(f"import perfed; print(callable(perfed.{name}))") == "True"

@@ -38,6 +38,7 @@ def hospitals(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_from_a_folder_to_a_comparison(hospitals, monkeypatch):
     monkeypatch.chdir(hospitals.parent)
     made = perfed("init", "hospitals", "--target", "disease", "--domain", "sex", "--categories", "restecg")
@@ -197,6 +198,7 @@ def rare_at_sites(folder: Path) -> None:
         table.to_csv(folder / f"{name}.csv", index=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "target", "methods", "settings", "metric"),
     [

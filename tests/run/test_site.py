@@ -135,6 +135,7 @@ def elsewhere(request, tmp_path_factory) -> dict[str, Any]:
     return json.loads(process.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("files of every method")  # they are made once
 @pytest.mark.every_method("name")
 @pytest.mark.parametrize("name", NAMES)
