@@ -15,7 +15,10 @@ import pytest
 
 import perfed
 
-FACES = ("perfed", *(f"perfed.{n}" for n in ("aggregate", "datasets", "method", "placement", "registry", "terms")))
+FACES = (
+    "perfed",
+    *(f"perfed.{n}" for n in ("aggregate", "datasets", "method", "placement", "registry", "terms", "testing")),
+)
 # Modules that are a program, or cannot be imported without what an extra brings.
 ALONE = ("__main__", *(() if find_spec("flwr") else ("flower.adapter",)))
 # Exports that can have no docstring; the example is in that of what takes them.

@@ -59,6 +59,7 @@ assert "fedrep-srpfl" in perfed.registry.known_names()
     assert in_a_process_of_its_own(program).startswith("method 'fedavg' is registered twice")
 
 
+@pytest.mark.long
 def test_terms_are_known_before_anything_else_is_imported():
     assert (
         in_a_process_of_its_own("import perfed; print(*perfed.terms.term_names())")

@@ -223,6 +223,7 @@ def test_what_init_writes_learns_what_a_linear_model_does(
     assert method < 1.25 * linear if metric == "mse" else method > linear - 0.03, (method, linear)
 
 
+@pytest.mark.long
 def test_init_says_how_rate_and_weight_decay_are_chosen(tmp_path, monkeypatch):
     """And what it says is a command."""
     monkeypatch.chdir(tmp_path)

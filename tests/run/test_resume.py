@@ -183,6 +183,7 @@ def test_an_exception_from_progress_leaves_a_checkpoint(whole, tmp_path, error):
     assert without_times == rounds(whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Stop])
 @pytest.mark.parametrize("place", ["evaluate", "append_round", "finish"])
 def test_what_was_done_of_a_round_is_dropped(whole, tmp_path, monkeypatch, error, place):
@@ -321,6 +322,7 @@ def test_states_on_disk_are_lost_with_the_process_and_not_missed(whole, tmp_path
     assert rounds(killed) == rounds(whole)
 
 
+@pytest.mark.long
 def test_a_disk_that_is_full_of_states_ends_with_one_line_and_the_run_goes_on(whole, tmp_path):
     run = start(table("plan.hold_megabytes=0"), out=tmp_path / "run")
     held = ExitStack()
