@@ -411,6 +411,7 @@ def test_srpfl_contracts_as_theorem_4_7(doubling):
         assert distances[-1] < schedule.error_floor(a, clients / first) < distances[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["srpfl", "fedrep"])
 def test_both_reach_the_target_and_need_their_rounds(comparison, method):
     runs = [(getattr(row, method).distances, row.target) for row in comparison]
