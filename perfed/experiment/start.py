@@ -163,8 +163,8 @@ def is_done(path: Path) -> bool:
         return False
     done, progress = directory.newest()
     try:  # what an earlier ending left is there until the rounds added since are done
-        ended = any(progress.get(part, {}).get("stopped", False) for part in ("taken", "tally"))
-        return (ended or done >= progress.get("config", {}).get("rounds", done)) and not _edits(directory)
+        ended = progress.get("stopped_by") or any(progress.get(part, {}).get("stopped") for part in ("taken", "tally"))
+        return (bool(ended) or done >= progress.get("config", {}).get("rounds", done)) and not _edits(directory)
     except PerfedError:
         return False
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from perfed.methods.presets import method_and_policy
 from perfed.report.runs import Run, methods_of
 from perfed.report.text import UNKNOWN, TextTable, mean_std
+from perfed.run.callbacks.targets import duration, percent
 from perfed.run.records import Target
-from perfed.run.targets import duration, percent
 
 _FITTED = (
     "Clients that were not used yet are evaluated after fitting what is their own, which takes no virtual time "

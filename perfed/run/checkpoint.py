@@ -3,51 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from perfed.data.federation import Federation
 from perfed.data.reading import checked
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
+from perfed.run.callback import Callback, joined, parted
 from perfed.run.checkpoint_files import Checkpoint
-from perfed.run.directory import RunDirectory
-from perfed.run.memory import Memory
-from perfed.run.taken import Taken
-from perfed.run.tally import Tally
+from perfed.run.directory import NullDirectory, RunDirectory
+from perfed.run.totals import RunProgress, RunTotals
 from perfed.training.device import arithmetic
 from perfed.training.plan import PlanSettings
 from perfed.tree import map_leaves
 
-_TAKEN = ":taken"  # beside the server's parameter sets, whose names are identifiers
-
-
-@dataclass
-class Standing:
-    """How far a run has come.
-
-    Attributes:
-        tally: what it has added up.
-        done: the last finished round; 0 is the preparation, -1 is before it.
-        wall, training: seconds since the start, and those of training alone.
-        taken: the models that it takes, where it stops by validation.
-    """
-
-    tally: Tally
-    done: int = -1
-    wall: float = 0.0
-    training: float = 0.0
-    taken: Taken | None = None
-
-    def copy(self) -> Standing:
-        """One that later rounds do not change."""
-        return replace(self, tally=self.tally.copy(), taken=None if self.taken is None else self.taken.copy())
+_OF = ":"  # before a callback's name, beside the server's parameter sets, whose names are identifiers
 
 
 def save(
-    directory: RunDirectory | Memory,
+    directory: RunDirectory | NullDirectory,
     server: Server,
-    standing: Standing,
+    progress: RunProgress,
+    callbacks: Sequence[Callback],
     data: int,
     notes: Sequence[str],
     config: Mapping[str, Any],
@@ -56,17 +34,21 @@ def save(
 
     Args:
         directory: of the run.
-        server, standing: after the last finished round.
+        server, progress: after the last finished round.
+        callbacks: whose states are kept.
         data: fingerprint of the clients' data.
         notes: of the run.
         config: what the run was made of.
     """
     now = server.snapshot()
-    progress = {
-        "tally": standing.tally.plain(),
+    states = {callback.name: parted(callback.state) for callback in callbacks if callback.state}
+    values = {
+        "tally": progress.totals.plain(),
         "policy": now.policy,
-        "wall_seconds": standing.wall,
-        "training_seconds": standing.training,
+        "wall_seconds": progress.wall,
+        "training_seconds": progress.training,
+        "stopped_by": progress.stopped_by,
+        "callbacks": {name: plain for name, (plain, _) in states.items()},
         "notes": notes,
         "plan": server.plan.to_dict(),
         "data": data,
@@ -74,27 +56,27 @@ def save(
         "arithmetic": arithmetic(server.device),
         "config": config,
     }
-    server_sets = now.server
-    if standing.taken is not None:
-        progress["taken"] = standing.taken.plain()
-        server_sets = {**server_sets, _TAKEN: standing.taken.tensors()}
-    directory.save(standing.done, server_sets, now.clients, now.changed, progress)
+    sets = now.server | {_OF + name: tensors for name, (_, tensors) in states.items() if tensors}
+    directory.save(progress.done, sets, now.clients, now.changed, values)
     server.forget_changes()
 
 
-def restore(found: Checkpoint, server: Server, federation: Federation | None) -> Standing:
-    """Bring ``server`` and its plan to where they were.
+def restore(
+    found: Checkpoint, server: Server, callbacks: Sequence[Callback], federation: Federation | None
+) -> RunProgress:
+    """Bring ``server``, its plan and ``callbacks`` to where they were.
 
     Args:
         found: the checkpoint.
         server: of a new run of the same configuration.
+        callbacks: of that run.
         federation: its clients; ``None``: they are known to be those of the checkpoint.
 
     Returns:
         How far the run had come.
 
     Raises:
-        PerfedError: the run was on other data or followed another trace; nothing is changed then.
+        PerfedError: the run was on other data, followed another trace or had another callback; nothing is changed then.
     """
     progress, now = found.progress, server.snapshot()
     if federation is not None and progress.get("data", federation.fingerprint) != federation.fingerprint:
@@ -102,29 +84,62 @@ def restore(found: Checkpoint, server: Server, federation: Federation | None) ->
             f"{found.path}: this run was on other clients, samples or targets than those of "
             f"'{federation.name}'; continue it with the same (in Python, resume(..., federation=...))"
         )
-    sets = map_leaves(found.server, lambda _, t: t.to(server.device))
-    taken_tensors: Any = sets.pop(_TAKEN, {})
-    clients = {i: server.hold(state) for i, state in found.clients.items()}
+    sets: dict[str, Any] = map_leaves(found.server, lambda _, t: t.to(server.device))
+    totals, stopped_by, states = _states(progress, sets)
+    if lacking := states.keys() - {callback.name for callback in callbacks}:
+        raise PerfedError(
+            f"{found.path}: this run had the callback '{min(lacking)}', which has kept something; continue it with it "
+            "(in Python, resume(..., callbacks=[...]))"
+        )
     server.restore(
         replace(
             now,
             server={**now.server, **sets},
-            clients={**now.clients, **clients},
+            clients={**now.clients, **{i: server.hold(state) for i, state in found.clients.items()}},
             policy={**now.policy, **progress["policy"]},
             trace=progress.get("trace", now.trace),
         )
     )
     server.plan.paths.update(checked(PlanSettings, progress["plan"], found.path / "checkpoint").paths)
+    recall(callbacks, states)
     wall = progress["wall_seconds"]
     training = progress.get("training_seconds", wall)  # older ones have one time for both
-    taken = None if "taken" not in progress else Taken.of(progress["taken"], taken_tensors)
-    if taken is not None:
-        taken.clients = {i: server.hold(state) for i, state in taken.clients.items()}
-    return Standing(Tally.of_plain(progress.get("tally", {})), found.round, wall, training, taken)
+    return RunProgress(totals, found.round, wall, training, stopped_by)
+
+
+def recall(callbacks: Sequence[Callback], states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give callbacks back the ``states`` that they had, by name; empty where there was none."""
+    for callback in callbacks:
+        callback.state.clear()
+        callback.state.update(states.get(callback.name, {}))
+
+
+def _states(progress: Mapping[str, Any], sets: dict[str, Any]) -> tuple[RunTotals, str, dict[str, dict[str, Any]]]:
+    """Take the states of callbacks out of a checkpoint.
+
+    Args:
+        progress: the checkpoint's plain values; those of the version before have targets among the totals, and the
+            best models under another name.
+        sets: its tensors; those of callbacks are taken out.
+
+    Returns:
+        The totals, the callback that ended the run, and the states by name.
+    """
+    totals, stopped_by = dict(progress.get("tally", {})), progress.get("stopped_by", "")
+    plain = dict(progress.get("callbacks", {}))
+    targets, all_reached = totals.pop("targets", []), totals.pop("stopped", False)
+    if targets:
+        plain["targets"], stopped_by = {"targets": targets}, "targets" if all_reached else stopped_by
+    if taken := dict(progress.get("taken", {})):
+        stopped_by = "best" if taken.pop("stopped", False) else stopped_by
+        plain["best"], sets[_OF + "best"] = taken, sets.pop(":taken", {})
+    tensors = {name: sets.pop(name) for name in [*sets] if name.startswith(_OF)}
+    states = {name: joined(values, tensors.get(_OF + name, {})) for name, values in plain.items()}
+    return RunTotals.of_plain(totals), stopped_by, states
 
 
 def continued(found: Checkpoint, server: Server, rounds: int) -> list[str]:
-    """What a run of ``rounds`` rounds that was interrupted has to say beside its results."""
+    """Return what a run of ``rounds`` rounds that was interrupted has to say beside its results."""
     notes, begun = [], found.progress.get("config", {}).get("rounds", rounds)
     if found.round == 0:
         notes.append("continued from round 0: the preparation was done")

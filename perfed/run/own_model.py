@@ -21,11 +21,11 @@ from perfed.engine.server import Server
 from perfed.errors import PerfedError, some
 from perfed.method.method import Method
 from perfed.model.chain import Chain, Parameters
+from perfed.run.callbacks.best import BestModels
 from perfed.run.card import data_facts, metrics_with_intervals, today, versions
 from perfed.run.client_module import ClientModule
 from perfed.run.directory import plain
 from perfed.run.site import EXAMPLES, SiteModel, joined_sites, load_site, traced
-from perfed.run.taken import Taken
 from perfed.training.cohort import Cohort
 
 
@@ -48,7 +48,7 @@ class OwnModels:
         raise NotImplementedError
 
     @property
-    def taken(self) -> Taken:
+    def taken(self) -> BestModels:
         """Which rounds' models are taken, where they are not the last ones."""
         raise NotImplementedError
 

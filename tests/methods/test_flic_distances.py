@@ -35,8 +35,8 @@ from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
 from perfed.report.arrays import load_snapshot
 from perfed.report.embedding import placed
+from perfed.run.callbacks.snapshots import embedded_samples
 from perfed.run.settings import Snapshots
-from perfed.run.snapshots import embedded_samples
 from perfed.training.step import Step
 
 

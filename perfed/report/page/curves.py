@@ -17,7 +17,7 @@ from perfed.report.page.look import Look
 from perfed.report.page.study import Study, thinned
 from perfed.report.participation import participation
 from perfed.report.text import directed_title
-from perfed.run.targets import percent
+from perfed.run.callbacks.targets import percent
 
 READ_CURVES = "Line: mean over the seeds; band: lowest to highest seed."
 MOST_POINTS, MOST_HINTS = 60, 15  # per line

@@ -15,7 +15,7 @@ from perfed.report.runs import Run
 from perfed.report.tables import speed_table
 from perfed.report.targets import target_table
 from perfed.report.text import axis_title
-from perfed.run.targets import percent
+from perfed.run.callbacks.targets import percent
 
 MOST_DOTS = 400  # clients of a method in the figure of speeds
 LINE = 14.0

@@ -1,0 +1,168 @@
+"""Callbacks: what rides along a run and acts after its rounds.
+
+A callback is one class. It sees the run through :class:`Running`, may end it, and keeps in ``state`` what a resumed run
+has to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+from pydantic import BaseModel, PrivateAttr
+from torch import Tensor
+
+from perfed.data.federation import Federation
+from perfed.engine.clients import RoundRecord
+from perfed.engine.server import Server
+from perfed.errors import PerfedError
+from perfed.run.directory import NullDirectory, RunDirectory
+from perfed.run.settings import Evaluation
+from perfed.run.totals import RunProgress
+from perfed.settings import STRICT
+
+
+class Running(Protocol):
+    """What a callback sees of its run.
+
+    Attributes:
+        name: of the method.
+        rounds: of the whole run, at most.
+        seed: of everything random.
+        federation, server: the clients, and the server with its parameter sets.
+        directory: where results go.
+        evaluation: when the run is evaluated, and how.
+        progress: how far the run has come, and what it has added up.
+        latest: what came back in the latest round; of no round before the first of this sitting.
+        history: one record per round, as in ``rounds.jsonl``, the latest at the end.
+        notes: what the summary will say beside its numbers.
+        config: what the run was made of, as in ``config.toml``; empty where it was made of objects.
+        checkpoint_seconds: least time between two checkpoints.
+    """
+
+    name: str
+    rounds: int
+    seed: int
+    federation: Federation
+    server: Server
+    directory: RunDirectory | NullDirectory
+    evaluation: Evaluation
+    progress: RunProgress
+    latest: RoundRecord | None
+    history: list[dict[str, Any]]
+    notes: list[str]
+    config: dict[str, Any]
+    checkpoint_seconds: float
+
+    @property
+    def done(self) -> int:
+        """The last finished round, or the one that is being finished; 0 is the preparation."""
+
+    @property
+    def at_its_end(self) -> bool:
+        """Whether no round follows."""
+
+    def client_table(self) -> tuple[list[str], list[list[Any]]]:
+        """Return columns and rows of ``clients.csv``."""
+
+    def save(self) -> None:
+        """Write a checkpoint, unless that of this round is there."""
+
+
+class Callback(BaseModel):
+    """Base of all callbacks: does nothing. Settings are fields; what changes, and a resumed run needs, is in ``state``.
+
+    ``name`` is that of the class unless it is given. Callbacks are called in their order, inside the round's
+    transaction: where one raises, the round never happened, and all states are as they were before it.
+
+    Example:
+        >>> class Patience(Callback):
+        ...     '''Ends a run whose training loss has not fallen for ``rounds`` rounds.'''
+        ...
+        ...     rounds: int = 5
+        ...
+        ...     def after_round(self, run, record):
+        ...         if record["train_loss"] < self.state.get("least", float("inf")):
+        ...             self.state.update(least=record["train_loss"], round=record["round"])
+        ...         return record["round"] - self.state.get("round", 0) >= self.rounds
+        >>> Patience(rounds=3).name
+        'Patience'
+    """
+
+    model_config = STRICT
+
+    name: ClassVar[str] = ""
+    _state: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        cls.name = cls.__dict__.get("name", cls.__name__)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Nested dictionaries of plain values (as JSON has them) and tensors: in checkpoints, and undone with a round.
+
+        New values take the place of old ones; a tensor or a list that is in it must not be changed.
+        """
+        return self._state
+
+    def begin(self, run: Running) -> None:
+        """Act before the first round of this sitting: after the preparation, or where a resumed run goes on."""
+
+    def after_round(self, run: Running, record: dict[str, Any]) -> bool:
+        """Act after a round.
+
+        Args:
+            run: that it rides along.
+            record: the round's line of ``rounds.jsonl``, also the last of ``run.history``.
+
+        Returns:
+            True to end the run with this round: with a checkpoint, and a summary whose ``stopped_by`` is the name.
+        """
+        return False
+
+    def end(self, run: Running, summary: dict[str, Any]) -> None:
+        """Act at the run's end; ``summary`` is what ``summary.json`` will hold, to which this may add."""
+
+
+def named_once(callbacks: Sequence[Callback]) -> list[Callback]:
+    """Return ``callbacks``, each of which has a name of its own: states are kept by name.
+
+    Raises:
+        PerfedError: one is no callback, or two have the same name.
+    """
+    names: set[str] = set()
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            raise PerfedError(f"callbacks: {callback!r} is no perfed.Callback")
+        if callback.name in names:
+            raise PerfedError(f"callbacks: '{callback.name}' is there twice; once is allowed")
+        names.add(callback.name)
+    return [*callbacks]
+
+
+def copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a callback's state as it is now: dictionaries copied, values by reference."""
+    return {name: copied(value) if type(value) is dict else value for name, value in state.items()}
+
+
+def parted(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the plain values of a callback's state and its tensors, each in the dictionaries that they were in."""
+    plain: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
+    for name, value in state.items():
+        if type(value) is dict:
+            plain[name], found = parted(value)
+            tensors |= {name: found} if found else {}
+        elif isinstance(value, Tensor | Mapping):  # a mapping that is no dictionary holds tensors, perhaps on disk
+            tensors[name] = value
+        else:
+            plain[name] = value
+    return plain, tensors
+
+
+def joined(plain: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the state that :func:`parted` has parted."""
+    found = {**plain, **tensors}
+    both = {name: joined(plain[name], tensors[name]) for name in tensors if name in plain}
+    return found | both
