@@ -7,6 +7,7 @@ has to know.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from typing import Any, ClassVar, Protocol
 
 from pydantic import BaseModel, PrivateAttr
@@ -123,6 +124,20 @@ class Callback(BaseModel):
 
     def end(self, run: Running, summary: dict[str, Any]) -> None:
         """Act at the run's end; ``summary`` is what ``summary.json`` will hold, to which this may add."""
+
+
+def numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers of a round's record by name, as trackers take them.
+
+    Example:
+        >>> numbers({"round": 1, "train_loss": 0.5, "metrics": {"accuracy": {"mean": 0.75}}})
+        {'train_loss': 0.5, 'accuracy/mean': 0.75}
+    """
+    names = ("train_loss", "virtual_time", "training_seconds", "wall_seconds", "exchanges", "bytes_up", "bytes_down")
+    found = {name: float(record[name]) for name in names if name in record}
+    for metric, spread in record.get("metrics", {}).items():
+        found |= {f"{metric}/{statistic}": float(value) for statistic, value in spread.items()}
+    return {name: value for name, value in found.items() if isfinite(value)}
 
 
 def named_once(callbacks: Sequence[Callback]) -> list[Callback]:

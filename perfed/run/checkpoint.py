@@ -76,7 +76,7 @@ def restore(
         How far the run had come.
 
     Raises:
-        PerfedError: the run was on other data, followed another trace or had another callback; nothing is changed then.
+        PerfedError: the run was on other data or followed another trace; nothing is changed then.
     """
     progress, now = found.progress, server.snapshot()
     if federation is not None and progress.get("data", federation.fingerprint) != federation.fingerprint:
@@ -86,11 +86,6 @@ def restore(
         )
     sets: dict[str, Any] = map_leaves(found.server, lambda _, t: t.to(server.device))
     totals, stopped_by, states = _states(progress, sets)
-    if lacking := states.keys() - {callback.name for callback in callbacks}:
-        raise PerfedError(
-            f"{found.path}: this run had the callback '{min(lacking)}', which has kept something; continue it with it "
-            "(in Python, resume(..., callbacks=[...]))"
-        )
     server.restore(
         replace(
             now,
@@ -105,6 +100,19 @@ def restore(
     wall = progress["wall_seconds"]
     training = progress.get("training_seconds", wall)  # older ones have one time for both
     return RunProgress(totals, found.round, wall, training, stopped_by)
+
+
+def check_callbacks(found: Checkpoint, callbacks: Sequence[Callback]) -> None:
+    """Refuse to go on without a callback whose state the checkpoint has.
+
+    Raises:
+        PerfedError: one is not there.
+    """
+    if lacking := found.progress.get("callbacks", {}).keys() - {callback.name for callback in callbacks}:
+        raise PerfedError(
+            f"{found.path}: this run had the callback '{min(lacking)}', which has kept something; continue it with it "
+            "(in Python, resume(..., callbacks=[...]))"
+        )
 
 
 def recall(callbacks: Sequence[Callback], states: Mapping[str, Mapping[str, Any]]) -> None:

@@ -26,6 +26,7 @@ from perfed.run.callback import Callback, copied, named_once
 from perfed.run.callbacks import asked_for
 from perfed.run.callbacks.best import BestModels
 from perfed.run.callbacks.checkpoint import Checkpoints
+from perfed.run.callbacks.log import EventLog
 from perfed.run.callbacks.progress import Progress, ToldProgress
 from perfed.run.callbacks.results import Results, write_arrays
 from perfed.run.checkpoint_files import Checkpoint
@@ -132,7 +133,7 @@ class Run(OwnModels):
                 round 1 takes the directory away again, as any other exception does before round 1 has ended.
         """
         self.server.put_states_in(self.directory.path)
-        behind: list[Callback] = [Checkpoints(), *([ToldProgress(tell=progress)] if progress else [])]
+        behind: list[Callback] = [Checkpoints(), EventLog(), *([ToldProgress(tell=progress)] if progress else [])]
         with use_threads(self.plan.threads), self.directory.alone(), sigterm_as_exit(), ExitStack() as held:
             self.latest, started = None, time.perf_counter() - self.progress.wall
             try:
@@ -152,7 +153,7 @@ class Run(OwnModels):
             except BaseException as error:
                 self._interrupted(error)
                 raise
-            self._finish()
+            self._finish(behind)
         return self.summary
 
     @property
@@ -198,7 +199,7 @@ class Run(OwnModels):
                 record["bytes_down"] += self._rounds.settle(self.progress, self.done)
         return record
 
-    def _finish(self) -> None:
+    def _finish(self, behind: Sequence[Callback]) -> None:
         totals = self.progress.totals
         if not totals.taken_part:
             self.notes.append("no client's reply was used in any round")
@@ -209,7 +210,7 @@ class Run(OwnModels):
         elif ended:
             self.notes.append(f"training ended after round {self.done}, and metrics are of evaluated rounds before it")
         self.summary = summary_of(self.name, self.server, self._evaluator, self.progress, self.notes)
-        for callback in self.callbacks:
+        for callback in (*self.callbacks, *behind):
             callback.end(self, self.summary)
 
     # What it leaves behind ---------------------------------------------------------------------------------
@@ -257,6 +258,7 @@ class Run(OwnModels):
             self.directory.truncate_rounds(-1)
             self.notes.append("no checkpoint was there: begun again from round 0")
             return
+        checkpoint.check_callbacks(found, self.callbacks)
         self.go_to(found)
         self.history, damaged = self.directory.truncate_rounds(found.round)
         continued = checkpoint.continued(found, self.server, self.rounds)

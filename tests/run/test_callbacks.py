@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from command_line import EXPERIMENT, TINY, perfed
 from engines import blobs, every_tensor, make, network
 
 from perfed.codec import decode, encode
 from perfed.errors import PerfedError
-from perfed.experiment.config import validate
-from perfed.experiment.start import resume, start
+from perfed.experiment.config import Experiment, read, validate
+from perfed.experiment.start import is_done, resume, start
 from perfed.run.callback import Callback
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
@@ -159,6 +160,81 @@ def test_what_cannot_ride_along_is_refused():
         run(Told(), Told())
     with pytest.raises(PerfedError, match=r"is no perfed\.Callback"):
         run(Told)  # type: ignore[arg-type]
+
+
+OWN = """
+from perfed import Callback
+
+class Plateau(Callback):
+    '''Ends the run with a round.'''
+    at: int = 2
+
+    def after_round(self, run, record):
+        return record["round"] == self.at
+
+class Broken(Callback):
+    def after_round(self, run, record):
+        return 1 / 0
+
+limit = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "my_callbacks.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def with_callbacks(*given: Any) -> Experiment:
+    return validate({**TABLE, "callbacks": list(given)})
+
+
+@pytest.mark.parametrize("given", ["my_callbacks:Plateau", {"name": "my_callbacks:Plateau", "at": 3}])
+def test_own_ones_have_names_in_toml(own, tmp_path, given):
+    experiment = with_callbacks(given)
+    assert read(experiment.to_toml(), "config.toml") == experiment
+    summary = start(experiment, out=tmp_path / "run").execute()
+    assert (summary["rounds"], summary["stopped_by"]) == (2 if isinstance(given, str) else 3, "Plateau")
+    assert is_done(tmp_path / "run")
+    assert resume(tmp_path / "run").execute()["metrics"] == summary["metrics"]
+
+
+def test_two_runs_of_one_experiment_have_callbacks_of_their_own(own):
+    experiment = with_callbacks({"name": "my_callbacks:Plateau", "at": 1})
+    one, other = start(experiment), start(experiment)
+    assert not {id(callback) for callback in one.callbacks} & {id(callback) for callback in other.callbacks}
+
+
+def test_the_command_line_names_them_too(own, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = ["rounds=4", "callbacks=[my_callbacks:Plateau]", "--method", "local", "--out", "run"]
+    ended = perfed("run", EXPERIMENT, *TINY, *given)
+    assert ended.code == 0, ended.err
+    assert json.loads(Path("run/summary.json").read_text())["stopped_by"] == "Plateau"
+    broken = perfed("run", EXPERIMENT, *TINY, "callbacks=[my_callbacks:Broken]", "--out", "other")
+    assert broken.code == 2 and broken.err.count("\n") == 1
+    assert "my_callbacks.py, line 13, in after_round: ZeroDivisionError" in broken.err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("tensorbord", r"unknown callback 'tensorbord' \(did you mean 'tensorboard'\?\); allowed: tensorboard, mlflow"),
+        ("nowhere_at_all:Plateau", "callback 'nowhere_at_all:Plateau': cannot be loaded: No module named"),
+        ("my_callbacks:Plato", "callback 'my_callbacks:Plato': cannot be loaded: .* has no attribute 'Plato'"),
+        ("my_callbacks:limit", "callback 'my_callbacks:limit' is no class of a callback"),
+        (
+            {"name": "my_callbacks:Plateau", "att": 1},
+            r"unknown key 'callbacks\.my_callbacks:Plateau\.att'; allowed",
+        ),
+        ({"name": "my_callbacks:Plateau", "at": "x"}, r"callbacks\.my_callbacks:Plateau\.at: .*integer \(given: 'x'\)"),
+        ({"at": 1}, "callbacks: each is a name, or a table with a name and settings"),
+    ],
+)
+def test_names_and_settings_that_are_not_there_are_one_line(own, given, said):
+    with pytest.raises(PerfedError, match=said):
+        with_callbacks(given)
 
 
 TABLE = {

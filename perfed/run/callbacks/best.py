@@ -29,7 +29,7 @@ class BestModels(Callback):
 
     @property
     def scores(self) -> dict[str, float]:
-        """The loss then."""
+        """The loss of that round's model, by client id."""
         return self._part("scores")
 
     @property
