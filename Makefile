@@ -6,6 +6,10 @@ BIN := $(VENV)/bin
 ROUNDING := $(foreach name,methods/combination methods/fast_w2 methods/fedem training/fit methods/hypcluster model/layers participation/policies,tests/$(dir $(name))test_$(notdir $(name)).py)
 # One more than processors: tests of networks wait a third of their time.
 WORKERS := $(shell $(PYTHON) -c "import os; print(1 + os.cpu_count())")
+# A worker that dies is not replaced: pytest-xdist 3.8 waits for ever for the groups of tests that it gave the new one.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup --max-worker-restart 0 --durations 30
+# The methods whose turn it is change at midnight: all parts of a run have one date.
+export TEST_DATE := $(or $(TEST_DATE),$(shell date +%F))
 OUT ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)
 PER_CLIENT := sklearn:logistic,sklearn:svc,sklearn:random-forest
 # Trials for the plan would take longer than these runs. In float64 every processor gets the README's numbers.
@@ -14,27 +18,35 @@ OPTIONS := --seeds 0..2 --engine stacked plan.threads=2 dtype=float64
 # Sites install these files and no others. Hashes are those of the index that pip is set to: a site's own index must have the same.
 LOCK := --extra flower --extra tables --constraint constraints.txt --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-emit-index-url --no-emit-find-links
 
-.PHONY: run test types pytest docs lock sbom clean
+.PHONY: run test test-long test-all types short docs lock sbom clean
 
 run: $(VENV)/installed
 	$(BIN)/perfed compare digits-label-skew --methods local,fedrep,fedavg-ft,ditto,fedpac,$(PER_CLIENT) $(OPTIONS) --out $(OUT)/label-skew
 	$(BIN)/perfed compare flic-digits-views --methods local,hetfedrep,flic-class,flic-hl,$(PER_CLIENT) $(OPTIONS) --out $(OUT)/views
 
 # Tests start hundreds of processes; where the environment forbids bytecode, each would compile perfed anew.
-test pytest: export PYTHONDONTWRITEBYTECODE =
+test test-long short: export PYTHONDONTWRITEBYTECODE =
 
-# mypy has one core, beside the tests: the other is not idle meanwhile.
+# What to run before a commit. mypy has one core, beside the tests: the other is not idle meanwhile.
 test: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(MAKE) --jobs 2 types pytest
-	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ROUNDING) -n auto
+	$(MAKE) --jobs 2 types short
+
+# What `make test` leaves out; together they are all tests.
+test-long: $(VENV)/installed-test
+	$(PYTEST) -m long
+	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ROUNDING) -n auto --max-worker-restart 0
+
+test-all:
+	$(MAKE) test
+	$(MAKE) test-long
 
 types: $(VENV)/installed-test
 	$(BIN)/mypy
 
-pytest: $(VENV)/installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup
+short: $(VENV)/installed-test
+	$(PYTEST) -m "not long"
 
 lock: $(VENV)/tools
 	mkdir -p build

@@ -23,7 +23,7 @@ from sklearn.datasets import load_digits
 import perfed
 from perfed.engine.metrics import metric_of
 from perfed.report import load_runs
-from perfed.report.gains import ClientTable
+from perfed.report.paired import ClientTable
 from perfed.report.verdict import WORTH, needs_no_federation
 
 FOLDS = 5

@@ -31,7 +31,7 @@ from perfed.experiment.config import find_experiment
 from perfed.experiment.overrides import override
 from perfed.methods.titles import display_name
 from perfed.report import load_runs
-from perfed.report.gains import ClientTable, interval
+from perfed.report.paired import ClientTable, interval
 from perfed.report.text import metric_text
 from perfed.report.verdict import best_reference
 

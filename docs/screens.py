@@ -14,9 +14,9 @@ from perfed.experiment.compare import Comparison, Recipe, federated
 from perfed.experiment.config import find_experiment
 from perfed.experiment.overrides import override
 from perfed.report import load_runs
-from perfed.report.page.document import write_page
 from perfed.report.page.leaderboard import leaderboard_section
-from perfed.report.page.study import Study
+from perfed.report.page.page_data import Study
+from perfed.report.page.style import write_page
 from perfed.report.page.verdict import verdict_section
 from perfed.report.page.write import facts
 

@@ -20,7 +20,7 @@ from perfed.experiment.conclusion import Conclusion
 from perfed.methods.titles import meant
 from perfed.report import verdict, with_communication, write_report
 from perfed.report.comparison import judged_table
-from perfed.report.gather import Gathered, gathered
+from perfed.report.load_runs import Gathered, gathered
 from perfed.report.papers import csv_text, latex
 from perfed.report.runs import Run, main_metric, methods_of
 

@@ -11,7 +11,7 @@ import tomli_w
 from perfed.data.federation import Federation
 from perfed.data.labels import Task
 from perfed.data.summary import columns_of
-from perfed.report.cautions import MOSTLY
+from perfed.report.warnings import MOSTLY
 
 _WHAT = {
     "files": "files or folders, beside this file",

@@ -2,8 +2,8 @@
 
 from perfed.report.communication import with_communication
 from perfed.report.comparison import ComparisonRow, Difference, compare_table, comparison_rows
-from perfed.report.gather import Gathered, gathered, load_runs
 from perfed.report.leaderboard import leaderboard
+from perfed.report.load_runs import Gathered, gathered, load_runs
 from perfed.report.page.write import figures, write_report
 from perfed.report.runs import reported_by
 from perfed.report.tables import all_tables, first_tables

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfed.engine.metrics import Metric
 from perfed.plugins import POOLED
-from perfed.report.gains import ClientTable, Gain, interval
+from perfed.report.paired import ClientTable, Gain, interval
 from perfed.report.runs import Run
 from perfed.report.text import amount, listed, megabytes, method_text, short_number
 

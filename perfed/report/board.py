@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfed.engine.metrics import metric_of
-from perfed.report.page.document import write_page
-from perfed.report.page.forms import note, paragraph, section, table
+from perfed.report.page.html import note, paragraph, section, table
+from perfed.report.page.style import write_page
 from perfed.report.text import UNKNOWN, TextTable, axis_title, metric_text, short_number
 
 UNFINISHED = "rows that had fewer rounds than theirs are unfinished, and not compared"

@@ -11,7 +11,7 @@ import numpy as np
 
 from perfed.engine.metrics import metric_of
 from perfed.report.comparison import ComparisonRow, best_rows, judged_table
-from perfed.report.gains import ClientTable, Gain, interval
+from perfed.report.paired import ClientTable, Gain, interval
 from perfed.report.papers import CSV_COLUMNS, csv_of, csv_rows, escaped, label, latex_table
 from perfed.report.runs import Run, main_metric, methods_of
 from perfed.report.text import UNKNOWN, TextTable, axis_title, directed_title, metric_text

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from perfed.engine.metrics import metric_of
 from perfed.plugins import bare_name
-from perfed.report.participation import participation
-from perfed.report.runs import Run, methods_of
+from perfed.report.runs import Run, methods_of, participation
 from perfed.run.records import Round
 
 Positions = dict[int, float]

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from perfed.engine.metrics import metric_of
 from perfed.report.against import MethodVerdict, against, sent
 from perfed.report.comparison import ComparisonRow, compare_table, comparison_rows
-from perfed.report.gains import ClientTable
+from perfed.report.paired import ClientTable, holm, paired_p
 from perfed.report.runs import Run, main_metric
-from perfed.report.significance import holm, paired_p
 from perfed.report.text import SAME, UNKNOWN, TextTable, axis_title, method_text, metric_text, short_number
 from perfed.report.verdict import best_reference
 
@@ -23,7 +22,7 @@ class Standing:
         row: its mean, spread and worst clients, averaged over the seeds.
         megabytes: up and down in all rounds of a run; None where its rounds lack them.
         against: it compared with the reference over common clients and seeds; None for the reference itself.
-        p: of a paired test over the clients (:func:`perfed.report.significance.paired_p`), by Holm's correction for all
+        p: of a paired test over the clients (:func:`perfed.report.paired.paired_p`), by Holm's correction for all
             methods compared with the reference.
     """
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
-from perfed.report.page.document import write_page
 from perfed.report.page.federation import stacked
-from perfed.report.page.forms import figure, grid, section
 from perfed.report.page.heat import heat_map
+from perfed.report.page.html import figure, grid, section
+from perfed.report.page.style import write_page
 from perfed.report.text import TextTable
 
 SPLITS = ("train", "test")

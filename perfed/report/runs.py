@@ -1,20 +1,124 @@
-"""Reading run directories: everything a report shows, checked once, with the place of any error."""
+"""Read run directories: everything that a report shows, checked once, with the place of any error."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from perfed.data.reading import checked, parsed, read_json, read_text
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, model_validator
+
+from perfed.data.csv_text import unescaped
+from perfed.data.reading import checked, parsed, read_json, read_text, reason_of
 from perfed.engine.metrics import main_metric as main_of
 from perfed.engine.metrics import recall
 from perfed.errors import PerfedError
-from perfed.report.client_values import ClientValues, load_clients
 from perfed.run.records import Round, Summary
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ClientValues:
+    """``clients.csv``: arrays ``(clients,)`` float64 in the order of ``ids``, NaN where something is not known.
+
+    Attributes:
+        metric: that ``before`` and ``after`` are of: the one that runs are compared by, unless another is asked for.
+        before, after: the metric before and after local training.
+        rounds: how often the client took part.
+        seconds: mean virtual seconds of its replies.
+        weights: of the clients in means over them; None where all count alike.
+        measured: every metric before and after local training, by name.
+        samples: ``n_train`` and ``n_test``; empty where the file lacks them.
+    """
+
+    metric: str
+    ids: tuple[str, ...]
+    before: Numbers
+    after: Numbers
+    rounds: Numbers
+    seconds: Numbers
+    when: str = "before"
+    weights: Numbers | None = None
+    measured: Mapping[str, tuple[Numbers, Numbers]] | None = None
+    samples: Mapping[str, Numbers] | None = None
+
+    @property
+    def reported(self) -> Numbers:
+        """The metric that the summary is about, before or after local training as ``when`` says."""
+        return self.before if self.when == "before" else self.after
+
+    @property
+    def timed(self) -> bool:
+        """Whether the clients have different speeds."""
+        return len(np.unique(self.seconds[np.isfinite(self.seconds)])) > 1
+
+    def by(self, metric: str) -> ClientValues | None:
+        """The same of another metric; None where it was not measured."""
+        if metric == self.metric:
+            return self
+        found = (self.measured or {}).get(metric)
+        return None if found is None else replace(self, metric=metric, before=found[0], after=found[1])
+
+
+def load_clients(file: Path, settings: Mapping[str, Any]) -> ClientValues | None:
+    """What ``clients.csv`` holds of a run with these settings; None where nothing was measured.
+
+    Raises:
+        PerfedError: a line that lacks a column, or with something that is no number.
+    """
+    reader = csv.DictReader(io.StringIO(read_text(file, newline=""), newline=""))
+    columns = _columns(reader, file)
+    names = [name.removesuffix("_after") for name in columns if name.endswith("_after")]
+    evaluation = settings.get("evaluation", {})
+    metric = main_of(dict.fromkeys(names), str(evaluation.get("compare_by", "")))
+    if metric is None:
+        return None
+    optional = [name for name in ("rounds", "seconds", "n_train", "n_test") if name in columns]
+    needed = [f"{name}_{when}" for name in names for when in ("before", "after")]
+    ids: list[str] = []
+    values: list[list[float]] = []
+    try:
+        for row in reader:
+            ids.append(unescaped(row["id"]))
+            values.append([_number(row[name]) for name in (*needed, *optional)])
+    except (AttributeError, KeyError, TypeError, ValueError, csv.Error) as error:
+        needs = f"needs columns id, {metric}_before and {metric}_after holding numbers or nothing"
+        raise PerfedError(f"{file}, line {reader.line_num}: {needs} ({reason_of(error)})") from error
+    table = np.array(values, dtype=np.float64).reshape(len(ids), len(needed) + len(optional))
+    found = {name: table[:, place] for place, name in enumerate((*needed, *optional))}
+    measured = {name: (found[f"{name}_before"], found[f"{name}_after"]) for name in names}
+    rounds, seconds = (found.get(name, np.full(len(ids), np.nan)) for name in ("rounds", "seconds"))
+    return ClientValues(
+        metric,
+        tuple(ids),
+        *measured[metric],
+        rounds,
+        seconds,
+        when="after" if evaluation.get("when") == "after" else "before",
+        weights=found.get("n_test") if evaluation.get("weights") == "samples" else None,
+        measured=measured,
+        samples={name: found[name] for name in ("n_train", "n_test") if name in found},
+    )
+
+
+def _columns(reader: csv.DictReader[str], file: Path) -> Sequence[str]:
+    try:
+        return reader.fieldnames or []
+    except csv.Error as error:
+        raise PerfedError(f"{file}, line 1: is no CSV ({error})") from None
+
+
+def _number(cell: str) -> float:
+    return float("nan") if cell == "" else float(cell)
 
 
 @dataclass(frozen=True)
@@ -131,3 +235,85 @@ def _load_rounds(file: Path) -> tuple[Round, ...]:
     return tuple(
         checked(Round, parsed(text, file, line), file, line) for line, text in enumerate(lines, 1) if text.strip()
     )
+
+
+@dataclass(frozen=True)
+class Participation:
+    """``used`` ``(rounds, clients)`` says whose replies were used in the rounds ``rounds``; clients are ``ids``."""
+
+    rounds: tuple[int, ...]
+    ids: tuple[str, ...]
+    used: NDArray[np.bool_]
+
+    @property
+    def partial(self) -> bool:
+        """Whether some round left somebody out."""
+        return not bool(self.used.all())
+
+    @property
+    def so_far(self) -> dict[int, float]:
+        """Share of the clients that have been used by the end of each round."""
+        shares = np.maximum.accumulate(self.used, axis=0).mean(1)
+        return dict(zip(self.rounds, shares.tolist(), strict=True))
+
+    @property
+    def everybody_at_the_end(self) -> bool:
+        """Whether the last round used everybody and some round before did not."""
+        return self.partial and bool(self.used[-1].all())
+
+
+def participation(run: Run) -> Participation | None:
+    """That of a finished run; None where a round does not say it."""
+    if run.clients is None or not run.rounds:
+        return None
+    place = {name: number for number, name in enumerate(run.clients.ids)}
+    used = np.zeros((len(run.rounds), len(place)), dtype=bool)
+    with (run.directory / "rounds.jsonl").open(encoding="utf-8") as file:
+        for row, text in zip(range(len(run.rounds)), file, strict=False):
+            there = json.loads(text).get("participants")
+            if not isinstance(there, list) or not all(isinstance(name, str) for name in there):
+                return None
+            used[row, [place[name] for name in there if name in place]] = True
+    return Participation(tuple(line.round for line in run.rounds), run.clients.ids, used)
+
+
+class Held(BaseModel):
+    """What a client holds; ``classes`` and ``domains`` count its training rows of each."""
+
+    rows: dict[str, int]
+    inputs: int = 0
+    classes: list[int] = []
+    domains: list[int] = []
+    columns: dict[str, int] = {}
+
+
+class Holdings(BaseModel):
+    """Every client of a run; ``data`` is the same for the same data only, ``doubts`` are about them, a line each."""
+
+    data: str
+    classes: list[str]
+    domains: list[str]
+    doubts: list[str] = []
+    clients: dict[str, Held]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for held in self.clients.values():
+            for counts, names in ((held.classes, self.classes), (held.domains, self.domains)):
+                if counts and len(counts) != len(names):
+                    raise ValueError("a client has a number for every class and domain, or none")
+        return self
+
+
+def holdings_of(run: Run) -> Holdings | None:
+    """Who held what in a run; None where it did not keep that, as older ones, or where it cannot be read."""
+    file = Path(run.directory) / "federation.json"
+    try:
+        return Holdings.model_validate(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def first_holdings(runs: Sequence[Run]) -> tuple[Run, Holdings] | None:
+    """Those of the first run that kept them."""
+    return next(((run, found) for run in runs if (found := holdings_of(run)) is not None), None)

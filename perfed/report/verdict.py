@@ -13,7 +13,11 @@ from perfed.engine.metrics import Metric, metric_of
 from perfed.errors import PerfedError, some
 from perfed.plugins import POOLED, SKLEARN
 from perfed.report.against import MethodVerdict, against, gainers, headline, sent
-from perfed.report.cautions import (
+from perfed.report.paired import ClientTable, Gain, interval
+from perfed.report.runs import Run, main_metric
+from perfed.report.site_intervals import row_intervals
+from perfed.report.text import UNKNOWN, TextTable, difference_text
+from perfed.report.warnings import (
     Constant,
     below,
     constant,
@@ -24,10 +28,6 @@ from perfed.report.cautions import (
     unequal_rounds,
     unfinished,
 )
-from perfed.report.gains import ClientTable, Gain, interval
-from perfed.report.rows import row_intervals
-from perfed.report.runs import Run, main_metric
-from perfed.report.text import UNKNOWN, TextTable, difference_text
 
 WORTH = 200
 """Rows that the mean over all sites counts for beside a site's own test rows when a method is chosen for the site."""
@@ -40,14 +40,14 @@ class SiteVerdict:
     A site's few test rows favour by chance one method or another. So a method's mean over the seeds there is brought
     nearer to its mean over all sites, as if :data:`WORTH` more rows of the site had the latter
     (:meth:`perfed.report.gains.ClientTable.shrunk`), and the best after that is chosen. Models that say the same of
-    every row (:func:`perfed.report.cautions.constant`) come after all others.
+    every row (:func:`perfed.report.warnings.constant`) come after all others.
 
     Attributes:
         local: the best in this way of the models that need no federation; None where none was compared.
         federated: the best of the others; None where there are none.
         gain: of ``federated`` over ``local``; None where they have no seed in common.
         over_rows: whether its interval is over the site's test rows and the seeds
-            (:func:`perfed.report.rows.row_intervals`); else over the seeds alone.
+            (:func:`perfed.report.site_intervals.row_intervals`); else over the seeds alone.
     """
 
     site: str
@@ -125,9 +125,9 @@ def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None
     """What the finished ``runs`` say; None where fewer than two methods have measured clients in common.
 
     Intervals are of a bootstrap (Efron and Tibshirani 1993, section 13.3; 2000 resamples, 2.5th and 97.5th percentile)
-    of the paired differences, in which clients and seeds are drawn (:func:`perfed.report.gains.interval`); those of a
+    of the paired differences, in which clients and seeds are drawn (:func:`perfed.report.paired.interval`); those of a
     single site draw its rows and the seeds, where the runs kept what their models say of each
-    (:func:`perfed.report.rows.row_intervals`), else the seeds alone.
+    (:func:`perfed.report.site_intervals.row_intervals`), else the seeds alone.
 
     Args:
         runs: of several methods and seeds.

@@ -25,6 +25,7 @@ from perfed.model.presets import linear
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 
+pytestmark = pytest.mark.every_method("name")
 ANCHORS = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
 NOTHING_SHARED = {"fedhenn", "fedproto", "fedproto-g", "fedproto-l", "flic-class", "local", "local-full"}
 NO_SHARED_MODEL = {"fedamp", "fedem", "fedem-ft", "fedfomo", "hypcluster", "l2gd", "pfedhn"}

@@ -9,6 +9,7 @@ from engines import CodecEngine, blobs, difference, make, network, serve, train
 from perfed.method.registry import method_names
 from perfed.training.plan import Path, Plan, PlanSettings
 
+pytestmark = pytest.mark.every_method("name")
 SIZES, DIMS = (13, 9, 9, 6, 4, 3, 2, 1, 1), (4, 3, 6)
 WAYS = {
     "stacked": {"engine": "stacked"},

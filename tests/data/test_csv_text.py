@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from perfed.data.csv_text import csv_text, escaped, unescaped
-from perfed.report.client_values import load_clients
 from perfed.report.papers import csv_of
+from perfed.report.runs import load_clients
 from perfed.run.directory import RunDirectory
 
 FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "'=1", "''@x", "-", "=", "--1"]

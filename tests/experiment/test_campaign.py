@@ -21,7 +21,7 @@ from perfed.experiment import jobs
 from perfed.experiment.config import find_experiment
 from perfed.experiment.names import parse_names, parse_seeds
 from perfed.experiment.planned import read_campaign, swept
-from perfed.report.gains import interval
+from perfed.report.paired import interval
 
 ROOT = Path(__file__).parents[2]
 SHORT = (*TINY, "rounds=2", "evaluation.every=1")

@@ -18,6 +18,7 @@ SMALL = [
 ]
 
 
+@pytest.mark.every_method("method")
 @pytest.mark.parametrize("method", known_names())
 def test_every_method_runs_on_it_without_a_further_setting(tmp_path, method):
     table = override(find_experiment("digits-all-methods"), SMALL, federated([method]))

@@ -123,6 +123,7 @@ def test_the_same_bits_as_one_after_the_other(alone, tmp_path):
     assert is_plain(done.err)
 
 
+@pytest.mark.long
 def test_a_search_chooses_the_same(tmp_path):
     given = ("tune", EXPERIMENT, *TINY, "--methods", "local,flic-class", "--grid", "lr=1e-3,1e30", "--seeds", "0..1")
     assert perfed(*given, "--out", tmp_path / "alone").code == 0
@@ -135,6 +136,7 @@ def test_a_search_chooses_the_same(tmp_path):
     assert json.loads((tmp_path / "out" / "grid.json").read_text()) == tried
 
 
+@pytest.mark.long
 def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
     bad = ("methods.flic-class.lr=1e30", "methods.flic-class.optimizer=sgd", "--seeds", "0..1")
     given = ("compare", EXPERIMENT, *TINY, "--methods", "flic-class,local,hetfedrep", *bad)
@@ -147,6 +149,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path):
     assert kept[0] == kept[1]
 
 
+@pytest.mark.long
 def test_in_python_with_federations_in_memory(tmp_path):
     clients = load("digits", {"clients": 4, "samples": 20}, seed=0)
     settings = {"model": {"head": "linear"}, "rounds": 2, "plan": {"engine": "stacked", "threads": 1}}
@@ -187,6 +190,7 @@ def killing(times: int, label: str = "local seed 0") -> tuple[list[News], Callab
     return heard, tell
 
 
+@pytest.mark.long
 def test_a_run_whose_process_is_killed_goes_on_in_another_one(alone, tmp_path):
     comparison = planned(tmp_path / "out")
     heard, tell = killing(1)
@@ -206,6 +210,7 @@ def assert_same_but_for_checkpoints(one: Path, other: Path) -> None:
     assert_same(one, other)
 
 
+@pytest.mark.long
 def test_a_run_whose_process_is_killed_twice_has_failed_and_the_others_go_on(tmp_path):
     comparison = planned(tmp_path / "out")
     outcomes = {(m, s): outcome for m, s, outcome in comparison.outcomes(None, None, Jobs(2, tell=killing(2)[1]))}
@@ -216,6 +221,7 @@ def test_a_run_whose_process_is_killed_twice_has_failed_and_the_others_go_on(tmp
     assert comparison.left() == [("local", 0)]
 
 
+@pytest.mark.long
 def test_ctrl_c_leaves_checkpoints_of_all_runs(alone, tmp_path):
     out = tmp_path / "out"
     stopped = stop_when(lambda: lines_of(out / "local" / "seed-0") >= 3, SIGINT, *begin("--jobs", 2, "--out", out))
@@ -240,6 +246,7 @@ def assert_whole_rounds(out: Path) -> dict[str, int]:
     return cut
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", [1, 2])
 def test_after_a_killed_comparison_nobody_works_on_and_it_goes_on(alone, tmp_path, number):
     out = tmp_path / "out"
@@ -313,6 +320,7 @@ def work():
 """
 
 
+@pytest.mark.long
 def test_a_script_with_a_method_of_its_own(tmp_path):
     """Processes that begin anew; without the line that Python asks for, one line says so."""
     script = tmp_path / "script.py"
@@ -346,12 +354,14 @@ def cluster():
     signal(SIGTERM, before)
 
 
+@pytest.mark.long
 def test_on_ray_the_same_bits(alone, tmp_path, cluster):
     done = perfed(*begin("--jobs", 2, "--ray-address", cluster, "--out", tmp_path / "out"))
     assert done.code == 0, done.err
     assert_same(tmp_path / "out", alone)
 
 
+@pytest.mark.long
 def test_on_ray_a_signal_leaves_checkpoints_and_processes_here_go_on(alone, tmp_path, cluster):
     out = tmp_path / "out"
     given = begin("--jobs", 2, "--ray-address", cluster, "--out", out)
@@ -365,6 +375,7 @@ def test_on_ray_a_signal_leaves_checkpoints_and_processes_here_go_on(alone, tmp_
     assert_same(out, alone)
 
 
+@pytest.mark.long
 def test_on_ray_a_task_that_is_killed_goes_on_in_another_one(alone, tmp_path, cluster):
     comparison = planned(tmp_path / "out")
     place, said = tmp_path / "out" / "local" / "seed-0", []

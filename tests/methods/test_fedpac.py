@@ -17,7 +17,7 @@ from perfed.methods.terms.prototypes import Prototypes
 from perfed.model.chain import Model
 from perfed.model.presets import hidden_layer, mlp
 from perfed.participation.settings import Participation
-from perfed.report.arrays import load_combination
+from perfed.report.snapshots import load_combination
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
 from perfed.run.settings import Evaluation, Snapshots

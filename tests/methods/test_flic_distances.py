@@ -33,8 +33,7 @@ from perfed.methods.flic.mixture import clustered
 from perfed.methods.flic.mmd import GAMMAS, mmd
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
-from perfed.report.arrays import load_snapshot
-from perfed.report.embedding import placed
+from perfed.report.snapshots import load_snapshot, placed
 from perfed.run.callbacks.snapshots import embedded_samples
 from perfed.run.settings import Snapshots
 from perfed.training.step import Step

@@ -168,8 +168,10 @@ class Loopback(ExitStack):
     def server(self, key: Path | None = None) -> Server:
         return Server(self.address, self.ca, key)
 
-    def add(self, name: str, handler: Callable[[bytes], bytes], key: Path | None = None, as_name: str = "") -> Site:
-        site = Site(name, self.folder / name, self.server(key), handler, as_name)
+    def add(
+        self, name: str, handler: Callable[[bytes], bytes], key: Path | None = None, as_name: str = "", folder: str = ""
+    ) -> Site:
+        site = Site(name, self.folder / (folder or name), self.server(key), handler, as_name)
         self.callback(site.close)
         self.sites[name] = site
         return site

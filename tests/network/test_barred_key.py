@@ -21,7 +21,7 @@ from perfed.engine.flower.probe import Server, Unreachable, probe
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.long]
 SITES = ("north", "south")
 ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = {

@@ -25,7 +25,7 @@ from perfed.engine.flower.chain import read, verify
 from perfed.experiment.config import find_experiment, validate
 from perfed.experiment.overrides import override
 
-pytestmark = pytest.mark.network
+pytestmark = [pytest.mark.network, pytest.mark.long]
 ROOT = Path(__file__).parent.parent.parent
 TEXT = (ROOT / "docs" / "deploy.md").read_text()
 NAMES = ("north", "south", "west")

@@ -7,11 +7,15 @@ has left going. Expected outcomes are written beside each fault.
 from __future__ import annotations
 
 import ast
+import os
+import shutil
 import socket
 import ssl
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -38,7 +42,7 @@ from perfed.engine.flower.transport import Answer
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
 
-pytestmark = [pytest.mark.network, pytest.mark.xdist_group("network")]
+pytestmark = [pytest.mark.network, pytest.mark.long, pytest.mark.xdist_group("network")]
 NAMES = ["north", "south", "west"]
 HEARD = {"north": "n", "south": "s", "west": "w"}
 PATIENT = 60.0
@@ -179,6 +183,49 @@ def test_a_method_ends_with_the_bits_of_a_simulation(method, federation, folder,
     study, run = experiment(folder, method), folder / f"run-{method}"
     program.main(Remote(federation), {"out": str(run), "wait": PATIENT}, study=study_of(study, NAMES).to_toml())
     same_bits(run, study, folder / f"simulated-{method}")
+
+
+class Rotating(Remote):
+    """Before its third exchange north's key is barred, and north comes back with another."""
+
+    def __init__(self, federation: Loopback, rotate: Callable[[], None]) -> None:
+        super().__init__(federation)
+        self.count, self.rotate = 0, rotate
+
+    def exchange(self, messages, deadline):
+        self.count += 1
+        if self.count == 3:
+            self.rotate()
+        yield from super().exchange(messages, deadline)
+
+
+def test_a_run_in_which_a_key_is_rotated_ends_with_the_bits_of_a_simulation(federation, folder, stations):
+    """The site starts anew from what it has kept; Ditto's clients have models of their own."""
+    study, run, said = experiment(folder, "ditto").model_copy(update={"rounds": 4}), folder / "run-rotated", []
+
+    def rotate() -> None:
+        before, station = federation.sites.pop("north"), stations.at["north"]
+        before.close()
+        station.close()
+        home = folder / "server" / "home"
+        words = [sys.executable, "-m", "perfed.engine.flower.bar", "perfed", "north"]
+        done = subprocess.run(words, env={**os.environ, "FLWR_HOME": str(home)}, capture_output=True, text=True)
+        said.append(done.stdout or done.stderr)
+        with pytest.raises(PerfedError, match="does not know the key"):
+            probe(federation.server(folder / "north"))
+        (folder / "new").mkdir()
+        private, public = site_key(folder / "new", "north")
+        federation.submitter.register(public, "north")
+        stations.at["north"] = Station(folder / "site-north", "north", folder / "north.csv")
+        federation.add("north", partial(stations.answer, "north"), private, folder="north-again")
+        assert federation.missing(NAMES, PATIENT) == []
+
+    remote = Rotating(federation, rotate)
+    program.main(remote, {"out": str(run), "wait": PATIENT}, study=study_of(study, NAMES).to_toml())
+    assert said[0].splitlines()[-1] == "north: its key is barred"
+    assert (run / "rounds.jsonl").read_text().count("\n") == 4
+    same_bits(run, study, folder / "simulated-rotated")
+    shutil.copy2(folder / "new" / "north", folder / "north")  # what the tests below take for north's key
 
 
 EVIL = """

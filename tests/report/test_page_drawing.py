@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 
-from perfed.report.page import look, svg
+from perfed.report.page import style, svg
 from perfed.report.page.paper import standalone
 
 SPACE = "{http://www.w3.org/2000/svg}"
@@ -37,7 +37,7 @@ def test_values_land_where_a_computation_by_hand_puts_them():
     assert axes.x(2.5) == 34 + 0.25 * 432 and axes.y(50) == 30 and axes.y(12.5) == 256 - 0.25 * 226
     assert svg.Scale(0.1, 1000, 100, 500, log=True)(1) == pytest.approx(100 + 400 / 4)
     drawn = ElementTree.fromstring(
-        svg.drawing("t", "d", str(axes), svg.line([(axes.x(5), axes.y(25))], look.looks("a")["a"]))
+        svg.drawing("t", "d", str(axes), svg.line([(axes.x(5), axes.y(25))], style.looks("a")["a"]))
     )
     marks = {text.text: (float(text.get("x")), float(text.get("y"))) for text in drawn.iter(f"{SPACE}text")}
     assert marks["10"][0] in (466, 28) and marks["20"] == (28, pytest.approx(256 - 0.4 * 226 + 4, abs=0.05))
@@ -51,7 +51,7 @@ def test_an_axis_is_never_of_no_length():
 
 
 def test_words_of_others_are_escaped_and_what_is_written_is_xml():
-    entry, below = svg.legend([('<b>&"x"', look.Look("var(--c1)", "2 3")), ("y" * 80, look.Look("red", ""))])
+    entry, below = svg.legend([('<b>&"x"', style.Look("var(--c1)", "2 3")), ("y" * 80, style.Look("red", ""))])
     parts = [
         entry,
         svg.dot(1, 2, "red", "a < b & c"),
@@ -67,17 +67,17 @@ def test_words_of_others_are_escaped_and_what_is_written_is_xml():
 
 
 def test_a_file_of_its_own_has_light_colours_and_no_variables():
-    drawn = svg.drawing("t", "d", svg.dot(1, 2, look.paint("c3")), svg.words(0, 0, "w", fill=look.paint("muted")))
+    drawn = svg.drawing("t", "d", svg.dot(1, 2, style.paint("c3")), svg.words(0, 0, "w", fill=style.paint("muted")))
     alone = standalone(drawn)
     assert "var(" in drawn and "var(" not in alone
-    assert look.LIGHT["c3"] in alone and look.LIGHT["muted"] in alone
+    assert style.LIGHT["c3"] in alone and style.LIGHT["muted"] in alone
 
 
 def test_methods_look_different_and_always_the_same():
-    found = look.looks([f"m{i}" for i in range(32)])
+    found = style.looks([f"m{i}" for i in range(32)])
     assert len({(one.colour, one.dash) for one in found.values()}) == 32
-    assert found["m1"] == look.looks(["m0", "m1"])["m1"]
-    assert look.LIGHT.keys() == look.DARK.keys()
+    assert found["m1"] == style.looks(["m0", "m1"])["m1"]
+    assert style.LIGHT.keys() == style.DARK.keys()
 
 
 def contrast(one: str, other: str) -> float:
@@ -92,11 +92,11 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("colours", [look.LIGHT, look.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("colours", [style.LIGHT, style.DARK], ids=["light", "dark"])
 def test_words_and_lines_can_be_read_in_both_themes(colours):
     for ground in (colours["paper"], colours["panel"]):
         assert contrast(colours["ink"], ground) > 10 and contrast(colours["muted"], ground) > 4.5
-        for name in (*look.COLOURS, "better", "worse", "accent"):
+        for name in (*style.COLOURS, "better", "worse", "accent"):
             assert contrast(colours[name], ground) > 3, name
 
 

@@ -14,8 +14,8 @@ from test_report import MEANS, write_combination, write_large, write_run
 from test_report_tables import clocked
 
 from perfed.report import load_runs, write_report
-from perfed.report.page import look
-from perfed.report.page.document import document
+from perfed.report.page import style
+from perfed.report.page.style import document
 from perfed.report.partition import ClassTable, write_partition_page
 
 
@@ -43,9 +43,9 @@ def test_pages_are_silent_and_fit_into_a_phone(tab, page, tmp_path):
             links = tab.run("[...document.links].map(link => link.getAttribute('href'))")
             assert all(link.startswith("#") for link in links)
     tab.open(page, dark=True)
-    assert tab.run("getComputedStyle(document.body).backgroundColor") == rgb(look.DARK["paper"])
+    assert tab.run("getComputedStyle(document.body).backgroundColor") == rgb(style.DARK["paper"])
     tab.open(page, dark=True, media="print")
-    assert tab.run("getComputedStyle(document.body).backgroundColor") == rgb(look.LIGHT["paper"])
+    assert tab.run("getComputedStyle(document.body).backgroundColor") == rgb(style.LIGHT["paper"])
     assert (tab.said, tab.asked) == ([], [])
 
 

@@ -15,12 +15,11 @@ from scipy import stats
 from perfed.engine.evaluate import spread as over_clients
 from perfed.errors import PerfedError
 from perfed.report import compare_table, comparison_rows, figures, gathered, leaderboard, write_report
-from perfed.report.arrays import Snapshot
 from perfed.report.comparison import metric_tables
-from perfed.report.embedding import MAX_SAMPLES, placed
-from perfed.report.gather import load_runs
 from perfed.report.leaderboard import standings
-from perfed.report.significance import holm, paired_p
+from perfed.report.load_runs import load_runs
+from perfed.report.paired import holm, paired_p
+from perfed.report.snapshots import MAX_SAMPLES, Snapshot, placed
 
 MEANS = {("fedavg", 0): 0.60, ("fedavg", 1): 0.64, ("flic", 0): 0.80, ("flic", 1): 0.82}
 SECTIONS = ["verdict", "leaderboard", "gains", "curves", "embedding", "federation", "reproduce"]

@@ -15,10 +15,9 @@ from test_report import read_page, spread, write_run
 
 from perfed.report import all_tables, comparison_rows, load_runs, write_report
 from perfed.report.curves import axes_of, metric_curves, used_curves
+from perfed.report.page.page_data import Study
 from perfed.report.page.speeds import speed_figures
-from perfed.report.page.study import Study
-from perfed.report.tables import domain_tables, speed_table
-from perfed.report.targets import target_table
+from perfed.report.tables import domain_tables, speed_table, target_table
 
 ROUNDS = (1, 2, 4)
 # seconds, rounds taken part, accuracy: in seed 1 everything is twice as slow and 0.1 better

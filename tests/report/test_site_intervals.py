@@ -11,8 +11,8 @@ from test_verdict import write
 
 from perfed.engine.metrics import METRICS, computed
 from perfed.report import load_runs, verdict
-from perfed.report.gains import RESAMPLES
-from perfed.report.rows import FEW_RESAMPLES
+from perfed.report.paired import RESAMPLES
+from perfed.report.site_intervals import FEW_RESAMPLES
 
 
 def keep(where, ys, outputs, marks):

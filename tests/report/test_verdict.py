@@ -13,8 +13,8 @@ from perfed.engine.evaluate import spread
 from perfed.errors import PerfedError
 from perfed.report import all_tables, first_tables, leaderboard, load_runs, verdict, write_report
 from perfed.report.comparison import judged_table
-from perfed.report.gains import interval
 from perfed.report.leaderboard import gain_text
+from perfed.report.paired import interval
 from perfed.report.papers import CSV_COLUMNS, csv_text, latex
 from perfed.report.text import difference_text
 

@@ -33,6 +33,7 @@ def without(federation: Federation, client: str) -> Federation:
     return Federation(tuple(c for c in federation if c.id != client), federation.num_classes)
 
 
+@pytest.mark.every_method("name")
 @pytest.mark.parametrize("name", method_names())
 def test_a_new_site_of_every_method_leaves_all_others_as_they_were(name):
     whole = blobs((12, 9, 7), test=9)

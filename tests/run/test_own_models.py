@@ -29,6 +29,7 @@ def done(name: str, federation: Federation) -> Run:
     return run
 
 
+@pytest.mark.every_method("name")
 @pytest.mark.parametrize("name", method_names())
 def test_predictions_are_those_that_were_evaluated(name):
     federation = blobs((12, 9, 7), test=9)

@@ -108,14 +108,15 @@ def with_parameters(content: bytes, site: SiteModel) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory) -> dict[str, Any]:
-    """What every method's files say in one process that has no perfed.
+def elsewhere(request, tmp_path_factory) -> dict[str, Any]:
+    """What the files of all methods that are tested say in one process that has no perfed.
 
     Methods whose graphs are the same share one pass of torch's exporter.
     """
     folder, expected, contents = tmp_path_factory.mktemp("exported"), {}, {}
     test = the_data().clients[0].test
-    for name in NAMES:
+    names = [test.callspec.params["name"] for test in request.session.items if "elsewhere" in test.fixturenames]
+    for name in names:
         _, site = finished(name)
         for format_ in ("pt2", "safetensors"):
             export(site, folder / f"{name}.{format_}", format_)
@@ -128,13 +129,14 @@ def elsewhere(tmp_path_factory) -> dict[str, Any]:
         for part, value in zip(("x", "domain"), site.arguments(test.x, test.domain), strict=False):
             expected[f"{name}/{part}"] = value.numpy()
     np.savez(folder / "expected.npz", **expected)
-    command = [sys.executable, "-c", WITHOUT_PERFED, str(folder), *NAMES]
+    command = [sys.executable, "-c", WITHOUT_PERFED, str(folder), *names]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
     return json.loads(process.stdout)
 
 
 @pytest.mark.xdist_group("files of every method")  # they are made once
+@pytest.mark.every_method("name")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_site_says_what_the_run_says_and_so_do_its_files_without_perfed(name, elsewhere):
     run, site = finished(name)
@@ -154,6 +156,7 @@ def test_a_site_says_what_the_run_says_and_so_do_its_files_without_perfed(name, 
     assert found["parameters"] == sum(tensor.numel() for tensor in site.program.state_dict.values())
 
 
+@pytest.mark.every_method("name")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_saved_network_is_data_and_no_program(name, tmp_path):
     _, site = finished(name)

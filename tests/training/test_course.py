@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from perfed.model.chain import Model
 from perfed.model.presets import linear
 from perfed.participation.settings import Participation
-from perfed.report.arrays import load_losses
+from perfed.report.snapshots import load_losses
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
 from perfed.run.settings import Snapshots

@@ -8,7 +8,7 @@ for name in "$@"; do
         echo "$name: its key is known now"
     else
         case $said in
-            *"[code: 23]"*) echo "$name: its key was known already" ;;
+            *"[code: 23]"*) echo "$name: its key was known already; one that was barred stays so" ;;
             *) echo "$name: $said" >&2; exit 1 ;;
         esac
     fi

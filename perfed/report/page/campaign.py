@@ -12,14 +12,13 @@ import numpy as np
 from perfed.engine.metrics import metric_of
 from perfed.report.campaign import Grid, Part, Series, grids, methods_in, series, value_of
 from perfed.report.curves import ROUNDS, metric_curves
-from perfed.report.gains import Gain
 from perfed.report.page import svg
 from perfed.report.page.curves import DECADES, drawn_curves
-from perfed.report.page.document import write_page
-from perfed.report.page.forms import figure, note, radio, section, select, switched, table
-from perfed.report.page.look import Look, looks
+from perfed.report.page.html import figure, note, radio, section, select, switched, table
+from perfed.report.page.page_data import file_name
 from perfed.report.page.paper import standalone
-from perfed.report.page.study import file_name
+from perfed.report.page.style import Look, looks, write_page
+from perfed.report.paired import Gain
 from perfed.report.text import directed_title
 
 READ_SWEEP = (

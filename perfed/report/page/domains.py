@@ -6,9 +6,9 @@ import numpy as np
 
 from perfed.engine.metrics import metric_of
 from perfed.report.page import svg
-from perfed.report.page.forms import figure, grid, note, section, table
-from perfed.report.page.look import paint
-from perfed.report.page.study import Study
+from perfed.report.page.html import figure, grid, note, section, table
+from perfed.report.page.page_data import Study
+from perfed.report.page.style import paint
 from perfed.report.tables import OVER_DOMAINS, domain_tables
 from perfed.report.text import axis_title
 

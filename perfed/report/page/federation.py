@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from perfed.report.holdings import Held, first_holdings
 from perfed.report.page import svg
-from perfed.report.page.forms import figure, grid, note, section
 from perfed.report.page.heat import heat_map
-from perfed.report.page.look import Look, paint
-from perfed.report.page.study import Study, thinned
+from perfed.report.page.html import figure, grid, note, section
+from perfed.report.page.page_data import Study, thinned
+from perfed.report.page.style import Look, paint
+from perfed.report.runs import Held, first_holdings
 from perfed.report.text import axis_title
 
 MOST_LINES = 150  # clients of a method drawn one by one before and after local training

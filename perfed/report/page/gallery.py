@@ -10,15 +10,14 @@ from urllib.parse import quote
 from xml.etree import ElementTree
 
 from perfed.report.page.campaign import READ_SWEEP
-from perfed.report.page.curves import READ_CURVES
+from perfed.report.page.curves import READ_CURVES, READ_LOSSES
 from perfed.report.page.domains import READ_DOMAINS
-from perfed.report.page.epochs import READ_LOSSES
 from perfed.report.page.federation import READ_BEFORE_AFTER
 from perfed.report.page.gains import READ_INTERVALS
-from perfed.report.page.look import variables
 from perfed.report.page.paper import SPACE
 from perfed.report.page.pictures import READ_COMBINATION, READ_EMBEDDING
 from perfed.report.page.speeds import READ_USED
+from perfed.report.page.style import variables
 
 READ = {
     "gains": READ_INTERVALS,

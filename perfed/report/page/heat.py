@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from perfed.errors import some
 from perfed.report.page import svg
-from perfed.report.page.look import paint
-from perfed.report.page.study import thinned
+from perfed.report.page.page_data import thinned
+from perfed.report.page.style import paint
 
 MOST_PIXELS = 160  # along a side of a picture
 

@@ -8,12 +8,11 @@ from typing import Any
 
 from perfed.engine.metrics import metric_of
 from perfed.methods.titles import display_name
-from perfed.report.client_values import ClientValues
 from perfed.report.leaderboard import Standing, cells, standings
-from perfed.report.page.forms import data, heading, named, note, scrolled, section, select
-from perfed.report.page.study import Study
+from perfed.report.page.html import data, heading, named, note, scrolled, section, select
+from perfed.report.page.page_data import Study
 from perfed.report.page.verdict import share
-from perfed.report.runs import reported
+from perfed.report.runs import ClientValues, reported
 from perfed.report.text import UNKNOWN, axis_title, directed_title
 
 MOST_REFERENCES = 12

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from perfed.report.page import svg
-from perfed.report.page.look import LIGHT, in_light
+from perfed.report.page.style import LIGHT, in_light
 
 FAMILY = "DejaVu Sans"
 """The font of PDFs; SVGs name one that is as wide beside it."""

@@ -8,14 +8,13 @@ from contextlib import suppress
 import numpy as np
 
 from perfed.errors import PerfedError
-from perfed.report.arrays import Combination, load_combination, load_snapshot
-from perfed.report.embedding import MAX_SAMPLES, Placed, placed
 from perfed.report.page import svg
-from perfed.report.page.forms import figure, grid, note, section, select, slider, switched
 from perfed.report.page.heat import heat, row_names, strip
-from perfed.report.page.look import paint, shade
-from perfed.report.page.study import Study, file_name, thinned
+from perfed.report.page.html import figure, grid, note, section, select, slider, switched
+from perfed.report.page.page_data import Study, file_name, thinned
+from perfed.report.page.style import paint, shade
 from perfed.report.runs import Run
+from perfed.report.snapshots import MAX_SAMPLES, Combination, Placed, load_combination, load_snapshot, placed
 
 MOST_PANELS = 3  # rounds of embedded samples or combined heads per method, beside each other
 MOST_STEPS = 40  # rounds of combined heads per method

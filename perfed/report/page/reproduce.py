@@ -10,9 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from perfed.plugins import POOLED, SKLEARN
-from perfed.report.holdings import holdings_of
-from perfed.report.page.forms import details, note, section, table
-from perfed.report.page.study import Study
+from perfed.report.page.html import details, note, section, table
+from perfed.report.page.page_data import Study
+from perfed.report.runs import holdings_of
 from perfed.report.text import UNKNOWN, TextTable
 from perfed.settings import leaves
 

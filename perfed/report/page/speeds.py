@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfed.report.client_values import ClientValues
 from perfed.report.page import svg
-from perfed.report.page.forms import figure, grid, note, section, select, switched, table
 from perfed.report.page.heat import heat, pooled
-from perfed.report.page.look import paint
-from perfed.report.page.study import Study, file_name, thinned
-from perfed.report.participation import Participation, participation
-from perfed.report.runs import Run
-from perfed.report.tables import speed_table
-from perfed.report.targets import target_table
+from perfed.report.page.html import figure, grid, note, section, select, switched, table
+from perfed.report.page.page_data import Study, file_name, thinned
+from perfed.report.page.style import paint
+from perfed.report.runs import ClientValues, Participation, Run, participation
+from perfed.report.tables import speed_table, target_table
 from perfed.report.text import axis_title
 from perfed.run.callbacks.targets import percent
 

@@ -17,7 +17,7 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from perfed.report.page.look import FONT, Look, paint
+from perfed.report.page.style import FONT, Look, paint
 
 WIDTH, HEIGHT = 480.0, 300.0
 LETTER = 6.7  # width of a letter of the text in the drawing's units, on the wide side

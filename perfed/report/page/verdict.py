@@ -7,8 +7,8 @@ from html import escape
 from perfed.engine.metrics import metric_of
 from perfed.plugins import POOLED
 from perfed.report.against import ENOUGH_SEEDS, MethodVerdict, sent
-from perfed.report.page.forms import HINTS, details, named, note, paragraph, section
-from perfed.report.page.study import Study
+from perfed.report.page.html import HINTS, details, named, note, paragraph, section
+from perfed.report.page.page_data import Study
 from perfed.report.runs import Run
 from perfed.report.text import amount, axis_title, megabytes, method_text, metric_text, short_number
 from perfed.report.verdict import Verdict

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfed.report.holdings import holdings_of
-from perfed.report.page.curves import curve_figures, curves_section
-from perfed.report.page.document import write_page
+from perfed.report.page.curves import curve_figures, curves_section, epoch_figures, epochs_section
 from perfed.report.page.domains import domain_figures, domains_section
-from perfed.report.page.epochs import epoch_figures, epochs_section
 from perfed.report.page.federation import federation_figures, federation_section
-from perfed.report.page.forms import note
 from perfed.report.page.gains import gain_figures, gains_section
+from perfed.report.page.html import note
 from perfed.report.page.leaderboard import leaderboard_section
+from perfed.report.page.page_data import Study
 from perfed.report.page.paper import standalone
 from perfed.report.page.pictures import combination_section, embedding_section, picture_figures
 from perfed.report.page.reproduce import reproduce_section
 from perfed.report.page.speeds import speed_figures, speeds_section
-from perfed.report.page.study import Study
+from perfed.report.page.style import write_page
 from perfed.report.page.verdict import verdict_section
-from perfed.report.runs import Run, methods_of
+from perfed.report.runs import Run, holdings_of, methods_of
 from perfed.report.text import listed
 from perfed.report.verdict import Verdict
 
@@ -43,7 +41,7 @@ def write_report(
         out: the file.
         title: of the page.
         command: that made the runs.
-        left_out: lines on what is not in the page (:func:`perfed.report.gather.gathered`).
+        left_out: lines on what is not in the page (:func:`perfed.report.load_runs.gathered`).
         found: the verdict on the runs, if it is known already.
     """
     study = Study.of(runs, found)

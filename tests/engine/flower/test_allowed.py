@@ -54,6 +54,7 @@ def run_through(sites: Sites, rounds: int) -> None:
     assert not refused and len({site for site, _ in sites.transport.sent}) == len(sites.stores)
 
 
+@pytest.mark.every_method("name")
 @pytest.mark.parametrize("name", [name for name in known_names() if name != PROJECTS])
 def test_no_message_of_a_proper_run_is_refused(name, tmp_path):
     """Sites of other sizes, classes and columns, of which few take part, each with a rehearsal of its own."""

@@ -66,6 +66,7 @@ METHODS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", METHODS)
 def test_one_client_per_chunk_gives_the_bits_of_one_process(ray, name):
     method, workers, options = METHODS[name]
@@ -85,6 +86,7 @@ def test_one_client_per_chunk_gives_the_bits_of_one_process(ray, name):
     assert many.told() == [f"Ray: {workers} worker{'s of 1 thread each' if workers > 1 else ' of 1 thread'}"]
 
 
+@pytest.mark.long
 def test_chunks_and_choices_come_from_the_plan_and_not_from_the_workers(ray):
     said, tried = [], []
 
@@ -112,6 +114,7 @@ def test_chunks_and_choices_come_from_the_plan_and_not_from_the_workers(ray):
     assert difference(runs[0], with_initial(alone)) <= 1e-8
 
 
+@pytest.mark.long
 def test_a_run_resumes_with_another_number_of_workers(ray, tmp_path):
     table = {
         "method": "ditto",
@@ -162,6 +165,7 @@ class Dying(Ditto):
         return super().train(cohort, *args, **payload)
 
 
+@pytest.mark.long
 def test_the_bits_survive_workers_that_die_in_a_round_and_between_rounds(ray, tmp_path):
     federation = blobs(SIZES[:5])
     alone = train(serve(quick(Ditto), federation, engine="sequential"), 3)
@@ -180,6 +184,7 @@ def test_the_bits_survive_workers_that_die_in_a_round_and_between_rounds(ray, tm
     assert set(said[2:]) == {"a worker died in round 3 and was replaced"}
 
 
+@pytest.mark.long
 def test_a_work_that_kills_every_worker_ends_the_round_as_if_it_had_not_begun(ray, tmp_path):
     server = on_ray(quick(Dying, folder=str(tmp_path), deaths=9), blobs(SIZES[:3]), 1)
     with server.engine.working():
@@ -238,6 +243,7 @@ def test_data_and_states_are_sent_once(ray, monkeypatch):
     assert sorted(clients) == ["c0", "c1", "c2"] and states == ["c1"]
 
 
+@pytest.mark.long
 def test_states_on_disk_go_with_the_work(ray, monkeypatch, tmp_path):
     from perfed.engine.ray import pool
 
@@ -290,6 +296,7 @@ cluster.shutdown()
 """
 
 
+@pytest.mark.long
 def test_a_cluster_of_two_nodes_one_of_which_goes_away():
     pytest.importorskip("ray", reason="needs perfed[ray]")
     tests = str(Path(__file__).parents[2])
@@ -301,6 +308,7 @@ def test_a_cluster_of_two_nodes_one_of_which_goes_away():
     )
 
 
+@pytest.mark.long
 def test_more_workers_than_there_is_room_for_and_another_address(ray):
     server = on_ray(make("fedavg"), blobs(), 6)
     with pytest.raises(PerfedError, match=r"6 Ray workers with plan.threads = 1 need 6 free cores; there are 5"):
@@ -313,6 +321,7 @@ def test_more_workers_than_there_is_room_for_and_another_address(ray):
         train(server, 1)
 
 
+@pytest.mark.long
 def test_an_address_where_nothing_answers():
     pytest.importorskip("ray", reason="needs perfed[ray]")
     from perfed.engine.ray.cluster import check_answers

@@ -10,7 +10,7 @@ from typing import Any
 
 from perfed.methods.titles import display_name
 from perfed.report.page import svg
-from perfed.report.page.look import Look
+from perfed.report.page.style import Look
 from perfed.report.text import TextTable
 
 HINTS = {

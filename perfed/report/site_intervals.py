@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.engine.metrics import computed, metric_of
-from perfed.report.gains import INTERVAL, RESAMPLES, ClientTable, Gain
+from perfed.report.paired import INTERVAL, RESAMPLES, ClientTable, Gain
 from perfed.report.runs import Run
 from perfed.run import predictions
 
@@ -79,7 +79,7 @@ def row_intervals(
     """Gains at single sites with 95 % bootstrap intervals over the seeds and the site's rows.
 
     Seeds are drawn with replacement, and for each drawn seed as many of the site's rows of that seed as there are,
-    with replacement too: the same for both methods (:data:`~perfed.report.gains.RESAMPLES` draws, or
+    with replacement too: the same for both methods (:data:`~perfed.report.paired.RESAMPLES` draws, or
     :data:`FEW_RESAMPLES` where the metric is no mean over rows). Where the rows are the same with every seed, they are
     drawn once for all drawn seeds: what is special about them does not average out over seeds. Where each seed has
     other rows, what is special about them is in the differences between seeds as well as between rows, so that the

@@ -11,9 +11,8 @@ from scipy.special import log_softmax  # type: ignore[import-untyped]
 from perfed.engine.metrics import metric_of, shown
 from perfed.plugins import POOLED, SKLEARN
 from perfed.report.against import MethodVerdict
-from perfed.report.gains import ClientTable
-from perfed.report.holdings import first_holdings, holdings_of
-from perfed.report.runs import Run, methods_of
+from perfed.report.paired import ClientTable
+from perfed.report.runs import Run, first_holdings, holdings_of, methods_of
 from perfed.report.text import amount, listed, metric_text
 from perfed.run import predictions
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.engine.metrics import Metric, metric_of
-from perfed.report.gains import ClientTable
-from perfed.report.page.look import Look, looks
+from perfed.report.page.style import Look, looks
+from perfed.report.paired import ClientTable
 from perfed.report.runs import Run, main_metric, methods_of
 from perfed.report.verdict import Verdict, best_reference, verdict
 
