@@ -7,6 +7,7 @@ has to know.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from math import isfinite
 from typing import Any, ClassVar, Protocol
 
@@ -93,6 +94,8 @@ class Callback(BaseModel):
     model_config = STRICT
 
     name: ClassVar[str] = ""
+    needs: ClassVar[str] = ""
+    """The module of a library that an extra of the callback's name brings; empty: none."""
     _state: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     @classmethod
@@ -154,6 +157,19 @@ def named_once(callbacks: Sequence[Callback]) -> list[Callback]:
             raise PerfedError(f"callbacks: '{callback.name}' is there twice; once is allowed")
         names.add(callback.name)
     return [*callbacks]
+
+
+def check_installed(callbacks: Sequence[Callback]) -> None:
+    """Refuse callbacks whose library is not there.
+
+    Raises:
+        PerfedError: says which extra brings it.
+    """
+    for callback in callbacks:
+        if callback.needs and find_spec(callback.needs) is None:
+            raise PerfedError(
+                f"callback '{callback.name}' needs {callback.needs}: pip install 'perfed[{callback.name}]'"
+            )
 
 
 def copied(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from perfed.model.chain import Model
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.run import checkpoint
-from perfed.run.callback import Callback, copied, named_once
+from perfed.run.callback import Callback, check_installed, copied, named_once
 from perfed.run.callbacks import asked_for
 from perfed.run.callbacks.best import BestModels
 from perfed.run.callbacks.checkpoint import Checkpoints
@@ -137,6 +137,7 @@ class Run(OwnModels):
         with use_threads(self.plan.threads), self.directory.alone(), sigterm_as_exit(), ExitStack() as held:
             self.latest, started = None, time.perf_counter() - self.progress.wall
             try:
+                check_installed(self.callbacks)
                 held.enter_context(self.server.working())
                 with self._transaction("preparation before round 1", started):
                     if self.done < 0:

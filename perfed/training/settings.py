@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, PositiveInt, PrivateAttr, ValidationInfo, field_validator
+from pydantic import Field, PositiveInt, PrivateAttr, ValidationInfo, field_validator
 
 from perfed.model.chain import STAGES
-from perfed.settings import LISTED, STRICT, unless
+from perfed.settings import LISTED, unless
+from perfed.training.schedule import Scheduled, Step
 
 
-class LocalTraining(BaseModel):
+class LocalTraining(Scheduled):
     """How a client trains: settings that every method has."""
-
-    model_config = STRICT
 
     optimizer: Literal["adam", "sgd"] = Field("adam", description="local optimiser")
     lr: float | dict[str, float] = Field(1e-3, description="learning rate, or one per stage (missing stages: 1e-3)")
@@ -68,20 +67,20 @@ class LocalTraining(BaseModel):
         return None if self.local_steps is None else self.local_steps // self.local_epochs
 
     def in_round(self, round_: int) -> Self:
-        """The settings with the learning rates of round ``round_`` (from 1): ``lr_factor`` for each drop before it."""
-        drops = sum(round_ > drop for drop in self.lr_drops)
-        if drops == 0:
-            return self
-        made = self.model_copy()
-        made._lr_scale = self.lr_factor**drops
+        """Return the settings of round ``round_`` (from 1): schedules' numbers, and rates behind their drops."""
+        made = super().in_round(round_)
+        scale = Step(kind="step", start=1.0, rounds=self.lr_drops, factor=self.lr_factor).at(round_)
+        if scale != 1.0:
+            made = made.model_copy()
+            made._lr_scale = scale
         return made
 
     def lr_of(self, stage: str) -> float:
-        """Learning rate of ``stage``, in the round that these are the settings of."""
+        """Return the learning rate of ``stage``, in the round that these are the settings of."""
         return self.first_lr_of(stage) * self._lr_scale
 
     def first_lr_of(self, stage: str) -> float:
-        """Learning rate of ``stage`` in the first round."""
+        """Return the learning rate of ``stage`` without ``lr_drops``."""
         return self.lr.get(stage, 1e-3) if isinstance(self.lr, dict) else self.lr
 
     def weight_decay_of(self, stage: str) -> float:

@@ -14,6 +14,7 @@ import pytest
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
 from perfed.experiment.start import resume, start
+from perfed.run import callback
 
 ROUNDS = 5
 CUT = 3
@@ -108,6 +109,14 @@ def kept_by_wandb(file: Path) -> Iterator[Any]:
             record = Record()
             record.ParseFromString(whole)
             yield record
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
+def test_without_its_library_nothing_is_begun(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(callback, "find_spec", lambda module: None)
+    with pytest.raises(PerfedError, match=rf"callback '{name}' needs {name}: pip install 'perfed\[{name}\]'"):
+        start(validate(table(name=name)), out=tmp_path / "run").execute()
+    assert not (tmp_path / "run").exists()
 
 
 def test_logging(caplog, capsys):

@@ -82,11 +82,7 @@ def callback_class(name: str) -> type[Callback]:
         if known is None:
             hint = did_you_mean(name, NAMED)
             raise PerfedError(f"unknown callback '{name}'{hint}; allowed: {', '.join(NAMED)}, or module:NAME")
-        try:
-            found = getattr(import_module(f"{__name__}.{known}"), NAMED[known])
-        except ImportError as error:
-            needed = f"pip install 'perfed[{known}]'"
-            raise PerfedError(f"callback '{known}' needs a package that is not there ({error}): {needed}") from None
+        found = getattr(import_module(f"{__name__}.{known}"), NAMED[known])
     else:
         try:
             found = getattr(own_module(module), attribute)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from mlflow.entities import Metric, Param
-from mlflow.exceptions import MlflowException
-from mlflow.tracking import MlflowClient
 from pydantic import PrivateAttr
 
 from perfed.errors import PerfedError
 from perfed.run.callback import Callback, Running, numbers
 from perfed.settings import leaves
 
-_LONGEST, _MOST = 500, 100  # characters of a parameter, and parameters that MLflow takes at once
+_LONGEST = 500  # characters of a parameter that MLflow takes
 
 
 class MLflow(Callback):
@@ -26,12 +23,15 @@ class MLflow(Callback):
     """
 
     name = "mlflow"
+    needs = "mlflow"
     uri: str = ""
     experiment: str = "perfed"
     _client: Any = PrivateAttr(None)
 
     def begin(self, run: Running) -> None:
         """Make the run with its settings, or go on in the one that there is."""
+        from mlflow import MlflowClient, MlflowException
+
         try:
             self._client = MlflowClient(self.uri or None)
             if "run" not in self.state:
@@ -39,14 +39,15 @@ class MLflow(Callback):
                 home = found.experiment_id if found else self._client.create_experiment(self.experiment)
                 self.state["run"] = self._client.create_run(home, run_name=f"{run.name} seed {run.seed}").info.run_id
                 settings = leaves({"method": run.name, "seed": run.seed, "rounds": run.rounds} | run.config)
-                given = [Param(".".join(path), str(value)[:_LONGEST]) for path, value in settings.items()]
-                for first in range(0, len(given), _MOST):
-                    self._client.log_batch(self.state["run"], params=given[first : first + _MOST])
+                for path, value in settings.items():
+                    self._client.log_param(self.state["run"], ".".join(path), str(value)[:_LONGEST])
         except MlflowException as error:
             raise PerfedError(f"callbacks.mlflow: {str(error).splitlines()[0]}") from None
 
     def after_round(self, run: Running, record: dict[str, Any]) -> bool:
         """Log the round's numbers."""
+        from mlflow.entities import Metric
+
         now = int(1000 * time.time())
         found = [Metric(name, value, now, record["round"]) for name, value in numbers(record).items()]
         self._client.log_batch(self.state["run"], metrics=found)

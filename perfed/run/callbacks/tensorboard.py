@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from pydantic import PrivateAttr
-from torch.utils.tensorboard import SummaryWriter
 
 from perfed.errors import PerfedError
 from perfed.run.callback import Callback, Running, numbers
@@ -19,11 +18,14 @@ class TensorBoard(Callback):
     """
 
     name = "tensorboard"
+    needs = "tensorboard"
     folder: str = ""
     _writer: Any = PrivateAttr(None)
 
     def begin(self, run: Running) -> None:
         """Open the files; rounds that are done anew take the place of those that were written before."""
+        from torch.utils.tensorboard import SummaryWriter
+
         folder = self.folder or (run.directory.path and str(run.directory.path / "tensorboard"))
         if not folder:
             raise PerfedError("callbacks.tensorboard.folder: is needed where the run has no directory")
@@ -37,5 +39,5 @@ class TensorBoard(Callback):
         return False
 
     def end(self, run: Running, summary: dict[str, Any]) -> None:
-        """Close the files."""
+        """Close the event files."""
         self._writer.close()

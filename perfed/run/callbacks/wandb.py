@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import wandb
 from pydantic import PrivateAttr
 
 from perfed.errors import PerfedError
@@ -21,6 +20,7 @@ class WandB(Callback):
     """
 
     name = "wandb"
+    needs = "wandb"
     project: str = "perfed"
     mode: Literal["", "online", "offline"] = ""
     folder: str = ""
@@ -28,6 +28,8 @@ class WandB(Callback):
 
     def begin(self, run: Running) -> None:
         """Make the run, or go on in the run that there is."""
+        import wandb
+
         try:
             self._run = wandb.init(
                 project=self.project,
