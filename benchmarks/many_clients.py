@@ -37,7 +37,7 @@ from perfed.model.chain import Model
 from perfed.model.presets import linear
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
-from perfed.run.checkpoint import save
+from perfed.run.callbacks.checkpoint import save
 from perfed.run.directory import RunDirectory, plain
 from perfed.run.holdings import holdings
 from perfed.run.totals import RunProgress, RunTotals

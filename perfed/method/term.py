@@ -15,7 +15,7 @@ from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Clients, Replies, ServerState
 from perfed.plugins import check_free, check_own, known_as, own_name
 from perfed.training.cohort import Cohort
-from perfed.training.schedule import Scheduled
+from perfed.training.settings import Scheduled
 from perfed.training.step import Penalty
 
 

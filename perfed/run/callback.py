@@ -40,6 +40,8 @@ class Running(Protocol):
         notes: what the summary will say beside its numbers.
         config: what the run was made of, as in ``config.toml``; empty where it was made of objects.
         checkpoint_seconds: least time between two checkpoints.
+        callbacks: all that ride along, in their order.
+        resumed: the round behind which a resumed run goes on.
     """
 
     name: str
@@ -55,6 +57,8 @@ class Running(Protocol):
     notes: list[str]
     config: dict[str, Any]
     checkpoint_seconds: float
+    callbacks: list[Callback]
+    resumed: int | None
 
     @property
     def done(self) -> int:
@@ -66,9 +70,6 @@ class Running(Protocol):
 
     def client_table(self) -> tuple[list[str], list[list[Any]]]:
         """Return columns and rows of ``clients.csv``."""
-
-    def save(self) -> None:
-        """Write a checkpoint, unless that of this round is there."""
 
 
 class Callback(BaseModel):
@@ -197,3 +198,10 @@ def joined(plain: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, An
     found = {**plain, **tensors}
     both = {name: joined(plain[name], tensors[name]) for name in tensors if name in plain}
     return found | both
+
+
+def recall(callbacks: Sequence[Callback], states: Mapping[str, Mapping[str, Any]]) -> None:
+    """Give callbacks back the ``states`` that they had, by name; empty where there was none."""
+    for callback in callbacks:
+        callback.state.clear()
+        callback.state.update(states.get(callback.name, {}))

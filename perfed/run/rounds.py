@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from perfed.engine.clients import RoundRecord
 from perfed.engine.server import Server
+from perfed.run.callbacks.best import BestModels
 from perfed.run.evaluation import Evaluator
 from perfed.run.settings import Snapshots
 from perfed.run.totals import RunProgress
@@ -74,6 +75,23 @@ class Rounds:
     def settle(self, progress: RunProgress, number: int) -> int:
         """Let clients that were never used fit what is their own, in the last round; return the bytes sent to them."""
         return self._server.settle(progress.totals.never_used(self._server.federation.ids), number)
+
+    def concluded(
+        self, progress: RunProgress, history: Sequence[Mapping[str, Any]], best: BestModels
+    ) -> tuple[Mapping[str, Mapping[str, Any]], list[str]]:
+        """Measure the models that the run takes, where they are not those of the last evaluated rounds.
+
+        Returns:
+            What they say of every sample, as arrays to be kept, and notes.
+        """
+        settings, totals = self._evaluator.settings, progress.totals
+        notes = [] if totals.taken_part else ["no client's reply was used in any round"]
+        unmeasured = bool(progress.stopped_by) and "metrics" not in history[-1]  # a callback ends any round
+        if settings.stop != "last" or (unmeasured and settings.one_model_each):
+            return self._evaluator.measure_best(best, progress.done, totals), notes
+        if unmeasured:
+            notes.append(f"training ended after round {progress.done}, and metrics are of evaluated rounds before it")
+        return {}, notes
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -21,8 +21,7 @@ from perfed.methods.build import build_method
 from perfed.model.chain import Model
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
-from perfed.run import checkpoint
-from perfed.run.callback import Callback, check_installed, copied, named_once
+from perfed.run.callback import Callback, check_installed, copied, named_once, recall
 from perfed.run.callbacks import asked_for
 from perfed.run.callbacks.best import BestModels
 from perfed.run.callbacks.checkpoint import Checkpoints
@@ -112,12 +111,9 @@ class Run(OwnModels):
         self.summary: dict[str, Any] = {}
         self.resumed: int | None = None
         self.config: dict[str, Any] = {}
-        self.progress, self._saved = RunProgress(), -1
+        self.progress, self._checkpoints = RunProgress(), Checkpoints()
         self.latest: RoundRecord | None = None
-        asked = asked_for(self.evaluation, self.snapshots)
-        self.callbacks: list[Callback] = named_once([*asked, *callbacks, Results()])
-
-    # The loop ----------------------------------------------------------------------------------------------
+        self.callbacks = named_once([*asked_for(self.evaluation, self.snapshots), *callbacks, Results()])
 
     def execute(self, progress: Progress | None = None) -> dict[str, Any]:
         """Train to the end and return the summary.
@@ -133,7 +129,7 @@ class Run(OwnModels):
                 round 1 takes the directory away again, as any other exception does before round 1 has ended.
         """
         self.server.put_states_in(self.directory.path)
-        behind: list[Callback] = [Checkpoints(), EventLog(), *([ToldProgress(tell=progress)] if progress else [])]
+        behind = [self._checkpoints, EventLog(), *([ToldProgress(tell=progress)] if progress else [])]
         with use_threads(self.plan.threads), self.directory.alone(), sigterm_as_exit(), ExitStack() as held:
             self.latest, started = None, time.perf_counter() - self.progress.wall
             try:
@@ -152,7 +148,7 @@ class Run(OwnModels):
                     for callback in behind:
                         callback.after_round(self, record)
             except BaseException as error:
-                self._interrupted(error)
+                self._checkpoints.interrupted(self, error)
                 raise
             self._finish(behind)
         return self.summary
@@ -175,20 +171,10 @@ class Run(OwnModels):
             self.server.restore(server)
             self.progress = progress
             del self.history[records:]
-            checkpoint.recall(self.callbacks, states)
+            recall(self.callbacks, states)
             raise
         finally:
             self.notes += self.server.told()
-
-    def _interrupted(self, error: BaseException) -> None:
-        """Keep what is done; where that is nothing, an empty directory would only be in the way of the next try."""
-        mistake = isinstance(error, Exception) and (self.done < 0 or not isinstance(error, PerfedError))
-        if self.done <= 0 and mistake:
-            self.directory.abandon()
-        elif self.done >= 0:
-            with suppress(OSError):  # a full disk has been reported
-                self.directory.truncate_rounds(self.done)
-                self.save()
 
     def _round(self, started: float) -> dict[str, Any]:
         """Do a round, let the callbacks see it, and return its record."""
@@ -201,20 +187,12 @@ class Run(OwnModels):
         return record
 
     def _finish(self, behind: Sequence[Callback]) -> None:
-        totals = self.progress.totals
-        if not totals.taken_part:
-            self.notes.append("no client's reply was used in any round")
-        ended = bool(self.progress.stopped_by) and "metrics" not in self.history[-1]  # by a callback, in any round
-        if self.evaluation.stop != "last" or (ended and self.evaluation.one_model_each):
-            write_arrays(self, self._evaluator.measure_best(self.taken, self.done, totals))
-            self.notes += self.server.told()
-        elif ended:
-            self.notes.append(f"training ended after round {self.done}, and metrics are of evaluated rounds before it")
+        arrays, notes = self._rounds.concluded(self.progress, self.history, self.taken)
+        write_arrays(self, arrays)
+        self.notes += [*notes, *self.server.told()]
         self.summary = summary_of(self.name, self.server, self._evaluator, self.progress, self.notes)
         for callback in (*self.callbacks, *behind):
             callback.end(self, self.summary)
-
-    # What it leaves behind ---------------------------------------------------------------------------------
 
     @property
     def client_metrics(self) -> Metrics:
@@ -235,32 +213,10 @@ class Run(OwnModels):
         """Which rounds' models are taken; of clients that are not in it, those of the last."""
         return next((found for found in self.callbacks if isinstance(found, BestModels)), BestModels())
 
-    # Checkpoints -------------------------------------------------------------------------------------------
-
-    def save(self) -> None:
-        """Write a checkpoint, unless that of this round is there."""
-        if self.done != self._saved:
-            data, kept = self.federation.fingerprint, self.callbacks
-            checkpoint.save(self.directory, self.server, self.progress, kept, data, self.notes, self.config)
-            self._saved = self.done
-
     def go_to(self, found: Checkpoint, *, compared: bool = False) -> None:
         """Stand where ``found`` was written; ``compared``: the data are known to be those that it was written with."""
-        data = None if compared else self.federation
-        self.progress = checkpoint.restore(found, self.server, self.callbacks, data)
-        self._saved = found.round
+        self._checkpoints.go_to(self, found, compared=compared)
 
     def restore(self) -> None:
         """Go back to the last whole checkpoint of the directory; to the start if there is none."""
-        self.server.put_states_in(self.directory.path)
-        found = self.directory.load(self.server.hold)
-        self.resumed = 0 if found is None else found.round
-        if found is None:
-            self.directory.truncate_rounds(-1)
-            self.notes.append("no checkpoint was there: begun again from round 0")
-            return
-        checkpoint.check_callbacks(found, self.callbacks)
-        self.go_to(found)
-        self.history, damaged = self.directory.truncate_rounds(found.round)
-        continued = checkpoint.continued(found, self.server, self.rounds)
-        self.notes = [*found.progress["notes"], *found.notes, *damaged, *continued]
+        self._checkpoints.go_back(self)

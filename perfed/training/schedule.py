@@ -1,23 +1,17 @@
-"""Schedules: numbers among the settings that change from round to round, each a pure function of the round.
-
-A method sees numbers alone: :meth:`Scheduled.in_round` gives the settings of a round.
-"""
+"""Schedules: numbers among the settings that change from round to round, each a pure function of the round."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from math import cos, pi
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
     Field,
-    ModelWrapValidatorHandler,
     PositiveInt,
-    PrivateAttr,
     TypeAdapter,
     ValidationError,
-    model_validator,
 )
 
 from perfed.settings import LISTED, STRICT
@@ -96,58 +90,18 @@ class WarmUp(BaseModel):
 
 Schedule = Constant | Step | Exponential | Cosine | WarmUp
 _SCHEDULE: TypeAdapter[Schedule] = TypeAdapter(Annotated[Schedule, Field(discriminator="kind")])
-_LATE = 10**6  # by this round every schedule stands still, but one that falls for ever, which has come to 0
 
 
-class Scheduled(BaseModel):
-    """Settings of which every fraction (``float``) may be a schedule: a table with its ``kind``.
+def schedules_in(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[tuple[str, ...], Schedule]:
+    """Return the schedules among the values of settings, by name, or name and stage.
 
-    As they are, they hold the numbers of round 1; what a field allows, a schedule's first and last numbers must be.
+    Args:
+        cls: the class of the settings, which says what may be one.
+        values: as they are given, by name.
+
+    Raises:
+        ValueError: no such schedule, or a setting that cannot be one.
     """
-
-    model_config = STRICT
-
-    _schedules: dict[tuple[str, ...], Schedule] = PrivateAttr(default_factory=dict)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _of_round_1(cls, value: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
-        found = _schedules_in(cls, value) if isinstance(value, Mapping) else {}
-        if found:
-            cls.model_validate(_with(value, found, _LATE))
-        made = check(_with(value, found, 1) if found else value)
-        if found:
-            made._schedules = found
-        return made
-
-    def in_round(self, round_: int) -> Self:
-        """Return the settings of round ``round_``; what comes before round 1 has those of round 1."""
-        if not self._schedules:
-            return self
-        now = {name: getattr(self, name) for name, *_ in self._schedules}
-        return self.model_copy(update={name: _with(now, self._schedules, max(round_, 1))[name] for name in now})
-
-    def stated(self, name: str) -> Any:
-        """Return the setting ``name`` as files say it: a number, or the table of its schedule."""
-        value = getattr(self, name)
-        for (owner, *stage), schedule in self._schedules.items():
-            if owner == name:
-                table = schedule.model_dump(mode="json")
-                value = {**value, stage[0]: table} if stage else table
-        return value
-
-
-def _with(values: Mapping[str, Any], schedules: Mapping[tuple[str, ...], Schedule], round_: int) -> dict[str, Any]:
-    """Return ``values`` with the numbers of round ``round_`` where schedules are."""
-    made = dict(values)
-    for (name, *stage), schedule in schedules.items():
-        number = schedule.at(round_)
-        made[name] = {**made[name], stage[0]: number} if stage else number
-    return made
-
-
-def _schedules_in(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[tuple[str, ...], Schedule]:
-    """Return the schedules among the values of settings, by name, or name and stage."""
     found: dict[tuple[str, ...], Schedule] = {}
     for name, value in values.items():
         if name not in cls.model_fields:

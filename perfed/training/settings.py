@@ -1,14 +1,73 @@
-"""Settings of local training: the optimiser, its rates, mini-batches and epochs."""
+"""Settings of local training, and numbers among settings that follow a schedule."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, PrivateAttr, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ModelWrapValidatorHandler,
+    PositiveInt,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from perfed.model.chain import STAGES
-from perfed.settings import LISTED, unless
-from perfed.training.schedule import Scheduled, Step
+from perfed.settings import LISTED, STRICT, unless
+from perfed.training.schedule import Schedule, Step, schedules_in
+
+_LATE = 10**6  # by this round every schedule stands still, but one that falls for ever, which has come to 0
+
+
+class Scheduled(BaseModel):
+    """Settings of which every fraction (``float``) may be a schedule: a table with its ``kind``.
+
+    As they are, they hold the numbers of round 1; what a field allows, a schedule's first and last numbers must be.
+    """
+
+    model_config = STRICT
+
+    _schedules: dict[tuple[str, ...], Schedule] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_round_1(cls, value: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        found = schedules_in(cls, value) if isinstance(value, Mapping) else {}
+        if found:
+            cls.model_validate(_with(value, found, _LATE))
+        made = check(_with(value, found, 1) if found else value)
+        if found:
+            made._schedules = found
+        return made
+
+    def in_round(self, round_: int) -> Self:
+        """Return the settings of round ``round_``; what comes before round 1 has those of round 1."""
+        if not self._schedules:
+            return self
+        now = {name: getattr(self, name) for name, *_ in self._schedules}
+        return self.model_copy(update={name: _with(now, self._schedules, max(round_, 1))[name] for name in now})
+
+    def stated(self, name: str) -> Any:
+        """Return the setting ``name`` as files say it: a number, or the table of its schedule."""
+        value = getattr(self, name)
+        for (owner, *stage), schedule in self._schedules.items():
+            if owner == name:
+                table = schedule.model_dump(mode="json")
+                value = {**value, stage[0]: table} if stage else table
+        return value
+
+
+def _with(values: Mapping[str, Any], schedules: Mapping[tuple[str, ...], Schedule], round_: int) -> dict[str, Any]:
+    """Return ``values`` with the numbers of round ``round_`` where schedules are."""
+    made = dict(values)
+    for (name, *stage), schedule in schedules.items():
+        number = schedule.at(round_)
+        made[name] = {**made[name], stage[0]: number} if stage else number
+    return made
 
 
 class LocalTraining(Scheduled):
@@ -69,10 +128,9 @@ class LocalTraining(Scheduled):
     def in_round(self, round_: int) -> Self:
         """Return the settings of round ``round_`` (from 1): schedules' numbers, and rates behind their drops."""
         made = super().in_round(round_)
-        scale = Step(kind="step", start=1.0, rounds=self.lr_drops, factor=self.lr_factor).at(round_)
-        if scale != 1.0:
+        if self.lr_drops:
             made = made.model_copy()
-            made._lr_scale = scale
+            made._lr_scale = Step(kind="step", start=1.0, rounds=self.lr_drops, factor=self.lr_factor).at(round_)
         return made
 
     def lr_of(self, stage: str) -> float:
