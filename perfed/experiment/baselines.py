@@ -42,9 +42,9 @@ from perfed.experiment.cox import Cox
 from perfed.experiment.estimators import TRIES, baseline_id, is_pooled, new_model, outputs_of, rows_of, trained, tries
 from perfed.machine import installed_version
 from perfed.run import predictions
+from perfed.run.callbacks.progress import Progress
 from perfed.run.directory import RunDirectory
 from perfed.run.holdings import holdings
-from perfed.run.run import Progress
 
 TOGETHER = "one model on the samples of all clients together: what could be had if data could be brought together"
 
