@@ -32,6 +32,7 @@ from perfed.participation.settings import Participation
 from perfed.plugins import bare_name
 from perfed.run.settings import Evaluation
 from perfed.training.plan import ENGINES
+from perfed.training.schedule import takes_schedule
 
 # What methods are made for, where their class or policy does not say it; all others: labels.
 _FEATURES = {"flic-class", "flic-hl", "hetfedrep", "fedrep-tsne", "fedhenn", "fedbn"}
@@ -145,7 +146,8 @@ def _settings(fields: Mapping[str, FieldInfo], defaults: Mapping[str, Any]) -> d
 
 
 def _allowed(key: str, field: FieldInfo) -> str:
-    return _ALLOWED.get(key) or in_words(field.rebuild_annotation())
+    words = _ALLOWED.get(key) or in_words(field.rebuild_annotation())
+    return f"{words}, or schedule" if takes_schedule(field.annotation) else words
 
 
 def _term(name: str) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from perfed.report import TextTable, Verdict, all_tables, comparison_rows, first
 from perfed.report.comparison import judged_table
 from perfed.report.runs import Run
 from perfed.report.text import UNKNOWN, axis_title
+from perfed.run.callbacks.targets import described
 from perfed.run.directory import plain
-from perfed.run.targets import described
 from perfed.training.plan import PlanSettings
 
 SITES = 12

@@ -51,9 +51,9 @@ from perfed.experiment.estimators import (
 )
 from perfed.machine import installed_version
 from perfed.run import predictions
+from perfed.run.callbacks.progress import Progress
 from perfed.run.directory import RunDirectory
 from perfed.run.holdings import holdings
-from perfed.run.run import Progress
 
 TOGETHER = "one model on the samples of all clients together: what could be had if data could be brought together"
 

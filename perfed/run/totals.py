@@ -1,4 +1,4 @@
-"""What a run adds up over its rounds: plain data, kept in checkpoints."""
+"""How far a run has come, and what it has added up over its rounds: plain data, kept in checkpoints."""
 
 from __future__ import annotations
 
@@ -12,16 +12,13 @@ from pydantic import TypeAdapter, ValidationError
 from perfed.engine.clients import RoundRecord
 from perfed.engine.evaluate import Metrics
 from perfed.errors import PerfedError
-from perfed.run.targets import Target, unreached
 
 
 @dataclass
-class Tally:
+class RunTotals:
     """Sums and last values.
 
     Attributes:
-        targets: accuracies to be reached, and when they were.
-        stopped: whether training ended because all of them were.
         taken_part: rounds in which each client was used, by id; clients that never were are left out.
         replied: number and sum of the virtual seconds of each client's replies, by id.
         virtual_time: seconds since the start.
@@ -33,7 +30,6 @@ class Tally:
         client_domains: metrics of each client in each domain, of the last evaluated round.
     """
 
-    targets: list[Target]
     taken_part: dict[str, int] = field(default_factory=dict)
     replied: dict[str, list[float]] = field(default_factory=dict)
     virtual_time: float = 0.0
@@ -42,12 +38,6 @@ class Tally:
     recent_domains: list[Metrics] = field(default_factory=list)
     other: Metrics = field(default_factory=dict)
     client_domains: Metrics = field(default_factory=dict)
-    stopped: bool = False
-
-    @classmethod
-    def empty(cls, targets: Sequence[float]) -> Tally:
-        """Before the first round."""
-        return cls(unreached(targets))
 
     def add(self, done: RoundRecord) -> None:
         """Count a round: its time, who took part and replied, and what happened to whom."""
@@ -84,16 +74,16 @@ class Tally:
         """Metrics of each domain, the mean over the last evaluated rounds."""
         return _mean(self.recent_domains)
 
-    def copy(self) -> Tally:
+    def copy(self) -> RunTotals:
         """One that later rounds do not change."""
         return replace(self, taken_part={**self.taken_part}, replied={**self.replied}, counts={**self.counts})
 
     def plain(self) -> dict[str, Any]:
-        """The tally as values that JSON has."""
+        """Return the totals as values that JSON has."""
         return asdict(self)
 
     @classmethod
-    def of_plain(cls, values: Mapping[str, Any]) -> Tally:
+    def of_plain(cls, values: Mapping[str, Any]) -> RunTotals:
         """The inverse of :meth:`plain`.
 
         Raises:
@@ -104,6 +94,28 @@ class Tally:
             return cls(**values)
         except (TypeError, ValidationError):
             raise PerfedError("the checkpoint was written by another version of perfed; start the run anew") from None
+
+
+@dataclass
+class RunProgress:
+    """How far a run has come.
+
+    Attributes:
+        totals: what it has added up.
+        done: the last finished round, or the one that is being finished; 0 is the preparation, -1 is before it.
+        wall, training: seconds since the start, and those of training alone.
+        stopped_by: name of the callback that ended the run; empty while none has.
+    """
+
+    totals: RunTotals = field(default_factory=RunTotals)
+    done: int = -1
+    wall: float = 0.0
+    training: float = 0.0
+    stopped_by: str = ""
+
+    def copy(self) -> RunProgress:
+        """Return one that later rounds do not change."""
+        return replace(self, totals=self.totals.copy())
 
 
 def _mean(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> Metrics:

@@ -1,8 +1,12 @@
-"""What a run is made of: federation, method and model."""
+"""What is said in one line: a run that is made of something else, and training that diverged."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
@@ -25,3 +29,15 @@ def check_kinds(federation: Any, method: Any, model: Any) -> None:
         if not isinstance(given, wanted):
             kind = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
             raise PerfedError(f"{what} is {kind}, not a perfed {wanted.__name__}; {hint}")
+
+
+@contextmanager
+def diverging(where: str) -> Iterator[None]:
+    """Say in one line that matrices cannot be factorised: they come from values that overflowed."""
+    try:
+        yield
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        reason = str(error).partition(": ")[0]
+        raise PerfedError(
+            f"{where}: training diverged: {reason} failed on values that are no longer finite; lower the learning rate"
+        ) from None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perfed.run.callback import Callback, Running
+
 Target = dict[str, Any]
 """``accuracy`` (the target, a fraction), ``WHEN`` it was reached, after how many ``BYTES``; None where it never was."""
 
@@ -12,6 +14,30 @@ WHEN = ("round", "virtual_time", "training_seconds")
 BYTES = ("bytes_up", "bytes_down")
 # Three clients at 0.7 each have the mean 0.6999999999999998: rounding alone must not miss a target.
 ROUNDING = 1e-9
+
+
+class Targets(Callback):
+    """Notes when the run reaches each accuracy of ``targets``; with ``stop`` the run ends once all are reached."""
+
+    name = "targets"
+    targets: tuple[float, ...]
+    stop: bool = False
+
+    def begin(self, run: Running) -> None:
+        """None is reached yet, unless the run goes on."""
+        self.state.setdefault("targets", unreached(self.targets))
+
+    def after_round(self, run: Running, record: dict[str, Any]) -> bool:
+        """Note what the round is the first to reach."""
+        self.state["targets"] = updated(self.state["targets"], run.history)
+        return self.stop and all(target["round"] is not None for target in self.state["targets"])
+
+    def end(self, run: Running, summary: dict[str, Any]) -> None:
+        """Say when each was reached, and whether that ended the run."""
+        summary["targets"] = self.state["targets"]
+        if run.progress.stopped_by == self.name:
+            ended = f"training ended after round {run.done} of at most {run.rounds}"
+            summary["notes"].append(f"every target was reached: {ended}")
 
 
 def unreached(targets: Sequence[float]) -> list[Target]:

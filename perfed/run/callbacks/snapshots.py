@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,31 @@ from numpy.typing import NDArray
 
 from perfed.engine.server import Server
 from perfed.methods.flic.anchors import Anchors
+from perfed.run.callback import Callback, Running
+from perfed.run.callbacks.results import write_arrays
 from perfed.run.settings import Snapshots
+
+
+class EmbeddedSamples(Callback):
+    """Keeps the watched clients' samples behind their own embeddings after the ``wanted`` rounds, in ``snapshots/``."""
+
+    name = "snapshots"
+    wanted: Snapshots
+
+    def begin(self, run: Running) -> None:
+        """Keep those of the start."""
+        if run.done == 0:
+            self._keep(run)
+
+    def after_round(self, run: Running, record: dict[str, Any]) -> bool:
+        """Keep those of the round."""
+        self._keep(run)
+        return False
+
+    def _keep(self, run: Running) -> None:
+        wanted = run.done in self.wanted.rounds
+        arrays = embedded_samples(run.server, self.wanted, run.done) if wanted else None
+        write_arrays(run, {} if arrays is None else {"snapshots": arrays})
 
 
 def embedded_samples(server: Server, wanted: Snapshots, round_: int) -> dict[str, NDArray[Any]] | None:
@@ -39,10 +62,3 @@ def embedded_samples(server: Server, wanted: Snapshots, round_: int) -> dict[str
             if isinstance(term, Anchors) and classes and (found := term.classes(classes)) != own.tolist():
                 arrays["anchor_class"] = np.array(found)
     return arrays
-
-
-def course_arrays(courses: Mapping[str, Sequence[float]]) -> dict[str, dict[str, NDArray[Any]]]:
-    """Losses of local epochs, by client id, as arrays to be kept: ``client`` and ``loss`` ``(epochs,)``; or nothing."""
-    client = [i for i in sorted(courses) for _ in courses[i]]
-    loss = [value for i in sorted(courses) for value in courses[i]]
-    return {"losses": {"client": np.array(client), "loss": np.array(loss)}} if loss else {}
