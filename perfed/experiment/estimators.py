@@ -74,7 +74,7 @@ class Cox(BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, x: NDArray[Any]) -> NDArray[np.float64]:
-        """Log hazards ``(samples, 1)``, up to a constant."""
+        """Return log hazards ``(samples, 1)``, up to a constant."""
         if self._fitted is None:
             return np.zeros((len(x), 1))
         return np.asarray(x[:, self._varies].astype(np.float64) @ self._fitted.params_.to_numpy()[:, None])
@@ -97,7 +97,7 @@ class _Known:
     weakest: float = 1.0
 
     def values(self, number: int) -> tuple[float, ...]:
-        """So many different ones, the default first; those on either side of it are equally far apart as factors."""
+        """Return so many, the default first; those on either side of it are equally far apart as factors."""
         away = number - 1 if self.weakest == self.default else number // 2
         found = [
             *np.geomspace(self.strongest, self.default, away + 1)[:-1],
@@ -160,22 +160,22 @@ _IS_FOR = {"classification": is_classifier, "regression": is_regressor}
 
 
 def is_baseline(name: str) -> bool:
-    """Whether ``name`` stands for scikit-learn models and not for a method."""
+    """Return whether ``name`` stands for scikit-learn models and not for a method."""
     return name.startswith((SKLEARN, POOLED))
 
 
 def is_pooled(name: str) -> bool:
-    """Whether ``name`` stands for one model on the samples of all clients together."""
+    """Return whether ``name`` stands for one model on the samples of all clients together."""
     return name.startswith(POOLED)
 
 
 def baseline_names() -> list[str]:
-    """The models per client that have a name of their own."""
+    """Return the models per client that have a name of their own."""
     return [SKLEARN + name for name in _KNOWN]
 
 
 def baseline_id(name: str) -> str:
-    """The baseline ``name`` as files have it, whatever the case of a model with a name of its own.
+    """Return the baseline ``name`` as files have it, whatever the case of a model with a name of its own.
 
     Raises:
         PerfedError: there is none; says what is allowed.
@@ -192,15 +192,15 @@ def baseline_id(name: str) -> str:
 
 
 def tries(name: str, number: int) -> tuple[str, tuple[float, ...]] | None:
-    """The setting of the baseline ``name`` that is tried, and ``number`` values of it, the default first, which so is
-    taken unless another is better; ``None`` for a class of any other name, and where there is nothing to try.
+    """Return the setting of the baseline ``name`` that is tried, and ``number`` values of it, the default first, which
+    so is taken unless another is better; ``None`` for a class of any other name, and where there is nothing to try.
     """
     known = _KNOWN.get(_bare(name))
     return (known.setting, known.values(number)) if known is not None and known.setting else None
 
 
 def new_model(name: str, task: Task, seed: int) -> Any:
-    """The untrained model of the baseline ``name``: scikit-learn's defaults, and the seed where it draws anything.
+    """Return the untrained model of the baseline ``name``: scikit-learn's defaults, and the seed where it draws.
 
     Raises:
         PerfedError: none of that name, or none for such targets; says what is allowed.
@@ -217,7 +217,7 @@ def new_model(name: str, task: Task, seed: int) -> Any:
 
 
 def trained(name: str, model: Any, x: NDArray[Any], y: NDArray[Any], tuned: bool) -> Any:
-    """The model of the baseline ``name``, trained on ``x`` ``(samples, features)``.
+    """Return the model of the baseline ``name``, trained on ``x`` ``(samples, features)``.
 
     A random forest that is not ``tuned`` has leaves of at least one sample or five (:data:`LEAVES`), whichever is
     better on the samples that each tree was not given, by Brier score or squared error (Breiman 2001, section 3.1). No
@@ -240,13 +240,13 @@ def _out_of_bag(forest: Any, leaf: int, x: NDArray[Any], y: NDArray[Any]) -> flo
 
 
 def rows_of(x: Tensor) -> NDArray[Any]:
-    """One row of features per sample, ``(samples, features)``, as scikit-learn wants them."""
+    """Return one row of features per sample, ``(samples, features)``, as scikit-learn wants them."""
     return x.flatten(1).numpy()
 
 
 def outputs_of(model: Any, x: NDArray[Any], num_classes: int | None) -> NDArray[np.float64]:
-    """``(samples, C)`` logarithms of probabilities where the model has them (``-inf``: a class that it does not know),
-    else numbers whose largest is what it predicts, for two classes by how much; or values.
+    """Return ``(samples, C)`` logarithms of probabilities where the model has them (``-inf``: a class that it does not
+    know), else numbers whose largest is what it predicts, for two classes by how much; or values.
     """
     if num_classes is None:
         return np.asarray(model.predict(x), dtype=np.float64)

@@ -70,7 +70,7 @@ _SURVIVAL_BATCH = "batch_size = 256  # events are compared with the rows of thei
 
 
 def compared(settings: Mapping[str, Any], federation: Federation) -> list[str]:
-    """The methods that are worth comparing first, with scikit-learn's models beside them; arguments as below.
+    """Return the methods that are worth comparing first, with scikit-learn's models beside them; arguments as below.
 
     Where most rows are of one class, what says that class of every row is among them.
 
@@ -92,7 +92,7 @@ def _one_class(federation: Federation) -> bool:
 
 
 def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -> str:
-    """TOML of an experiment on tables, which runs as it stands.
+    """Return TOML of an experiment on tables, which runs as it stands.
 
     Rate, weight decay and rounds are those with which, of several, verdicts come closest to those of tuned methods on
     heart disease, intensive care, schools and Parkinson's disease (docs/results.md). Survival has its own.
@@ -139,7 +139,7 @@ every = 5
 
 
 def tune_command(file: str, settings: Mapping[str, Any], federation: Federation) -> str:
-    """What chooses rate and weight decay for each method of the experiment ``file``, which :func:`study_text` wrote."""
+    """Return the command that chooses rate and weight decay for each method of a file of :func:`study_text`."""
     methods = ",".join(_methods(settings, federation))
     return f"perfed tune {shlex.quote(file)} --methods {methods} {_GRID}"
 

@@ -43,7 +43,7 @@ def in_turn(
     keys: Sequence[Key],
     execute: Callable[[Callable[[], Run | SklearnRun], str], dict[str, Any]] = lambda make, label: make().execute(),
 ) -> Outcomes:
-    """One run after the other in this process; ``execute`` makes one ready and executes it, and gets its label too."""
+    """Execute one run after the other in this process; ``execute`` makes one ready and executes it, by its label."""
     for key in keys:
         try:
             yield key, execute(lambda key=key: factory(*key), factory.label(*key))  # type: ignore[misc]
@@ -58,7 +58,7 @@ class WorkerPool(Protocol):
         """Let a worker without a run do this one; its process begins if it is not there."""
 
     def news(self) -> list[tuple[int, str, Any]]:
-        """What came since the last time: worker, and its :data:`~perfed.experiment.worker.Message`."""
+        """Return what came since the last time: worker, and its :data:`~perfed.experiment.worker.Message`."""
 
     def stop(self) -> None:
         """End them all; runs that are not done leave checkpoints of their last whole rounds."""
@@ -167,7 +167,7 @@ class Processes:
         self._members: dict[int, tuple[BaseProcess, Connection]] = {}
 
     def give(self, worker: int, key: Key) -> None:
-        """As :class:`WorkerPool` says of all pools."""
+        """Do as :class:`WorkerPool` says of all pools."""
         with suppress(ConnectionError):  # it has died; the news say so
             if worker not in self._members:
                 self._members[worker] = self._begun(worker)
@@ -184,7 +184,7 @@ class Processes:
         return process, ours
 
     def news(self) -> list[tuple[int, str, Any]]:
-        """As :class:`WorkerPool` says of all pools."""
+        """Do as :class:`WorkerPool` says of all pools."""
         heard: list[tuple[int, str, Any]] = []
         for worker, (process, connection) in list(self._members.items()):
             lost = not process.is_alive()  # asked first, so that its last words are heard
@@ -201,7 +201,7 @@ class Processes:
         return heard
 
     def stop(self) -> None:
-        """As :class:`WorkerPool` says of all pools."""
+        """Do as :class:`WorkerPool` says of all pools."""
         members, deadline = list(self._members.values()), time.monotonic() + GRACE
         try:
             for process, _ in members:

@@ -104,18 +104,18 @@ class Board(BaseModel):
         return [row for row in self.rows if row.method]
 
     def table(self, row: Row, settings: Sequence[str] = ()) -> dict[str, Any]:
-        """The experiment of ``row``, with ``settings`` on top."""
+        """Return the experiment of ``row``, with ``settings`` on top."""
         return override(merged(self.experiment, row.experiment), settings, [row.method])
 
 
 def board_names() -> list[str]:
-    """Names of the leaderboards that come with the package, sorted."""
+    """Return names of the leaderboards that come with the package, sorted."""
     folder = resources.files("perfed.experiment.boards")
     return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
 
 
 def find_board(name: str) -> Board:
-    """The leaderboard called ``name``, in any case.
+    """Return the leaderboard called ``name``, in any case.
 
     Raises:
         PerfedError: there is none; says which there are.
@@ -156,7 +156,7 @@ class Leaderboard:
     def create(
         cls, path: Path, name: str, seeds: int | None, settings: Sequence[str], rows: Sequence[str] = ()
     ) -> Leaderboard:
-        """A new one, or the one that is in ``path``, which may get more seeds and other rows.
+        """Return a new one, or the one that is in ``path``, which may get more seeds and other rows.
 
         Raises:
             PerfedError: no such leaderboard or row, bad settings, or ``path`` holds something else.
@@ -179,7 +179,7 @@ class Leaderboard:
 
     @classmethod
     def read(cls, path: Path) -> Leaderboard:
-        """The one that :meth:`create` wrote."""
+        """Return the one that :meth:`create` wrote."""
         content = marker_of(path)[1]
         with readable(marker_file(path)):
             settings = tuple(map(str, content["settings"]))

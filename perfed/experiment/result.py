@@ -77,7 +77,7 @@ class ComparisonResult:
         return "\n".join(self._found.sentences)
 
     def best(self, site: str) -> str:
-        """The method to use at ``site``: that with the best mean over the seeds there.
+        """Return the method to use at ``site``: that with the best mean over the seeds there.
 
         Raises:
             PerfedError: nothing was measured there, or there is a single method.
@@ -92,7 +92,7 @@ class ComparisonResult:
         return write_report(self._found.runs, Path(path), title=title, left_out=self._found.failed)
 
     def run(self, method: str, seed: int) -> Run:
-        """A finished run, with each site's model (``run(...).site("north")``).
+        """Return a finished run, with each site's model (``run(...).site("north")``).
 
         Raises:
             PerfedError: it is not there, it failed (says why), or it is scikit-learn's, whose models are not kept.

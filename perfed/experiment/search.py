@@ -47,7 +47,7 @@ class _Point(BaseModel):
 
 
 def read_grid(file: Path) -> list[dict[str, Any]]:
-    """The points of ``grid.json`` with what was found there.
+    """Return the points of ``grid.json`` with what was found there.
 
     Raises:
         PerfedError: it cannot be read, or a point lacks something.
@@ -293,7 +293,7 @@ class _Tries(RunFactory):
 def chosen_table(
     given: Mapping[str, Any], methods: Sequence[str], chosen: Mapping[str, list[str]], points: int
 ) -> dict[str, Any]:
-    """The experiment ``given`` with each method's chosen settings in the method's own table, and as many tries for
+    """Return the experiment ``given`` with each method's chosen settings in its own table, and as many tries for
     models of scikit-learn as each method had: ``points``.
     """
     given = dict(given)
@@ -321,7 +321,7 @@ def _changed(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
 
 
 def judged(method: str, point: list[str], outcomes: dict[int, Any]) -> dict[str, Any]:
-    """One point's scores over seeds; ``mean`` is ``None`` where a run failed, as with rates that diverge."""
+    """Return one point's scores over seeds; ``mean`` is ``None`` where a run failed, as with rates that diverge."""
     scores, metric, failed = [], None, ""
     for seed, outcome in outcomes.items():
         try:

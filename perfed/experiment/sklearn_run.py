@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 import warnings
 from collections import Counter
@@ -25,16 +24,7 @@ from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.held_out import TUNING_FRACTION, with_validation
 from perfed.data.labels import Task
-from perfed.engine.evaluate import (
-    Metrics,
-    Outputs,
-    by_domain,
-    client_table,
-    few_samples,
-    sample_counts,
-    summarise,
-    with_extremes,
-)
+from perfed.engine.evaluate import Metrics, Outputs, by_domain, client_table, sample_counts, summarise
 from perfed.engine.metrics import ALWAYS, METRICS, chosen, metrics_of
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
@@ -49,11 +39,11 @@ from perfed.experiment.estimators import (
     trained,
     tries,
 )
-from perfed.machine import installed_version
 from perfed.run import predictions
 from perfed.run.callbacks.progress import Progress
 from perfed.run.directory import RunDirectory
 from perfed.run.holdings import holdings
+from perfed.run.summary import outline, versions
 
 TOGETHER = "one model on the samples of all clients together: what could be had if data could be brought together"
 
@@ -172,7 +162,7 @@ class SklearnRun:
         return self.federation.task, self.federation.num_classes, own
 
     def fitted(self, client: Client) -> Any:
-        """The scikit-learn model that one client predicts with, trained."""
+        """Return the scikit-learn model that one client predicts with, trained."""
         return self._of_all if is_pooled(self.name) else self._best([client])
 
     @cached_property
@@ -278,25 +268,13 @@ class SklearnRun:
         weights = None if evaluation.weights == "uniform" else sample_counts(federation, evaluation.split)
         found = summarise(metrics, weights)
         domains, of_clients = by_domain(outputs, federation, self._kind[2]) if federation.num_domains else ({}, {})
-        sizes = federation.domain_samples(evaluation.split)
-        by_name = {"domains": with_extremes(domains, few_samples(sizes)), "domain_samples": sizes}
         summary = {
-            "method": self.name,
-            "dataset": federation.name,
-            "seed": self.experiment.seed,
-            "rounds": 0,
-            "metrics": found,
-            **({"accuracy": found["accuracy"]} if "accuracy" in found else {}),
-            **(by_name if domains else {}),
+            **outline(self.name, federation, evaluation.split, self.experiment.seed, 0, found, domains),
             "wall_seconds": seconds,
             "training_seconds": seconds,
             "settings": self._new_model().get_params(),
             "notes": notes,
-            "versions": {
-                "perfed": installed_version(),
-                "scikit-learn": sklearn.__version__,
-                "python": platform.python_version(),
-            },
+            "versions": versions("scikit-learn", sklearn.__version__),
         }
         if self.path is not None:
             self.path.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ and the exception; ``lost`` and how, said of a process that can say nothing more
 
 
 def packed(factory: RunFactory, source: Source | None) -> bytes:
-    """Bytes from which another process makes the runs; ``source``: the federation, where it is in memory.
+    """Return bytes from which another process makes the runs; ``source``: the federation, where it is in memory.
 
     Raises:
         PerfedError: they cannot be had.
@@ -50,7 +50,7 @@ def packed(factory: RunFactory, source: Source | None) -> bytes:
 
 @contextmanager
 def unpacked(parcel: bytes) -> Iterator[RunFactory]:
-    """The inverse of :func:`packed`, for as long as the runs are made.
+    """Return the inverse of :func:`packed`, for as long as the runs are made.
 
     Raises:
         PerfedError: something of the user's own is not known in this process.
@@ -111,7 +111,7 @@ _kept: dict[bytes, tuple[RunFactory, ExitStack]] = {}  # of the last parcel, for
 
 
 def task(parcel: bytes, key: Key, tell: Callable[[ProgressEvent], None], threads: int) -> Message:
-    """What a process does that gets parcel and key at once, and may get others of the same parcel later."""
+    """Do what a process does that gets parcel and key at once, and may get others of the same parcel later."""
     torch.set_num_threads(threads)
     if parcel not in _kept:
         _kept.clear()
@@ -124,7 +124,7 @@ def task(parcel: bytes, key: Key, tell: Callable[[ProgressEvent], None], threads
 
 
 def serve(connection: connections.Connection, threads: int) -> None:
-    """What a worker process does: it reads a parcel, then key after key, until SIGTERM or until nobody is there.
+    """Do what a worker process does: read a parcel, then key after key, until SIGTERM or until nobody is there.
 
     SIGTERM leaves a checkpoint of the last whole round, and so does the end of the process that began this one.
     """

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from perfed.engine.evaluate import client_table
+from perfed.data.federation import Federation
+from perfed.engine.evaluate import Metrics, client_table, few_samples, with_extremes
 from perfed.engine.metrics import own_metrics
 from perfed.engine.server import Server
 from perfed.machine import installed_version, peak_memory_mb
@@ -32,6 +33,37 @@ def nothing_shared(name: str, server: Server) -> list[str]:
     return [f"{name} shares parameters of {', '.join(stages)} only, and this model has none: it is {same}"]
 
 
+def outline(
+    name: str, federation: Federation, split: str, seed: int, rounds: int, metrics: dict[str, Any], domains: Metrics
+) -> dict[str, Any]:
+    """Return what every summary begins with: what was run, and its metrics, by domain too where there are any.
+
+    Args:
+        name: of the method.
+        federation: the clients.
+        split: that was evaluated.
+        seed, rounds: of the run.
+        metrics: over clients.
+        domains: metrics by domain; empty for none.
+    """
+    sizes = federation.domain_samples(split)
+    by_domain = {"domains": with_extremes(domains, few_samples(sizes)), "domain_samples": sizes}
+    return {
+        "method": name,
+        "dataset": federation.name,
+        "seed": seed,
+        "rounds": rounds,
+        "metrics": metrics,
+        **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}),
+        **(by_domain if domains else {}),
+    }
+
+
+def versions(library: str, version: str) -> dict[str, str]:
+    """Return those of perfed, of the ``library`` that trained the models, and of Python."""
+    return {"perfed": installed_version(), library: version, "python": platform.python_version()}
+
+
 def summary_of(
     name: str, server: Server, evaluator: Evaluator, progress: RunProgress, notes: list[str]
 ) -> dict[str, Any]:
@@ -48,14 +80,8 @@ def summary_of(
     counted = [f"{what.replace('_', ' ')}: {n} (clients in rounds.jsonl)" for what, n in totals.counts.items() if n]
     oracle = {key: float(federation.notes[key]) for key in ("oracle_accuracy",) if key in federation.notes}
     return {
-        "method": name,
-        "dataset": federation.name,
-        "seed": server.seed,
-        "rounds": progress.done,
+        **outline(name, federation, evaluator.split, server.seed, progress.done, metrics, totals.domains),
         **({"stopped_by": progress.stopped_by} if progress.stopped_by else {}),
-        "metrics": metrics,
-        **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}),
-        **(_by_domain(evaluator, totals) if totals.domains else {}),
         **({"untrained_domains": evaluator.untrained} if evaluator.untrained else {}),
         "evaluation": evaluator.settings.model_dump(),
         "wall_seconds": progress.wall,
@@ -66,15 +92,10 @@ def summary_of(
         "settings": server.method.all_settings,
         "plan": plan.to_dict(),
         "notes": [*plan.describe(), *notes, *counted],
-        "versions": {"perfed": installed_version(), "torch": torch.__version__, "python": platform.python_version()},
+        "versions": versions("torch", torch.__version__),
         **oracle,
         **({"own_metrics": own} if (own := own_metrics(evaluator.scoring.metrics)) else {}),
     }
-
-
-def _by_domain(evaluator: Evaluator, totals: RunTotals) -> dict[str, Any]:
-    """Metrics by domain, and how many samples each domain has."""
-    return {"domains": evaluator.with_extremes(totals.domains), "domain_samples": evaluator.domain_samples}
 
 
 def table_of(server: Server, evaluator: Evaluator, totals: RunTotals) -> tuple[list[str], list[list[Any]]]:

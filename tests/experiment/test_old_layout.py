@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from command_line import contents, perfed
 
 from perfed.experiment import published
@@ -19,6 +20,7 @@ from perfed.experiment.published import Board
 
 OLD = Path(__file__).with_name("old_layout")
 WHOLE: dict[str, Any] = json.loads((OLD / "whole.json").read_text())
+TINY = tomli_w.dumps({"name": "tiny", **json.loads((OLD / "board.json").read_text())["experiment"]})
 
 
 @pytest.fixture
@@ -67,11 +69,23 @@ def test_a_comparison_gets_more_seeds(copy):
     more = perfed("compare", "--extend", copy / "comparison", "--seeds", "2")
     assert more.code == 0, more.err
     assert (copy / "comparison" / "local" / "seed-2" / "summary.json").is_file()
+    assert not (copy / "comparison" / "comparison.toml").exists()  # what it is is said once
+    assert (copy / "comparison" / "comparisons.toml").is_file()
     again = perfed("resume", copy / "comparison", "--json")
     assert again.code == 0 and {run["seed"] for run in json.loads(again.out)["runs"]} == {0, 1, 2}
 
 
-@pytest.mark.parametrize("kind", ["comparison", "sweep", "search"])
+def test_a_sweep_gets_more_values(copy):
+    file = copy / "tiny.toml"
+    file.write_text(TINY)
+    done = perfed("sweep", file, "lr=0.1,0.5,0.9", "--methods", "local", "--out", copy / "sweep", "--json")
+    assert done.code == 0, done.err
+    table = [row for row in json.loads(done.out)["table"] if row["metric"] == "accuracy"]
+    assert [row["comparison"] for row in table] == ["lr=0.1", "lr=0.5", "lr=0.9"]
+    assert not [*copy.glob("sweep/**/comparison.toml"), *copy.glob("sweep/campaign.toml")]
+
+
+@pytest.mark.parametrize("kind", ["comparison", "sweep", "search", "leaderboard"])
 def test_nothing_new_is_begun_in_it(copy, kind):
     taken = perfed("run", "digits-label-skew", "--out", copy / kind)
     assert taken.code == 2 and f"'perfed resume {copy / kind}'" in taken.err
