@@ -118,7 +118,7 @@ def test_all_at_once_with_settings():
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (Mixes, r"fails 'clients are not mixed' \(What one .*the reply of client 'c0' changes with the data of 'c2'"),
+        (Mixes, r"fails 'clients are not mixed' \(what one .*the reply of client 'c0' changes with the data of 'c2'"),
         (
             CountsTheCohort,
             r"fails 'engines agree' \(.*all clients at once, against one client at a time: states ",
