@@ -17,7 +17,6 @@ ROOMS = (  # from the bottom to the top; a room may use those before it
     "data",
     "maths",
     "participation",
-    "theory",
     "datasets",
     "model",
     "training",
