@@ -106,6 +106,7 @@ class Overflows(FedPer):
         return bent(cohort, cohort.num_samples.min() / (cohort.num_samples.min() - 1) * 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", method_checks(FedPer))
 def test_a_good_method_passes(name):
     method_checks(FedPer)[name]()
