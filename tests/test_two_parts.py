@@ -13,7 +13,7 @@ from turns import A_DAY, OTHERS, methods_of, today
 from perfed.method.registry import method_names
 
 ROOT = Path(__file__).parents[1]
-SHORT, LONG = '\t$(PYTEST) -m "not long"', "\t$(PYTEST) -m long"
+SHORT, LONG = '\t$(PYTEST) --dist loadfile -m "not long"', "\t$(PYTEST) --dist loadgroup -m long"
 
 
 def test_what_one_part_leaves_out_the_other_runs():
