@@ -88,6 +88,7 @@ def test_after_another_run_has_begun_the_first_ones_model_can_still_be_made(tabl
     assert done.code == 2 and "nothing is kept of run 'another'; allowed: " in done.err and run in done.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("exchanges", [3, 4, 5])
 def test_a_run_that_is_submitted_again_goes_on_to_the_same_bits(exchanges, tables):
     text, first = study(tables), Stations(tables)
@@ -222,6 +223,7 @@ def test_a_site_that_does_not_return_ends_a_run_unless_enough_others_are_there(t
     assert summary["rounds"] == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["site", "server"])
 def test_a_full_disk_loses_nothing(where, tables, monkeypatch):
     text, writes = study(tables), [0]
