@@ -74,6 +74,7 @@ def test_an_unknown_name_offers_the_nearest(given, offered):
     assert result.err.count("\n") == 1
 
 
+@pytest.mark.long
 def test_the_commands_to_try_start():
     """Those of all methods: every one is built on its experiment's data, a few at a time."""
     tried: dict[tuple[str, tuple[str, ...]], list[str]] = {}

@@ -244,6 +244,7 @@ def test_a_module_in_a_package_needs_the_quotes(here):
 # The first experiment ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("own", [True, False])
 def test_init_ends_with_the_command_that_comes_next(here, own):
     rng = np.random.default_rng(0)

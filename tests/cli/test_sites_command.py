@@ -183,6 +183,7 @@ def test_new_rows_that_do_not_fit_are_named(run_dir, tmp_path):
         assert not (tmp_path / "out.csv").exists()
 
 
+@pytest.mark.long
 def test_formats_of_one_model_lie_side_by_side_with_one_card(run_dir, tmp_path):
     """A card is written anew on another day; what is no card of this model is not written over."""
     for format_ in ("onnx", "pt2", "safetensors"):

@@ -91,7 +91,7 @@ def sites(make, **more):
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_a_row_is_what_scikit_learn_gives_by_hand(name):
-    federation = load("digits", {}, seed=1)
+    federation = load("digits", {"clients": 5}, seed=1)
     by_hand = [
         np.mean(CLASSIFIERS[name]().fit(*arrays(c, "train")).predict(arrays(c)[0]) == arrays(c)[1]) for c in federation
     ]
@@ -122,6 +122,7 @@ def test_two_classes_have_the_area_under_the_curve(name):
     assert found == pytest.approx(np.mean(expected, axis=0), abs=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("columns", [None, 1, 2])
 def test_regressions(columns):
     def targets(rng, x):
@@ -146,6 +147,7 @@ def test_regressions(columns):
         Baseline("sklearn:svc", experiment(), federation)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_leaves_of_a_forest_are_large_where_targets_are_noise_and_small_where_they_are_not(task):
     def fitted(noise):

@@ -303,6 +303,7 @@ def test_what_was_chosen_is_for_the_methods_that_were_tried(tmp_path):
     assert report.code == 2 and "so a search (perfed tune)" in report.err
 
 
+@pytest.mark.long
 def test_baselines_have_as_many_tries_as_the_grid_has_points(tmp_path):
     assert perfed("tune", EXPERIMENT, *TINY, "rounds=1", *GRID, "--out", tmp_path / "out").code == 0
     chosen = tmp_path / "out" / "chosen.toml"

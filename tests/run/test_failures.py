@@ -326,6 +326,7 @@ def test_a_mistake_in_a_data_function_is_one_line(here, body, says):
     assert result.code == 2 and says in result.err and result.err.count("\n") == 1, result.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "given",
     [

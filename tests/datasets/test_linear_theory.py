@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import linear_theory as theory
 import log_speedup as speedup
 import numpy as np
 import pytest
@@ -12,18 +13,9 @@ import torch
 from scipy.linalg import subspace_angles
 
 from perfed import rng
+from perfed.datasets.linear_problem import domain_problem, orthonormal
 from perfed.errors import PerfedError
 from perfed.participation import schedule
-from perfed.theory import algorithms
-from perfed.theory import linear as theory
-from perfed.theory.speedup import (
-    expected_time,
-    full_time_bound,
-    rounds_to_reach,
-    speed_up_bound,
-    speed_up_slope,
-    srpfl_time_bound,
-)
 
 F64 = torch.float64
 
@@ -59,7 +51,7 @@ def falls_linearly(distances, theorem):
 
 
 def theorem_rate(problem_heads, step, start):
-    return 0.5 * math.log1p(-float(algorithms.contraction_constant(step, start, problem_heads)))
+    return 0.5 * math.log1p(-float(theory.contraction_constant(step, start, problem_heads)))
 
 
 # Distance, problems and start
@@ -75,15 +67,15 @@ def test_distance_is_the_sine_of_the_largest_angle(d, k):
 
 
 def test_distance_depends_on_the_column_space_alone():
-    basis = theory.orthonormal(rng.key(0, "basis"), 7, 2)
+    basis = orthonormal(rng.key(0, "basis"), 7, 2)
     mixed = basis @ torch.tensor([[3.0, -1.0], [0.5, 2.0]], dtype=F64)
     assert theory.principal_angle_distance(basis, mixed) < 1e-15
-    other = theory.orthonormal(rng.key(1, "basis"), 7, 4)
+    other = orthonormal(rng.key(1, "basis"), 7, 4)
     assert float(theory.principal_angle_distance(other[:, :2], other[:, 2:])) == pytest.approx(1)
 
 
 def test_domain_problem():
-    problem = theory.domain_problem(40, 5, 12, 3, samples=(5, 20), alpha=0.4, noise=0.0, seed=1)
+    problem = domain_problem(40, 5, 12, 3, samples=(5, 20), alpha=0.4, noise=0.0, seed=1)
     identity = torch.eye(3, dtype=F64)
     assert torch.allclose(problem.basis.mT @ problem.basis, identity)
     assert torch.allclose(problem.heads.mT @ problem.heads, identity)
@@ -96,7 +88,7 @@ def test_domain_problem():
     predicted = torch.einsum("nsd,dk,mk,nsm->ns", batch.x, problem.basis, problem.heads, batch.member)
     assert torch.allclose(predicted, batch.y)
     # domains follow the mixture: 4000 samples of one client
-    many = theory.domain_problem(1, 5, 3, 2, samples=4000, alpha=5.0, seed=1)
+    many = domain_problem(1, 5, 3, 2, samples=4000, alpha=5.0, seed=1)
     share = many.sample(torch.arange(1), 0).member.mean((0, 1))
     assert torch.allclose(share, many.mixture[0], atol=0.03)
 
@@ -113,15 +105,15 @@ def test_client_problem_and_its_noise():
 
 def test_samples_depend_on_seed_client_and_draw_alone():
     before = torch.random.get_rng_state()
-    problem = theory.domain_problem(20, samples=6, seed=5)
+    problem = domain_problem(20, samples=6, seed=5)
     everyone, some = torch.arange(20), torch.tensor([3, 17, 4])
     whole, part = problem.sample(everyone, 7), problem.sample(some, 7)
     assert whole.x[some].equal(part.x) and whole.member[some].equal(part.member)
     assert torch.allclose(whole.y[some], part.y)
-    again = theory.domain_problem(20, samples=6, seed=5)
+    again = domain_problem(20, samples=6, seed=5)
     assert again.basis.equal(problem.basis) and again.sample(everyone, 7).y.equal(whole.y)
     assert not problem.sample(everyone, 8).x.equal(whole.x)
-    assert not theory.domain_problem(20, samples=6, seed=6).basis.equal(problem.basis)
+    assert not domain_problem(20, samples=6, seed=6).basis.equal(problem.basis)
     assert before.equal(torch.random.get_rng_state())
 
 
@@ -147,7 +139,7 @@ def test_embedded_problem():
 
 def test_moment_start_is_near_the_truth_with_many_samples():
     problem = theory.client_problem(200, 10, 2, samples=200, noise=0.1, seed=0)
-    start = algorithms.moment_start(problem.sample(torch.arange(200), 0), 2)
+    start = theory.moment_start(problem.sample(torch.arange(200), 0), 2)
     assert torch.allclose(start.mT @ start, torch.eye(2, dtype=F64))
     assert theory.principal_angle_distance(start, problem.basis) < 0.1
 
@@ -155,13 +147,13 @@ def test_moment_start_is_near_the_truth_with_many_samples():
 # FedDAR, algorithm 2 and theorem A.4
 
 
-def feddar_run(noise, *, fresh=True, rounds=80, samples=20, seed=0, round_=algorithms.feddar_round):
-    problem = theory.domain_problem(samples=samples, noise=noise, seed=seed)
+def feddar_run(noise, *, fresh=True, rounds=80, samples=20, seed=0, round_=theory.feddar_round):
+    problem = domain_problem(samples=samples, noise=noise, seed=seed)
     everyone = torch.arange(100)
-    start = algorithms.moment_start(problem.sample(everyone, 0), 2)
+    start = theory.moment_start(problem.sample(everyone, 0), 2)
     smallest, largest = spectrum(problem.heads)
     step = 1 / (4 * largest)
-    bases = algorithms.trajectory(round_, problem.sample, start, step, [everyone] * rounds, fresh=fresh)
+    bases = theory.trajectory(round_, problem.sample, start, step, [everyone] * rounds, fresh=fresh)
     distances = theory.principal_angle_distance(bases, problem.basis)
     return distances, theorem_rate(problem.heads, step, distances[0]), math.log1p(-step * smallest)
 
@@ -193,48 +185,48 @@ def test_feddar_with_noise_falls_to_a_floor_that_is_proportional_to_it():
 
 
 def test_a_small_gradient_step_for_the_heads_would_not_do(monkeypatch):
-    monkeypatch.setattr(algorithms, "solve_heads", lambda gram, moment: 1e-3 * moment)
+    monkeypatch.setattr(theory, "solve_heads", lambda gram, moment: 1e-3 * moment)
     distances, theorem, _ = feddar_run(0.0)
     assert not falls_linearly(distances, theorem)
 
 
 def test_one_clients_own_update_would_not_do():
     def alone(basis, for_heads, for_basis, step):
-        return algorithms.feddar_round(basis, for_heads, theory.Batch(*(part[:1] for part in for_basis)), step)
+        return theory.feddar_round(basis, for_heads, theory.Batch(*(part[:1] for part in for_basis)), step)
 
     distances, theorem, _ = feddar_run(0.0, round_=alone)
     assert not falls_linearly(distances, theorem)
 
 
 def test_feddar_heads_are_pooled_least_squares_and_absent_domains_do_not_count():
-    problem = theory.domain_problem(6, 4, 8, 2, samples=10, noise=0.3, seed=3)
+    problem = domain_problem(6, 4, 8, 2, samples=10, noise=0.3, seed=3)
     batch = problem.sample(torch.arange(6), 0)
     batch = batch._replace(member=batch.member * torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=F64))
     real = batch.member.sum(-1, keepdim=True)
     batch = batch._replace(x=batch.x * real, y=batch.y * real[..., 0])
-    basis, step = theory.orthonormal(rng.key(9, "basis"), 8, 2), 0.1
+    basis, step = orthonormal(rng.key(9, "basis"), 8, 2), 0.1
     expected = basis.clone()
     for m in (0, 1, 3):
         rows = batch.member[..., m] > 0
         x, y = batch.x[rows], batch.y[rows]
         head = torch.linalg.lstsq(x @ basis, y[:, None]).solution
         expected -= step / 3 * x.T @ (x @ basis @ head - y[:, None]) @ head.T / len(y)
-    found = algorithms.feddar_round(basis, batch, batch, step)
+    found = theory.feddar_round(basis, batch, batch, step)
     assert theory.principal_angle_distance(found, expected) < 1e-12
 
 
 # FLIC, algorithm S3 and theorem S3
 
 
-def flic_run(signs, *, share=1.0, rounds=90, round_=algorithms.fedrep_round):
+def flic_run(signs, *, share=1.0, rounds=90, round_=theory.fedrep_round):
     problem = theory.embedded_problem(60, 12, 2, widest=16, samples=20, seed=1)
     estimate = torch.where(torch.arange(12) % 2 == 0, 1.0, -1.0).to(F64) if signs is None else signs
     sample, everyone = problem.sampler(estimate), torch.arange(60)
     smallest, largest = spectrum(problem.oracle.heads)
     step = 1 / (4 * largest)
     active = [rng.order(rng.key(0, "active", t, everyone))[: int(share * 60)] for t in range(rounds)]
-    start = algorithms.moment_start(sample(everyone, 0), 2)
-    bases = algorithms.trajectory(round_, sample, start, step, active)
+    start = theory.moment_start(sample(everyone, 0), 2)
+    bases = theory.trajectory(round_, sample, start, step, active)
     flipped = (estimate * problem.signs)[..., None] * problem.oracle.basis
     return problem, bases, flipped, step, smallest
 
@@ -258,10 +250,10 @@ def flic_recovers(**changes):
 def test_flic_would_not_find_it_with_a_small_step_for_the_heads_or_one_clients_update(monkeypatch):
     def alone(basis, for_heads, for_basis, step):
         one = [theory.Batch(*(part[:1] for part in batch)) for batch in (for_heads, for_basis)]
-        return algorithms.fedrep_round(basis, *one, step)
+        return theory.fedrep_round(basis, *one, step)
 
     assert flic_recovers() and not flic_recovers(round_=alone)
-    monkeypatch.setattr(algorithms, "solve_heads", lambda gram, moment: 1e-3 * moment)
+    monkeypatch.setattr(theory, "solve_heads", lambda gram, moment: 1e-3 * moment)
     assert not flic_recovers()
 
 
@@ -269,9 +261,9 @@ def test_fedrep_on_the_oracles_features_finds_the_oracles_map():
     problem, bases, *_ = flic_run(theory.embedded_problem(60, 12, 2, widest=16, samples=20, seed=1).signs)
     assert theory.principal_angle_distance(bases[-1], problem.oracle.basis) < 1e-8
     everyone = torch.arange(60)
-    start = algorithms.moment_start(problem.oracle.sample(everyone, 0), 2)
-    direct = algorithms.trajectory(algorithms.fedrep_round, problem.oracle.sample, start, 0.2, [everyone] * 3)
-    through = algorithms.trajectory(algorithms.fedrep_round, problem.sampler(problem.signs), start, 0.2, [everyone] * 3)
+    start = theory.moment_start(problem.oracle.sample(everyone, 0), 2)
+    direct = theory.trajectory(theory.fedrep_round, problem.oracle.sample, start, 0.2, [everyone] * 3)
+    through = theory.trajectory(theory.fedrep_round, problem.sampler(problem.signs), start, 0.2, [everyone] * 3)
     assert torch.allclose(direct, through)
 
 
@@ -287,11 +279,11 @@ def test_flic_fails_when_each_client_has_signs_of_its_own():
 
 def test_participants_as_numbers_mask_or_policy():
     problem = theory.client_problem(9, 6, 2, samples=8, seed=0)
-    start = algorithms.moment_start(problem.sample(torch.arange(9), 0), 2)
+    start = theory.moment_start(problem.sample(torch.arange(9), 0), 2)
     numbers = [torch.tensor([0, 3]), torch.tensor([1, 2, 8])]
     masks = (torch.isin(torch.arange(9), ids) for ids in numbers)
-    first = algorithms.trajectory(algorithms.fedrep_round, problem.sample, start, 0.1, numbers)
-    second = algorithms.trajectory(algorithms.fedrep_round, problem.sample, start, 0.1, masks)
+    first = theory.trajectory(theory.fedrep_round, problem.sample, start, 0.1, numbers)
+    second = theory.trajectory(theory.fedrep_round, problem.sample, start, 0.1, masks)
     assert first.shape == (3, 6, 2) and first.equal(second)
     # by hand: least squares, one step of each participant, mean, QR
     heads, own = problem.sample(numbers[0], 1), problem.sample(numbers[0], 2)
@@ -324,7 +316,7 @@ def test_stages_of_the_theory():
     lengths = schedule.stage_lengths(64, 4, 0.25, excess=1.1)
     assert lengths[1:4] == [8, 10, 19]
     assert lengths[0] == 1 and lengths[4] == math.ceil(2 * math.log(10) / math.log(4 / 3))
-    assert expected_time(sizes, lengths, 64, cost=10.0) == pytest.approx(
+    assert theory.expected_time(sizes, lengths, 64, cost=10.0) == pytest.approx(
         sum(tau * (time + 10) for tau, time in zip(lengths, times, strict=True))
     )
     assert schedule.stage_sizes(10, 4) == [4, 8, 10] and schedule.stage_sizes(5, 5) == [5]
@@ -366,18 +358,18 @@ def test_at_a_doubling_point_both_numbers_make_the_same_progress_per_time():
     assert len(points) == len(sizes) - 1
     for point, pair in zip(points, pairwise(sizes), strict=True):
         now, later = (
-            (point - algorithms.contraction_bound(torch.tensor(point, dtype=F64), a, n / 6))
+            (point - theory.contraction_bound(torch.tensor(point, dtype=F64), a, n / 6))
             / (schedule.order_statistic(n, 100) + cost)
             for n in pair
         )
         assert float(now) == pytest.approx(float(later))
     # the bound rests at its floor, and the rounds to a target are those of the recursion
     floor = schedule.error_floor(a, 4)
-    assert float(algorithms.contraction_bound(torch.tensor(floor, dtype=F64), a, 4)) == pytest.approx(floor)
+    assert float(theory.contraction_bound(torch.tensor(floor, dtype=F64), a, 4)) == pytest.approx(floor)
     distance, rounds = torch.tensor(5.0, dtype=F64), 0
     while distance > 1.3 * floor:
-        distance, rounds = algorithms.contraction_bound(distance, a, 4), rounds + 1
-    assert rounds_to_reach(1.3 * floor, floor, a, 5.0) == rounds
+        distance, rounds = theory.contraction_bound(distance, a, 4), rounds + 1
+    assert theory.rounds_to_reach(1.3 * floor, floor, a, 5.0) == rounds
 
 
 @pytest.fixture(scope="module")
@@ -400,25 +392,26 @@ def comparison(floors):
 def test_srpfl_contracts_as_theorem_4_7(doubling):
     first, clients, rounds = 4, 256, 36
     problem = theory.client_problem(clients, 6, 2, samples=40, noise=1.0, seed=1)
-    start = algorithms.moment_start(problem.sample(torch.arange(first), 0), 2)
+    start = theory.moment_start(problem.sample(torch.arange(first), 0), 2)
     order = rng.order(rng.key(0, "speed", torch.arange(clients)))
     sizes = schedule.stage_sizes(clients, first) if doubling else [clients]
     counts = [sizes[t * len(sizes) // rounds] for t in range(rounds)]
     # the theorem's extremes are over all sets of at least n_0 clients; here over the sets that take part
     extremes = [spectrum(problem.heads[order[:n]]) for n in sizes]
     step = 1 / (8 * max(largest for _, largest in extremes))
-    bases = algorithms.trajectory(algorithms.fedrep_round, problem.sample, start, step, [order[:n] for n in counts])
+    bases = theory.trajectory(theory.fedrep_round, problem.sample, start, step, [order[:n] for n in counts])
     distances = theory.principal_angle_distance(bases, problem.basis)
-    a = min(float(algorithms.contraction_constant(step, distances[0], problem.heads[order[:n]])) for n in sizes)
+    a = min(float(theory.contraction_constant(step, distances[0], problem.heads[order[:n]])) for n in sizes)
     assert 0 < a <= 0.25
     for before, after, n in zip(distances, distances[1:], counts, strict=False):
-        assert after <= algorithms.contraction_bound(before, a, n / first)
+        assert after <= theory.contraction_bound(before, a, n / first)
     # not by default: a basis that stays where it started breaks the bound once many take part
     if not doubling:
-        assert distances[0] > algorithms.contraction_bound(distances[0], a, clients / first)
+        assert distances[0] > theory.contraction_bound(distances[0], a, clients / first)
         assert distances[-1] < schedule.error_floor(a, clients / first) < distances[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["srpfl", "fedrep"])
 def test_both_reach_the_target_and_need_their_rounds(comparison, method):
     runs = [(getattr(row, method).distances, row.target) for row in comparison]
@@ -433,7 +426,7 @@ def test_time_taken_is_the_expected_time(comparison, method):
     shares = []
     for row in comparison:
         run = getattr(row, method)
-        expected = expected_time(run.participants, [1] * len(run.participants), row.clients)
+        expected = theory.expected_time(run.participants, [1] * len(run.participants), row.clients)
         shares.append(run.total(0.0) / expected)
     assert sum(shares) / len(shares) == pytest.approx(1, abs=0.06)
 
@@ -443,9 +436,9 @@ def test_the_speed_up_grows_like_log_n(comparison, cost):
     x, y = [math.log(row.clients) for row in comparison], [row.speed_up(cost) for row in comparison]
     slope, error = speedup.regression(x, y)
     assert slope > 5 * error > 0
-    assert slope - 3 * error > speed_up_slope(excess=speedup.EXCESS, cost=cost)
+    assert slope - 3 * error > theory.speed_up_slope(excess=speedup.EXCESS, cost=cost)
     for row, ratio in zip(comparison, y, strict=True):
-        assert ratio > speed_up_bound(row.clients, excess=speedup.EXCESS, cost=cost)
+        assert ratio > theory.speed_up_bound(row.clients, excess=speedup.EXCESS, cost=cost)
 
 
 @pytest.mark.parametrize(
@@ -463,10 +456,10 @@ def test_the_speed_up_grows_like_log_n(comparison, cost):
 )
 def test_lemmas_b_2_and_b_3_and_theorem_4_9_are_as_published(clients, a, excess, rate, cost, b_2, b_3, speed_up, slope):
     """Equations 217, 248 and 256, by hand."""
-    assert srpfl_time_bound(clients, a, excess=excess, rate=rate, cost=cost) == pytest.approx(b_2, rel=1e-5)
-    assert full_time_bound(clients, a, excess=excess, rate=rate) == pytest.approx(b_3, rel=1e-5)
-    assert speed_up_bound(clients, excess=excess, rate=rate, cost=cost) == pytest.approx(speed_up, rel=1e-5)
-    assert speed_up_slope(excess=excess, rate=rate, cost=cost) == pytest.approx(slope, rel=1e-5)
+    assert theory.srpfl_time_bound(clients, a, excess=excess, rate=rate, cost=cost) == pytest.approx(b_2, rel=1e-5)
+    assert theory.full_time_bound(clients, a, excess=excess, rate=rate) == pytest.approx(b_3, rel=1e-5)
+    assert theory.speed_up_bound(clients, excess=excess, rate=rate, cost=cost) == pytest.approx(speed_up, rel=1e-5)
+    assert theory.speed_up_slope(excess=excess, rate=rate, cost=cost) == pytest.approx(slope, rel=1e-5)
 
 
 BOUNDED = [(a, excess, cost) for a in (0.02, 0.25) for excess in (1.02, 1.1, 1.4) for cost in (0.0, 1.0, 10.0)]
@@ -477,11 +470,11 @@ def test_lemma_b_2_bounds_the_expected_time_of_the_schedule(a, excess, cost):
     """Order statistics and rounds summed up exactly, for N = 16 to 2^20; times of rate 3."""
     for clients in (2**e for e in range(4, 21, 4)):
         lengths = schedule.stage_lengths(clients, 4, a, excess=excess)
-        exact = expected_time(schedule.stage_sizes(clients, 4), lengths, clients, rate=3.0, cost=cost)
-        bound = srpfl_time_bound(clients, a, excess=excess, rate=3.0, cost=cost)
+        exact = theory.expected_time(schedule.stage_sizes(clients, 4), lengths, clients, rate=3.0, cost=cost)
+        bound = theory.srpfl_time_bound(clients, a, excess=excess, rate=3.0, cost=cost)
         assert 0.2 * bound < exact < bound
-        ratio = bound / full_time_bound(clients, a, excess=excess, rate=3.0)
-        assert 1 / ratio == pytest.approx(speed_up_bound(clients, excess=excess, rate=3.0, cost=cost))
+        ratio = bound / theory.full_time_bound(clients, a, excess=excess, rate=3.0)
+        assert 1 / ratio == pytest.approx(theory.speed_up_bound(clients, excess=excess, rate=3.0, cost=cost))
 
 
 def test_lemma_b_3_is_a_lower_bound_only_where_communication_or_the_federation_is_large():
@@ -491,8 +484,10 @@ def test_lemma_b_3_is_a_lower_bound_only_where_communication_or_the_federation_i
         found = []
         for clients in (2**e for e in range(8, 21, 4)):
             floor = schedule.error_floor(0.1, clients / 8)
-            exact = expected_time([clients], [rounds_to_reach(1.1 * floor, floor, 0.1)], clients, cost=cost)
-            found.append(exact / full_time_bound(clients, 0.1, excess=1.1))
+            exact = theory.expected_time(
+                [clients], [theory.rounds_to_reach(1.1 * floor, floor, 0.1)], clients, cost=cost
+            )
+            found.append(exact / theory.full_time_bound(clients, 0.1, excess=1.1))
         return found
 
     without = ratios(0.0)
@@ -502,7 +497,7 @@ def test_lemma_b_3_is_a_lower_bound_only_where_communication_or_the_federation_i
     left_out = 2 * math.log((1 + math.sqrt(0.9)) * math.sqrt(8 / 0.9)) / -math.log1p(-0.1)
     promised = (math.log(2**20) + 2 * math.log(10)) / -math.log1p(-0.1)
     floor = schedule.error_floor(0.1, 2**20 / 8)
-    assert rounds_to_reach(1.1 * floor, floor, 0.1) == pytest.approx(promised - left_out, abs=1.5)
+    assert theory.rounds_to_reach(1.1 * floor, floor, 0.1) == pytest.approx(promised - left_out, abs=1.5)
 
 
 # Bad input
@@ -518,10 +513,10 @@ def test_lemma_b_3_is_a_lower_bound_only_where_communication_or_the_federation_i
         (lambda: schedule.error_floor(1.0, 2), "a is 1.0, but must be strictly between 0 and 1"),
         (lambda: schedule.stage_lengths(8, 2, 0.2, excess=1.5), "excess is 1.5"),
         (
-            lambda: rounds_to_reach(0.1, 0.2, 0.2),
+            lambda: theory.rounds_to_reach(0.1, 0.2, 0.2),
             "the target distance is 0.1, but must be above the floor, 0.2",
         ),
-        (lambda: theory.domain_problem(4, 2, 6, 3, seed=0), "2 rows cannot hold 3 orthonormal columns"),
+        (lambda: domain_problem(4, 2, 6, 3, seed=0), "2 rows cannot hold 3 orthonormal columns"),
     ],
 )
 def test_bad_input(call, text):
