@@ -20,9 +20,9 @@ from perfed.datasets import dataset_id, dataset_names, describe
 from perfed.datasets.catalogue import DATASETS
 from perfed.datasets.description import in_words
 from perfed.errors import PerfedError
-from perfed.experiment.board import board_names, find_board
 from perfed.experiment.config import Experiment, experiment_names, find_experiment
 from perfed.experiment.estimators import baseline_names
+from perfed.experiment.published import board_names, find_board
 from perfed.method.method import Method
 from perfed.method.registry import Entry, entry, known_names, method_id
 from perfed.method.term import term_class, term_id, term_names

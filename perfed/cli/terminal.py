@@ -12,7 +12,7 @@ from perfed.cli.console import say, say_where
 from perfed.cli.table import print_table
 from perfed.engine.metrics import metric_of
 from perfed.engine.metrics import shown as with_unit
-from perfed.experiment.conclusion import Conclusion
+from perfed.experiment.comparison import Conclusion
 from perfed.experiment.search import Choice
 from perfed.report import TextTable, Verdict, all_tables, comparison_rows, first_tables, reported_by
 from perfed.report.comparison import judged_table

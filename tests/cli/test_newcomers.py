@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from command_line import EXPERIMENT, TINY, Outcome, perfed
 
-from perfed.experiment.compare import check_starts
+from perfed.experiment.comparison import ComparisonSpec
 from perfed.experiment.config import find_experiment
 from perfed.experiment.overrides import override
 
@@ -151,7 +151,7 @@ def test_without_methods_some_are_named_that_go_with_the_experiment(command, exp
     assert f"such as --methods {methods};" in said and "perfed list methods" in said
     assert len(said) < 200
     table = override(find_experiment(experiment), ["data.clients=4"], methods.split(","))
-    check_starts(table, methods.split(","), 0, None, None)
+    ComparisonSpec(table, methods.split(","), [0]).check_starts(0, None, None)
 
 
 # Commands and help ---------------------------------------------------------------------------------------------

@@ -165,7 +165,7 @@ def test_errors_are_one_line(run_dir, tmp_path, arguments, says):
 
 
 def test_a_comparison_is_no_run(tmp_path):
-    (tmp_path / "comparison.toml").touch()
+    (tmp_path / "comparisons.toml").write_text('kind = "comparison"')
     result = perfed("export", tmp_path, "--site", "000")
     assert result.code == 2 and f"{tmp_path}: a comparison, not a run; its runs are METHOD/seed-N in it" in result.err
 

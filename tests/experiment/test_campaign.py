@@ -76,7 +76,7 @@ def test_a_sweep_is_the_comparisons_that_differ_in_its_key(made, tmp_path):
         assert perfed("compare", EXPERIMENT, *settings, *CHOSEN, "--out", alone).code == 0
         for run in RUNS:
             assert summary(made / folder(value) / run)["metrics"] == summary(alone / run)["metrics"]
-        tables = [tomllib.loads((place / "comparison.toml").read_text()) for place in (made / folder(value), alone)]
+        tables = [tomllib.loads((place / "comparisons.toml").read_text()) for place in (made / folder(value), alone)]
         assert tables[0] == tables[1]
 
 
