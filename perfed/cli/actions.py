@@ -23,8 +23,8 @@ from perfed.cli.training import default_out, device_of, executor, resumable, set
 from perfed.errors import PerfedError
 from perfed.experiment.comparison import ComparisonSpec
 from perfed.experiment.config import Experiment, find_experiment, validate
-from perfed.experiment.names import parse_seeds
 from perfed.experiment.overrides import override, parse_value
+from perfed.experiment.planned import parse_seeds
 from perfed.experiment.published import Leaderboard
 from perfed.experiment.search import Search
 from perfed.experiment.start import is_done, resume, start

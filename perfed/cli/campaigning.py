@@ -15,9 +15,8 @@ from perfed.cli.training import default_out, device_of, resumable, shared_settin
 from perfed.errors import PerfedError
 from perfed.experiment.comparison import ComparisonSpec, federated
 from perfed.experiment.config import Experiment, find_experiment
-from perfed.experiment.names import parse_names, parse_seeds
 from perfed.experiment.overrides import override
-from perfed.experiment.planned import read_campaign, swept
+from perfed.experiment.planned import parse_names, parse_seeds, read_campaign, swept
 from perfed.experiment.study import Study
 from perfed.machine import write_atomic
 from perfed.report.campaign import Part, campaign_csv, campaign_rows, grids
@@ -73,7 +72,7 @@ def report_campaign(directory: Path, files: Files, show: Shown) -> None:
     files.check()
     with alone_on_stdout(show.as_json):
         campaign = Study.read(directory)
-        page, parts = campaign.conclude(campaign.concluded())
+        page, parts = campaign.conclude()
         if not parts:
             raise PerfedError(f"{directory}: no run has started yet")
         if files.out is not None:

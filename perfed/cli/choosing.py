@@ -7,7 +7,7 @@ from typing import Any
 
 from perfed.errors import PerfedError
 from perfed.experiment.estimators import is_baseline
-from perfed.experiment.names import parse_names, suggested
+from perfed.experiment.planned import parse_names, suggested
 from perfed.method.registry import method_id
 
 

@@ -15,8 +15,8 @@ from perfed.cli.training import default_out, device_of, executor, resumable, sha
 from perfed.errors import PerfedError
 from perfed.experiment.comparison import ComparisonSpec, Conclusion, federated
 from perfed.experiment.config import find_experiment
-from perfed.experiment.names import parse_names, parse_seeds
 from perfed.experiment.overrides import override
+from perfed.experiment.planned import parse_names, parse_seeds
 from perfed.experiment.study import Study, extend
 
 

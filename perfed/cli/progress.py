@@ -18,8 +18,8 @@ from rich.text import Text
 
 from perfed.cli.console import console, say, say_whole
 from perfed.cli.table import shortened
+from perfed.experiment.factory import DATA, MODELS, ROUNDS, ProgressEvent, execute
 from perfed.experiment.sklearn_run import SklearnRun
-from perfed.experiment.stages import DATA, MODELS, ROUNDS, News, execute
 from perfed.run.run import Run
 
 EVERY = 30.0
@@ -62,7 +62,7 @@ class Running:
 
     label: str
     span: Span
-    news: News = field(default_factory=lambda: News(DATA))
+    news: ProgressEvent = field(default_factory=lambda: ProgressEvent(DATA))
 
     @property
     def now(self) -> str:
@@ -107,7 +107,7 @@ class Work:
         finally:
             self.told(label, None)
 
-    def told(self, label: str, news: News | None) -> None:
+    def told(self, label: str, news: ProgressEvent | None) -> None:
         """How far the run with this label is; None where it has ended."""
         if news is None:
             self.running.pop(label, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +15,6 @@ import torch
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, experiment_names, find_experiment, readable, validate
 from perfed.experiment.estimators import is_baseline
-from perfed.experiment.names import folder_names
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.start import is_done, start
 from perfed.machine import write_atomic
@@ -269,6 +269,22 @@ class Comparison(ComparisonSpec):
         with readable(file):
             known = [Failure(**entry) for entry in json.loads(file.read_text(encoding="utf-8")).get("failed", [])]
             return [of for of in known if not is_done(self.directory(of.method, of.seed))]
+
+
+def folder_names(names: Sequence[str]) -> dict[str, str]:
+    """Return a folder for each name: with a dot for signs that not every system allows, no two alike whatever the case.
+
+    Example:
+        >>> folder_names(["fedpac", "mine:FedPAC", "mine.fedpac"])
+        {'fedpac': 'fedpac', 'mine:FedPAC': 'mine.FedPAC', 'mine.fedpac': 'mine.fedpac_'}
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        folder = re.sub(r"[^\w.+=-]", ".", name)
+        while folder.casefold() in {other.casefold() for other in found.values()}:
+            folder += "_"
+        found[name] = folder
+    return found
 
 
 def failed_lines(failures: Sequence[Failure], seeds: int) -> list[str]:

@@ -1,10 +1,12 @@
-"""The one maker of runs: by comparison, method and seed, federated or of scikit-learn, here or in another process."""
+"""The one maker of runs, federated or of scikit-learn, here or in another process; how far one is, is told."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,10 +17,35 @@ from perfed.experiment.config import Experiment
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.start import resume, start
+from perfed.plugins import own_mistakes
 from perfed.run.run import Run
 
 Key = tuple[str, str, int]
 """Name of a comparison, method and seed."""
+
+
+DATA, PLANNING, PREPARING, ROUNDS, MODELS = "data", "planning", "pre-training", "rounds", "models"
+"""Stages of a run; scikit-learn's have models in place of rounds."""
+
+
+@dataclass(frozen=True)
+class ProgressEvent:
+    """How far a run is; it can be sent from one process to another.
+
+    Attributes:
+        stage: that it is in.
+        done, total: rounds, or models.
+        before: rounds of earlier sittings.
+        accuracy: of the last evaluated round.
+        remarks: what is to be said of the run, once; of one that goes on from where.
+    """
+
+    stage: str
+    done: int = 0
+    total: int = 0
+    before: int = 0
+    accuracy: float | None = None
+    remarks: tuple[str, ...] = ()
 
 
 @dataclass
@@ -67,3 +94,46 @@ class RunFactory:
             self._data = None  # before there are two
             self._data = which, experiment.data.load(experiment.seed, self.data_dir)
         return self._data[1]
+
+
+def execute(make: Callable[[], Run | SklearnRun], tell: Callable[[ProgressEvent], None]) -> dict[str, Any]:
+    """Make a run ready and execute it; ``tell`` is told of each stage and round.
+
+    Returns:
+        Its summary.
+
+    Raises:
+        PerfedError: also where a file of the user's own raises anything.
+    """
+    now = ProgressEvent(DATA)
+
+    def say(**changes: Any) -> None:
+        nonlocal now
+        now = replace(now, **changes)
+        tell(now)
+
+    def finished(number: int, total: int, accuracy: float | None) -> None:
+        stage = MODELS if now.stage == MODELS else ROUNDS
+        say(stage=stage, done=number, total=total, accuracy=now.accuracy if accuracy is None else accuracy)
+
+    @contextmanager
+    def planning() -> Iterator[None]:
+        before = now.stage
+        say(stage=PLANNING)
+        try:
+            yield
+        finally:
+            say(stage=before)
+
+    with own_mistakes():
+        say()
+        run = make()
+        if isinstance(run, SklearnRun):
+            say(stage=MODELS, total=len(run.federation))
+            return run.execute(finished)
+        before = max(0, run.done)
+        say(stage=PREPARING if run.done < 0 else ROUNDS, done=before, total=run.rounds, before=before)
+        if isinstance(run, Run) and run.resumed is not None:
+            tell(replace(now, remarks=(*run.notes, f"continues from round {run.resumed} to {run.rounds}")))
+        run.plan.trying = planning
+        return run.execute(finished)

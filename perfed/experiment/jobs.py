@@ -17,9 +17,8 @@ import torch
 
 from perfed.engine.ray.jobs import RayTasks
 from perfed.errors import PerfedError
-from perfed.experiment.factory import Key, RunFactory
+from perfed.experiment.factory import DATA, Key, ProgressEvent, RunFactory
 from perfed.experiment.sklearn_run import SklearnRun
-from perfed.experiment.stages import DATA, News
 from perfed.experiment.worker import GRACE, Source, packed, serve
 from perfed.experiment.worker import task as ray_task
 from perfed.machine import sigint_held
@@ -34,6 +33,9 @@ _EVERY = 0.05  # seconds between two looks at what workers say
 Outcomes = Generator[tuple[Key, dict[str, Any] | PerfedError], None, None]
 Execute = Callable[[RunFactory, Sequence[Key]], Outcomes]
 """Executes the runs of these keys: each with its summary, or why it failed."""
+
+Tell = Callable[[str, ProgressEvent | None], None]
+"""Is told how far the run with a label is; None when it has ended."""
 
 
 def in_turn(
@@ -82,7 +84,7 @@ class Jobs:
 
     number: int
     ray_address: str | None = None
-    tell: Callable[[str, News | None], None] = lambda label, news: None
+    tell: Tell = lambda label, news: None
     source: Source | None = None
 
     def __post_init__(self) -> None:
@@ -135,7 +137,7 @@ class Jobs:
                     if kind == "lost" and lost[key] < TRIES:
                         waiting.appendleft(key)
                         again = f"its process ended ({value}); it is tried once more, from its last checkpoint"
-                        self.tell(factory.label(*key), News(DATA, remarks=(again,)))
+                        self.tell(factory.label(*key), ProgressEvent(DATA, remarks=(again,)))
                         continue
                     self.tell(factory.label(*key), None)
                     yield key, _outcome(kind, value)

@@ -1,9 +1,9 @@
-"""What a campaign is to be made of: the comparisons of a file, or one for each value of a key."""
+"""What users ask for: methods and seeds, the comparisons of a campaign's file, or one for each value of a key."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
@@ -13,11 +13,70 @@ from pydantic import BaseModel, Field, ValidationError
 
 from perfed.errors import PerfedError, first_problem
 from perfed.experiment.comparison import ComparisonSpec, federated
-from perfed.experiment.config import experiment_names, find_experiment, validate
-from perfed.experiment.names import known_methods, parse_seeds
+from perfed.experiment.config import Experiment, experiment_names, find_experiment, validate
+from perfed.experiment.estimators import baseline_id, is_baseline
 from perfed.experiment.overrides import axis_of, override
+from perfed.method.registry import method_id
 from perfed.plugins import known_as
 from perfed.settings import STRICT
+
+
+def parse_names(text: str, *, baselines: bool = False) -> list[str]:
+    """Return names of methods separated by commas, as :func:`known_methods` has them."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    return known_methods(names, "--methods", baselines=baselines)
+
+
+def known_methods(names: Sequence[str], where: str, *, baselines: bool = False) -> list[str]:
+    """Return the ``names`` as files have them, whatever their case; ``baselines``: those of scikit-learn models too.
+
+    Raises:
+        PerfedError: no names, an unknown one or one that is there twice; starts with ``where``.
+
+    Example:
+        >>> known_methods(["Local", "FedAvg-FT"], "methods")
+        ['local', 'fedavg-ft']
+    """
+    if not names:
+        raise PerfedError(f"{where}: at least one is needed; 'perfed list methods' names them")
+    try:
+        found = [baseline_id(name) if baselines and is_baseline(name) else method_id(name) for name in names]
+    except PerfedError as error:
+        raise PerfedError(f"{where}: {error}") from None
+    if len(set(found)) < len(found):
+        raise PerfedError(f"{where} {','.join(names)}: a method is named twice")
+    return found
+
+
+def suggested(table: Mapping[str, Any]) -> list[str]:
+    """Return a few methods to compare on the experiment ``table``: Local, its own, and those that it has settings for.
+
+    Example:
+        >>> suggested({"method": "fedpac", "methods": {"local": {"lr": 0.01}, "ditto": {"lr": 0.001}}})
+        ['local', 'fedpac', 'ditto']
+    """
+    own, tables = str(table.get("method", Experiment.model_fields["method"].default)), table.get("methods")
+    return list(dict.fromkeys(["local", own, *(tables if isinstance(tables, Mapping) else ())]))[:4]
+
+
+def parse_seeds(text: str, where: str = "--seeds") -> list[int]:
+    """Return the seeds of ``"0..2"`` (inclusive), ``"0,3,5"`` or ``"7"``.
+
+    Raises:
+        PerfedError: anything else; starts with ``where``.
+    """
+    problem = PerfedError(f"{where} {text}: must be like 0..2 (inclusive), 0,3,5 or 7")
+    try:
+        if ".." in text:
+            first, last = (int(part) for part in text.split(".."))
+            seeds = list(range(first, last + 1))
+        else:
+            seeds = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise problem from None
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise problem
+    return seeds
 
 
 class _Entry(BaseModel):
@@ -33,7 +92,7 @@ class _Entry(BaseModel):
 
 
 def read_campaign(file: Path, settings: Sequence[str] = ()) -> dict[str, ComparisonSpec]:
-    """The comparisons of a file, by name, in its order; ``settings`` are assignments on top for all.
+    """Return the comparisons of a file, by name, in its order; ``settings`` are assignments on top for all.
 
     Raises:
         PerfedError: no such file, not TOML, or a comparison that cannot be; names it.
@@ -81,7 +140,7 @@ def problems_of(what: str) -> Iterator[None]:
 def swept(
     table: dict[str, Any], axis: str, methods: list[str], seeds: list[int]
 ) -> tuple[str, dict[str, ComparisonSpec]]:
-    """The key of ``axis`` (``key=v1,v2,...``), and a comparison for each of its values, by ``key=value``.
+    """Return the key of ``axis`` (``key=v1,v2,...``), and a comparison for each of its values, by ``key=value``.
 
     Raises:
         PerfedError: fewer than two values, one that is there twice or is not allowed, an unknown key, or two values

@@ -251,7 +251,7 @@ class Leaderboard:
         search = Search.read(where) if there else Search.create(where, planned, row.grid, data_dir, device)
         self._check_same(where, [search.table, search.points], [table, grid_points(row.grid)])
         search.execute(data_dir, device, executed(f"tuning {row.name}", search.size))
-        return tomllib.loads((where / "chosen.toml").read_text(encoding="utf-8"))
+        return search.chosen
 
     @staticmethod
     def _check_same(place: Path, before: Any, now: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from perfed.errors import PerfedError
 from perfed.experiment.comparison import Comparison, ComparisonSpec, Conclusion, federated
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.jobs import Execute, Jobs, in_turn
-from perfed.experiment.names import known_methods
+from perfed.experiment.planned import known_methods
 from perfed.experiment.search import Search
 from perfed.experiment.start import opened
 from perfed.experiment.study import Study
@@ -196,5 +195,4 @@ def _tuned(
     """The experiment with each method's chosen settings, on the training samples that they were chosen with."""
     search = Search.create(path, ComparisonSpec(table, federated(methods), seeds), grid, None, None)
     search.execute(execute=execute)
-    chosen = tomllib.loads((path / "chosen.toml").read_text(encoding="utf-8"))
-    return {**chosen, "data": search.held_out["data"]}
+    return {**search.chosen, "data": search.held_out["data"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ class Search(ComparisonSpec):
         for method in methods:
             for point in points:
                 try:
-                    search.at(point, [method]).check()
+                    search.at(point, [method]).experiment(method, seeds[0])
                 except PerfedError as error:
                     raise PerfedError(
                         f"--grid with method '{method}' (all methods get the same grid): {error}"
@@ -134,6 +135,11 @@ class Search(ComparisonSpec):
         data = {**self.table["data"], "validation_fraction": fraction}
         evaluation = {**self.table.get("evaluation", {}), "split": "validation"}
         return {**self.table, "data": data, "evaluation": evaluation}
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The experiment with each method's choice, when there is one: ``chosen.toml``."""
+        return tomllib.loads((self.path / "chosen.toml").read_text(encoding="utf-8"))
 
     def at(self, settings: Sequence[str], methods: Sequence[str]) -> ComparisonSpec:
         """Return the comparison of ``methods`` with ``settings`` on top of :attr:`held_out`."""
@@ -258,7 +264,7 @@ class Search(ComparisonSpec):
     def _allows(self, best: dict[str, Any], assignment: str) -> bool:
         """Whether the point ``best`` could have this value too."""
         try:
-            self.at([*best["settings"], assignment], [best["method"]]).check()
+            self.at([*best["settings"], assignment], [best["method"]]).experiment(best["method"], self.seeds[0])
         except PerfedError:
             return False
         return True
@@ -279,6 +285,9 @@ class _Tries(RunFactory):
 
     def label(self, name: str, method: str, seed: int) -> str:
         return f"{method} {name} seed {seed}"
+
+    def check(self) -> None:
+        next(iter(self.comparisons.values())).check()  # another process need not know more than that of the first
 
 
 def chosen_table(

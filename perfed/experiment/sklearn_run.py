@@ -38,8 +38,17 @@ from perfed.engine.evaluate import (
 from perfed.engine.metrics import ALWAYS, METRICS, chosen, metrics_of
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
-from perfed.experiment.cox import Cox
-from perfed.experiment.estimators import TRIES, baseline_id, is_pooled, new_model, outputs_of, rows_of, trained, tries
+from perfed.experiment.estimators import (
+    TRIES,
+    Cox,
+    baseline_id,
+    is_pooled,
+    new_model,
+    outputs_of,
+    rows_of,
+    trained,
+    tries,
+)
 from perfed.machine import installed_version
 from perfed.run import predictions
 from perfed.run.callbacks.progress import Progress
@@ -64,7 +73,7 @@ class SklearnRun:
     training samples is held out to choose by, as in a search. What is evaluated is then trained on training and
     validation samples together: nobody would leave them out. They get the arrays that the methods get, images
     flattened; nothing is scaled that the data set has not scaled. A client with samples of a single class always says
-    that class. Cox models are lifelines' (:class:`~perfed.experiment.cox.Cox`).
+    that class. Cox models are lifelines' (:class:`~perfed.experiment.estimators.Cox`).
 
     Attributes:
         name: of the baseline.

@@ -12,11 +12,10 @@ from typing import Any, Self
 import torch
 
 from perfed.errors import PerfedError
-from perfed.experiment.comparison import Comparison, ComparisonSpec, Conclusion, Failure, federated
+from perfed.experiment.comparison import Comparison, ComparisonSpec, Conclusion, Failure, federated, folder_names
 from perfed.experiment.config import readable
 from perfed.experiment.factory import Key, RunFactory
 from perfed.experiment.jobs import Execute, in_turn
-from perfed.experiment.names import folder_names
 from perfed.experiment.overrides import override
 from perfed.experiment.planned import problems_of
 from perfed.report.campaign import Part
@@ -180,10 +179,11 @@ class Study:
             What the comparisons say that have begun, by name, and why runs failed.
         """
         left, failed = Counter(name for name, *_ in self.left()), dict[Key, PerfedError]()
+        label = self.runs().label
         found = {name: one.conclude(failures=()) for name, one in self.comparisons.items() if not left[name]}
         with closing(self.outcomes(data_dir, device, execute)) as outcomes:
             for key, outcome in outcomes:
-                tell(self.runs().label(*key), outcome)
+                tell(label(*key), outcome)
                 if isinstance(outcome, PerfedError):
                     failed[key] = outcome
                 name = key[0]
@@ -194,16 +194,17 @@ class Study:
                     self.conclude(found)
         return found, [failed[key] for key in self.keys if key in failed]
 
-    def concluded(self) -> dict[str, Conclusion]:
-        """Return what the comparisons say that have begun, written anew."""
-        return {name: one.conclude() for name, one in self.comparisons.items() if one.begun}
-
-    def conclude(self, found: Mapping[str, Conclusion]) -> tuple[Path, list[Part]]:
+    def conclude(self, found: Mapping[str, Conclusion] | None = None) -> tuple[Path, list[Part]]:
         """Write ``report.html`` of what the comparisons of a campaign say; one that is all of the study has its own.
+
+        Args:
+            found: what they say, by name; without it, it is written anew for all that have begun.
 
         Returns:
             The page, and what is in it, in the campaign's order.
         """
+        if found is None:
+            found = {name: one.conclude() for name, one in self.comparisons.items() if one.begun}
         if "" in self.comparisons:
             return self.path / "report.html", []
         parts = []

@@ -20,8 +20,7 @@ import torch
 from perfed.data.federation import Federation
 from perfed.datasets.in_memory import in_memory
 from perfed.errors import PerfedError
-from perfed.experiment.factory import Key, RunFactory
-from perfed.experiment.stages import News, execute
+from perfed.experiment.factory import Key, ProgressEvent, RunFactory, execute
 from perfed.machine import TERMINATED, sigterm_as_exit
 from perfed.plugins import own_mistake
 
@@ -87,7 +86,7 @@ def _first(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def done(factory: RunFactory, key: Key, tell: Callable[[News], None]) -> Message:
+def done(factory: RunFactory, key: Key, tell: Callable[[ProgressEvent], None]) -> Message:
     """Make a run ready and execute it; how it ended."""
     try:
         return "done", execute(partial(factory, *key), tell)
@@ -111,7 +110,7 @@ def _sendable(error: Exception) -> Exception:
 _kept: dict[bytes, tuple[RunFactory, ExitStack]] = {}  # of the last parcel, for further tasks in the same process
 
 
-def task(parcel: bytes, key: Key, tell: Callable[[News], None], threads: int) -> Message:
+def task(parcel: bytes, key: Key, tell: Callable[[ProgressEvent], None], threads: int) -> Message:
     """What a process does that gets parcel and key at once, and may get others of the same parcel later."""
     torch.set_num_threads(threads)
     if parcel not in _kept:
@@ -142,7 +141,7 @@ def serve(connection: connections.Connection, threads: int) -> None:
             connection.send(("refused", str(error)))
 
 
-def _tell(connection: connections.Connection, news: News) -> None:
+def _tell(connection: connections.Connection, news: ProgressEvent) -> None:
     try:
         connection.send(("news", news))
     except OSError:  # nobody is there

@@ -12,8 +12,8 @@ from perfed.cli.catalogue import DIFFERENCES
 from perfed.cli.index import INDEX
 from perfed.experiment.comparison import ComparisonSpec, federated
 from perfed.experiment.config import find_experiment
-from perfed.experiment.names import parse_names
 from perfed.experiment.overrides import override
+from perfed.experiment.planned import parse_names
 
 TITLES = {item["title"]: item["name"] for item in INDEX["methods"]}
 

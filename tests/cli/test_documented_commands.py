@@ -15,8 +15,8 @@ from perfed.cli import campaign_commands  # noqa: F401 - it adds its commands
 from perfed.cli.commands import app
 from perfed.experiment.comparison import federated
 from perfed.experiment.config import experiment_names, find_experiment, validate
-from perfed.experiment.names import parse_names, parse_seeds
 from perfed.experiment.overrides import axis_of, override
+from perfed.experiment.planned import parse_names, parse_seeds
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = ["README.md", *(f"docs/{file.name}" for file in sorted((ROOT / "docs").glob("*.md")))]

@@ -14,7 +14,7 @@ from perfed import Model, Run, build_method, linear
 from perfed.cli import console as consoles
 from perfed.cli import progress
 from perfed.cli.progress import EVERY, Work, shown
-from perfed.experiment.stages import DATA, ROUNDS, News
+from perfed.experiment.factory import DATA, ROUNDS, ProgressEvent
 from perfed.training.plan import Plan
 
 
@@ -65,7 +65,7 @@ def test_a_line_every_half_a_minute(printed):
 def test_a_long_name_does_not_break_the_line(printed):
     clock = Clock()
     work = Work(100, clock)
-    work.told("my_methods:a-method-with-a-name+overselection seed 10", News(ROUNDS, 0, 100, accuracy=0.5))
+    work.told("my_methods:a-method-with-a-name+overselection seed 10", ProgressEvent(ROUNDS, 0, 100, accuracy=0.5))
     clock.now = 36000.0
     work.tick()
     (line,) = printed.getvalue().splitlines()
@@ -75,7 +75,7 @@ def test_a_long_name_does_not_break_the_line(printed):
 def test_before_anything_is_known(printed):
     clock = Clock()
     work = Work(1, clock)
-    work.told("local", News(DATA))
+    work.told("local", ProgressEvent(DATA))
     clock.now = EVERY - 1
     work.tick()
     assert printed.getvalue() == ""
@@ -131,7 +131,7 @@ def test_a_run_that_goes_on_counts_from_where_it_stood():
 def test_on_a_terminal_three_lines_in_40_columns(monkeypatch):
     clock = Clock()
     work = Work(9, clock)
-    work.told("sklearn:gradient-boosting seed 1", News(ROUNDS, 3, 12, accuracy=0.5))
+    work.told("sklearn:gradient-boosting seed 1", ProgressEvent(ROUNDS, 3, 12, accuracy=0.5))
     clock.now = 61.0
     for width in (80, 40):
         terminal = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
@@ -148,9 +148,9 @@ def several(clock: Clock) -> Work:
     work = Work(5, clock)
     work.already(1)
     for label in ("local seed 0", "fedpac seed 0", "ditto seed 0"):
-        work.told(label, News(DATA))
+        work.told(label, ProgressEvent(DATA))
     clock.now = 31.0
-    work.told("fedpac seed 0", News(ROUNDS, 4, 8, before=2, accuracy=0.5))
+    work.told("fedpac seed 0", ProgressEvent(ROUNDS, 4, 8, before=2, accuracy=0.5))
     work.told("local seed 0", None)
     return work
 

@@ -30,8 +30,7 @@ from perfed.errors import PerfedError
 from perfed.experiment import estimators
 from perfed.experiment.comparison import Comparison
 from perfed.experiment.config import validate
-from perfed.experiment.cox import Cox
-from perfed.experiment.estimators import baseline_names, new_model, tries
+from perfed.experiment.estimators import Cox, baseline_names, new_model, tries
 from perfed.experiment.result import compare
 from perfed.experiment.sklearn_run import SklearnRun
 

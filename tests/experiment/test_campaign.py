@@ -19,8 +19,7 @@ from data_files import write_images
 from perfed.datasets import load
 from perfed.experiment import jobs
 from perfed.experiment.config import find_experiment
-from perfed.experiment.names import parse_names, parse_seeds
-from perfed.experiment.planned import read_campaign, swept
+from perfed.experiment.planned import parse_names, parse_seeds, read_campaign, swept
 from perfed.report.paired import interval
 
 ROOT = Path(__file__).parents[2]

@@ -25,10 +25,9 @@ from perfed.errors import PerfedError
 from perfed.experiment import jobs
 from perfed.experiment.comparison import ComparisonSpec
 from perfed.experiment.config import find_experiment
-from perfed.experiment.factory import RunFactory
+from perfed.experiment.factory import ROUNDS, ProgressEvent, RunFactory
 from perfed.experiment.jobs import Jobs
 from perfed.experiment.overrides import override
-from perfed.experiment.stages import ROUNDS, News
 from perfed.experiment.study import Study
 from perfed.machine import locked
 from perfed.methods.local import Local
@@ -175,11 +174,13 @@ def planned(out: Path) -> Study:
     return Study.create(out, ComparisonSpec(table, METHODS, [0, 1]), None, None)
 
 
-def killing(times: int, label: str = "local seed 0") -> tuple[list[News], Callable[[str, News | None], None]]:
+def killing(
+    times: int, label: str = "local seed 0"
+) -> tuple[list[ProgressEvent], Callable[[str, ProgressEvent | None], None]]:
     """What kills the process of a run in its middle, so often, and hears its news."""
-    heard: list[News] = []
+    heard: list[ProgressEvent] = []
 
-    def tell(of: str, news: News | None) -> None:
+    def tell(of: str, news: ProgressEvent | None) -> None:
         if of != label or news is None:
             return
         heard.append(news)
@@ -202,7 +203,7 @@ def test_a_run_whose_process_is_killed_goes_on_in_another_one(alone, tmp_path):
     assert said[0] == "its process ended (signal SIGKILL); it is tried once more, from its last checkpoint"
     assert said[-1].startswith("continues from round ") and said[-1].endswith(" to 30")
     assert int(said[-1].split()[3]) >= 4  # not from the start
-    study.concluded()
+    study.conclude()
     assert_same_but_for_checkpoints(tmp_path / "out", alone)
 
 
@@ -382,7 +383,7 @@ def test_on_ray_a_task_that_is_killed_goes_on_in_another_one(alone, tmp_path, cl
     study = planned(tmp_path / "out")
     place, said = tmp_path / "out" / "local" / "seed-0", []
 
-    def tell(label: str, news: News | None) -> None:
+    def tell(label: str, news: ProgressEvent | None) -> None:
         if label == "local seed 0" and news is not None:
             said.extend(news.remarks)
             if news.stage == ROUNDS and news.done >= 5 and not said:
@@ -391,7 +392,7 @@ def test_on_ray_a_task_that_is_killed_goes_on_in_another_one(alone, tmp_path, cl
     outcomes = list(study.outcomes(None, None, Jobs(2, cluster, tell)))
     assert len(outcomes) == 6 and not any(isinstance(outcome, PerfedError) for *_, outcome in outcomes)
     assert "it is tried once more" in said[0] and said[-1].startswith("continues from round ")
-    study.concluded()
+    study.conclude()
     assert_same_but_for_checkpoints(tmp_path / "out", alone)
 
 

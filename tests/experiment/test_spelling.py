@@ -14,8 +14,8 @@ import perfed
 from perfed.datasets import dataset_names, describe
 from perfed.errors import PerfedError
 from perfed.experiment.config import experiment_names, find_experiment, validate
-from perfed.experiment.names import parse_names
 from perfed.experiment.overrides import override
+from perfed.experiment.planned import parse_names
 from perfed.experiment.published import Leaderboard
 from perfed.method.registry import entry, known_names, method_id
 from perfed.method.term import term_class, term_names
