@@ -39,7 +39,7 @@ class Command(TyperCommand):
         """Name in the help what there is: only where it is read, for the lists may have to be made."""
         for parameter in self.params:
             if help_ := getattr(parameter, "help", None):
-                parameter.help = filled(help_)  # type: ignore[attr-defined]
+                parameter.help = filled(help_)
 
 
 class Commands(TyperGroup):

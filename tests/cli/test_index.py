@@ -71,6 +71,7 @@ def test_the_index_says_what_the_registries_say():
     assert {name: value for name, value in index().items() if name != "sources"} == json.loads(done.stdout)
 
 
+@pytest.mark.long
 def test_two_processes_make_it_at_once_and_a_third_reads_it(checkout):
     outputs = {process.communicate()[0] for process in [started(checkout, *LIST), started(checkout, *LIST)]}
     (file,) = kept(checkout)
@@ -101,6 +102,7 @@ def test_it_goes_without_a_place_to_keep_it_and_says_so(checkout):
     assert "cannot be kept" in err and len(err.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_it_is_made_without_what_is_of_the_user(checkout):
     home = checkout.parent / "home"
     (home / "torch.py").write_text("raise RuntimeError('a file of the user was imported')\n")
