@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from perfed.experiment.compare import Comparison, Recipe, federated
+from perfed.experiment.comparison import ComparisonSpec, federated
 from perfed.experiment.config import find_experiment
 from perfed.experiment.overrides import override
+from perfed.experiment.study import Study
 from perfed.report import comparison_rows, load_runs
 
 KEPT = Path(__file__).parent.parent / "docs/results/anchors.json"
@@ -52,9 +53,10 @@ def accuracy(experiment: str, row: str, seed: int) -> float:
     settings = [*DATA[experiment], *own, "plan.engine=stacked", "plan.threads=1", "evaluation.every=100"]
     table = override(find_experiment(experiment), settings, federated(["flic-class"]))
     with tempfile.TemporaryDirectory() as folder:
-        comparison = Comparison.create(Path(folder) / "made", table, ["flic-class"], [seed], None, None)
-        Recipe(comparison, None, None)("flic-class", seed).execute()
-        (found,) = comparison_rows(load_runs(comparison.started()))
+        planned = ComparisonSpec(table, ["flic-class"], [seed])
+        study = Study.create(Path(folder) / "made", planned, None, None)
+        study.execute()
+        (found,) = comparison_rows(load_runs(study.comparisons[""].started()))
     return float(found["accuracy"]["mean"])
 
 

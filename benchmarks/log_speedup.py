@@ -16,20 +16,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import linear_theory as theory
 import torch
 from torch import Tensor
 
 from perfed import rng
+from perfed.datasets.linear_problem import LinearProblem
 from perfed.participation import schedule
-from perfed.theory import algorithms
-from perfed.theory import linear as theory
-from perfed.theory.speedup import (
-    full_time_bound,
-    rounds_to_reach,
-    speed_up_bound,
-    speed_up_slope,
-    srpfl_time_bound,
-)
 
 FIRST, STEP, EXCESS = 8, 1 / 8, 1.1
 NUMBERS = [2**e for e in range(4, 11)]
@@ -64,7 +57,7 @@ class Comparison:
         return self.fedrep.total(cost) / self.srpfl.total(cost)
 
 
-def problem_of(clients: int, seed: int) -> theory.LinearProblem:
+def problem_of(clients: int, seed: int) -> LinearProblem:
     """6 dimensions, a representation of 2, 8 fresh samples with noise per client and round."""
     return theory.client_problem(clients, 6, 2, samples=8, noise=1.0, seed=seed)
 
@@ -76,13 +69,13 @@ def floors() -> Tensor:
         for column in range(3):
             problem = problem_of(n, 100 + column)
             everyone = [torch.arange(n)] * 90
-            bases = algorithms.trajectory(algorithms.fedrep_round, problem.sample, problem.basis, STEP, everyone)
+            bases = theory.trajectory(theory.fedrep_round, problem.sample, problem.basis, STEP, everyone)
             table[row, column] = theory.principal_angle_distance(bases[25:], problem.basis).mean()
     return table
 
 
 def simulate(
-    problem: theory.LinearProblem, start: Tensor, sizes: Sequence[int], lengths: Sequence[int], seed: int
+    problem: LinearProblem, start: Tensor, sizes: Sequence[int], lengths: Sequence[int], seed: int
 ) -> Trajectory:
     """The fastest ``sizes[r]`` of all clients take part in each of the ``lengths[r]`` rounds of stage r."""
     clients, participants, seconds = len(problem.heads), [], []
@@ -95,7 +88,7 @@ def simulate(
             seconds.append(float(drawn[who[-1]]))
             yield who.sort().values
 
-    bases = algorithms.trajectory(algorithms.fedrep_round, problem.sample, start, STEP, fastest())
+    bases = theory.trajectory(theory.fedrep_round, problem.sample, start, STEP, fastest())
     return Trajectory(theory.principal_angle_distance(bases, problem.basis), participants, seconds)
 
 
@@ -103,13 +96,13 @@ def compare(clients: int, seed: int, unit: float) -> Comparison:
     """Both methods on the problem of ``seed``; ``unit / sqrt(n)`` is the floor of n participants."""
     a = CONTRACTION
     problem = problem_of(clients, seed)
-    start = algorithms.moment_start(problem.sample(torch.arange(FIRST), 0), 2)
+    start = theory.moment_start(problem.sample(torch.arange(FIRST), 0), 2)
     distance = float(theory.principal_angle_distance(start, problem.basis))
     sizes, floor, target = schedule.stage_sizes(clients, FIRST), unit / FIRST**0.5, EXCESS * unit / clients**0.5
     opening = schedule.doubling_points(clients, FIRST, a)[0] / schedule.error_floor(a, 1) * floor
     lengths = schedule.stage_lengths(clients, FIRST, a, excess=EXCESS)
-    lengths[0] = rounds_to_reach(opening, floor, a, distance)
-    full = rounds_to_reach(target, unit / clients**0.5, a, distance)
+    lengths[0] = theory.rounds_to_reach(opening, floor, a, distance)
+    full = theory.rounds_to_reach(target, unit / clients**0.5, a, distance)
     srpfl = simulate(problem, start, sizes, lengths, seed)
     return Comparison(clients, target, srpfl, simulate(problem, start, [clients], [full], seed + 1000))
 
@@ -148,14 +141,14 @@ def main() -> None:
                 [row.speed_up(options.cost) for row in rows],
             )
         )
-        least = full_time_bound(clients, CONTRACTION, excess=EXCESS)
-        most = srpfl_time_bound(clients, CONTRACTION, excess=EXCESS, cost=options.cost)
-        promised = speed_up_bound(clients, excess=EXCESS, cost=options.cost)
+        least = theory.full_time_bound(clients, CONTRACTION, excess=EXCESS)
+        most = theory.srpfl_time_bound(clients, CONTRACTION, excess=EXCESS, cost=options.cost)
+        promised = theory.speed_up_bound(clients, excess=EXCESS, cost=options.cost)
         print(f"| {clients} | {full:.1f} | {least:.1f} | {srpfl:.1f} | {most:.1f} | {ratio:.3f} | {promised:.3f} |")
     logs = [math.log(row.clients) for row in table]
     slope, error = regression(logs, [row.speed_up(options.cost) for row in table])
     print(f"speed-up = constant + ({slope:.4f} +- {error:.4f}) log N, communication {options.cost:g}")
-    print(f"the bound of theorem 4.9 has the slope {speed_up_slope(excess=EXCESS, cost=options.cost):.4f}")
+    print(f"the bound of theorem 4.9 has the slope {theory.speed_up_slope(excess=EXCESS, cost=options.cost):.4f}")
 
 
 if __name__ == "__main__":

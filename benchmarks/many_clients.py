@@ -37,10 +37,10 @@ from perfed.model.chain import Model
 from perfed.model.presets import linear
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
-from perfed.run.checkpoint import Standing, save
+from perfed.run.callbacks.checkpoint import save
 from perfed.run.directory import RunDirectory, plain
 from perfed.run.holdings import holdings
-from perfed.run.tally import Tally
+from perfed.run.totals import RunProgress, RunTotals
 from perfed.training.plan import Plan
 
 NUMBERS = (100, 1000, 10_000, 100_000)
@@ -104,23 +104,23 @@ def rounds_of(server: Server, participants: int, rounds: int) -> tuple[Found, Ro
     return {name: median(row[name] for row in rows) for name in rows[0]}, record
 
 
-def checkpoints(server: Server, standing: Standing, number: int) -> Found:
+def checkpoints(server: Server, progress: RunProgress, number: int) -> Found:
     """Time of the first checkpoint, of one after another round, and of one with a state of every client; bytes."""
     found: Found = {}
     with TemporaryDirectory() as folder:
         directory = RunDirectory(Path(folder))
         for name in ("first", "next", "all"):
             if name == "next":
-                standing.tally.add(server.round(number))
+                progress.totals.add(server.round(number))
             if name == "all":
                 if len(server.clients) > ALL:
                     break
                 engine, setup = server.engine, server.setup
                 engine.states = {i: setup.client_state(c, engine.info) for i, c in engine.clients.items()}
                 engine.changed = set(engine.states)
-            standing.done += 1
+            progress.done += 1
             with timed(found, name):
-                save(directory, server, standing, 0, [], {})
+                save(directory, server, progress, [], 0, [], {})
             found[f"{name}_files"] = len(server.engine.states)
             newest = max(directory.checkpoints.glob("state-*.json"))
             found[f"{name}_manifest_mb"] = newest.stat().st_size / 2**20
@@ -147,9 +147,9 @@ def measure(clients: int, participants: int, rounds: int) -> Found:
         found["holdings_mb"] = len(json.dumps(holdings(server.federation), separators=(",", ":"))) / 2**20
     with timed(found, "evaluate"):
         server.evaluate("test", round_=rounds)
-    tally = Tally.empty(())
-    tally.add(record)
-    found |= checkpoints(server, Standing(tally), rounds + 1)
+    totals = RunTotals()
+    totals.add(record)
+    found |= checkpoints(server, RunProgress(totals), rounds + 1)
     found["peak_all_mb"] = peak_mb()
     return found
 

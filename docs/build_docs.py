@@ -26,9 +26,10 @@ from markdown_tables import table
 from screens import screens
 
 from perfed.engine.metrics import metric_of
-from perfed.experiment.compare import Comparison, Recipe, federated
+from perfed.experiment.comparison import ComparisonSpec, federated
 from perfed.experiment.config import find_experiment
 from perfed.experiment.overrides import override
+from perfed.experiment.study import Study
 from perfed.methods.titles import display_name
 from perfed.report import load_runs
 from perfed.report.paired import ClientTable, interval
@@ -85,12 +86,12 @@ class Kept:
         names = list(methods or self.methods)
         table = override(find_experiment(self.experiment), self.settings, federated(names))
         with tempfile.TemporaryDirectory() as folder:
-            comparison = Comparison.create(Path(folder) / "made", table, names, list(seeds), None, None)
-            ready = Recipe(comparison, None, None)
-            for method, seed in comparison.left():
-                print(f"{self.experiment} {' '.join(self.settings)}: {method}, seed {seed}", file=sys.stderr)
-                ready(method, seed).execute()
-            runs = load_runs(comparison.started())
+            study = Study.create(Path(folder) / "made", ComparisonSpec(table, names, list(seeds)), None, None)
+            ready = study.runs()
+            for key in study.left():
+                print(f"{self.experiment} {' '.join(self.settings)}: {ready.label(*key)}", file=sys.stderr)
+                ready(*key).execute()
+            runs = load_runs(study.comparisons[""].started())
         return [
             {
                 "method": run.method,

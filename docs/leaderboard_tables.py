@@ -8,7 +8,7 @@ from pathlib import Path
 
 from markdown_tables import table
 
-from perfed.experiment.board import find_board
+from perfed.experiment.published import find_board
 from perfed.report.board import Figure, board_notes, board_table
 
 FOLDER = Path(__file__).parent / "results/leaderboards"

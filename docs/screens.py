@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from perfed.experiment.compare import Comparison, Recipe, federated
+from perfed.experiment import study as experiments
+from perfed.experiment.comparison import ComparisonSpec, federated
 from perfed.experiment.config import find_experiment
 from perfed.experiment.overrides import override
 from perfed.report import load_runs
@@ -30,8 +31,9 @@ def screens(experiment: str, methods: Sequence[str], seeds: Sequence[int], setti
     """Train, write the page, and let Chromium show it in both themes and widths as ``report-THEME-WIDTH.png``."""
     with tempfile.TemporaryDirectory() as folder:
         table = override(find_experiment(experiment), settings, federated(list(methods)))
-        comparison = Comparison.create(Path(folder) / "made", table, list(methods), list(seeds), None, None)
-        page = _page(comparison, Path(folder) / "page.html", experiment)
+        planned = ComparisonSpec(table, list(methods), list(seeds))
+        made = experiments.Study.create(Path(folder) / "made", planned, None, None)
+        page = _page(made, Path(folder) / "page.html", experiment)
         for theme, number in THEMES.items():
             for width in WIDTHS:
                 shot = Path(folder) / "shot.png"
@@ -41,12 +43,12 @@ def screens(experiment: str, methods: Sequence[str], seeds: Sequence[int], setti
                 print(f"{out.name}: {out.stat().st_size / 1000:.0f} kB", file=sys.stderr)
 
 
-def _page(comparison: Comparison, out: Path, title: str) -> Path:
+def _page(made: experiments.Study, out: Path, title: str) -> Path:
     """The first two sections of the report."""
-    ready = Recipe(comparison, None, None)
-    for method, seed in comparison.left():
-        ready(method, seed).execute()
-    runs = load_runs(comparison.started())
+    ready = made.runs()
+    for key in made.left():
+        ready(*key).execute()
+    runs = load_runs(made.comparisons[""].started())
     study = Study.of(runs)
     return write_page(out, title, facts(runs), [verdict_section(study), leaderboard_section(study)])
 

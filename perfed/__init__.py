@@ -10,6 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 _HOMES = {
+    "Callback": "perfed.run.callback",
     "Client": "perfed.data.client",
     "Clock": "perfed.participation.clock",
     "Evaluation": "perfed.run.settings",

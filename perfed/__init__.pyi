@@ -17,6 +17,7 @@ from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.placement import PERSONAL, SHARED
 from perfed.registry import register
+from perfed.run.callback import Callback
 from perfed.run.run import Run
 from perfed.run.settings import Evaluation
 from perfed.run.site import load_site
@@ -25,6 +26,7 @@ from perfed.terms import Term
 __all__ = [
     "PERSONAL",
     "SHARED",
+    "Callback",
     "Client",
     "Clock",
     "Evaluation",

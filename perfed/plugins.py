@@ -15,7 +15,7 @@ from perfed.errors import PerfedError
 from perfed.machine import by_sigterm
 
 SKLEARN = "sklearn:"
-"""Names that begin so are of scikit-learn models (:mod:`perfed.experiment.baselines`), of no module of the user's."""
+"""Names that begin so are of scikit-learn models (:mod:`perfed.experiment.sklearn_run`), of no module of the user's."""
 POOLED = "pooled:"
 """Names that begin so are of one scikit-learn model on the samples of all clients together."""
 

@@ -62,6 +62,7 @@ def test_sweeps_are_kept_with_their_command_and_figure(name):
             assert shown == pytest.approx(means, abs=0.006)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SMALL)
 def test_the_code_gives_the_kept_numbers(name):
     kept = [run for run in build_docs.kept_runs(name) if run["seed"] == 0]

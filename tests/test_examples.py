@@ -11,9 +11,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 import perfed
 
-FACES = ("perfed", *(f"perfed.{n}" for n in ("aggregate", "datasets", "method", "placement", "registry", "terms")))
+FACES = (
+    "perfed",
+    *(f"perfed.{n}" for n in ("aggregate", "datasets", "method", "placement", "registry", "terms", "testing")),
+)
 # Modules that are a program, or cannot be imported without what an extra brings.
 ALONE = ("__main__", *(() if find_spec("flwr") else ("flower.adapter",)))
 # Exports that can have no docstring; the example is in that of what takes them.
@@ -31,6 +36,7 @@ def lacking(face: ModuleType) -> Iterator[str]:
             yield f"{face.__name__}.{name}"
 
 
+@pytest.mark.long
 def test_examples_in_docstrings_are_true(forgotten):
     for info in pkgutil.walk_packages(perfed.__path__, "perfed."):
         if not info.name.endswith(ALONE):

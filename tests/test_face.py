@@ -45,6 +45,7 @@ def test_importing_perfed_imports_no_torch():
     assert in_a_process_of_its_own("import sys, perfed; print('torch' in sys.modules)") == "False"
 
 
+@pytest.mark.long
 def test_modules_are_attributes_and_perfed_s_own_names_are_taken():
     program = """
 import perfed
@@ -58,6 +59,7 @@ assert "fedrep-srpfl" in perfed.registry.known_names()
     assert in_a_process_of_its_own(program).startswith("method 'fedavg' is registered twice")
 
 
+@pytest.mark.long
 def test_terms_are_known_before_anything_else_is_imported():
     assert (
         in_a_process_of_its_own("import perfed; print(*perfed.terms.term_names())")
@@ -65,6 +67,7 @@ def test_terms_are_known_before_anything_else_is_imported():
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["Run", "start"])
 def test_any_name_may_be_asked_for_first(name):
     assert in_a_process_of_its_own(f"import perfed; print(callable(perfed.{name}))") == "True"

@@ -64,6 +64,7 @@ def without(program: str, *arguments: object) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("before", [HIDDEN, MSVCRT + HIDDEN], ids=["no locks", "locks of Windows"])
 def test_everything_works_without_modules_that_windows_does_not_have(tmp_path, before):
     out = tmp_path / "out"
@@ -76,6 +77,7 @@ def test_everything_works_without_modules_that_windows_does_not_have(tmp_path, b
     assert summary["metrics"] == first["metrics"]
 
 
+@pytest.mark.long
 def test_locks_of_windows_keep_other_processes_out(tmp_path):
     program = MSVCRT + HIDDEN + "\nfrom pathlib import Path\nfrom perfed.machine import locked\n"
     program += f"folder = Path({str(tmp_path)!r})\nwith locked(folder):\n"

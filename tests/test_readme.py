@@ -5,6 +5,7 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
 from command_line import perfed as perfed_command
 
 import perfed
@@ -16,6 +17,7 @@ SMALL = ("local_epochs=1", "clients=4", "plan.threads=1", "plan.engine=stacked")
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
 
 
+@pytest.mark.long
 def test_what_the_first_example_shows_is_true_of_methods_that_have_converged(forgotten, capsys):
     names: dict[str, object] = {}
     exec(BLOCKS[0], names)  # the text is our own
@@ -40,6 +42,7 @@ def test_the_second_example_is_a_method(forgotten):
     assert "my-fedper" in registry.method_names()
 
 
+@pytest.mark.long
 def test_the_commands_on_data_that_come_with_perfed_run(tmp_path, monkeypatch):
     """Each is copied from the README; what trains does so for one round, with few samples."""
     monkeypatch.chdir(tmp_path)

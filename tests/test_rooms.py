@@ -17,7 +17,6 @@ ROOMS = (  # from the bottom to the top; a room may use those before it
     "data",
     "maths",
     "participation",
-    "theory",
     "datasets",
     "model",
     "training",
@@ -29,6 +28,7 @@ ROOMS = (  # from the bottom to the top; a room may use those before it
     "experiment",
     "deploy",
     "cli",
+    "testing",  # for users and tests: nothing here imports it
 )
 FACES = {"aggregate", "placement", "registry", "terms"}  # short names for users; nothing inside imports them
 
@@ -71,7 +71,7 @@ def floor(name: str) -> int:
 
 def test_every_file_is_in_a_room_that_is_known():
     assert {room(name) for name in modules() if "." in name} == GROUND | set(ROOMS) | FACES
-    assert len(GROUND) + len(ROOMS) + len(FACES) <= 26
+    assert len(GROUND) + len(ROOMS) + len(FACES) <= 27
 
 
 def test_no_arrow_runs_back_up():

@@ -62,6 +62,7 @@ def measured() -> dict[str, dict[str, float]]:
     return {name: {site: float(np.mean(values)) for site, values in of.items()} for name, of in found.items()}
 
 
+@pytest.mark.long
 def test_the_tutorial_is_true(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     printed = []

@@ -43,6 +43,7 @@ def installed(tmp_path_factory) -> Path:
     return target
 
 
+@pytest.mark.long
 def test_every_file_of_the_package_is_in_it(installed):
     def files(folder: Path) -> set[str]:
         found = (file for file in folder.rglob("*") if file.is_file() and file.suffix != ".pyc")
@@ -53,6 +54,7 @@ def test_every_file_of_the_package_is_in_it(installed):
     assert {item.name.partition("-")[0] for item in installed.iterdir()} == {"perfed", "bin"}
 
 
+@pytest.mark.long
 def test_it_lists_and_trains_outside_the_source_tree(installed, tmp_path):
     def perfed(*arguments: object) -> str:
         return python("-m", "perfed.cli", *arguments, cwd=tmp_path, PYTHONPATH=str(installed), HOME=str(tmp_path))

@@ -21,18 +21,18 @@ from perfed.cli.table import print_table
 from perfed.cli.terminal import print_choice, print_summary
 from perfed.cli.training import default_out, device_of, executor, resumable, settings_of, shared_settings
 from perfed.errors import PerfedError
-from perfed.experiment.campaign import Campaign, is_campaign
-from perfed.experiment.compare import Comparison, is_comparison
+from perfed.experiment.comparison import ComparisonSpec
 from perfed.experiment.config import Experiment, find_experiment, validate
-from perfed.experiment.leaderboard import Leaderboard, is_leaderboard
 from perfed.experiment.names import parse_seeds
 from perfed.experiment.overrides import override, parse_value
-from perfed.experiment.search import Search, is_search
+from perfed.experiment.published import Leaderboard
+from perfed.experiment.search import Search
 from perfed.experiment.start import is_done, resume, start
+from perfed.experiment.study import Study
 from perfed.method.registry import method_id
 from perfed.report import load_runs, write_report
 from perfed.report.partition import ClassTable, counted_tables, write_partition_page
-from perfed.run.directory import RunDirectory, plain
+from perfed.run.directory import RunDirectory, marker_of, plain
 from perfed.run.run import Run
 
 
@@ -95,24 +95,24 @@ def _chosen_method(table: dict[str, Any], settings: list[str]) -> str:
 def resume_command(directory: Path, settings: list[str], how: Training, show: Shown) -> None:
     """Continue an interrupted run, comparison, search, campaign or leaderboard where it stopped, to the same bits."""
     where, rounds = device_of(how.device), _more_rounds(settings)
-    several = any(of(directory) for of in (is_comparison, is_search, is_campaign, is_leaderboard))
-    if rounds is not None and several:
+    kind = marker_of(directory)[0]
+    if rounds is not None and kind:
         raise PerfedError(
             f"{directory}: only a run can go on to more rounds; give each run to resume by itself, all seeds of all "
             f"methods that are to be compared, or begin another comparison with rounds={rounds}"
         )
-    if how.jobs > 1 and not several:
+    if how.jobs > 1 and not kind:
         raise PerfedError(f"{directory}: is one run, if any; --jobs is for comparisons, searches and campaigns")
     with resumable(directory, how.data_dir, how.device, how.ray), alone_on_stdout(show.as_json):
-        if is_comparison(directory):
-            compare(Comparison.read(directory), how, show)
-        elif is_campaign(directory):
-            go_on(Campaign.read(directory), how, show)
-        elif is_leaderboard(directory):
+        if kind == "comparison":
+            compare(Study.read(directory), how, show)
+        elif kind == "campaign":
+            go_on(Study.read(directory), how, show)
+        elif kind == "leaderboard":
             play(Leaderboard.read(directory), how, show)
-        elif is_search(directory):
+        elif kind == "search":
             search = Search.read(directory)
-            search.check(how.data_dir, where)
+            search.check_data(how.data_dir, where)
             _tune(search, how, show)
         else:
             _resume(directory, how.data_dir, where, rounds, show)
@@ -159,8 +159,8 @@ def tune_command(
     names = chosen_methods(methods, table)
     table = override(table, shared_settings(how.engine, settings), names)
     out = how.out or default_out(f"tune-{table.get('name', 'experiment')}")
-    numbers, where = parse_seeds(seeds), device_of(how.device)
-    search = Search.create(out, table, names, numbers, grid or [], how.data_dir, where)
+    planned = ComparisonSpec(table, names, parse_seeds(seeds))
+    search = Search.create(out, planned, grid or [], how.data_dir, device_of(how.device))
     with resumable(out, how.data_dir, ray=how.ray), alone_on_stdout(show.as_json):
         say_where("results", out)
         _tune(search, how, show)

@@ -11,9 +11,9 @@ from perfed.cli.progress import Work, shown
 from perfed.cli.table import print_table
 from perfed.cli.training import default_out, device_of, executor, resumable, shared_settings
 from perfed.errors import PerfedError
+from perfed.experiment.factory import Key, RunFactory
 from perfed.experiment.jobs import Execute, Outcomes
-from perfed.experiment.leaderboard import Leaderboard
-from perfed.experiment.worker import Key, Recipe
+from perfed.experiment.published import Leaderboard
 from perfed.report.board import board_notes
 from perfed.run.directory import plain
 
@@ -49,10 +49,10 @@ def play(made: Leaderboard, how: Training, show: Shown) -> None:
 def _shown(what: str, runs: int, how: Training) -> Execute:
     """What executes the runs of a row, and shows how far they are."""
 
-    def execute(recipe: Recipe, keys: Sequence[Key]) -> Outcomes:
+    def execute(factory: RunFactory, keys: Sequence[Key]) -> Outcomes:
         say(f"{what}: {len(keys)} runs", style="dim")
         with shown(Work(max(runs, len(keys)))) as work:
             work.already(runs - len(keys))
-            yield from executor(how, work)(recipe, keys)
+            yield from executor(how, work)(factory, keys)
 
     return execute

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 
 from perfed.cli.choosing import check_one_word
-from perfed.cli.comparing import say_outcome
-from perfed.cli.console import alone_on_stdout, print_json, say, say_where, say_whole
+from perfed.cli.comparing import done, raise_failed
+from perfed.cli.console import alone_on_stdout, print_json, say, say_where
 from perfed.cli.files import Files, command_line
 from perfed.cli.options import Shown, Training
-from perfed.cli.progress import Work, shown
 from perfed.cli.table import print_table
-from perfed.cli.training import default_out, device_of, executor, resumable, shared_settings
+from perfed.cli.training import default_out, device_of, resumable, shared_settings
 from perfed.errors import PerfedError
-from perfed.experiment.campaign import Campaign
-from perfed.experiment.compare import federated
-from perfed.experiment.conclusion import Conclusion, Failure
+from perfed.experiment.comparison import ComparisonSpec, federated
 from perfed.experiment.config import Experiment, find_experiment
 from perfed.experiment.names import parse_names, parse_seeds
 from perfed.experiment.overrides import override
-from perfed.experiment.planned import Planned, read_campaign, swept
+from perfed.experiment.planned import read_campaign, swept
+from perfed.experiment.study import Study
 from perfed.machine import write_atomic
 from perfed.report.campaign import Part, campaign_csv, campaign_rows, grids
 from perfed.report.page.campaign import sweep_figures
@@ -54,55 +51,29 @@ def campaign_command(file: Path, settings: list[str] | None, how: Training, show
     _begin(how.out or Path("runs") / file.stem, planned, how, show)
 
 
-def _begin(out: Path, planned: Mapping[str, Planned], how: Training, show: Shown, key: str = "") -> None:
+def _begin(out: Path, planned: Mapping[str, ComparisonSpec], how: Training, show: Shown, key: str = "") -> None:
     with alone_on_stdout(show.as_json):
         say(f"checking {len(planned)} comparisons on their data")
-        campaign = Campaign.create(out, planned, how.data_dir, device_of(how.device), key)
+        campaign = Study.create(out, planned, how.data_dir, device_of(how.device), key)
         with resumable(out, how.data_dir, ray=how.ray):
             say_where("results", out)
             go_on(campaign, how, show)
 
 
-def go_on(campaign: Campaign, how: Training, show: Shown) -> None:
-    """Do the runs that are not finished; a comparison's report is written when the last of its runs has ended."""
-    problems: list[PerfedError] = []
-    failures: dict[str, list[Failure]] = {name: [] for name in campaign.comparisons}
-    found: dict[str, Conclusion] = {}
-
-    def conclude(name: str) -> None:
-        if (concluded := campaign.concluded(name, failures[name])) is not None:
-            found[name] = concluded
-
-    left = {name: len(campaign.left(name)) for name in campaign.comparisons}
-    for name in (name for name, number in left.items() if not number):
-        conclude(name)
-    with shown(Work(campaign.size)) as work:
-        work.already(campaign.size - sum(left.values()))
-        with closing(campaign.outcomes(how.data_dir, device_of(how.device), executor(how, work))) as outcomes:
-            for name, method, seed, outcome in outcomes:
-                if isinstance(outcome, PerfedError):
-                    problems.append(outcome)
-                    failures[name].append(Failure.of(method, seed, outcome))
-                    say_whole(f"failed: {outcome}", style="red")
-                else:
-                    say_outcome(f"{name}: {method} seed {seed}", outcome, show.verbose)
-                left[name] -= 1
-                if not left[name]:
-                    conclude(name)
-                    campaign.conclude(found)
+def go_on(campaign: Study, how: Training, show: Shown) -> None:
+    """Do the runs that are not finished, and say what came of all."""
+    found, failed = done(campaign, how, show)
     page, parts = campaign.conclude(found)
-    _show(campaign, parts, page, show, failed=[str(problem) for problem in problems])
-    if problems:
-        raise PerfedError(f"{len(problems)} of {campaign.size} runs failed; {problems[0]}")
+    _show(campaign, parts, page, show, failed=[str(problem) for problem in failed])
+    raise_failed(campaign, failed)
 
 
 def report_campaign(directory: Path, files: Files, show: Shown) -> None:
     """Write a campaign's reports anew, print its tables, and write files."""
     files.check()
     with alone_on_stdout(show.as_json):
-        campaign = Campaign.read(directory)
-        every = {name: campaign.concluded(name) for name in campaign.comparisons}
-        page, parts = campaign.conclude({name: found for name, found in every.items() if found is not None})
+        campaign = Study.read(directory)
+        page, parts = campaign.conclude(campaign.concluded())
         if not parts:
             raise PerfedError(f"{directory}: no run has started yet")
         if files.out is not None:
@@ -117,7 +88,7 @@ def report_campaign(directory: Path, files: Files, show: Shown) -> None:
         _show(campaign, parts, page, show, files=[str(path) for path in written])
 
 
-def _latex(campaign: Campaign, parts: Sequence[Part]) -> str:
+def _latex(campaign: Study, parts: Sequence[Part]) -> str:
     """The tables for papers."""
     name = campaign.path.resolve().name
     if campaign.key:
@@ -126,7 +97,7 @@ def _latex(campaign: Campaign, parts: Sequence[Part]) -> str:
     return latex_file((grid.latex(name) for grid in grids(parts, campaign.key)), comments)
 
 
-def _show(campaign: Campaign, parts: Sequence[Part], page: Path, show: Shown, **more: object) -> None:
+def _show(campaign: Study, parts: Sequence[Part], page: Path, show: Shown, **more: object) -> None:
     """Print the tables, the first sentence on each comparison, and where the report is."""
     if show.as_json:
         content = {"directory": campaign.path, "key": campaign.key, "table": campaign_rows(parts), "report": page}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,11 @@ from perfed.cli.progress import Work, shown
 from perfed.cli.terminal import conclusion_json, print_conclusion
 from perfed.cli.training import default_out, device_of, executor, resumable, shared_settings
 from perfed.errors import PerfedError
-from perfed.experiment.compare import Comparison, federated
-from perfed.experiment.conclusion import Failure
+from perfed.experiment.comparison import ComparisonSpec, Conclusion, federated
 from perfed.experiment.config import find_experiment
-from perfed.experiment.extend import More, extend
 from perfed.experiment.names import parse_names, parse_seeds
 from perfed.experiment.overrides import override
+from perfed.experiment.study import Study, extend
 
 
 def compare_command(
@@ -33,7 +32,7 @@ def compare_command(
     """Train several methods over several seeds: one table, one report, comparison.json."""
     check_one_word(methods, [experiment, *(settings or [])])
     if extended is not None:
-        planned = _extended(extended, experiment, settings, methods, seeds, how)
+        study = _extended(extended, experiment, settings, methods, seeds, how)
     elif experiment is None:
         raise PerfedError("an experiment is needed: a shipped one ('perfed list experiments') or a .toml file")
     else:
@@ -42,15 +41,15 @@ def compare_command(
         numbers = parse_seeds("0" if seeds is None else seeds)
         table = override(table, shared_settings(how.engine, settings), federated(names))
         out = how.out or default_out(str(table.get("name", "comparison")))
-        planned = Comparison.create(out, table, names, numbers, how.data_dir, device_of(how.device))
-    with resumable(planned.path, how.data_dir, ray=how.ray), alone_on_stdout(show.as_json):
-        say_where("results", planned.path)
-        compare(planned, how, show)
+        study = Study.create(out, ComparisonSpec(table, names, numbers), how.data_dir, device_of(how.device))
+    with resumable(study.path, how.data_dir, ray=how.ray), alone_on_stdout(show.as_json):
+        say_where("results", study.path)
+        compare(study, how, show)
 
 
 def _extended(
     path: Path, experiment: str | None, settings: list[str] | None, methods: str, seeds: str | None, how: Training
-) -> Comparison:
+) -> Study:
     """The comparison in ``path`` with more methods or seeds."""
     if how.out is not None:
         raise PerfedError(f"--out {how.out}: a comparison is extended where it is, in {path}; leave --out out")
@@ -59,32 +58,39 @@ def _extended(
     names = parse_names(methods, baselines=True) if methods else []
     numbers = [] if seeds is None else parse_seeds(seeds)
     given = None if experiment is None else find_experiment(experiment)
-    more = More(names, numbers, given, shared_settings(how.engine, settings))
-    return extend(path, more, how.data_dir, device_of(how.device))
+    own = shared_settings(how.engine, settings)
+    return extend(path, names, numbers, given, own, how.data_dir, device_of(how.device))
 
 
-def compare(planned: Comparison, how: Training, show: Shown) -> None:
+def compare(study: Study, how: Training, show: Shown) -> None:
     """Do the runs that are not finished, and say what came of all."""
-    failed: dict[tuple[str, int], PerfedError] = {}
-    number = len(planned.methods) * len(planned.seeds)
-    with shown(Work(number)) as work:
-        work.already(number - len(planned.left()))
-        outcomes = planned.outcomes(how.data_dir, device_of(how.device), executor(how, work))
-        with closing(outcomes):
-            for method, seed, outcome in outcomes:
-                if isinstance(outcome, PerfedError):
-                    failed[method, seed] = outcome
-                    say_whole(f"failed: {outcome}", style="red")
-                else:
-                    say_outcome(f"{method} seed {seed}", outcome, show.verbose)
-    failed = {key: failed[key] for key in planned.keys if key in failed}  # runs side by side end in any order
-    found = planned.conclude(failures=[Failure.of(*key, outcome) for key, outcome in failed.items()])
+    found, failed = done(study, how, show)
     if show.as_json:
-        print_json(conclusion_json(found, failed=[str(error) for error in failed.values()]))
+        print_json(conclusion_json(found[""], failed=[str(error) for error in failed]))
     else:
-        print_conclusion(found, show.all_metrics)
+        print_conclusion(found[""], show.all_metrics)
+    raise_failed(study, failed)
+
+
+def done(study: Study, how: Training, show: Shown) -> tuple[dict[str, Conclusion], list[PerfedError]]:
+    """Do the runs that are not finished, and say of each what came of it."""
+
+    def tell(label: str, outcome: dict[str, Any] | PerfedError) -> None:
+        if isinstance(outcome, PerfedError):
+            say_whole(f"failed: {outcome}", style="red")
+        else:
+            say_outcome(label, outcome, show.verbose)
+
+    number = len(study.keys)
+    with shown(Work(number)) as work:
+        work.already(number - len(study.left()))
+        return study.execute(how.data_dir, device_of(how.device), executor(how, work), tell)
+
+
+def raise_failed(study: Study, failed: Sequence[PerfedError]) -> None:
+    """End with how many runs failed, and why the first did, if any."""
     if failed:
-        raise PerfedError(f"{len(failed)} of {number} runs failed; {next(iter(failed.values()))}")
+        raise PerfedError(f"{len(failed)} of {len(study.keys)} runs failed; {failed[0]}")
 
 
 def say_outcome(label: str, summary: dict[str, Any], verbose: bool) -> None:

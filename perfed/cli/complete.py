@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perfed.cli.index import LISTS, index
 
-_MARKS = ("config.toml", "comparison.toml", "search.toml", "campaign.toml", "leaderboard.toml")
+_MARKS = ("config.toml", "comparisons.toml", "comparison.toml", "search.toml", "campaign.toml", "leaderboard.toml")
 
 
 def _names(what: str) -> list[str]:

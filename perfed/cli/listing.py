@@ -20,9 +20,9 @@ from perfed.datasets import dataset_id, dataset_names, describe
 from perfed.datasets.catalogue import DATASETS
 from perfed.datasets.description import in_words
 from perfed.errors import PerfedError
-from perfed.experiment.board import board_names, find_board
 from perfed.experiment.config import Experiment, experiment_names, find_experiment
 from perfed.experiment.estimators import baseline_names
+from perfed.experiment.published import board_names, find_board
 from perfed.method.method import Method
 from perfed.method.registry import Entry, entry, known_names, method_id
 from perfed.method.term import term_class, term_id, term_names
@@ -32,6 +32,7 @@ from perfed.participation.settings import Participation
 from perfed.plugins import bare_name
 from perfed.run.settings import Evaluation
 from perfed.training.plan import ENGINES
+from perfed.training.schedule import takes_schedule
 
 # What methods are made for, where their class or policy does not say it; all others: labels.
 _FEATURES = {"flic-class", "flic-hl", "hetfedrep", "fedrep-tsne", "fedhenn", "fedbn"}
@@ -145,7 +146,8 @@ def _settings(fields: Mapping[str, FieldInfo], defaults: Mapping[str, Any]) -> d
 
 
 def _allowed(key: str, field: FieldInfo) -> str:
-    return _ALLOWED.get(key) or in_words(field.rebuild_annotation())
+    words = _ALLOWED.get(key) or in_words(field.rebuild_annotation())
+    return f"{words}, or schedule" if takes_schedule(field.annotation) else words
 
 
 def _term(name: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from perfed.cli.console import console, say, say_whole
 from perfed.cli.table import shortened
-from perfed.experiment.baselines import Baseline
+from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.stages import DATA, MODELS, ROUNDS, News, execute
 from perfed.run.run import Run
 
@@ -100,7 +100,7 @@ class Work:
         self.finished = finished
         self.all.before = self.all.done = finished
 
-    def execute(self, make: Callable[[], Run | Baseline], label: str) -> dict[str, Any]:
+    def execute(self, make: Callable[[], Run | SklearnRun], label: str) -> dict[str, Any]:
         """Make a run ready and execute it."""
         try:
             return execute(make, partial(self.told, label))

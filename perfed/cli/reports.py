@@ -14,22 +14,21 @@ from perfed.cli.options import Shown
 from perfed.cli.terminal import conclusion_json, print_conclusion
 from perfed.cli.training import default_out
 from perfed.errors import PerfedError
-from perfed.experiment.campaign import is_campaign
-from perfed.experiment.compare import Comparison, is_comparison
-from perfed.experiment.conclusion import Conclusion
+from perfed.experiment.comparison import Comparison, Conclusion
 from perfed.methods.titles import meant
 from perfed.report import verdict, with_communication, write_report
 from perfed.report.comparison import judged_table
 from perfed.report.load_runs import Gathered, gathered
 from perfed.report.papers import csv_text, latex
 from perfed.report.runs import Run, main_metric, methods_of
+from perfed.run.directory import marker_of
 
 
 def report_command(
     directories: Sequence[Path], reference: str | None, communication: float | None, files: Files, show: Shown
 ) -> None:
     """Write the report of one or several directories anew, print their tables and verdict, and write files."""
-    for directory in filter(is_campaign, directories):
+    for directory in (one for one in directories if marker_of(one)[0] == "campaign"):
         if len(directories) > 1 or reference is not None or communication is not None:
             raise PerfedError(
                 f"{directory}: is a campaign or a sweep, reported alone, without --reference and --communication"
@@ -73,10 +72,14 @@ def _runs_in(directory: Path) -> list[Path]:
     if (directory / "config.toml").is_file():
         return [directory]
     found = sorted(file.parent for file in directory.glob("*/seed-*/config.toml"))
-    if not is_comparison(directory):
+    if not _is_comparison(directory):
         return found or [directory]
     known = Comparison.read(directory).started()
     return [*known, *(place for place in found if place not in known)]
+
+
+def _is_comparison(directory: Path) -> bool:
+    return marker_of(directory)[0] == "comparison"
 
 
 def _reference(given: str | None, runs: Sequence[Run]) -> str | None:
@@ -92,7 +95,7 @@ def _concluded(
 ) -> Conclusion:
     """Write the page; of a comparison alone ``comparison.json`` too."""
     (first, *others), runs = directories, given.runs
-    if out is None and communication is None and not others and is_comparison(first):
+    if out is None and communication is None and not others and _is_comparison(first):
         concluded = Comparison.read(first).conclude(given)
     else:
         if out is None and others:
@@ -123,7 +126,7 @@ def _write(files: Files, directories: Sequence[Path], found: Conclusion, all_met
 
 def _origins(directories: Sequence[Path], runs: Sequence[Run]) -> list[str]:
     """Lines on the commands that made the table and the runs."""
-    comparisons = [one for one in map(Comparison.read, filter(is_comparison, directories)) if one.begun]
+    comparisons = [one for one in map(Comparison.read, filter(_is_comparison, directories)) if one.begun]
     known = {place for one in comparisons for place in one.started()}
     others = [f"perfed run {run.directory / 'config.toml'}" for run in runs if run.directory not in known]
     return [f"table: {command_line()}", *(f"runs: {told}" for told in [*(one.origin for one in comparisons), *others])]

@@ -20,8 +20,8 @@ from perfed.data.tables.problems import TableProblems
 from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
+from perfed.experiment.init_template import compared, study_text, tune_command
 from perfed.experiment.start import start
-from perfed.experiment.study import compared, study_text, tune_command
 from perfed.plugins import IMPORTED
 from perfed.report.text import TextTable
 

@@ -12,14 +12,14 @@ from perfed.cli.console import say, say_where
 from perfed.cli.table import print_table
 from perfed.engine.metrics import metric_of
 from perfed.engine.metrics import shown as with_unit
-from perfed.experiment.conclusion import Conclusion
+from perfed.experiment.comparison import Conclusion
 from perfed.experiment.search import Choice
 from perfed.report import TextTable, Verdict, all_tables, comparison_rows, first_tables, reported_by
 from perfed.report.comparison import judged_table
 from perfed.report.runs import Run
 from perfed.report.text import UNKNOWN, axis_title
+from perfed.run.callbacks.targets import described
 from perfed.run.directory import plain
-from perfed.run.targets import described
 from perfed.training.plan import PlanSettings
 
 SITES = 12

@@ -14,7 +14,7 @@ from perfed.data.deferred import Source
 from perfed.data.facts import ClientFacts, SplitFacts
 from perfed.data.federation import Federation
 from perfed.datasets.catalogue import NonNegativeReal, Positive, PositiveReal, check_range, client_ids, dataset
-from perfed.theory.linear import LinearProblem, domain_problem
+from perfed.datasets.linear_problem import LinearProblem, domain_problem
 
 
 @dataset("linear-domains", task="regression")

@@ -12,9 +12,9 @@ from perfed.engine.host import Host
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.participation.settings import Participation
+from perfed.run.callbacks.best import BestModels
 from perfed.run.own_model import OwnModels
 from perfed.run.site import SiteModel
-from perfed.run.taken import Taken
 from perfed.training.cohort import Cohort
 
 
@@ -48,9 +48,9 @@ class _OwnModel(OwnModels):
         return int(self.here.header["round"])
 
     @property
-    def taken(self) -> Taken:
+    def taken(self) -> BestModels:
         """Nothing: the message is of the model that was taken."""
-        return Taken()
+        return BestModels()
 
 
 def site_model(folder: Path, site: str, data: Path, run: str | None = None) -> SiteModel:

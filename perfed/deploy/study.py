@@ -53,6 +53,8 @@ def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
         raise PerfedError(f"evaluation.metrics: '{GAP}' is of the sites' own models, which stay there; leave it out")
     if experiment.snapshots.losses:
         raise PerfedError("snapshots.losses: losses of single sites would leave them; leave it out")
+    if experiment.callbacks:
+        raise PerfedError("callbacks: they would see what the study does not name; leave them out")
     table = experiment.model_dump(mode="json", exclude_none=True)
     return validate({**table, "data": {**table["data"], "files": list(sites)}})
 

@@ -16,6 +16,7 @@ from perfed.engine.host import Exchange
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo
 from perfed.method.exchange import Each, Fold, Replies, Reply, ServerState
+from perfed.method.method import Method
 from perfed.method.term import payload_of
 from perfed.participation.invitation import Invitation
 from perfed.tree import Tree
@@ -83,6 +84,7 @@ class RoundClients:
     """The clients of one transaction.
 
     Attributes:
+        method: with the numbers of the round.
         ids: that the next exchange goes to, sorted; where time is real, those whose replies were used so far.
         invitation: of the round, where time is real.
         arrived: seconds after which the replies of the first exchange came, by id, where time is real.
@@ -100,6 +102,7 @@ class RoundClients:
         keeps: bool = False,
     ) -> None:
         self._engine = engine
+        self.method = engine.setup.method.in_round(round_)
         self._kind = kind
         self._measure = measure
         self._keeps = keeps
@@ -135,7 +138,7 @@ class RoundClients:
         self, program: Callable[..., Reply | None], *, reduce: Mapping[str, Fold] | None = None, **payload: Any
     ) -> Replies:
         """One exchange without terms (:meth:`Clients.run <perfed.method.exchange.Clients.run>`)."""
-        return self.exchange(_program_name(self._engine, program), payload, reduce or {})
+        return self.exchange(_program_name(self.method, program), payload, reduce or {})
 
     def train(
         self,
@@ -146,12 +149,12 @@ class RoundClients:
         **payload: Any,
     ) -> Replies:
         """One exchange in which terms travel along (:meth:`Clients.train <perfed.method.exchange.Clients.train>`)."""
-        terms = self._engine.setup.method.terms
+        terms = self.method.terms
         if not terms:
             return self.run(program, reduce=reduce, **payload)
         assert self.state is not None
         payload["terms"] = payload_of(terms, self.state)
-        name = _program_name(self._engine, program)
+        name = _program_name(self.method, program)
         replies = self.exchange(name, payload, reduce or {}, terms="all" if closing else "penalties")
         if closing:
             self.carrying.append(replies)
@@ -220,11 +223,11 @@ class RoundClients:
         return counting
 
 
-def _program_name(engine: Engine, program: Callable[..., Any]) -> str:
+def _program_name(method: Method, program: Callable[..., Any]) -> str:
     owner, name = getattr(program, "__self__", None), getattr(program, "__name__", "")
-    if owner is engine.setup.method:
+    if owner is method:
         return name
-    for term in engine.setup.method.terms:
+    for term in method.terms:
         if owner is term:
             return f"{term.name}.{name}"
     raise PerfedError(f"a client program must be a method of the method or of one of its terms, not {program!r}")

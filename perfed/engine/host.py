@@ -190,7 +190,9 @@ class Host:
         metrics: Metrics = {}
         outputs: list[Outputs] = []
         if exchange.measure is not None:
-            predicted = predictions(self.setup.method, cohort, exchange.measure, self.background.trained)
+            predicted = predictions(
+                self.setup.method.in_round(exchange.round), cohort, exchange.measure, self.background.trained
+            )
             metrics = score(cohort, exchange.measure, predicted, work.scoring)
             if work.keeps and predicted is not None:
                 outputs.append(outputs_of(cohort, exchange.measure, predicted, work.scoring))

@@ -235,24 +235,24 @@ class Server:
         return self._transaction(clients, self._settle).bytes_down
 
     def _settle(self, server: ServerState, clients: RoundClients) -> None:
-        sent = {"shared": server.shared, "terms": payload_of(self.setup.method.terms, server)}
+        sent = {"shared": server.shared, "terms": payload_of(clients.method.terms, server)}
         clients.exchange(":settle", sent, terms="penalties")
 
     def _prepare(self, server: ServerState, clients: RoundClients) -> None:
-        method = self.setup.method
+        method = clients.method
         method.check(server, clients.info)
         for term in method.terms:
             term.prepare(server, clients)
         method.prepare(server, clients)
 
     def _round(self, server: ServerState, clients: RoundClients) -> None:
-        method, before = self.setup.method, server.tree()
+        method, before = clients.method, server.tree()
         method.round(server, clients)
         if method.terms:
             absorb(method.terms, server, clients.carrying, before)
 
     def _finish(self, server: ServerState, clients: RoundClients) -> None:
-        method = self.setup.method
+        method = clients.method
         method.finish(server, clients)
         for term in method.terms:
             term.finish(server, clients)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import tomli_w
 import torch
@@ -24,8 +24,9 @@ from perfed.model.chain import Model
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.plugins import bare_name, known_as
+from perfed.run.callbacks import build_callbacks
 from perfed.run.settings import Evaluation, Snapshots
-from perfed.settings import STRICT
+from perfed.settings import LISTED, STRICT, unless
 from perfed.training.plan import PlanSettings
 
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -52,6 +53,9 @@ class Experiment(BaseModel):
     device: str = Field("cpu", description="'cpu', 'cuda', 'cuda:1', ...")
     checkpoint_seconds: float = Field(30.0, ge=0, description="least time between two checkpoints")
     baseline_tries: PositiveInt | None = Field(None, description="values of their strength that baselines try")
+    callbacks: Annotated[tuple[str | dict[str, Any], ...], LISTED] = Field(
+        (), description="what rides along: names, or tables of a name and settings", exclude_if=unless(())
+    )
     data: Data
     model: Stages
     training: dict[str, Any] = Field(default_factory=dict)
@@ -76,6 +80,7 @@ class Experiment(BaseModel):
             stages.build(num_outputs=1)
             self._built[name] = method, stages
         self.build_participation()
+        build_callbacks(self.callbacks)
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""The runs of a comparison or a search: one after the other, or side by side in other processes."""
+"""The runs of a study: one after the other, or side by side in other processes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ import torch
 
 from perfed.engine.ray.jobs import RayTasks
 from perfed.errors import PerfedError
-from perfed.experiment.baselines import Baseline
+from perfed.experiment.factory import Key, RunFactory
+from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.stages import DATA, News
-from perfed.experiment.worker import GRACE, Key, Recipe, Source, packed, serve
+from perfed.experiment.worker import GRACE, Source, packed, serve
 from perfed.experiment.worker import task as ray_task
 from perfed.machine import sigint_held
 from perfed.run.run import Run
@@ -31,24 +32,24 @@ TRIES = 2
 _EVERY = 0.05  # seconds between two looks at what workers say
 
 Outcomes = Generator[tuple[Key, dict[str, Any] | PerfedError], None, None]
-Execute = Callable[[Recipe, Sequence[Key]], Outcomes]
+Execute = Callable[[RunFactory, Sequence[Key]], Outcomes]
 """Executes the runs of these keys: each with its summary, or why it failed."""
 
 
 def in_turn(
-    recipe: Recipe,
+    factory: RunFactory,
     keys: Sequence[Key],
-    execute: Callable[[Callable[[], Run | Baseline], str], dict[str, Any]] = lambda make, label: make().execute(),
+    execute: Callable[[Callable[[], Run | SklearnRun], str], dict[str, Any]] = lambda make, label: make().execute(),
 ) -> Outcomes:
     """One run after the other in this process; ``execute`` makes one ready and executes it, and gets its label too."""
     for key in keys:
         try:
-            yield key, execute(lambda key=key: recipe(*key), recipe.label(*key))  # type: ignore[misc]
+            yield key, execute(lambda key=key: factory(*key), factory.label(*key))  # type: ignore[misc]
         except PerfedError as error:
             yield key, error
 
 
-class Crew(Protocol):
+class WorkerPool(Protocol):
     """Workers by number, each a process that does one run at a time."""
 
     def give(self, worker: int, key: Key) -> None:
@@ -88,38 +89,38 @@ class Jobs:
         if self.number < 1:
             raise PerfedError(f"jobs must be at least 1 (given: {self.number})")
 
-    def __call__(self, recipe: Recipe, keys: Sequence[Key]) -> Outcomes:
+    def __call__(self, factory: RunFactory, keys: Sequence[Key]) -> Outcomes:
         """Each run as it ends, in whatever order."""
         if not keys:
             return
         number = min(self.number, len(keys))
-        parcel = packed(recipe, self.source)
-        crew: Crew = (
+        parcel = packed(factory, self.source)
+        pool: WorkerPool = (
             Processes(parcel, max(1, torch.get_num_threads() // number))
             if self.ray_address is None
             else RayTasks(self.ray_address, ray_task, parcel, number)
         )
         try:
-            yield from self._followed(crew, number, recipe, keys)
+            yield from self._followed(pool, number, factory, keys)
         finally:
-            crew.stop()
+            pool.stop()
 
-    def _followed(self, crew: Crew, number: int, recipe: Recipe, keys: Sequence[Key]) -> Outcomes:
+    def _followed(self, pool: WorkerPool, number: int, factory: RunFactory, keys: Sequence[Key]) -> Outcomes:
         waiting, idle, lost, anyone = deque(keys), list(range(number)), Counter[Key](), False
         doing: dict[int, Key] = {}
         while waiting or doing:
             while waiting and idle:
                 worker = idle.pop(0)
                 doing[worker] = waiting.popleft()
-                crew.give(worker, doing[worker])
-            heard = crew.news()
+                pool.give(worker, doing[worker])
+            heard = pool.news()
             for worker, kind, value in heard:
                 if worker not in doing:  # it ended when it had nothing to do
                     continue
                 if kind == "ready":
                     anyone = True
                 elif kind == "news":
-                    self.tell(recipe.label(*doing[worker]), value)
+                    self.tell(factory.label(*doing[worker]), value)
                 elif kind == "refused":
                     raise PerfedError(value)
                 elif kind == "lost" and not anyone:
@@ -134,9 +135,9 @@ class Jobs:
                     if kind == "lost" and lost[key] < TRIES:
                         waiting.appendleft(key)
                         again = f"its process ended ({value}); it is tried once more, from its last checkpoint"
-                        self.tell(recipe.label(*key), News(DATA, remarks=(again,)))
+                        self.tell(factory.label(*key), News(DATA, remarks=(again,)))
                         continue
-                    self.tell(recipe.label(*key), None)
+                    self.tell(factory.label(*key), None)
                     yield key, _outcome(kind, value)
             if not heard:
                 time.sleep(_EVERY)
@@ -152,7 +153,7 @@ def _outcome(kind: str, value: Any) -> dict[str, Any] | PerfedError:
 
 
 class Processes:
-    """A :class:`Crew` on this machine.
+    """A :class:`WorkerPool` on this machine.
 
     Args:
         parcel: of :func:`~perfed.experiment.worker.packed`; each process reads it once.
@@ -164,7 +165,7 @@ class Processes:
         self._members: dict[int, tuple[BaseProcess, Connection]] = {}
 
     def give(self, worker: int, key: Key) -> None:
-        """As :class:`Crew` says of all crews."""
+        """As :class:`WorkerPool` says of all pools."""
         with suppress(ConnectionError):  # it has died; the news say so
             if worker not in self._members:
                 self._members[worker] = self._begun(worker)
@@ -181,7 +182,7 @@ class Processes:
         return process, ours
 
     def news(self) -> list[tuple[int, str, Any]]:
-        """As :class:`Crew` says of all crews."""
+        """As :class:`WorkerPool` says of all pools."""
         heard: list[tuple[int, str, Any]] = []
         for worker, (process, connection) in list(self._members.items()):
             lost = not process.is_alive()  # asked first, so that its last words are heard
@@ -198,7 +199,7 @@ class Processes:
         return heard
 
     def stop(self) -> None:
-        """As :class:`Crew` says of all crews."""
+        """As :class:`WorkerPool` says of all pools."""
         members, deadline = list(self._members.values()), time.monotonic() + GRACE
         try:
             for process, _ in members:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -13,27 +12,12 @@ from typing import Any
 from pydantic import BaseModel, Field, ValidationError
 
 from perfed.errors import PerfedError, first_problem
-from perfed.experiment.compare import federated, method_table
+from perfed.experiment.comparison import ComparisonSpec, federated
 from perfed.experiment.config import experiment_names, find_experiment, validate
 from perfed.experiment.names import known_methods, parse_seeds
 from perfed.experiment.overrides import axis_of, override
 from perfed.plugins import known_as
 from perfed.settings import STRICT
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A comparison that is to be made: the experiment without method and seed, methods and seeds."""
-
-    table: dict[str, Any]
-    methods: list[str]
-    seeds: list[int]
-
-    def check(self) -> None:
-        """Refuse settings that can be seen to be wrong without the data."""
-        for method in federated(self.methods):
-            validate(method_table(self.table, method, 0))
-        validate(self.table)
 
 
 class _Entry(BaseModel):
@@ -48,7 +32,7 @@ class _Entry(BaseModel):
     settings: list[str] = Field(default_factory=list)
 
 
-def read_campaign(file: Path, settings: Sequence[str] = ()) -> dict[str, Planned]:
+def read_campaign(file: Path, settings: Sequence[str] = ()) -> dict[str, ComparisonSpec]:
     """The comparisons of a file, by name, in its order; ``settings`` are assignments on top for all.
 
     Raises:
@@ -62,7 +46,7 @@ def read_campaign(file: Path, settings: Sequence[str] = ()) -> dict[str, Planned
     if content or not isinstance(entries, list) or not entries:
         unknown = f"unknown key '{next(iter(content))}'" if content else "holds no comparison"
         raise PerfedError(f"{file}: {unknown}; a campaign is tables [[comparison]], nothing else")
-    found: dict[str, Planned] = {}
+    found: dict[str, ComparisonSpec] = {}
     for number, values in enumerate(entries, start=1):
         try:
             entry = _Entry.model_validate(values)
@@ -75,7 +59,7 @@ def read_campaign(file: Path, settings: Sequence[str] = ()) -> dict[str, Planned
             methods = known_methods(entry.methods, "methods", baselines=True)
             table = find_experiment(_beside(file, entry.experiment))
             table = override(table, [*entry.settings, *settings], federated(methods))
-            found[name] = Planned(table, methods, parse_seeds(entry.seeds, "seeds"))
+            found[name] = ComparisonSpec(table, methods, parse_seeds(entry.seeds, "seeds"))
             found[name].check()
     return found
 
@@ -94,7 +78,9 @@ def problems_of(what: str) -> Iterator[None]:
         raise PerfedError(f"{what}: {error}") from None
 
 
-def swept(table: dict[str, Any], axis: str, methods: list[str], seeds: list[int]) -> tuple[str, dict[str, Planned]]:
+def swept(
+    table: dict[str, Any], axis: str, methods: list[str], seeds: list[int]
+) -> tuple[str, dict[str, ComparisonSpec]]:
     """The key of ``axis`` (``key=v1,v2,...``), and a comparison for each of its values, by ``key=value``.
 
     Raises:
@@ -104,11 +90,11 @@ def swept(table: dict[str, Any], axis: str, methods: list[str], seeds: list[int]
     points, names = axis_of(axis), federated(methods)
     if len(points) < 2:
         raise PerfedError(f"{axis}: a sweep needs two values or more, as in {axis.rstrip(',')},...")
-    found = {point: Planned(override(table, [point], names), methods, seeds) for point in points}
+    found = {point: ComparisonSpec(override(table, [point], names), methods, seeds) for point in points}
     effects: dict[str, list[dict[str, Any]]] = {}
     for point, planned in found.items():
         planned.check()
-        own = [validate(method_table(planned.table, method, 0)).effect for method in names]
+        own = [planned.experiment(method, 0).effect for method in names]
         effects[point] = own or [{"data": validate(planned.table).data}]  # models of scikit-learn alone
     for one, other in combinations(points, 2):
         if effects[one] == effects[other]:

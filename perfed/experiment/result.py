@@ -12,13 +12,13 @@ from typing import Any
 from perfed.data.tables.problems import pandas
 from perfed.datasets.in_memory import in_memory
 from perfed.errors import PerfedError
-from perfed.experiment.compare import Comparison, federated
-from perfed.experiment.conclusion import Conclusion, Failure
+from perfed.experiment.comparison import Comparison, ComparisonSpec, Conclusion, federated
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.jobs import Execute, Jobs, in_turn
 from perfed.experiment.names import known_methods
 from perfed.experiment.search import Search
 from perfed.experiment.start import opened
+from perfed.experiment.study import Study
 from perfed.experiment.tables import canonical
 from perfed.experiment.worker import Source
 from perfed.methods.titles import meant
@@ -170,13 +170,9 @@ def compare(
         if tune and federated(names):
             RunDirectory.create(path)
             table = _tuned(path / "tune", table, names, numbers, tune, execute)
-        comparison = Comparison.create(path, table, names, numbers, None, None)
-        outcomes = {(method, seed): outcome for method, seed, outcome in comparison.outcomes(None, None, execute)}
-        ended = ((*key, outcomes[key]) for key in comparison.keys if key in outcomes)
-        errors = [(method, seed, outcome) for method, seed, outcome in ended if isinstance(outcome, PerfedError)]
-        found = comparison.conclude(failures=[Failure.of(*error) for error in errors])
-    failed = tuple(str(error) for _, _, error in errors)
-    return ComparisonResult(path, tuple(names), tuple(numbers), failed, federation, found, kept)
+        study = Study.create(path, ComparisonSpec(table, names, numbers), None, None)
+        found, failed = study.execute(execute=execute)
+    return ComparisonResult(path, tuple(names), tuple(numbers), tuple(map(str, failed)), federation, found[""], kept)
 
 
 def _table_of_stages(model: Any) -> dict[str, Any]:
@@ -198,7 +194,7 @@ def _tuned(
     path: Path, table: dict[str, Any], methods: list[str], seeds: list[int], grid: Sequence[str], execute: Execute
 ) -> dict[str, Any]:
     """The experiment with each method's chosen settings, on the training samples that they were chosen with."""
-    search = Search.create(path, table, federated(methods), seeds, grid, None, None)
+    search = Search.create(path, ComparisonSpec(table, federated(methods), seeds), grid, None, None)
     search.execute(execute=execute)
     chosen = tomllib.loads((path / "chosen.toml").read_text(encoding="utf-8"))
     return {**chosen, "data": search.held_out["data"]}

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
 import torch
 from pydantic import BaseModel, ConfigDict
 
-from perfed.data.federation import Federation
 from perfed.data.held_out import TUNING_FRACTION
 from perfed.data.reading import checked, read_json
-from perfed.datasets.catalogue import Data
-from perfed.engine.metrics import metric_of, shown
+from perfed.engine.metrics import main_metric, metric_of, shown
 from perfed.errors import PerfedError
-from perfed.experiment.chosen import chosen_table, judged
-from perfed.experiment.compare import check_starts, method_table
-from perfed.experiment.config import Experiment, readable, validate
+from perfed.experiment.comparison import ComparisonSpec
+from perfed.experiment.config import readable
+from perfed.experiment.factory import Key, RunFactory
 from perfed.experiment.jobs import Execute, in_turn
 from perfed.experiment.overrides import grid_points, override, parse_value, resolve
-from perfed.experiment.start import start
-from perfed.experiment.worker import Key
 from perfed.machine import write_atomic
 from perfed.method.registry import entry
-from perfed.run.directory import RunDirectory
-from perfed.run.run import Run
+from perfed.run.directory import RunDirectory, marker_file, marker_of, write_marker
 
 _OWN_FRACTION = TUNING_FRACTION / 2  # the half of it that a method has that uses validation data
 _HELD_OUT_NOTE = (
@@ -62,11 +56,6 @@ def read_grid(file: Path) -> list[dict[str, Any]]:
     return results
 
 
-def is_search(path: Path) -> bool:
-    """Whether ``path`` is the directory of a search."""
-    return (path / "search.toml").is_file()
-
-
 @dataclass(frozen=True)
 class Choice:
     """What a search chose for a method.
@@ -85,29 +74,24 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Search:
-    """A grid of settings for several methods; each point's runs are kept in memory, its scores in ``grid.json``.
+class Search(ComparisonSpec):
+    """A grid of settings, a comparison for each point of it on validation data, and the choice of the best.
+
+    Runs are kept in memory, scores in ``grid.json``.
 
     Attributes:
-        path: where ``search.toml``, ``grid.json`` and ``chosen.toml`` are.
-        table: the experiment as given, without method and seed.
-        methods, seeds: what every point is tried with.
         points: the assignments of each point.
+        path: where the marker, ``grid.json`` and ``chosen.toml`` are.
     """
 
-    path: Path
-    table: dict[str, Any]
-    methods: list[str]
-    seeds: list[int]
     points: list[list[str]]
+    path: Path
 
     @classmethod
     def create(
         cls,
         path: Path,
-        table: dict[str, Any],
-        methods: list[str],
-        seeds: list[int],
+        planned: ComparisonSpec,
         grid: Sequence[str],
         data_dir: Path | None,
         device: torch.device | None,
@@ -117,33 +101,31 @@ class Search:
         Raises:
             PerfedError: a bad grid or setting, or ``path`` is taken.
         """
-        points = grid_points(grid)
-        if device is not None:
-            table = {**table, "device": str(device)}
-        search = cls(path, table, methods, seeds, points)
+        points, methods, seeds = grid_points(grid), planned.methods, planned.seeds
+        table = planned.table if device is None else {**planned.table, "device": str(device)}
+        search = cls(table, methods, seeds, points, path)
         for method in methods:
             for point in points:
                 try:
-                    search.experiment(method, point, seeds[0])
+                    search.at(point, [method]).check()
                 except PerfedError as error:
                     raise PerfedError(
                         f"--grid with method '{method}' (all methods get the same grid): {error}"
                     ) from None
         search._check_sections()
-        search.check(data_dir, device)
+        search.check_data(data_dir, device)
         RunDirectory.create(path)
-        content = {"methods": methods, "seeds": seeds, "points": points, "experiment": table}
-        write_atomic(path / "search.toml", tomli_w.dumps(content))
+        write_marker(path, "search", {"methods": methods, "seeds": seeds, "points": points, "experiment": table})
         return search
 
     @classmethod
     def read(cls, path: Path) -> Search:
-        """The search that :meth:`create` wrote."""
-        with readable(path / "search.toml") as file:
-            content = tomllib.loads(file.read_text(encoding="utf-8"))
+        """Return the search that :meth:`create` wrote."""
+        content = marker_of(path)[1]
+        with readable(marker_file(path)):
             names, seeds = [str(name) for name in content["methods"]], [int(seed) for seed in content["seeds"]]
             points = [[str(assignment) for assignment in point] for point in content["points"]]
-            return cls(path, dict(content["experiment"]), names, seeds, points)
+            return cls(dict(content["experiment"]), names, seeds, points, path)
 
     @property
     def held_out(self) -> dict[str, Any]:
@@ -153,9 +135,14 @@ class Search:
         evaluation = {**self.table.get("evaluation", {}), "split": "validation"}
         return {**self.table, "data": data, "evaluation": evaluation}
 
-    def experiment(self, method: str, settings: Sequence[str], seed: int) -> Experiment:
-        """That of one run: ``settings`` on top of :attr:`held_out`."""
-        return validate(method_table(override(self.held_out, settings, [method]), method, seed))
+    def at(self, settings: Sequence[str], methods: Sequence[str]) -> ComparisonSpec:
+        """Return the comparison of ``methods`` with ``settings`` on top of :attr:`held_out`."""
+        return ComparisonSpec(override(self.held_out, settings, methods), [*methods], self.seeds)
+
+    @property
+    def comparisons(self) -> dict[str, ComparisonSpec]:
+        """That of each point."""
+        return {" ".join(point): self.at(point, self.methods) for point in self.points}
 
     @property
     def size(self) -> int:
@@ -172,10 +159,9 @@ class Search:
                     "give one method, or a setting of the methods, the training or the model"
                 )
 
-    def check(self, data_dir: Path | None, device: torch.device | None) -> None:
+    def check_data(self, data_dir: Path | None, device: torch.device | None) -> None:
         """Build every method's run at the first point without starting it, so that missing data are found first."""
-        first = override(self.held_out, self.points[0], self.methods)
-        check_starts(first, self.methods, self.seeds[0], data_dir, device)
+        self.at(self.points[0], self.methods).check_starts(self.seeds[0], data_dir, device)
 
     def execute(
         self,
@@ -200,17 +186,19 @@ class Search:
         """
         with RunDirectory(self.path).alone():
             results = self._results()
-            tried = {(result["method"], tuple(result["settings"])) for result in results}
+            tried = {(result["method"], " ".join(result["settings"])) for result in results}
             begun(len(results) * len(self.seeds))
-            points = itertools.product(self.methods, map(tuple, self.points))
-            left = [(*point, seed) for point in points if point not in tried for seed in self.seeds]
+            points = {" ".join(point): point for point in self.points}
+            left = [(name, method, seed) for method in self.methods for name in points for seed in self.seeds]
+            factory = _Tries(self.comparisons, data_dir, device)
             outcomes: dict[Key, dict[str, Any] | PerfedError] = {}
-            with closing(execute(Recipe(self, data_dir, device), left)) as found:
-                for (method, point, seed), outcome in found:
-                    outcomes[method, point, seed] = outcome
-                    of_seeds = {seed: outcomes.get((method, point, seed)) for seed in self.seeds}
+            with closing(execute(factory, [key for key in left if (key[1], key[0]) not in tried])) as found:
+                for key, outcome in found:
+                    outcomes[key] = outcome
+                    name, method, _ = key
+                    of_seeds = {seed: outcomes.get((name, method, seed)) for seed in self.seeds}
                     if None not in of_seeds.values():
-                        results.append(judged(method, point, of_seeds))
+                        results.append(judged(method, points[name], of_seeds))
                         results.sort(key=self._place)
                         write_atomic(self.path / "grid.json", json.dumps(results, indent=2) + "\n")
             return self._choose(results)
@@ -270,7 +258,7 @@ class Search:
     def _allows(self, best: dict[str, Any], assignment: str) -> bool:
         """Whether the point ``best`` could have this value too."""
         try:
-            self.experiment(best["method"], [*best["settings"], assignment], self.seeds[0])
+            self.at([*best["settings"], assignment], [best["method"]]).check()
         except PerfedError:
             return False
         return True
@@ -286,36 +274,61 @@ def _beyond(value: float, step: int) -> float:
     return value + step if isinstance(value, int) else math.nextafter(value, step * math.inf)
 
 
-@dataclass
-class Recipe:
-    """Makes the runs of a search ready by method, point and seed, here or in another process; data that the next run
-    has too are not read again.
+class _Tries(RunFactory):
+    """The runs of a search."""
 
-    Attributes:
-        search: whose runs they are.
-        data_dir: first folder in which data files are looked for.
-        device: in place of the experiment's.
+    def label(self, name: str, method: str, seed: int) -> str:
+        return f"{method} {name} seed {seed}"
+
+
+def chosen_table(
+    given: Mapping[str, Any], methods: Sequence[str], chosen: Mapping[str, list[str]], points: int
+) -> dict[str, Any]:
+    """The experiment ``given`` with each method's chosen settings in the method's own table, and as many tries for
+    models of scikit-learn as each method had: ``points``.
     """
+    given = dict(given)
+    result = {**given, "baseline_tries": points, "methods": dict(given.get("methods", {}))}
+    if given.get("method") not in methods:
+        result["method"] = methods[0]
+    for method, assignments in chosen.items():
+        picked = override(given, assignments, [method])
+        own = dict(picked.get("methods", {}).get(method, {}))
+        training, model = (_changed(picked.get(part, {}), given.get(part, {})) for part in ("training", "model"))
+        # Chosen values that equal the experiment's too: a method under a policy would else take its base's choice.
+        named = {assignment.partition("=")[0].removeprefix("training.") for assignment in assignments}
+        training |= {key: value for key, value in picked.get("training", {}).items() if key in named}
+        own = {**training, **own}
+        if model:
+            own["model"] = {**model, **own.get("model", {})}
+        result["methods"][method] = own
+        rest = {key: value for key, value in picked.items() if key not in ("training", "model", "methods")}
+        result.update(_changed(rest, given))
+    return result
 
-    search: Search
-    data_dir: Path | None
-    device: torch.device | None
-    _data: tuple[tuple[int, Data], Federation] | None = field(default=None, init=False, repr=False)
 
-    def label(self, method: str, point: tuple[str, ...], seed: int) -> str:
-        """What people call a run."""
-        return f"{method} {' '.join(point)} seed {seed}"
+def _changed(new: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in new.items() if key not in old or old[key] != value}
 
-    def check(self) -> None:
-        """Raises a :class:`PerfedError` where this process does not know what the runs are made of."""
-        for method in self.search.methods:
-            self.search.experiment(method, self.search.points[0], self.search.seeds[0])
 
-    def __call__(self, method: str, point: tuple[str, ...], seed: int) -> Run:
-        """The run, in memory."""
-        experiment = self.search.experiment(method, point, seed)
-        which = seed, experiment.data
-        if self._data is None or self._data[0] != which:
-            self._data = None  # before there are two
-            self._data = which, experiment.data.load(seed, self.data_dir)
-        return start(experiment, federation=self._data[1], device=self.device)
+def judged(method: str, point: list[str], outcomes: dict[int, Any]) -> dict[str, Any]:
+    """One point's scores over seeds; ``mean`` is ``None`` where a run failed, as with rates that diverge."""
+    scores, metric, failed = [], None, ""
+    for seed, outcome in outcomes.items():
+        try:
+            if isinstance(outcome, PerfedError):
+                raise outcome
+            metric, value = _score(outcome)
+            scores.append(value)
+        except PerfedError as error:
+            failed = f"seed {seed}: {error}"
+    found = {"mean": None, "failed": failed} if failed else {"mean": float(np.mean(scores))}
+    return {"method": method, "settings": point, "metric": metric, "scores": scores, **found}
+
+
+def _score(summary: dict[str, Any]) -> tuple[str, float]:
+    """Name and mean of the metric that points are compared by: ``evaluation.compare_by``, else the task's own."""
+    name = main_metric(summary["metrics"], summary.get("evaluation", {}).get("compare_by", ""))
+    if name is None:
+        raise PerfedError("nothing was evaluated")
+    return name, float(summary["metrics"][name]["mean"])

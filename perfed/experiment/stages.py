@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from perfed.experiment.baselines import Baseline
+from perfed.experiment.sklearn_run import SklearnRun
 from perfed.plugins import own_mistakes
 from perfed.run.run import Run
 
@@ -35,7 +35,7 @@ class News:
     remarks: tuple[str, ...] = ()
 
 
-def execute(make: Callable[[], Run | Baseline], tell: Callable[[News], None]) -> dict[str, Any]:
+def execute(make: Callable[[], Run | SklearnRun], tell: Callable[[News], None]) -> dict[str, Any]:
     """Make a run ready and execute it; ``tell`` is told of each stage and round.
 
     Returns:
@@ -67,7 +67,7 @@ def execute(make: Callable[[], Run | Baseline], tell: Callable[[News], None]) ->
     with own_mistakes():
         say()
         run = make()
-        if isinstance(run, Baseline):
+        if isinstance(run, SklearnRun):
             say(stage=MODELS, total=len(run.federation))
             return run.execute(finished)
         before = max(0, run.done)

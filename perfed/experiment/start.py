@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from perfed.experiment.config import Experiment, read
 from perfed.experiment.site_alone import site_alone
 from perfed.method.term import full_name
 from perfed.plugins import POOLED, SKLEARN
+from perfed.run.callback import Callback
+from perfed.run.callbacks import build_callbacks
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
 from perfed.settings import leaves
@@ -30,10 +32,12 @@ def start(
     federation: Federation | None = None,
     device: torch.device | str | None = None,
     server: Callable[..., Server] = Server,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """A new run of ``experiment``; with ``out``, its directory is made and the configuration written.
 
-    ``device``: in place of the experiment's. ``server``: as in :class:`~perfed.run.run.Run`.
+    ``device``: in place of the experiment's. ``server``: as in :class:`~perfed.run.run.Run`. ``callbacks``: behind
+    those of the experiment; the configuration does not have them.
 
     Raises:
         PerfedError: bad settings or data, or ``out`` already holds a run; nothing is written then.
@@ -47,7 +51,7 @@ def start(
     if federation is None:
         federation = experiment.data.load(experiment.seed, data_dir)
     experiment = _on(experiment, device)
-    run = _build(experiment, federation, server)
+    run = _build(experiment, federation, server, callbacks)
     if out is not None:
         run.directory = RunDirectory.create(Path(out))
         run.path = run.directory.path
@@ -63,6 +67,7 @@ def resume(
     device: torch.device | str | None = None,
     rounds: int | None = None,
     server: Callable[..., Server] = Server,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """The run in ``path``, at its last whole checkpoint; ends with the same bits as if never interrupted.
 
@@ -70,6 +75,7 @@ def resume(
     those, finished or not.
 
     ``device``: in place of the one that it was started on. ``server``: as in :class:`~perfed.run.run.Run`.
+    ``callbacks``: those that it was started with in Python.
 
     Raises:
         PerfedError: no run in ``path``, another process works on it, all its checkpoints are damaged, or its
@@ -84,7 +90,7 @@ def resume(
         ...     resume(f"{folder}/one").execute()["accuracy"] == done["accuracy"]
         True
     """
-    run, experiment, directory = _found(path, data_dir, federation, device, rounds, server)
+    run, experiment, directory = _found(path, data_dir, federation, device, rounds, server, callbacks)
     run.directory = directory
     with directory.alone():
         run.restore()
@@ -123,6 +129,7 @@ def _found(
     device: torch.device | str | None,
     rounds: int | None,
     server: Callable[..., Server] = Server,
+    callbacks: Sequence[Callback] = (),
 ) -> tuple[Run, Experiment, RunDirectory]:
     """The run of the configuration in ``path``, at its start."""
     directory = RunDirectory(Path(path))
@@ -134,7 +141,7 @@ def _found(
     if federation is None:
         federation = experiment.data.load(experiment.seed, data_dir)
     experiment = _on(experiment, device).model_copy(update={} if rounds is None else {"rounds": rounds})
-    run = _build(experiment, federation, server)
+    run = _build(experiment, federation, server, callbacks)
     run.path = directory.path
     return run, experiment, directory
 
@@ -163,8 +170,8 @@ def is_done(path: Path) -> bool:
         return False
     done, progress = directory.newest()
     try:  # what an earlier ending left is there until the rounds added since are done
-        ended = any(progress.get(part, {}).get("stopped", False) for part in ("taken", "tally"))
-        return (ended or done >= progress.get("config", {}).get("rounds", done)) and not _edits(directory)
+        ended = progress.get("stopped_by") or any(progress.get(part, {}).get("stopped") for part in ("taken", "tally"))
+        return (bool(ended) or done >= progress.get("config", {}).get("rounds", done)) and not _edits(directory)
     except PerfedError:
         return False
 
@@ -217,7 +224,9 @@ def _on(experiment: Experiment, device: torch.device | str | None) -> Experiment
     return experiment if device is None else experiment.model_copy(update={"device": str(device)})
 
 
-def _build(experiment: Experiment, federation: Federation, server: Callable[..., Server]) -> Run:
+def _build(
+    experiment: Experiment, federation: Federation, server: Callable[..., Server], callbacks: Sequence[Callback]
+) -> Run:
     return Run(
         federation,
         experiment.built_method,
@@ -234,6 +243,7 @@ def _build(experiment: Experiment, federation: Federation, server: Callable[...,
         plan=experiment.plan.build(),
         checkpoint_seconds=experiment.checkpoint_seconds,
         server=server,
+        callbacks=[*build_callbacks(experiment.callbacks), *callbacks],
     )
 
 

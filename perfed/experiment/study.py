@@ -1,158 +1,274 @@
-"""An experiment's file for tables of the user's own, with comments."""
+"""Studies: named comparisons of methods x seeds that are one piece of work."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
 
-import tomli_w
+import torch
 
-from perfed.data.federation import Federation
-from perfed.data.labels import Task
-from perfed.data.summary import columns_of
-from perfed.report.warnings import MOSTLY
+from perfed.errors import PerfedError
+from perfed.experiment.comparison import Comparison, ComparisonSpec, Conclusion, Failure, federated
+from perfed.experiment.config import readable
+from perfed.experiment.factory import Key, RunFactory
+from perfed.experiment.jobs import Execute, in_turn
+from perfed.experiment.names import folder_names
+from perfed.experiment.overrides import override
+from perfed.experiment.planned import problems_of
+from perfed.report.campaign import Part
+from perfed.report.page.campaign import write_campaign
+from perfed.run.directory import MARKER, RunDirectory, marker_file, marker_of, write_marker
 
-_WHAT = {
-    "files": "files or folders, beside this file",
-    "test_files": "rows to test on",
-    "site_column": "names the site of every row",
-    "target": "column to predict",
-    "event": "1 or yes where the event was seen at that time; else nothing is known beyond it",
-    "domain": "column of domains; its accuracy is reported for each",
-    "group": "rows of one value are never on both sides of a split",
-    "drop": "columns that do not enter: ids, free text",
-    "numbers": "columns of numbers, where they were not taken for it",
-    "dates": "columns of dates, where they were not taken for it",
-    "categories": "columns whose numbers are codes",
-    "folds": "seed s tests on fold s mod 5, so that --seeds 0..4 judges every row once",
-    "test_fraction": "share of each site's rows to test on",
-    "columns": "own: each site its own; common: those that all have (for all methods); union: all, absent ones filled",
-}
-
-_OWN = """\
-# Each site has an embedding of its own columns (hetfedrep keeps it to itself); body and head come behind it.
-# Linear does best on small tables; on large ones try { kind = "mlp", hidden = [32], out = 16 }.
-[model]
-embedding = { kind = "linear", out = 8 }
-body = { kind = "hidden-layer", out = 8 }
-head = "linear"
-"""
-_OWN_LABELS = """
-[methods.local.model]
-body = "none"
-
-# How long clients align their embeddings before round 1; "validated" lets each find out, which takes longer.
-[methods.flic-class]
-pretrain_epochs = 10
-"""
-_SHARED = """\
-# All sites have the same columns: a body that they share and a head that each may have of its own.
-[model]
-body = { kind = "mlp", hidden = [32], out = 16 }
-head = "linear"
-"""
-_SHARED_LOCAL = """
-# A model on one site's rows needs more of it than one on everybody's.
-[methods.local]
-weight_decay = {}
-"""
-_VALUES = """\
-lr = 1e-2
-lr_drops = [40]  # a tenth of it after round 40"""
-_GRID = "--grid lr=1e-3,3e-3,1e-2 --grid weight_decay=1e-3,1e-2,1e-1"
-_BASELINES: dict[Task, list[str]] = {
-    "classification": ["sklearn:logistic", "sklearn:random-forest"],
-    "regression": ["sklearn:ridge", "sklearn:random-forest"],
-    "survival": ["sklearn:cox"],
-}
-_SURVIVAL_BATCH = "batch_size = 256  # events are compared with the rows of their batch: the whole site, if it can be"
+Outcome = dict[str, Any] | PerfedError
+"""The summary of a run, or why it failed."""
 
 
-def compared(settings: Mapping[str, Any], federation: Federation) -> list[str]:
-    """The methods that are worth comparing first, with scikit-learn's models beside them; arguments as below.
+@dataclass(frozen=True)
+class Study:
+    """Comparisons in one directory: one that is all of it, or several of a campaign or sweep in folders of their own.
 
-    Where most rows are of one class, what says that class of every row is among them.
-
-    Example:
-        >>> from perfed import load
-        >>> compared({"columns": "common"}, load("digits", {"clients": 9}, seed=0))
-        ['local', 'fedrep', 'fedavg', 'sklearn:logistic', 'sklearn:random-forest']
+    Attributes:
+        path: the directory.
+        comparisons: by name, in the order in which they are made; one that is all of the study has the name "".
+        key: the setting in which the comparisons of a sweep differ; they are called ``key=value``. Else empty.
     """
-    majority = ["sklearn:majority"] if _one_class(federation) else []
-    return [*_methods(settings, federation), *_BASELINES[federation.task], *majority]
+
+    path: Path
+    comparisons: dict[str, Comparison]
+    key: str = ""
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        planned: ComparisonSpec | Mapping[str, ComparisonSpec],
+        data_dir: Path | None,
+        device: torch.device | None,
+        key: str = "",
+    ) -> Self:
+        """Check that all methods of all comparisons can start on the data, and make the directory.
+
+        Where a campaign or sweep is there, it goes on with what is done, and with whatever comparisons, methods and
+        seeds are new.
+
+        Raises:
+            PerfedError: bad settings or data of any comparison, or ``path`` holds something else, or runs with other
+                settings. Nothing is begun then.
+        """
+        if isinstance(planned, ComparisonSpec):
+            made = cls(path, {"": _checked(planned, path, data_dir, device)})
+            RunDirectory.create(path)
+            made.write()
+            return made
+        before = cls.read(path) if marker_of(path)[0] == "campaign" else None
+        if before is not None and before.key != key:
+            held = f"a sweep over {before.key}" if before.key else "a campaign"
+            raise PerfedError(f"--out {path}: holds {held}; choose another directory")
+        old = {} if before is None else before.comparisons
+        folders = folder_names([*old, *(name for name in planned if name not in old)])
+        folders |= {name: one.path.name for name, one in old.items()}
+        found: dict[str, Comparison] = {}
+        for name, spec in planned.items():
+            where = path / folders[name]
+            with problems_of(name):
+                if marker_of(where)[0] == "comparison":
+                    found[name] = Comparison.read(where).with_more(spec, data_dir, device)
+                else:
+                    found[name] = _checked(spec, where, data_dir, device)
+        new = [one.path for one in found.values() if not marker_of(one.path)[0]]
+        for place in [*([path] if before is None else []), *new]:
+            RunDirectory.create(place)
+        made = cls(path, found | {name: one for name, one in old.items() if name not in found}, key)
+        made.write()
+        return made
+
+    def write(self) -> None:
+        """Write the markers: of each comparison, and of what they are together."""
+        for comparison in self.comparisons.values():
+            comparison.write()
+        if "" not in self.comparisons:
+            folders = {name: one.path.name for name, one in self.comparisons.items()}
+            write_marker(self.path, "campaign", {"key": self.key, "comparisons": folders})
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return the study that :meth:`write` wrote."""
+        kind, content = marker_of(path)
+        if kind == "comparison":
+            return cls(path, {"": Comparison.read(path)})
+        with readable(marker_file(path)):
+            folders = {str(name): path / str(folder) for name, folder in content["comparisons"].items()}
+            key = str(content["key"])
+        return cls(path, {name: Comparison.read(folder) for name, folder in folders.items()}, key)
+
+    def runs(self, data_dir: Path | None = None, device: torch.device | None = None) -> RunFactory:
+        """Return what makes the runs ready."""
+        return RunFactory(self.comparisons, data_dir, device)
+
+    @property
+    def keys(self) -> list[Key]:
+        """Comparison, method and seed of all runs, in the order in which they begin."""
+        return [(name, *key) for name, one in self.comparisons.items() for key in one.keys]
+
+    def left(self) -> list[Key]:
+        """Return those of the runs that are not finished."""
+        return [(name, *key) for name, one in self.comparisons.items() for key in one.left()]
+
+    @property
+    def begun(self) -> bool:
+        """Whether a run has."""
+        return any(comparison.begun for comparison in self.comparisons.values())
+
+    def outcomes(
+        self, data_dir: Path | None = None, device: torch.device | None = None, execute: Execute = in_turn
+    ) -> Generator[tuple[Key, Outcome], None, None]:
+        """Do the runs that are not finished; those after a run that failed go on.
+
+        Args:
+            data_dir: first folder in which data files are looked for.
+            device: in place of the experiments'.
+            execute: executes the runs, one after the other or side by side (:mod:`perfed.experiment.jobs`).
+
+        Raises:
+            PerfedError: no run could begin, of which nothing is left; says why the first could not.
+        """
+        failed = []
+        try:
+            with closing(execute(self.runs(data_dir, device), self.left())) as found:
+                for key, outcome in found:
+                    if isinstance(outcome, PerfedError):
+                        failed.append(outcome := PerfedError(f"{_title(*key)}: {outcome}"))
+                    yield key, outcome
+        except PerfedError:
+            self.abandon()
+            raise
+        if failed and self.abandon():
+            raise failed[0]
+
+    def abandon(self) -> bool:
+        """Take the study back if no run could begin; returns whether that is so."""
+        if self.begun:
+            return False
+        for one in self.comparisons.values():
+            marker_file(one.path).unlink(missing_ok=True)
+            for place in (*one.folders.values(), one.path):
+                with suppress(OSError):  # not there, or not empty
+                    place.rmdir()
+        marker_file(self.path).unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.rmdir()
+        return True
+
+    def execute(
+        self,
+        data_dir: Path | None = None,
+        device: torch.device | None = None,
+        execute: Execute = in_turn,
+        tell: Callable[[str, Outcome], None] = lambda label, outcome: None,
+    ) -> tuple[dict[str, Conclusion], list[PerfedError]]:
+        """Do the runs that are not finished, and write what each comparison says when the last of its runs has ended.
+
+        Args:
+            data_dir, device, execute: as in :meth:`outcomes`.
+            tell: is told of every run that ends.
+
+        Returns:
+            What the comparisons say that have begun, by name, and why runs failed.
+        """
+        left, failed = Counter(name for name, *_ in self.left()), dict[Key, PerfedError]()
+        found = {name: one.conclude(failures=()) for name, one in self.comparisons.items() if not left[name]}
+        with closing(self.outcomes(data_dir, device, execute)) as outcomes:
+            for key, outcome in outcomes:
+                tell(self.runs().label(*key), outcome)
+                if isinstance(outcome, PerfedError):
+                    failed[key] = outcome
+                name = key[0]
+                left[name] -= 1
+                if not left[name] and self.comparisons[name].begun:
+                    failures = [_failure(k, failed[k]) for k in self.keys if k[0] == name and k in failed]
+                    found[name] = self.comparisons[name].conclude(failures=failures)
+                    self.conclude(found)
+        return found, [failed[key] for key in self.keys if key in failed]
+
+    def concluded(self) -> dict[str, Conclusion]:
+        """Return what the comparisons say that have begun, written anew."""
+        return {name: one.conclude() for name, one in self.comparisons.items() if one.begun}
+
+    def conclude(self, found: Mapping[str, Conclusion]) -> tuple[Path, list[Part]]:
+        """Write ``report.html`` of what the comparisons of a campaign say; one that is all of the study has its own.
+
+        Returns:
+            The page, and what is in it, in the campaign's order.
+        """
+        if "" in self.comparisons:
+            return self.path / "report.html", []
+        parts = []
+        for name, comparison in self.comparisons.items():
+            if name in found:
+                told = found[name]
+                place = f"{comparison.path.name}/{told.report.name}"
+                parts.append(Part(name, tuple(told.runs), told.verdict, place, tuple(told.sentences)))
+        waiting = {name: len(comparison.left()) for name, comparison in self.comparisons.items()}
+        title = self.path.resolve().name
+        if self.key:
+            experiment = next(iter(self.comparisons.values())).table.get("name", title)
+            title = f"{experiment}: {self.key}"
+        page = write_campaign(parts, self.path / "report.html", key=self.key, title=title, waiting=waiting)
+        return page, parts
 
 
-def _one_class(federation: Federation) -> bool:
-    """Whether most rows are of one class."""
-    if federation.num_classes is None:
-        return False
-    counts = [client.train.class_counts(federation.num_classes) for client in federation]
-    return max(map(sum, zip(*counts, strict=True))) >= MOSTLY * sum(map(sum, counts))
+def _checked(spec: ComparisonSpec, where: Path, data_dir: Path | None, device: torch.device | None) -> Comparison:
+    """The comparison to be, whose first runs can start."""
+    spec.check_starts(spec.seeds[0], data_dir, device)
+    table = spec.table if device is None else {**spec.table, "device": str(device)}
+    return Comparison(table, spec.methods, spec.seeds, where)
 
 
-def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -> str:
-    """TOML of an experiment on tables, which runs as it stands.
+def _title(name: str, method: str, seed: int) -> str:
+    return f"{name}: {method}, seed {seed}" if name else f"{method}, seed {seed}"
 
-    Rate, weight decay and rounds are those with which, of several, verdicts come closest to those of tuned methods on
-    heart disease, intensive care, schools and Parkinson's disease (docs/results.md). Survival has its own.
+
+def _failure(key: Key, outcome: PerfedError) -> Failure:
+    why = str(outcome).removeprefix(f"{_title(*key)}: ")
+    return Failure(key[1], key[2], next(iter(why.splitlines()), ""))
+
+
+def extend(
+    path: Path,
+    methods: Sequence[str],
+    seeds: Sequence[int],
+    experiment: dict[str, Any] | None,
+    settings: Sequence[str],
+    data_dir: Path | None,
+    device: torch.device | None,
+) -> Study:
+    """Add methods and seeds to the comparison in ``path``; runs that are done stay as they are.
 
     Args:
-        name: of the experiment.
-        settings: options of the data set "tables"; with ``columns = "common"`` the model has one body for all sites.
-        federation: made with them.
+        path: of the comparison.
+        methods, seeds: new ones and, if the user names them, those that are there.
+        experiment: if it was given anew: it must be the same.
+        settings: assignments; they may be about new methods alone.
+        data_dir, device: as in :meth:`Study.create`.
+
+    Raises:
+        PerfedError: no comparison there, nothing new, settings or data that are not those of its runs, or a method that
+            cannot start. Nothing is written then.
     """
-    same, survival = settings["columns"] == "common", federation.task == "survival"
-    values = same and federation.task == "regression"
-    data: dict[str, Any] = {"drop": [], "numbers": [], "dates": [], "categories": [], **settings}
-    lines = [f"{_toml(key, data[key])}  # {_WHAT[key]}" for key in _WHAT if key in data]
-    methods = compared(settings, federation)
-    tables = [client.table for client in federation if client.table is not None]
-    kinds = "\n".join(f"#   {kind}: {', '.join(names)}" for kind, names in columns_of(tables).items())
-    return f"""\
-# Written by 'perfed init'. What the sites hold, and what is wrong: perfed check {name}.toml
-# The verdict: perfed compare {name}.toml --methods {",".join(methods)} --seeds 0..4
-{_toml("name", name)}
-method = "{methods[1]}"
-rounds = {30 if survival else 60}
-
-[data]
-name = "tables"
-{chr(10).join(lines)}
-# What the columns were taken for; drop, numbers, dates and categories say otherwise.
-{kinds}
-
-{_SHARED if same else _OWN if survival else _OWN + _OWN_LABELS}
-# Rate and weight decay decide who wins. These do for a first look; yours are found on validation data alone:
-#   {tune_command(f"{name}.toml", settings, federation)} --out tuned
-#   perfed compare tuned/chosen.toml --methods {",".join(methods)} --seeds 0..4
-[training]
-optimizer = "adam"
-{_VALUES if values else "lr = 3e-3"}
-weight_decay = {"1e-3" if survival or values else "1e-2" if same else "3e-2"}
-{_SURVIVAL_BATCH if survival else "batch_size = 32"}
-local_epochs = 2
-{_SHARED_LOCAL.format("1e-2" if values else "3e-2") if same and not survival else ""}
-[evaluation]
-every = 5
-"""
-
-
-def tune_command(file: str, settings: Mapping[str, Any], federation: Federation) -> str:
-    """What chooses rate and weight decay for each method of the experiment ``file``, which :func:`study_text` wrote."""
-    methods = ",".join(_methods(settings, federation))
-    return f"perfed tune {shlex.quote(file)} --methods {methods} {_GRID}"
-
-
-def _methods(settings: Mapping[str, Any], federation: Federation) -> list[str]:
-    if settings["columns"] == "common":
-        return ["local", "fedrep", "fedavg"]
-    return ["local", "hetfedrep", *(["flic-class"] if federation.task != "survival" else [])]
-
-
-def _toml(key: str, value: Any) -> str:
-    """A key and its value in one line of TOML."""
-    texts = (
-        [tomli_w.dumps({"x": text}).partition(" = ")[2].strip() for text in value] if isinstance(value, list) else []
-    )
-    return f"{key} = [{', '.join(texts)}]" if isinstance(value, list) else tomli_w.dumps({key: value}).strip()
+    if marker_of(path)[0] != "comparison":
+        raise PerfedError(f"--extend {path}: no comparison is there ({MARKER} is missing)")
+    before = Comparison.read(path)
+    if {*methods} <= {*before.methods} and {*seeds} <= {*before.seeds}:
+        raise PerfedError(
+            f"--extend {path}: nothing to add; it has the methods {', '.join(before.methods)} and the seeds "
+            f"{', '.join(map(str, before.seeds))}; name others with --methods and --seeds"
+        )
+    names = list(dict.fromkeys([*before.methods, *methods]))
+    table = override(before.table if experiment is None else experiment, settings, federated(names))
+    after = before.with_more(ComparisonSpec(table, [*methods], [*seeds]), data_dir, device)
+    after.write()
+    return Study(path, {"": after})

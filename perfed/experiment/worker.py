@@ -1,4 +1,4 @@
-"""What another process does of a comparison or a search: one run after the other, as it is told."""
+"""What another process does of a study: one run after the other, as it is told."""
 
 from __future__ import annotations
 
@@ -13,50 +13,35 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from multiprocessing import connection as connections
 from multiprocessing import parent_process
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from perfed.data.federation import Federation
 from perfed.datasets.in_memory import in_memory
 from perfed.errors import PerfedError
-from perfed.experiment.baselines import Baseline
+from perfed.experiment.factory import Key, RunFactory
 from perfed.experiment.stages import News, execute
 from perfed.machine import TERMINATED, sigterm_as_exit
 from perfed.plugins import own_mistake
-from perfed.run.run import Run
 
 GRACE = 60.0
 """Seconds that a process has to write its checkpoint after it was told to end."""
 
-Key = tuple[Any, ...]
 Source = Federation | Callable[[int], Federation]
 Message = tuple[str, Any]
 """``ready``; ``refused`` and why; ``news``; how a run ended: ``done`` and its summary, ``failed`` and why, ``broke``
 and the exception; ``lost`` and how, said of a process that can say nothing more."""
 
 
-class Recipe(Protocol):
-    """Makes runs ready by their keys; it can be sent to another process before it has made any."""
-
-    def __call__(self, *key: Any) -> Run | Baseline:
-        """The run, not executed."""
-
-    def label(self, *key: Any) -> str:
-        """What people call it."""
-
-    def check(self) -> None:
-        """Raises a :class:`PerfedError` where this process does not know what the runs are made of."""
-
-
-def packed(recipe: Recipe, source: Source | None) -> bytes:
+def packed(factory: RunFactory, source: Source | None) -> bytes:
     """Bytes from which another process makes the runs; ``source``: the federation, where it is in memory.
 
     Raises:
         PerfedError: they cannot be had.
     """
     try:
-        return pickle.dumps((recipe, source))
+        return pickle.dumps((factory, source))
     except Exception as error:  # pickle raises what it likes
         raise PerfedError(
             f"jobs: the federation cannot be sent to other processes ({_first(error)}); a function that makes it must "
@@ -65,28 +50,28 @@ def packed(recipe: Recipe, source: Source | None) -> bytes:
 
 
 @contextmanager
-def unpacked(parcel: bytes) -> Iterator[Recipe]:
+def unpacked(parcel: bytes) -> Iterator[RunFactory]:
     """The inverse of :func:`packed`, for as long as the runs are made.
 
     Raises:
         PerfedError: something of the user's own is not known in this process.
     """
     try:
-        recipe, source = pickle.loads(parcel)
+        factory, source = pickle.loads(parcel)
     except Exception as error:  # whatever a user's file does
         raise _unknown(error) from None
     if source is None:
-        _check(recipe)
-        yield recipe
+        _check(factory)
+        yield factory
         return
     with in_memory(source):
-        _check(recipe)
-        yield recipe
+        _check(factory)
+        yield factory
 
 
-def _check(recipe: Recipe) -> None:
+def _check(factory: RunFactory) -> None:
     try:
-        recipe.check()
+        factory.check()
     except PerfedError as error:
         raise _unknown(error) from None
 
@@ -102,10 +87,10 @@ def _first(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-def done(recipe: Recipe, key: Key, tell: Callable[[News], None]) -> Message:
+def done(factory: RunFactory, key: Key, tell: Callable[[News], None]) -> Message:
     """Make a run ready and execute it; how it ended."""
     try:
-        return "done", execute(partial(recipe, *key), tell)
+        return "done", execute(partial(factory, *key), tell)
     except PerfedError as error:
         return "failed", str(error)
     except Exception as error:
@@ -123,7 +108,7 @@ def _sendable(error: Exception) -> Exception:
     return error
 
 
-_kept: dict[bytes, tuple[Recipe, ExitStack]] = {}  # of the last parcel, for further tasks in the same process
+_kept: dict[bytes, tuple[RunFactory, ExitStack]] = {}  # of the last parcel, for further tasks in the same process
 
 
 def task(parcel: bytes, key: Key, tell: Callable[[News], None], threads: int) -> Message:
@@ -149,10 +134,10 @@ def serve(connection: connections.Connection, threads: int) -> None:
     torch.set_num_threads(threads)
     with sigterm_as_exit(), suppress(EOFError, ConnectionError):
         try:
-            with unpacked(connection.recv_bytes()) as recipe:
+            with unpacked(connection.recv_bytes()) as factory:
                 connection.send(("ready", None))
                 while True:
-                    connection.send(done(recipe, connection.recv(), partial(_tell, connection)))
+                    connection.send(done(factory, connection.recv(), partial(_tell, connection)))
         except PerfedError as error:
             connection.send(("refused", str(error)))
 

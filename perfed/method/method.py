@@ -7,7 +7,8 @@ holds hyper-parameters only; everything that changes is in named parameter sets.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import operator
+from typing import Any, ClassVar, Self
 
 from pydantic import Field
 from torch import Tensor
@@ -129,11 +130,16 @@ class Method(LocalTraining):
         """
         return self.local_epochs
 
+    def in_round(self, round_: int) -> Self:
+        """Return the method of round ``round_``: its numbers, and those of its terms, are those of their schedules."""
+        made, terms = super().in_round(round_), tuple(term.in_round(round_) for term in self.terms)
+        return made if all(map(operator.is_, terms, self.terms)) else made.model_copy(update={"terms": terms})
+
     @property
     def all_settings(self) -> dict[str, Any]:
         """Every setting of the method and its terms; where names are the same, the method's, then the first term's."""
         parts = (*reversed(self.terms), self)
-        found = {key: getattr(part, key) for part in parts for key in part.model_dump(exclude={"terms"})}
+        found = {key: part.stated(key) for part in parts for key in part.model_dump(exclude={"terms"})}
         return {key: found[key] for key in sorted(found)}
 
     def notes(self, federation: Federation, model: Model) -> list[str]:

@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from pydantic import BaseModel
-
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Clients, Replies, ServerState
 from perfed.plugins import check_free, check_own, known_as, own_name
-from perfed.settings import STRICT
 from perfed.training.cohort import Cohort
+from perfed.training.settings import Scheduled
 from perfed.training.step import Penalty
 
 
-class Term(BaseModel):
+class Term(Scheduled):
     """Base of all terms: does nothing. Hyper-parameters are fields; anything that changes is in parameter sets.
 
     Example:
@@ -34,8 +32,6 @@ class Term(BaseModel):
         >>> from perfed.methods.fedavg import FedAvg
         >>> method = FedAvg(terms=(SmallHead(strength=0.5),))
     """
-
-    model_config = STRICT
 
     name: ClassVar[str] = ""
 

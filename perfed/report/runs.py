@@ -21,6 +21,7 @@ from perfed.data.reading import checked, parsed, read_json, read_text, reason_of
 from perfed.engine.metrics import main_metric as main_of
 from perfed.engine.metrics import recall
 from perfed.errors import PerfedError
+from perfed.run.directory import marker_of
 from perfed.run.records import Round, Summary
 
 Numbers = NDArray[np.float64]
@@ -203,7 +204,7 @@ def load_run(directory: Path) -> Run:
     """Read one run directory; raises :class:`PerfedError` naming the file and line that is wrong."""
     config = directory / "config.toml"
     if not config.is_file():
-        kind = "a search (perfed tune)" if (directory / "search.toml").is_file() else "not a run directory"
+        kind = "a search (perfed tune)" if marker_of(directory)[0] == "search" else "not a run directory"
         raise PerfedError(f"{directory}: no config.toml, so {kind}")
     text = read_text(config)
     try:

@@ -15,8 +15,8 @@ from perfed.report.comparison import judged_table, metric_tables, short_table
 from perfed.report.runs import ClientValues, Run, main_metric, methods_of, reported
 from perfed.report.text import UNKNOWN, TextTable, axis_title, mean_std, method_text, metric_text
 from perfed.report.verdict import Verdict
+from perfed.run.callbacks.targets import duration, percent
 from perfed.run.records import Target
-from perfed.run.targets import duration, percent
 
 OVER_DOMAINS = ("mean", "min", "max")
 _UNTRAINED = "* Nobody trains on this domain: means of the outputs with the parameters of the others."

@@ -173,6 +173,8 @@ class _Progress(BaseModel):
     config: _Config = _Config()
     tally: dict[str, Any] = {}
     taken: dict[str, Any] = {}
+    callbacks: dict[str, dict[str, Any]] = {}
+    stopped_by: str = ""
     policy: dict[str, Any] = {}
     plan: dict[str, Any] = {}
     notes: list[str] = []

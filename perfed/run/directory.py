@@ -10,12 +10,15 @@ import io
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
@@ -23,11 +26,18 @@ from perfed.data.csv_text import csv_text
 from perfed.data.reading import checked, read_json
 from perfed.errors import PerfedError
 from perfed.machine import SCRATCH, locked, sweep, write_atomic
-from perfed.run.checkpoint_files import CheckpointFiles
+from perfed.run.checkpoint_files import Checkpoint, CheckpointFiles
 from perfed.run.records import Number, Round, Summary
+from perfed.tree import Tree
 
-BEGINNINGS = ("config.toml", "comparison.toml", "search.toml", "campaign.toml")
-"""What a run, a comparison, a search and a campaign are begun with, and resumed from."""
+MARKER = "comparisons.toml"
+"""What every study is begun with: its kind, and what its runs are made of."""
+
+OLD_MARKERS = {f"{kind}.toml": kind for kind in ("comparison", "search", "campaign", "leaderboard")}
+"""What studies of each kind were begun with before there was one marker; they are read for one version."""
+
+BEGINNINGS = ("config.toml", MARKER, *OLD_MARKERS)
+"""What a run and a study are begun with, and resumed from."""
 
 RESULTS = (
     *BEGINNINGS,
@@ -41,6 +51,36 @@ RESULTS = (
     "report.html",
 )
 """What is made in a directory of results: nothing new is begun in one that has any of these."""
+
+
+def marker_file(path: Path) -> Path:
+    """Return the file that says what the study in ``path`` is, whether it is there or not."""
+    return next((path / name for name in (MARKER, *OLD_MARKERS) if (path / name).is_file()), path / MARKER)
+
+
+def marker_of(path: Path) -> tuple[str, dict[str, Any]]:
+    """Return the kind of the study in ``path``, and what its marker says beside it; two empty ones where none is there.
+
+    Raises:
+        PerfedError: the marker cannot be read.
+    """
+    file = marker_file(path)
+    if not file.is_file():
+        return "", {}
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        kind = OLD_MARKERS.get(file.name) or content.pop("kind", None)
+        if kind not in OLD_MARKERS.values():
+            raise ValueError(f"kind: must be one of {', '.join(OLD_MARKERS.values())} (given: {kind!r})")
+    except (OSError, ValueError) as error:
+        raise PerfedError(f"{file}: cannot be read: {error}") from None
+    return str(kind), content
+
+
+def write_marker(path: Path, kind: str, content: Mapping[str, Any]) -> None:
+    """Write what :func:`marker_of` reads, in the place of an older one."""
+    write_atomic(path / MARKER, tomli_w.dumps({"kind": kind, **content}))
+    (path / f"{kind}.toml").unlink(missing_ok=True)
 
 
 class _Sites(BaseModel):
@@ -106,7 +146,7 @@ class RunDirectory(CheckpointFiles):
         try:
             return (self.path / "config.toml").read_text(encoding="utf-8")
         except OSError:
-            if (self.path / "comparison.toml").exists():
+            if marker_of(self.path)[0] == "comparison":
                 raise PerfedError(f"{self.path}: a comparison, not a run; its runs are METHOD/seed-N in it") from None
             raise PerfedError(f"{self.path}: no run here (config.toml is missing)") from None
         except UnicodeDecodeError as error:
@@ -147,7 +187,8 @@ class RunDirectory(CheckpointFiles):
                 record = json.loads(line)
                 if _Line.model_validate(record).round <= last:
                     kept.append(line + "\n")
-                    records.append(record)
+                    loss = record["train_loss"]
+                    records.append(record | {"train_loss": math.nan if loss is None else loss})  # JSON has no NaN
             except (ValueError, RecursionError):
                 damaged += 1
         write_atomic(file, "".join(kept))
@@ -195,6 +236,60 @@ class RunDirectory(CheckpointFiles):
     def finished(self) -> bool:
         """Whether the run has come to its end."""
         return (self.path / "summary.json").exists()
+
+
+class NullDirectory:
+    """In place of a :class:`RunDirectory`: a run that is kept in memory only, so that nothing is written."""
+
+    path = None
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """No other process can work on the same run."""
+        yield
+
+    def abandon(self) -> None:
+        """There is nothing to take back."""
+
+    def append_round(self, record: Mapping[str, Any]) -> None:
+        """Not kept; the run's history has the record."""
+
+    def truncate_rounds(self, last: int) -> tuple[list[dict[str, Any]], list[str]]:
+        """No records, and no note."""
+        return [], []
+
+    def write_clients(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Not kept; the run has its metrics."""
+
+    def write_holdings(self, content: Mapping[str, Any]) -> None:
+        """Not kept; the run has its federation."""
+
+    def write_sites(self, content: Mapping[str, Any]) -> None:
+        """Not kept; the run has its federation."""
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Not kept; the run has its summary."""
+
+    def write_arrays(self, name: str, round_: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Not kept: arrays are for reports, which read directories."""
+
+    def save(
+        self,
+        round_: int,
+        server: Tree,
+        clients: Mapping[str, Tree],
+        changed: AbstractSet[str],
+        progress: Mapping[str, Any],
+    ) -> None:
+        """Not kept: what memory holds is lost together with the run."""
+
+    def load(self, keep: Callable[[Tree], Tree] = lambda state: state) -> Checkpoint | None:
+        """There is no checkpoint to go back to.
+
+        Raises:
+            PerfedError: always.
+        """
+        raise PerfedError("this run has no directory, so that there is no checkpoint to go back to")
 
 
 def _missing(value: Any) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from math import inf, isnan
+from collections.abc import Mapping
+from math import isnan
 from typing import Any
 
 from perfed.data.federation import Federation
@@ -25,10 +25,9 @@ from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.run import predictions
+from perfed.run.callbacks.best import BestModels
 from perfed.run.settings import Evaluation
-from perfed.run.taken import Taken
-from perfed.run.tally import Tally
-from perfed.run.targets import updated
+from perfed.run.totals import RunTotals
 
 
 def scored_split(
@@ -170,8 +169,8 @@ class Evaluator:
         """Whether the round left models to be scored; those of participants are not there where nobody replied."""
         return bool(done.participants) or (self.settings.who, self.settings.when) == ("all", "before")
 
-    def measure(self, number: int, done: RoundRecord, tally: Tally) -> dict[str, Any]:
-        """The metrics after round ``number``, as in ``rounds.jsonl``; each client's go into ``tally``.
+    def measure(self, number: int, done: RoundRecord, totals: RunTotals) -> dict[str, Any]:
+        """The metrics after round ``number``, as in ``rounds.jsonl``; each client's go into ``totals``.
 
         What the models say of every sample becomes arrays of ``done``, where it is kept.
 
@@ -181,16 +180,16 @@ class Evaluator:
         settings, by_domains = self.settings, self.federation.num_domains and self.settings.when == "before"
         # Outputs are those of ``personalise``, before local training.
         outputs: list[Outputs] | None = [] if by_domains or self.keeps(number, "before") else None
-        before = self._before(number, done, tally, outputs)
-        chosen, tally.other = (before, done.after) if settings.when == "before" else (done.after, before)
+        before = self._before(number, done, totals, outputs)
+        chosen, totals.other = (before, done.after) if settings.when == "before" else (done.after, before)
         metrics, domains = self.over_clients(chosen), {}
         if self.keeps(number, settings.when):
             done.arrays |= self._rows(done.outputs if outputs is None else outputs)
         found: Metrics = {}
         if outputs and by_domains:
-            found, tally.client_domains = by_domain(outputs, self.federation, self.scoring.metrics)
+            found, totals.client_domains = by_domain(outputs, self.federation, self.scoring.metrics)
             domains = {"domains": self.with_extremes(found)}
-        tally.evaluated(chosen, found, settings.last)
+        totals.evaluated(chosen, found, settings.last)
         if settings.when == "before" and done.after:
             metrics.update({f"{name}_after": value for name, value in self.over_clients(done.after).items()})
         return {"metrics": metrics, **({"accuracy": metrics["accuracy"]} if "accuracy" in metrics else {}), **domains}
@@ -199,10 +198,10 @@ class Evaluator:
         """What the models say of every sample, as arrays to be kept."""
         return {predictions.FOLDER: predictions.arrays_of(outputs, self.federation, self.split)} if outputs else {}
 
-    def _before(self, number: int, done: RoundRecord, tally: Tally, outputs: list[Outputs] | None) -> Metrics:
+    def _before(self, number: int, done: RoundRecord, totals: RunTotals, outputs: list[Outputs] | None) -> Metrics:
         """Metrics of the models that clients would start their next round with."""
         ids = done.participants if self.settings.who == "participants" else None
-        unused = [] if number == self.rounds else tally.never_used(self.federation.ids)  # at the end they have settled
+        unused = [] if number == self.rounds else totals.never_used(self.federation.ids)  # at the end they have settled
         metrics = self._server.evaluate(self.split, ids, number, outputs, never_used=unused)
         if self._gap:  # clients that were never used have no model yet
             used = [i for i in metrics if i not in unused]
@@ -216,25 +215,8 @@ class Evaluator:
                 )
         return metrics
 
-    def reached(self, tally: Tally, history: Sequence[Mapping[str, Any]]) -> bool:
-        """Note in ``tally`` what targets the newest round reached; whether training ends with them, all reached."""
-        tally.targets = updated(tally.targets, history)
-        return self.settings.stop == "targets" and all(target["round"] is not None for target in tally.targets)
-
-    def take(self, taken: Taken, number: int, tally: Tally) -> None:
-        """Keep the models after round ``number`` that have the least loss so far on their clients' validation data.
-
-        A client that no round has used yet has no model of its own: training goes on until all have been used.
-        """
-        waiting = tally.never_used(self.federation.ids)
-        used = [client for client in self.federation.ids if client not in waiting]
-        found = self._server.evaluate("validation", used, number)
-        losses = {client: values.get("loss", values.get("mse", inf)) for client, values in found.items()}
-        taken.look(number, losses, self._server.snapshot())
-        taken.stopped = not waiting and taken.waited(number) >= self.settings.patience * self.settings.every
-
-    def measure_taken(self, taken: Taken, number: int, tally: Tally) -> Mapping[str, Mapping[str, Any]]:
-        """Measure the models that the run takes, where ``taken`` has none those of its last round, ``number``.
+    def measure_best(self, best: BestModels, number: int, totals: RunTotals) -> Mapping[str, Mapping[str, Any]]:
+        """Measure the models that the run takes: each client's ``best``, or that of round ``number``, the last.
 
         Returns:
             What they say of every sample, as arrays to be kept.
@@ -242,14 +224,14 @@ class Evaluator:
         by_domains = self.federation.num_domains
         outputs: list[Outputs] | None = [] if by_domains or not self._too_many else None
         metrics: Metrics = {}
-        for best, ids in taken.groups(self.federation.ids).items():
-            with taken.at(self._server, ids[0]):
-                metrics |= self._server.evaluate(self.split, ids, best or number, outputs)
+        for found, ids in best.groups(self.federation.ids).items():
+            with best.at(self._server, ids[0]):
+                metrics |= self._server.evaluate(self.split, ids, found or number, outputs)
         domains: Metrics = {}
         if outputs and by_domains:
-            domains, tally.client_domains = by_domain(outputs, self.federation, self.scoring.metrics)
-        tally.other = {}
-        tally.evaluated({client: metrics[client] for client in sorted(metrics)}, domains, 1)
+            domains, totals.client_domains = by_domain(outputs, self.federation, self.scoring.metrics)
+        totals.other = {}
+        totals.evaluated({client: metrics[client] for client in sorted(metrics)}, domains, 1)
         return self._rows(outputs) if outputs and not self._too_many else {}
 
     def over_clients(self, metrics: Metrics) -> dict[str, Any]:

@@ -21,11 +21,11 @@ from perfed.engine.server import Server
 from perfed.errors import PerfedError, some
 from perfed.method.method import Method
 from perfed.model.chain import Chain, Parameters
+from perfed.run.callbacks.best import BestModels
 from perfed.run.card import data_facts, metrics_with_intervals, today, versions
 from perfed.run.client_module import ClientModule
 from perfed.run.directory import plain
 from perfed.run.site import EXAMPLES, SiteModel, joined_sites, load_site, traced
-from perfed.run.taken import Taken
 from perfed.training.cohort import Cohort
 
 
@@ -48,7 +48,7 @@ class OwnModels:
         raise NotImplementedError
 
     @property
-    def taken(self) -> Taken:
+    def taken(self) -> BestModels:
         """Which rounds' models are taken, where they are not the last ones."""
         raise NotImplementedError
 
@@ -67,7 +67,7 @@ class OwnModels:
             PerfedError: an unknown client, inputs of another shape or with other columns, values that are not finite,
                 no domains or unknown ones, or a method that projects the data.
         """
-        cohort, method, federation = self._of(self.server, client), self.server.method, self.server.federation
+        cohort, method, federation = self._of(self.server, client), self._method(client), self.server.federation
         inputs, ids = new_inputs(self.server.clients[client], x, domain, federation.num_domains)
         if ids is None and (method.needs_domains or cohort.per_domain):
             raise PerfedError(f"{self.name} needs the domain of every sample")
@@ -126,7 +126,7 @@ class OwnModels:
         return chain.eval(), parameters
 
     def _site(self, server: Server, client: str) -> SiteModel:
-        cohort, method, federation = self._of(server, client), server.method, server.federation
+        cohort, method, federation = self._of(server, client), self._method(client), server.federation
         own, takes_domain = server.clients[client], method.needs_domains or bool(cohort.per_domain)
         shape = own.input_shape
         module = ClientModule(method, cohort, federation).cpu()
@@ -161,6 +161,10 @@ class OwnModels:
         if server.method.changes_data:
             raise PerfedError(f"{self.name} projects a client's samples together; it has no model for new ones")
         return cohort
+
+    def _method(self, client: str) -> Method:
+        """The method with the numbers of the round that the client's model is of."""
+        return self.server.method.in_round(self.taken.rounds.get(client, self.done))
 
     def _alone(self, server: Server, client: str) -> Cohort:
         """The client alone, with the model that evaluation uses."""

@@ -73,9 +73,14 @@ class Evaluation(BaseModel):
             chosen(name)
         return value
 
+    @property
+    def one_model_each(self) -> bool:
+        """Whether what is reported is of one model of each client."""
+        return (self.who, self.when, self.last) == ("all", "before", 1)
+
     @model_validator(mode="after")
-    def _one_model_each(self) -> Self:
-        if self.stop != "last" and (self.who, self.when, self.last) != ("all", "before", 1):
+    def _stops_with_models(self) -> Self:
+        if self.stop != "last" and not self.one_model_each:
             allowed = "who = 'all', when = 'before', last = 1"
             raise ValueError(f"stop = '{self.stop}' takes one model of each client: {allowed}")
         if self.stop == "targets" and not self.targets:

@@ -1,19 +1,77 @@
-"""Settings of local training: the optimiser, its rates, mini-batches and epochs."""
+"""Settings of local training, and numbers among settings that follow a schedule."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, PositiveInt, PrivateAttr, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ModelWrapValidatorHandler,
+    PositiveInt,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from perfed.model.chain import STAGES
 from perfed.settings import LISTED, STRICT, unless
+from perfed.training.schedule import Schedule, Step, schedules_in
+
+_LATE = 10**6  # by this round every schedule stands still, but one that falls for ever, which has come to 0
 
 
-class LocalTraining(BaseModel):
-    """How a client trains: settings that every method has."""
+class Scheduled(BaseModel):
+    """Settings of which every fraction (``float``) may be a schedule: a table with its ``kind``.
+
+    As they are, they hold the numbers of round 1; what a field allows, a schedule's first and last numbers must be.
+    """
 
     model_config = STRICT
+
+    _schedules: dict[tuple[str, ...], Schedule] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_round_1(cls, value: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
+        found = schedules_in(cls, value) if isinstance(value, Mapping) else {}
+        if found:
+            cls.model_validate(_with(value, found, _LATE))
+        made = check(_with(value, found, 1) if found else value)
+        if found:
+            made._schedules = found
+        return made
+
+    def in_round(self, round_: int) -> Self:
+        """Return the settings of round ``round_``; what comes before round 1 has those of round 1."""
+        if not self._schedules:
+            return self
+        now = {name: getattr(self, name) for name, *_ in self._schedules}
+        return self.model_copy(update={name: _with(now, self._schedules, max(round_, 1))[name] for name in now})
+
+    def stated(self, name: str) -> Any:
+        """Return the setting ``name`` as files say it: a number, or the table of its schedule."""
+        value = getattr(self, name)
+        for (owner, *stage), schedule in self._schedules.items():
+            if owner == name:
+                table = schedule.model_dump(mode="json")
+                value = {**value, stage[0]: table} if stage else table
+        return value
+
+
+def _with(values: Mapping[str, Any], schedules: Mapping[tuple[str, ...], Schedule], round_: int) -> dict[str, Any]:
+    """Return ``values`` with the numbers of round ``round_`` where schedules are."""
+    made = dict(values)
+    for (name, *stage), schedule in schedules.items():
+        number = schedule.at(round_)
+        made[name] = {**made[name], stage[0]: number} if stage else number
+    return made
+
+
+class LocalTraining(Scheduled):
+    """How a client trains: settings that every method has."""
 
     optimizer: Literal["adam", "sgd"] = Field("adam", description="local optimiser")
     lr: float | dict[str, float] = Field(1e-3, description="learning rate, or one per stage (missing stages: 1e-3)")
@@ -68,20 +126,19 @@ class LocalTraining(BaseModel):
         return None if self.local_steps is None else self.local_steps // self.local_epochs
 
     def in_round(self, round_: int) -> Self:
-        """The settings with the learning rates of round ``round_`` (from 1): ``lr_factor`` for each drop before it."""
-        drops = sum(round_ > drop for drop in self.lr_drops)
-        if drops == 0:
-            return self
-        made = self.model_copy()
-        made._lr_scale = self.lr_factor**drops
+        """Return the settings of round ``round_`` (from 1): schedules' numbers, and rates behind their drops."""
+        made = super().in_round(round_)
+        if self.lr_drops:
+            made = made.model_copy()
+            made._lr_scale = Step(kind="step", start=1.0, rounds=self.lr_drops, factor=self.lr_factor).at(round_)
         return made
 
     def lr_of(self, stage: str) -> float:
-        """Learning rate of ``stage``, in the round that these are the settings of."""
+        """Return the learning rate of ``stage``, in the round that these are the settings of."""
         return self.first_lr_of(stage) * self._lr_scale
 
     def first_lr_of(self, stage: str) -> float:
-        """Learning rate of ``stage`` in the first round."""
+        """Return the learning rate of ``stage`` without ``lr_drops``."""
         return self.lr.get(stage, 1e-3) if isinstance(self.lr, dict) else self.lr
 
     def weight_decay_of(self, stage: str) -> float:

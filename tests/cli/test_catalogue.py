@@ -10,7 +10,7 @@ from command_line import perfed
 
 from perfed.cli.catalogue import DIFFERENCES
 from perfed.cli.index import index
-from perfed.experiment.compare import check_starts, federated
+from perfed.experiment.comparison import ComparisonSpec, federated
 from perfed.experiment.config import find_experiment
 from perfed.experiment.names import parse_names
 from perfed.experiment.overrides import override
@@ -74,6 +74,7 @@ def test_an_unknown_name_offers_the_nearest(given, offered):
     assert result.err.count("\n") == 1
 
 
+@pytest.mark.long
 def test_the_commands_to_try_start():
     """Those of all methods: every one is built on its experiment's data, a few at a time."""
     tried: dict[tuple[str, tuple[str, ...]], list[str]] = {}
@@ -87,4 +88,4 @@ def test_the_commands_to_try_start():
     for (experiment, settings), names in tried.items():
         parse_names(",".join(names), baselines=True)
         table = override(find_experiment(experiment), [*settings, "data.clients=4"], federated(names))
-        check_starts(table, names, 0, None, None)
+        ComparisonSpec(table, names, [0]).check_starts(0, None, None)

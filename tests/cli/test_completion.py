@@ -22,7 +22,7 @@ def offered(monkeypatch, line: str) -> list[str]:
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name in ("runs/one/config.toml", "runs/three/comparison.toml", "runs/other/notes.txt", "study.toml", "x.csv"):
+    for name in ("runs/one/config.toml", "runs/three/comparisons.toml", "runs/other/notes.txt", "study.toml", "x.csv"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
     return Path(tmp_path)

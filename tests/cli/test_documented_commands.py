@@ -13,7 +13,7 @@ import typer
 
 from perfed.cli import campaign_commands  # noqa: F401 - it adds its commands
 from perfed.cli.commands import app
-from perfed.experiment.compare import federated, method_table
+from perfed.experiment.comparison import federated
 from perfed.experiment.config import experiment_names, find_experiment, validate
 from perfed.experiment.names import parse_names, parse_seeds
 from perfed.experiment.overrides import axis_of, override
@@ -57,4 +57,4 @@ def test_a_command_of_the_documents_can_be_given(document, command, tmp_path, mo
     for more in [[setting] for axis in axes for setting in axis] or [[]]:
         table = override(find_experiment(experiment), [*settings, *more], methods)
         for method in methods:
-            validate(method_table(table, method, 0))
+            validate({**table, "method": method, "seed": 0})

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from command_line import EXPERIMENT, TINY, Outcome, perfed
 
-from perfed.experiment.compare import check_starts
+from perfed.experiment.comparison import ComparisonSpec
 from perfed.experiment.config import find_experiment
 from perfed.experiment.overrides import override
 
@@ -151,7 +151,7 @@ def test_without_methods_some_are_named_that_go_with_the_experiment(command, exp
     assert f"such as --methods {methods};" in said and "perfed list methods" in said
     assert len(said) < 200
     table = override(find_experiment(experiment), ["data.clients=4"], methods.split(","))
-    check_starts(table, methods.split(","), 0, None, None)
+    ComparisonSpec(table, methods.split(","), [0]).check_starts(0, None, None)
 
 
 # Commands and help ---------------------------------------------------------------------------------------------
@@ -244,6 +244,7 @@ def test_a_module_in_a_package_needs_the_quotes(here):
 # The first experiment ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("own", [True, False])
 def test_init_ends_with_the_command_that_comes_next(here, own):
     rng = np.random.default_rng(0)

@@ -20,6 +20,7 @@ from perfed import report as reports
 from perfed.engine.evaluate import spread
 from perfed.experiment.config import find_experiment
 from perfed.report.papers import CSV_COLUMNS, escaped
+from perfed.run.directory import write_marker
 
 SVG = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="200" height="100" viewBox="0 0 200 100"><title>t</title>'
@@ -191,14 +192,14 @@ def test_latex_of_errors_has_the_least_first_and_a_label_for_each_metric():
     ("name", "said"),
     [
         ("digits-label-skew", "perfed compare digits-label-skew --methods local,fed_avg --seeds 0..1 rounds=4"),
-        ("of my own", "with the settings in c/comparison.toml"),
+        ("of my own", "with the settings in c/comparisons.toml"),
     ],
 )
 def test_latex_says_which_command_made_a_comparison(name, said):
     shutil.copytree("a", "c")
     table = {**find_experiment("digits-label-skew"), "rounds": 4, "name": name}
-    content = {"methods": ["local", "fed_avg"], "seeds": [0, 1], "experiment": table}
-    Path("c/comparison.toml").write_text(tomli_w.dumps(content))
+    content = {"kind": "comparison", "methods": ["local", "fed_avg"], "seeds": [0, 1], "experiment": table}
+    Path("c/comparisons.toml").write_text(tomli_w.dumps(content))
     assert perfed("report", "c", "--latex", "t.tex").code == 0
     assert Path("t.tex").read_text().splitlines()[:2] == ["% table: perfed report c --latex t.tex", f"% runs: {said}"]
 
@@ -259,8 +260,8 @@ def test_without_a_library_svgs_are_there_and_the_extra_is_named(drawn, monkeypa
 
 def test_a_comparison_keeps_its_order_and_its_file(here):
     shutil.copytree("a", "c")
-    experiment = '[experiment]\nname = "x"\nrounds = 4\n'
-    Path("c/comparison.toml").write_text(f'methods = ["local", "fed_avg"]\nseeds = [0, 1]\n{experiment}')
+    content = {"methods": ["local", "fed_avg"], "seeds": [0, 1], "experiment": {"name": "x", "rounds": 4}}
+    write_marker(Path("c"), "comparison", content)
     made(Path("c/local/seed-9"), "local", 9)
     assert list(table_of("c")) == ["local", "fed_avg"]
     kept = json.loads(Path("c/comparison.json").read_text())["runs"]

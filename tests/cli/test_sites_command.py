@@ -165,7 +165,7 @@ def test_errors_are_one_line(run_dir, tmp_path, arguments, says):
 
 
 def test_a_comparison_is_no_run(tmp_path):
-    (tmp_path / "comparison.toml").touch()
+    (tmp_path / "comparisons.toml").write_text('kind = "comparison"')
     result = perfed("export", tmp_path, "--site", "000")
     assert result.code == 2 and f"{tmp_path}: a comparison, not a run; its runs are METHOD/seed-N in it" in result.err
 
@@ -183,6 +183,7 @@ def test_new_rows_that_do_not_fit_are_named(run_dir, tmp_path):
         assert not (tmp_path / "out.csv").exists()
 
 
+@pytest.mark.long
 def test_formats_of_one_model_lie_side_by_side_with_one_card(run_dir, tmp_path):
     """A card is written anew on another day; what is no card of this model is not written over."""
     for format_ in ("onnx", "pt2", "safetensors"):

@@ -65,6 +65,7 @@ def test_who_looks_after_a_site_or_submits_a_run_does_not_wait_for_torch(tmp_pat
     assert imported("submit", tmp_path, code=2) == []
 
 
+@pytest.mark.long
 def test_a_command_that_trains_imports_what_it_needs(tmp_path):
     assert "torch" in imported("run", EXPERIMENT, *TINY, "--method", "local", "--out", tmp_path / "out")
     assert (tmp_path / "out" / "report.html").exists()

@@ -38,6 +38,7 @@ def hospitals(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_from_a_folder_to_a_comparison(hospitals, monkeypatch):
     monkeypatch.chdir(hospitals.parent)
     made = perfed("init", "hospitals", "--target", "disease", "--domain", "sex", "--categories", "restecg")
@@ -197,6 +198,7 @@ def rare_at_sites(folder: Path) -> None:
         table.to_csv(folder / f"{name}.csv", index=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("make", "target", "methods", "settings", "metric"),
     [
@@ -221,6 +223,7 @@ def test_what_init_writes_learns_what_a_linear_model_does(
     assert method < 1.25 * linear if metric == "mse" else method > linear - 0.03, (method, linear)
 
 
+@pytest.mark.long
 def test_init_says_how_rate_and_weight_decay_are_chosen(tmp_path, monkeypatch):
     """And what it says is a command."""
     monkeypatch.chdir(tmp_path)

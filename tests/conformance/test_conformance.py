@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from functools import partial
 from math import isfinite
 
 import pytest
 import torch
-from engines import ENGINES, awkward_domains, blobs, difference, every_tensor, make, network_for, serve, train
+from engines import ENGINES, blobs, difference, make, network_for, serve, train
 from torch import nn
 
-from perfed.data.client import Split
-from perfed.data.federation import Federation
 from perfed.errors import ClientsDiverged, PerfedError
 from perfed.method.registry import entry, method_names
 from perfed.methods.flic.anchors import Anchors
 from perfed.methods.terms.prototypes import Prototypes
 from perfed.methods.terms.proximal import Proximal
 from perfed.methods.terms.server_optimizer import ServerOptimizer
-from perfed.methods.tsne import TSNEFedRep
 from perfed.model.chain import Model
-from perfed.model.placement import SENT
 from perfed.model.presets import linear
-from perfed.participation.clock import Clock
-from perfed.participation.settings import Participation
+from perfed.testing import checks
+from perfed.testing.checks import FEDERATIONS, TWO_ENGINES
 
 pytestmark = pytest.mark.every_method("name")
 ANCHORS = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
@@ -52,70 +50,16 @@ WITHOUT_DOMAIN_HEADS = {
     **dict.fromkeys(["fedcp", "feddbe", "gpfl"], _PARTS),
 }
 """Methods by what they say; GPFL, FedCP and FedDBE put parts of their own into the head."""
-SRPFL = Participation(policy="srpfl", srpfl={"first": 1, "rule": "fixed", "stage_rounds": 1})
 
-
-# federation, rate of participation or policy
-FEDERATIONS = {
-    "one client": (lambda: blobs((7,)), 1.0),
-    "a client with one sample": (lambda: blobs((6, 1)), 1.0),
-    "only one sample everywhere": (lambda: blobs((1, 1, 1), test=1), 1.0),
-    "one class only": (lambda: blobs((6, 4), labels=[[0]], num_classes=1), 1.0),
-    "one class per client": (lambda: blobs((6, 4, 5), labels=[[0], [2], [1]]), 1.0),
-    "absent classes": (lambda: blobs((6, 4), labels=[[0, 1], [1]], num_classes=5), 1.0),
-    "very unequal sizes": (lambda: blobs((60, 2, 1)), 1.0),
-    "partial participation": (lambda: blobs((5, 4, 3, 3)), 0.3),
-    "awkward domains": (awkward_domains, 1.0),
-    "SRPFL": (lambda: blobs((5, 4, 3, 3)), SRPFL),
-    "a client without test data": (lambda: blobs((5, 4, 3), test=(3, 0, 2)), 1.0),
-    "no test data at all": (lambda: blobs((5, 4), test=0), 1.0),
-    "input dimensions differ": (lambda: blobs((6, 5, 4), dims=(3, 8, 1)), 1.0),
-}
-# One at a time; stacked, in chunks, through bytes. How many clients fit into one cohort is not the method's.
-TWO_ENGINES = {name: ENGINES[name] for name in ("sequential", "codec")}
 # A proximal term knows parameters and weights of samples, but no data: SRPFL alone takes every method through all
 # branches that the term adds to it, as coverage says; other shapes, domains and sizes are kept beside it.
 FOR_PROXIMAL = ("SRPFL", "input dimensions differ", "awkward domains", "a client with one sample")
 CASES = [(name, case) for name in METHODS for case in (FOR_PROXIMAL if name in WITH_PROXIMAL else FEDERATIONS)]
 
 
-def shares_embedding(server_method, federation) -> bool:
-    if isinstance(server_method, TSNEFedRep):
-        return False  # every client brings its inputs to one dimension first
-    chain = server_method.adapt(network_for(server_method, federation.num_classes)).build((3,))
-    return any(n.startswith("embedding") and p in SENT for n, p in server_method.places(chain).items())
-
-
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_two_rounds_leave_finite_states_and_metrics(name, case):
-    build, who = FEDERATIONS[case]
-    policy = who if isinstance(who, Participation) else Participation(rate=who)
-    for engine, options in (ENGINES if name == "fedavg" else TWO_ENGINES).items():
-        method, federation = METHODS[name](), build()
-        arguments = {"model": network_for(method, federation.num_classes), "rounds": 9, **options}
-        arguments["participation"] = policy
-        arguments["clock"] = Clock(speeds="fixed") if policy is SRPFL else None
-        if case == "input dimensions differ" and shares_embedding(method, federation):
-            with pytest.raises(PerfedError, match=r"shares 'embedding.*shape differs between clients") as error:
-                serve(method, federation, **arguments)
-            assert "\n" not in str(error.value)
-            continue
-        server = serve(method, federation, **arguments)
-        server.prepare()
-        never, tested = set(federation.ids), {client.id for client in federation if client.split("test") is not None}
-        for number in (1, 2):
-            record = server.round(number, measure="test")
-            never -= set(record.participants)
-            assert set(server.evaluate("test", never_used=never)) == tested
-            wanted = number if policy is SRPFL else max(1, int(policy.rate * len(federation)))
-            assert len(record.participants) == wanted
-            assert isfinite(record.train_loss), (engine, number)
-        server.settle(sorted(never), 2)  # only SRPFL does so
-        for path, tensor in every_tensor(server).items():
-            assert bool(torch.isfinite(tensor.double()).all()), (engine, path)
-        metrics = server.evaluate("test")
-        assert set(metrics) == tested
-        assert all(isfinite(value) for values in metrics.values() for value in values.values())
+    checks.trains_on(case, METHODS[name], ENGINES if name == "fedavg" else TWO_ENGINES)
 
 
 TERMS = {
@@ -163,12 +107,7 @@ def test_a_head_for_each_domain_is_trained_or_refused_in_one_line(name, engine):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_evaluation_changes_no_state(name):
-    server = train(serve(METHODS[name](), blobs(), rate=0.7), 1)
-    before = {path: tensor.clone() for path, tensor in every_tensor(server).items()}
-    first = server.evaluate("test")
-    assert server.evaluate("test") == first
-    after = every_tensor(server)
-    assert all(torch.equal(after[path], tensor) for path, tensor in before.items())
+    checks.evaluation_changes_nothing(METHODS[name])
 
 
 def normed(shape):
@@ -190,12 +129,9 @@ def test_models_of_other_kinds_end_the_same_in_both_engines(name, model):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_training_is_better_than_guessing(name):
-    federation = blobs((30, 30), labels=[[0, 1], [1, 2]], test=20)
     lr = 0.1 if name.startswith(("scaffold", "fedgate")) else 0.02  # plain SGD needs longer steps than Adam
     more = {"eta": 0.1} if name.startswith("pfedme") else {}  # w goes all the way to theta
-    server = train(serve(METHODS[name](lr=lr, **more), federation, seed=1), 12)
-    accuracy = [values["accuracy"] for values in server.evaluate("train").values()]
-    assert sum(accuracy) / len(accuracy) > 0.75
+    checks.learns(partial(METHODS[name], lr=lr, **more))
 
 
 NO_LABELS = dict.fromkeys(("fedpac-cc", "fedrod", "gpfl", "knnper"), "class labels; these targets are")
@@ -204,19 +140,6 @@ REFUSED = {  # what methods that are not for a task say; names of terms are refu
     "survival": {**NO_LABELS, **dict.fromkeys(("fedem", "fedem-ft"), "fedem needs a likelihood of each sample")}
     | {"feddar-sa": "second-order aggregation has no Hessians of the Cox partial likelihood"},
 }
-
-
-def survival() -> Federation:
-    """Times and events; a client with one sample, one without events, one whose times are all the same."""
-    federation = blobs((9, 1, 4, 8), regression=True)
-
-    def targets(row: int, split: Split) -> Split:
-        events = (torch.arange(len(split)) % 3 > 0) & torch.tensor(row != 2)
-        time = torch.ones(len(split)) if row == 3 else split.y.abs() + 0.1
-        return replace(split, y=torch.stack([time, events.to(time)], 1).double())
-
-    clients = (replace(c, train=targets(i, c.train), test=targets(i, c.test)) for i, c in enumerate(federation))
-    return replace(federation, clients=tuple(clients), survival=True)
 
 
 @pytest.mark.parametrize("task", ["regression", "survival"])
@@ -229,19 +152,8 @@ def test_other_tasks(name, task):
         refused = "the prototypes term needs class labels; these targets are"
     elif "anchors" in terms and task == "survival":
         refused = "the anchors term needs values or class labels; these targets are"
-    for options in TWO_ENGINES.values():
-        federation = blobs((9, 1, 4), regression=True) if task == "regression" else survival()
-        if refused:
-            with pytest.raises(PerfedError, match=refused) as error:
-                train(serve(METHODS[name](), federation, **options), 1)
-            assert "\n" not in str(error.value)
-            continue
-        server = train(serve(METHODS[name](), federation, **options), 2)
-        assert all(bool(torch.isfinite(t.double()).all()) for t in every_tensor(server).values())
-        metrics = server.evaluate("test")
-        assert set(metrics) == set(federation.ids)
-        assert all(isfinite(value) for values in metrics.values() for value in values.values())
-        assert set.union(*map(set, metrics.values())) == ({"mse"} if task == "regression" else {"c-index", "loss"})
+    said = checks.deals_with(task, METHODS[name])
+    assert re.search(refused, said) if refused else not said, said
 
 
 def test_anchors_need_personal_embeddings():

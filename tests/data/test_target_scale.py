@@ -11,8 +11,8 @@ from perfed.data.federation import Federation
 from perfed.data.newcomer import newcomer
 from perfed.data.target_scale import Sums, TargetScale
 from perfed.errors import PerfedError
-from perfed.experiment.baselines import Baseline
 from perfed.experiment.config import validate
+from perfed.experiment.sklearn_run import SklearnRun
 
 
 def far(clients=4, samples=40, seed=0) -> Federation:
@@ -91,8 +91,8 @@ def test_metrics_and_predictions_are_in_the_unit_of_the_data():
 def test_scikit_learns_models_are_scored_in_the_unit_of_the_data_too():
     table = {"rounds": 1, "data": {"name": "digits"}, "model": {"head": "linear"}}
     experiment = validate(table)
-    plain = Baseline("sklearn:ridge", experiment, far()).execute()["metrics"]["mse"]["mean"]
-    scaled = Baseline("sklearn:ridge", experiment, far().standardised()).execute()["metrics"]["mse"]["mean"]
+    plain = SklearnRun("sklearn:ridge", experiment, far()).execute()["metrics"]["mse"]["mean"]
+    scaled = SklearnRun("sklearn:ridge", experiment, far().standardised()).execute()["metrics"]["mse"]["mean"]
     assert scaled == pytest.approx(plain, rel=1e-6)
 
 

@@ -500,6 +500,7 @@ def test_without_pillow_the_extra_is_named(folder, monkeypatch):
 # Real files --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_real_fashion_mnist_as_in_the_paper():
     require_file("fashion_mnist.npz")
     federation = load("fashion-mnist", {"partition": "dominant"}, seed=0)
@@ -529,6 +530,7 @@ def test_real_femnist_characters():
     assert float(natural.clients[5].train.x.mean()) < 0.6  # mostly black
 
 
+@pytest.mark.long
 def test_real_cifar_with_a_thousand_clients():
     require_file("cifar10_jpeg.npz")
     pytest.importorskip("PIL", reason="Pillow (perfed[datasets]) is not installed")

@@ -118,6 +118,7 @@ def test_flambys_age_can_be_scaled_over_all_regions():
             assert torch.equal(now[:, 1:], was[:, 1:])
 
 
+@pytest.mark.long
 def test_flambys_published_figures_come_again_from_their_seeds():
     require_file("tcga_brca.npz")
     require_file("heart_disease.npz")

@@ -100,7 +100,7 @@ def submit(path: Path, text: str, transport: Stations | None = None) -> Stations
 def tensors(run: Path) -> dict[str, torch.Tensor]:
     """What the server has, but for the clients' own states, which stay at the sites."""
     found = load_file(max((run / "checkpoint").glob("server-*.safetensors")))
-    return {name: tensor for name, tensor in found.items() if not name.startswith(":taken/clients")}
+    return {name: tensor for name, tensor in found.items() if not name.startswith(":best/clients")}
 
 
 def same_as_simulated(path: Path, **changes: object) -> None:

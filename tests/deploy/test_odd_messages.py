@@ -67,6 +67,7 @@ def secrets(path: Path) -> list[bytes]:
     return [text.encode() for text in (*cells, str(path), "south.csv")]
 
 
+@pytest.mark.long
 def test_every_odd_message_has_a_reply_and_its_lines_and_says_nothing_of_the_table(tables, sent):
     notes: list[str] = []
     kinds, said = set[str](), set[str]()

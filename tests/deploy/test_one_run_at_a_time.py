@@ -16,6 +16,7 @@ from perfed.engine.flower.transport import Answer
 from perfed.errors import PerfedError
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("exchanges", [3, 5])
 def test_a_site_in_the_middle_of_a_run_refuses_another_and_is_free_when_that_has_ended(exchanges, tables):
     """Both come to the bits of a simulation."""
@@ -41,6 +42,7 @@ def test_a_site_in_the_middle_of_a_run_refuses_another_and_is_free_when_that_has
         assert all(torch.equal(tensor, tensors(tables / "run")[n]) for n, tensor in tensors(tables / "other").items())
 
 
+@pytest.mark.long
 def test_a_run_whose_server_is_gone_does_not_keep_its_sites(tables):
     """Started again, sites know what they were in; another run takes them at once, and the first goes on after it."""
     text, first = study(tables), Stations(tables)

@@ -120,6 +120,7 @@ def test_a_site_begins_when_somebody_at_its_terminal_has_said_yes(tables, monkey
     assert perfed(*options(tables, study(tables))).code == 0 and sites == ["north"] * 2  # nobody is asked again
 
 
+@pytest.mark.long
 def test_a_service_says_the_hash_and_is_refused_when_something_else_would_leave(tables, monkeypatch):
     sites = started(monkeypatch)
     digest = Preview.of("north", tables / "north.csv", study(tables)).digest

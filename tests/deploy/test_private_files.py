@@ -44,6 +44,7 @@ class Heard(Stations):
         return super().exchange(messages, deadline)
 
 
+@pytest.mark.long
 def test_what_a_site_writes(tables, monkeypatch):
     """Asked what the server has asked another site of its name and table."""
     pytest.importorskip("flwr", reason="pip install 'perfed[flower]'")

@@ -68,6 +68,7 @@ def test_a_site_makes_its_own_model_of_what_it_has_kept_while_it_goes_on(tables)
     assert list(model.classes_) == ["ill", "well"]
 
 
+@pytest.mark.long
 def test_after_another_run_has_begun_the_first_ones_model_can_still_be_made(tables):
     """And a run that the site was never in is refused in one line."""
     at, frame = tables / "at-south", pd.read_csv(tables / "south.csv").drop(columns="ill")

@@ -21,7 +21,7 @@ from perfed.report import load_runs, write_report
 from perfed.report.tables import domain_tables
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
-from perfed.run.tally import Tally
+from perfed.run.totals import RunTotals
 from perfed.training.plan import Plan
 
 CLIENT = np.array(["a", "a", "a", "b", "b", "b", "b"])
@@ -107,15 +107,15 @@ def test_auc_of_each_client_that_holds_both_classes():
 
 
 def test_extremes_over_domains_are_taken_after_the_mean_over_the_last_rounds():
-    tally = Tally.empty(())
+    tally = RunTotals()
     tally.evaluated({}, {"accuracy": {"a": 0.9, "b": 0.1}}, 2)
     tally.evaluated({}, {"accuracy": {"a": 0.6, "b": 0.4}}, 2)
     tally.evaluated({}, {"accuracy": {"a": 0.2, "b": 0.8}}, 2)
     found = with_extremes(tally.domains)["accuracy"]
     assert found == pytest.approx({"a": 0.4, "b": 0.6, "mean": 0.5, "min": 0.4, "max": 0.6})
-    assert Tally.of_plain(tally.plain()) == tally
+    assert RunTotals.of_plain(tally.plain()) == tally
     with pytest.raises(PerfedError, match="written by another version of perfed"):
-        Tally.of_plain({"rounds": 3})
+        RunTotals.of_plain({"rounds": 3})
 
 
 # A domain that is only in test data -----------------------------------------------------------------------------

@@ -67,6 +67,7 @@ def test_the_end_of_standard_input_ends_the_family(tmp_path):
     assert gone(pids, 1)
 
 
+@pytest.mark.long
 def test_who_ignores_sigterm_is_killed(tmp_path):
     process = start(tmp_path / "pids", "stubborn")
     pids = family(tmp_path / "pids")

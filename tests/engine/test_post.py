@@ -199,6 +199,7 @@ def test_a_site_that_was_started_again_is_asked_again_under_its_new_number(offic
     assert answer.body == b"LOST" and office.got["west"] == [b"lost", b"lost"]
 
 
+@pytest.mark.long
 def test_a_site_that_is_gone_is_asked_again_until_the_deadline_and_named_then(office, transport):
     office.gone = {"west", "south"}
     answers = transport.exchange({"west": b"here?", "south": b"here?"}, 4)

@@ -172,11 +172,22 @@ def test_a_damaged_summary_or_configuration(here):
     refused(perfed("resume", "out"), "out/config.toml: is not text")
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"methods = 5\nseeds = [0]\nexperiment = {}"])
-def test_a_damaged_comparison(here, content):
-    (here / "comparison.toml").write_bytes(content)
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("comparison.toml", b"\xff\xfe"),  # as every kind of study once had its own
+        ("comparison.toml", b"methods = 5\nseeds = [0]\nexperiment = {}"),
+        ("comparisons.toml", b"\xff\xfe"),
+        ("comparisons.toml", b"methods = ['local']\nseeds = [0]\nexperiment = {}"),
+        ("comparisons.toml", b'kind = "other"\nmethods = ["local"]\nseeds = [0]\nexperiment = {}'),
+        ("comparisons.toml", b'kind = "comparison"\nmethods = 5\nseeds = [0]\nexperiment = {}'),
+        ("comparisons.toml", b'kind = "campaign"\nkey = ""\ncomparisons = 5'),
+    ],
+)
+def test_a_damaged_study(here, name, content):
+    (here / name).write_bytes(content)
     for command in ("resume", "report"):
-        refused(perfed(command, "."), "comparison.toml: cannot be read")
+        refused(perfed(command, "."), f"{name}: cannot be read")
 
 
 def test_what_cannot_begin_leaves_no_directory(here):

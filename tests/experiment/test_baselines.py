@@ -28,12 +28,12 @@ from perfed.data.held_out import with_validation
 from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.experiment import estimators
-from perfed.experiment.baselines import Baseline
-from perfed.experiment.compare import Comparison
+from perfed.experiment.comparison import Comparison
 from perfed.experiment.config import validate
 from perfed.experiment.cox import Cox
 from perfed.experiment.estimators import baseline_names, new_model, tries
 from perfed.experiment.result import compare
+from perfed.experiment.sklearn_run import SklearnRun
 
 
 class Forest:
@@ -91,11 +91,11 @@ def sites(make, **more):
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_a_row_is_what_scikit_learn_gives_by_hand(name):
-    federation = load("digits", {}, seed=1)
+    federation = load("digits", {"clients": 5}, seed=1)
     by_hand = [
         np.mean(CLASSIFIERS[name]().fit(*arrays(c, "train")).predict(arrays(c)[0]) == arrays(c)[1]) for c in federation
     ]
-    summary = Baseline(name, experiment(), federation).execute()
+    summary = SklearnRun(name, experiment(), federation).execute()
     assert summary["accuracy"] == {
         "mean": pytest.approx(np.mean(by_hand), abs=1e-15),
         "std": pytest.approx(np.std(by_hand), abs=1e-15),
@@ -117,11 +117,12 @@ def test_two_classes_have_the_area_under_the_curve(name):
         decides = hasattr(model, "decision_function")
         margin = model.decision_function(x) if decides else model.predict_proba(x)[:, 1]
         expected.append((np.mean(model.predict(x) == y), roc_auc_score(y, margin)))
-    summary = Baseline(name, experiment(), federation).execute()
+    summary = SklearnRun(name, experiment(), federation).execute()
     found = [summary["metrics"][metric]["mean"] for metric in ("accuracy", "auc")]
     assert found == pytest.approx(np.mean(expected, axis=0), abs=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("columns", [None, 1, 2])
 def test_regressions(columns):
     def targets(rng, x):
@@ -138,14 +139,15 @@ def test_regressions(columns):
             model = make().fit(x, y.ravel() if columns == 1 else y)
             x, y = arrays(client)
             errors.append(np.mean((model.predict(x).reshape(y.shape) - y) ** 2))
-        summary = Baseline(f"sklearn:{name}", experiment(), federation).execute()
+        summary = SklearnRun(f"sklearn:{name}", experiment(), federation).execute()
         assert summary["metrics"]["mse"]["mean"] == pytest.approx(np.mean(errors), rel=1e-12)
     with pytest.raises(
         PerfedError, match=r"sklearn:svc is not for a regression, .* allowed: sklearn:ridge, sklearn:ran"
     ):
-        Baseline("sklearn:svc", experiment(), federation)
+        SklearnRun("sklearn:svc", experiment(), federation)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_leaves_of_a_forest_are_large_where_targets_are_noise_and_small_where_they_are_not(task):
     def fitted(noise):
@@ -156,7 +158,7 @@ def test_leaves_of_a_forest_are_large_where_targets_are_noise_and_small_where_th
             y = y if task == "regression" else (y[:, 0] > 0).astype(int)
             clients[name] = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
         federation = Federation.from_arrays(clients)
-        baseline = Baseline("sklearn:random-forest", experiment(), federation)
+        baseline = SklearnRun("sklearn:random-forest", experiment(), federation)
         return [baseline.fitted(client).min_samples_leaf for client in federation]
 
     assert fitted(0.0) == [1, 1, 1] and fitted(3.0) == [5, 5, 5]
@@ -170,7 +172,8 @@ def test_a_row_says_the_most_frequent_class_or_the_mean(name, task):
     federation = Federation.from_arrays(sites(targets))
     means = [arrays(client, "train")[1].mean() for client in federation]
     tested = [arrays(client)[1] for client in federation]
-    summary = Baseline(f"sklearn:{name}", experiment(metrics=["log-loss"] * (name == "majority")), federation).execute()
+    asked = experiment(metrics=["log-loss"] * (name == "majority"))
+    summary = SklearnRun(f"sklearn:{name}", asked, federation).execute()
     if task == "classification":
         assert max(means) < 0.5
         assert summary["metrics"]["accuracy"]["mean"] == pytest.approx(np.mean([np.mean(y == 0) for y in tested]))
@@ -194,19 +197,19 @@ def test_awkward_clients():
         }
     )
     for name in [name for name in CLASSIFIERS if "KNeighbors" not in name]:
-        summary = Baseline(name, experiment(weights="samples"), federation).execute()
+        summary = SklearnRun(name, experiment(weights="samples"), federation).execute()
         assert summary["accuracy"]["min"] == 0.3  # six of twenty samples are of class 2
         assert summary["accuracy"]["max"] >= 0.5
     refused = "KNeighborsClassifier, client 'one-class-less': Expected n_neighbors <= n_samples_fit"
     few = {"x_train": x[:3], "y_train": y[:3], "x_test": x, "y_test": y}
     with pytest.raises(PerfedError, match=refused):  # five neighbours of three samples
-        Baseline(
+        SklearnRun(
             "sklearn:sklearn.neighbors.KNeighborsClassifier",
             experiment(),
             Federation.from_arrays({"one-class-less": few}),
         ).execute()
     with pytest.raises(PerfedError, match=r"evaluation.split = 'validation': no client has such data"):
-        Baseline("sklearn:svc", experiment(split="validation"), federation)
+        SklearnRun("sklearn:svc", experiment(split="validation"), federation)
 
 
 def two_classes(**more):
@@ -215,7 +218,7 @@ def two_classes(**more):
 
 def test_probabilities_where_the_model_has_them():
     federation, metrics = two_classes(), ("log-loss", "brier", "f1")
-    summary = Baseline("sklearn:logistic", experiment(metrics=metrics), federation).execute()
+    summary = SklearnRun("sklearn:logistic", experiment(metrics=metrics), federation).execute()
     expected = []
     for client in federation:
         x, y = arrays(client)
@@ -223,14 +226,14 @@ def test_probabilities_where_the_model_has_them():
         expected.append((log_loss(y, p), brier_score_loss(y, p)))
     found = [summary["metrics"][name]["mean"] for name in ("log-loss", "brier")]
     assert found == pytest.approx(np.mean(expected, axis=0), rel=1e-12)
-    without = Baseline("sklearn:svc", experiment(metrics=metrics), federation).execute()["metrics"]
+    without = SklearnRun("sklearn:svc", experiment(metrics=metrics), federation).execute()["metrics"]
     assert set(without) == {"accuracy", "auc", "f1"}
 
 
 def test_a_client_without_a_class_has_no_log_loss_for_it():
     data = sites(lambda rng, x: np.arange(70) % 3)
     data["a"]["y_train"] = np.arange(30) % 2
-    metrics = Baseline("sklearn:logistic", experiment(metrics=["log-loss"]), Federation.from_arrays(data)).execute()
+    metrics = SklearnRun("sklearn:logistic", experiment(metrics=["log-loss"]), Federation.from_arrays(data)).execute()
     assert metrics["metrics"]["log-loss"]["n"] == 2
 
 
@@ -254,12 +257,12 @@ def test_strengths_are_tried_on_validation_samples(of):
         model = LogisticRegression(max_iter=1000, C=best).fit(np.concatenate([x, held_x]), np.concatenate([y, held_y]))
         right += [model.score(*arrays(client)) for client in clients]
     assert any(best != 1 for best in taken)  # else nothing is seen here
-    summary = Baseline(f"{of}:logistic", experiment(), federation).execute()
+    summary = SklearnRun(f"{of}:logistic", experiment(), federation).execute()
     assert summary["accuracy"]["mean"] == pytest.approx(np.mean(right), abs=1e-15)
     note = "C chosen on validation samples, 5 tries: "
     note += ", ".join(f"{value:g} ({taken.count(value)} of {len(parts)})" for value in sorted(set(taken)))
     assert summary["notes"][-1] == note
-    scored = Baseline(f"{of}:logistic", experiment(split="validation"), federation).execute()
+    scored = SklearnRun(f"{of}:logistic", experiment(split="validation"), federation).execute()
     assert not any("chosen" in note for note in scored["notes"])  # what is scored on chooses nothing, nor is it learnt
     right = []
     for clients in parts:
@@ -273,7 +276,7 @@ def test_what_nothing_is_chosen_of_is_trained_on_validation_samples_too():
     by_hand = [KNeighborsClassifier().fit(*arrays(client, "train")) for client in two_classes()]
     right = [model.score(*arrays(client)) for model, client in zip(by_hand, held, strict=True)]
     federation = replace(two_classes(), clients=tuple(held))
-    summary = Baseline("sklearn:sklearn.neighbors.KNeighborsClassifier", experiment(), federation).execute()
+    summary = SklearnRun("sklearn:sklearn.neighbors.KNeighborsClassifier", experiment(), federation).execute()
     assert summary["accuracy"]["mean"] == pytest.approx(np.mean(right), abs=1e-15)
 
 
@@ -319,10 +322,10 @@ def test_where_tries_are_asked_for_and_nothing_is_held_out_a_quarter_is_while_ch
         model = LogisticRegression(max_iter=1000, C=taken[-1]).fit(whole_x, whole_y)
         right += [model.score(*arrays(federation.clients[i])) for i in members]
     asked = experiment().model_copy(update={"baseline_tries": 3})
-    summary = Baseline(f"{of}:logistic", asked, federation).execute()
+    summary = SklearnRun(f"{of}:logistic", asked, federation).execute()
     assert summary["accuracy"]["mean"] == pytest.approx(np.mean(right), abs=1e-15)
     assert "C chosen on a quarter of the training samples, 3 tries: " in summary["notes"][-1]
-    unasked = Baseline(f"{of}:logistic", experiment(), federation).execute()
+    unasked = SklearnRun(f"{of}:logistic", experiment(), federation).execute()
     assert not any("chosen" in note for note in unasked["notes"])
 
 
@@ -330,13 +333,13 @@ def test_one_model_on_all_samples_together():
     federation = two_classes()
     x, y = (np.concatenate(each) for each in zip(*(arrays(c, "train") for c in federation), strict=True))
     model = LogisticRegression(max_iter=1000).fit(x, y)
-    summary = Baseline("pooled:logistic", experiment(), federation).execute()
+    summary = SklearnRun("pooled:logistic", experiment(), federation).execute()
     assert summary["accuracy"]["mean"] == pytest.approx(np.mean([model.score(*arrays(c)) for c in federation]))
     assert "brought together" in summary["notes"][0]
     data = sites(lambda rng, x: (x[:, 0] > 0).astype(int))
     data["b"] |= {"x_train": data["b"]["x_train"][:, :4], "x_test": data["b"]["x_test"][:, :4]}
     with pytest.raises(PerfedError, match=r"pooled:logistic: .* clients 'a' and 'b' have different columns"):
-        Baseline("pooled:logistic", experiment(), Federation.from_arrays(data))
+        SklearnRun("pooled:logistic", experiment(), Federation.from_arrays(data))
 
 
 def timed(rng, x, censored=0.3):
@@ -401,7 +404,7 @@ def test_cox_models_have_the_penalty_that_is_best_on_validation_samples(of):
             x, y = arrays(client)
             hazard = model.predict_log_partial_hazard(pd.DataFrame(x, columns=columns))
             expected.append(concordance_index(y[:, 0], -hazard, y[:, 1]))
-    summary = Baseline(f"{of}:cox", experiment(), federation).execute()
+    summary = SklearnRun(f"{of}:cox", experiment(), federation).execute()
     assert summary["metrics"]["c-index"]["mean"] == pytest.approx(np.mean(expected), abs=1e-12)
     assert summary["notes"][-1].startswith("penalizer chosen on validation samples, 5 tries: ")
 
@@ -421,19 +424,19 @@ def test_awkward_sites_of_survival():
     held = rng.normal(size=(4, 5))
     for own in data.values():  # validation samples without an event choose nothing
         own |= {"x_validation": held, "y_validation": np.stack([np.ones(4), np.zeros(4)], 1)}
-    summary = Baseline("sklearn:cox", experiment(), of_survival(data)).execute()
+    summary = SklearnRun("sklearn:cox", experiment(), of_survival(data)).execute()
     note = "1 of the models were trained without an event and give every sample the same hazard"
     assert (
         note in summary["notes"] and "penalizer chosen on validation samples, 5 tries: 0.1 (5 of 5)" in summary["notes"]
     )
-    alone = Baseline("sklearn:cox", experiment(), of_survival({"b": data["b"]})).execute()
+    alone = SklearnRun("sklearn:cox", experiment(), of_survival({"b": data["b"]})).execute()
     assert alone["metrics"]["c-index"]["mean"] == 0.5
 
 
 def test_without_lifelines_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "lifelines", None)
     with pytest.raises(PerfedError, match=r"a Cox model needs the package 'lifelines', .*perfed\[tables\]"):
-        Baseline("sklearn:cox", experiment(), of_survival(sites(timed)))
+        SklearnRun("sklearn:cox", experiment(), of_survival(sites(timed)))
 
 
 def test_a_comparison_of_survival(tmp_path):
@@ -451,7 +454,7 @@ def test_a_comparison_of_survival(tmp_path):
     with pytest.raises(
         PerfedError, match="sklearn:ridge is not for survival, which these data are; allowed: sklearn:cox"
     ):
-        Baseline("sklearn:ridge", experiment(), of_survival(sites(timed)))
+        SklearnRun("sklearn:ridge", experiment(), of_survival(sites(timed)))
 
 
 @pytest.mark.parametrize(
@@ -468,7 +471,7 @@ def test_a_comparison_of_survival(tmp_path):
 )
 def test_names_that_are_no_model(name, problem):
     with pytest.raises(PerfedError, match=problem):
-        Baseline(name, experiment(), two_classes())
+        SklearnRun(name, experiment(), two_classes())
 
 
 def test_metrics_by_domain():
@@ -476,7 +479,7 @@ def test_metrics_by_domain():
         lambda rng, x: (x[:, 0] > 0).astype(int), domain_train=np.zeros(30, int), domain_test=np.arange(40) % 2
     )
     federation = Federation.from_arrays(data)
-    summary = Baseline("sklearn:svc", experiment(), federation).execute()
+    summary = SklearnRun("sklearn:svc", experiment(), federation).execute()
     right = []
     for client in federation:
         x, y = arrays(client)
@@ -487,9 +490,9 @@ def test_metrics_by_domain():
 
 def test_models_that_do_not_converge_are_counted(monkeypatch):
     federation = Federation.from_arrays(sites(lambda rng, x: (x[:, 0] > 0).astype(int)))
-    assert Baseline("sklearn:logistic", experiment(), federation).execute()["notes"] == []
+    assert SklearnRun("sklearn:logistic", experiment(), federation).execute()["notes"] == []
     monkeypatch.setattr(estimators, "LogisticRegression", lambda max_iter: LogisticRegression(max_iter=1))
-    notes = Baseline("sklearn:logistic", experiment(), federation).execute()["notes"]
+    notes = SklearnRun("sklearn:logistic", experiment(), federation).execute()["notes"]
     assert notes == ["3 of the models did not converge"]
 
 

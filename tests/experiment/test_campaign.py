@@ -76,7 +76,7 @@ def test_a_sweep_is_the_comparisons_that_differ_in_its_key(made, tmp_path):
         assert perfed("compare", EXPERIMENT, *settings, *CHOSEN, "--out", alone).code == 0
         for run in RUNS:
             assert summary(made / folder(value) / run)["metrics"] == summary(alone / run)["metrics"]
-        tables = [tomllib.loads((place / "comparison.toml").read_text()) for place in (made / folder(value), alone)]
+        tables = [tomllib.loads((place / "comparisons.toml").read_text()) for place in (made / folder(value), alone)]
         assert tables[0] == tables[1]
 
 
@@ -172,6 +172,7 @@ def test_figures_have_the_times_and_the_rounds_of_every_value(made, figures):
     assert means == pytest.approx([of_clients(run).mean() for run in runs])  # after the last round
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("experiment", "options", "worst"),
     [
@@ -204,6 +205,7 @@ def test_figures_have_the_mean_and_the_worst_of_the_domains(tmp_path, monkeypatc
         assert worsts[method, value] == over_seeds([worst(table) for table in tables])
 
 
+@pytest.mark.long
 def test_a_killed_sweep_goes_on(made, tmp_path):
     out = tmp_path / "out"
     first = out / folder(VALUES[0]) / "sklearn.svc" / "seed-1" / "summary.json"
@@ -220,6 +222,7 @@ def test_a_killed_sweep_goes_on(made, tmp_path):
             assert summary(out / folder(value) / run)["metrics"] == summary(made / folder(value) / run)["metrics"]
 
 
+@pytest.mark.long
 def test_a_value_more_and_side_by_side(made, tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "START_METHOD", "forkserver")
     out, chosen = tmp_path / "out", ("--methods", "local", "--out", tmp_path / "out")

@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 import perfed
 from perfed.datasets import dataset_names, load
 from perfed.errors import PerfedError
-from perfed.experiment.command import command_of
+from perfed.experiment.comparison import command_of
 from perfed.experiment.config import find_experiment, validate
 from perfed.experiment.overrides import override
 from perfed.experiment.start import start

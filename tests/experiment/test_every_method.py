@@ -2,9 +2,10 @@
 
 import pytest
 
-from perfed.experiment.compare import Comparison, Recipe, federated
+from perfed.experiment.comparison import ComparisonSpec, federated
 from perfed.experiment.config import find_experiment
 from perfed.experiment.overrides import override
+from perfed.experiment.study import Study
 from perfed.method.registry import known_names
 
 SMALL = [
@@ -22,5 +23,5 @@ SMALL = [
 @pytest.mark.parametrize("method", known_names())
 def test_every_method_runs_on_it_without_a_further_setting(tmp_path, method):
     table = override(find_experiment("digits-all-methods"), SMALL, federated([method]))
-    comparison = Comparison.create(tmp_path / "made", table, [method], [0], None, None)
-    assert Recipe(comparison, None, None)(method, 0).execute()["rounds"] == 1
+    study = Study.create(tmp_path / "made", ComparisonSpec(table, [method], [0]), None, None)
+    assert study.runs()("", method, 0).execute()["rounds"] == 1

@@ -35,8 +35,8 @@ def test_an_extended_comparison_is_the_one_that_had_all_from_the_start(copy, tmp
     whole = tmp_path / "whole"
     names = "local,sklearn:svc,hetfedrep"
     assert perfed("compare", EXPERIMENT, *SHORT, "--methods", names, "--seeds", "0..1", "--out", whole).code == 0
-    assert tomllib.loads((copy / "comparison.toml").read_text()) == tomllib.loads(
-        (whole / "comparison.toml").read_text()
+    assert tomllib.loads((copy / "comparisons.toml").read_text()) == tomllib.loads(
+        (whole / "comparisons.toml").read_text()
     )
     found = [json.loads((place / "comparison.json").read_text()) for place in (copy, whole)]
     for content in found:
@@ -52,7 +52,7 @@ def test_a_new_method_may_have_settings_of_its_own(copy):
     assert (
         more.code == 2 and "shape differs between clients" in more.err
     )  # it has no personal embedding; nothing is written
-    assert "ditto" not in (copy / "comparison.toml").read_text()
+    assert "ditto" not in (copy / "comparisons.toml").read_text()
     more = perfed(
         "compare", EXPERIMENT, *SHORT, "methods.hetfedrep.lr=0.01", "--methods", "hetfedrep", "--extend", copy
     )
@@ -83,7 +83,7 @@ def test_no_comparison_no_experiment_and_other_data(first, copy, tmp_path):
     missing = perfed("compare", "--extend", tmp_path, "--seeds", "1")
     assert missing.code == 2 and "no comparison is there" in missing.err
     assert "an experiment is needed" in perfed("compare", "--methods", "local").err
-    file = copy / "comparison.toml"  # as if the data set had changed
+    file = copy / "comparisons.toml"  # as if the data set had changed
     file.write_text(file.read_text().replace("samples_per_client = 12", "samples_per_client = 13"))
     other = perfed("compare", "--extend", copy, "--seeds", "1")
     assert other.code == 2 and other.err.count("\n") == 1 and "the data have other clients" in other.err

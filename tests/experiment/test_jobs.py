@@ -23,11 +23,13 @@ from perfed.codec import flatten
 from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.experiment import jobs
-from perfed.experiment.compare import Comparison, Recipe
+from perfed.experiment.comparison import ComparisonSpec
 from perfed.experiment.config import find_experiment
+from perfed.experiment.factory import RunFactory
 from perfed.experiment.jobs import Jobs
 from perfed.experiment.overrides import override
 from perfed.experiment.stages import ROUNDS, News
+from perfed.experiment.study import Study
 from perfed.machine import locked
 from perfed.methods.local import Local
 from perfed.run.directory import RunDirectory
@@ -168,9 +170,9 @@ def of_seed(seed: int) -> face.Federation:
 # What dies ------------------------------------------------------------------------------------------------------
 
 
-def planned(out: Path) -> Comparison:
+def planned(out: Path) -> Study:
     table = override(find_experiment(EXPERIMENT), [*SETTINGS, "checkpoint_seconds=0"], METHODS[:2])
-    return Comparison.create(out, table, METHODS, [0, 1], None, None)
+    return Study.create(out, ComparisonSpec(table, METHODS, [0, 1]), None, None)
 
 
 def killing(times: int, label: str = "local seed 0") -> tuple[list[News], Callable[[str, News | None], None]]:
@@ -192,15 +194,15 @@ def killing(times: int, label: str = "local seed 0") -> tuple[list[News], Callab
 
 @pytest.mark.long
 def test_a_run_whose_process_is_killed_goes_on_in_another_one(alone, tmp_path):
-    comparison = planned(tmp_path / "out")
+    study = planned(tmp_path / "out")
     heard, tell = killing(1)
-    outcomes = list(comparison.outcomes(None, None, Jobs(2, tell=tell)))
+    outcomes = list(study.outcomes(None, None, Jobs(2, tell=tell)))
     assert len(outcomes) == 6 and not any(isinstance(outcome, PerfedError) for *_, outcome in outcomes)
     said = [remark for news in heard for remark in news.remarks]
     assert said[0] == "its process ended (signal SIGKILL); it is tried once more, from its last checkpoint"
     assert said[-1].startswith("continues from round ") and said[-1].endswith(" to 30")
     assert int(said[-1].split()[3]) >= 4  # not from the start
-    comparison.conclude()
+    study.concluded()
     assert_same_but_for_checkpoints(tmp_path / "out", alone)
 
 
@@ -212,13 +214,13 @@ def assert_same_but_for_checkpoints(one: Path, other: Path) -> None:
 
 @pytest.mark.long
 def test_a_run_whose_process_is_killed_twice_has_failed_and_the_others_go_on(tmp_path):
-    comparison = planned(tmp_path / "out")
-    outcomes = {(m, s): outcome for m, s, outcome in comparison.outcomes(None, None, Jobs(2, tell=killing(2)[1]))}
+    study = planned(tmp_path / "out")
+    outcomes = dict(study.outcomes(None, None, Jobs(2, tell=killing(2)[1])))
     failed = {key: str(outcome) for key, outcome in outcomes.items() if isinstance(outcome, PerfedError)}
     assert len(outcomes) == 6 and failed == {
-        ("local", 0): "local, seed 0: its process ended 2 times in the middle of it, at last by signal SIGKILL"
+        ("", "local", 0): "local, seed 0: its process ended 2 times in the middle of it, at last by signal SIGKILL"
     }
-    assert comparison.left() == [("local", 0)]
+    assert study.left() == [("", "local", 0)]
 
 
 @pytest.mark.long
@@ -287,16 +289,16 @@ def test_numbers_of_jobs(tmp_path):
     assert refused.code == 2 and "--jobs is for comparisons, searches and campaigns" in refused.err
 
 
-class Broken(Recipe):
+class Broken(RunFactory):
     """Runs that the machine cannot make."""
 
-    def __call__(self, method: str, seed: int) -> Any:
+    def __call__(self, name: str, method: str, seed: int) -> Any:
         raise MemoryError("of the test")
 
 
 def test_what_no_run_can_help_ends_all(tmp_path):
-    recipe = Broken(planned(tmp_path / "out"), None, None)
-    outcomes = Jobs(2)(recipe, [("local", 0)])
+    factory = Broken(planned(tmp_path / "out").comparisons)
+    outcomes = Jobs(2)(factory, [("", "local", 0)])
     with pytest.raises(MemoryError, match="of the test") as caught, closing(outcomes):
         next(outcomes)
     assert "in __call__" in "".join(caught.value.__notes__)
@@ -377,7 +379,7 @@ def test_on_ray_a_signal_leaves_checkpoints_and_processes_here_go_on(alone, tmp_
 
 @pytest.mark.long
 def test_on_ray_a_task_that_is_killed_goes_on_in_another_one(alone, tmp_path, cluster):
-    comparison = planned(tmp_path / "out")
+    study = planned(tmp_path / "out")
     place, said = tmp_path / "out" / "local" / "seed-0", []
 
     def tell(label: str, news: News | None) -> None:
@@ -386,10 +388,10 @@ def test_on_ray_a_task_that_is_killed_goes_on_in_another_one(alone, tmp_path, cl
             if news.stage == ROUNDS and news.done >= 5 and not said:
                 kill_holder(place)
 
-    outcomes = list(comparison.outcomes(None, None, Jobs(2, cluster, tell)))
+    outcomes = list(study.outcomes(None, None, Jobs(2, cluster, tell)))
     assert len(outcomes) == 6 and not any(isinstance(outcome, PerfedError) for *_, outcome in outcomes)
     assert "it is tried once more" in said[0] and said[-1].startswith("continues from round ")
-    comparison.conclude()
+    study.concluded()
     assert_same_but_for_checkpoints(tmp_path / "out", alone)
 
 

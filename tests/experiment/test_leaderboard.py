@@ -11,12 +11,11 @@ from command_line import perfed
 from data_files import require_file
 
 from perfed.errors import PerfedError
-from perfed.experiment import leaderboard as module
-from perfed.experiment.board import Board, board_names, find_board
-from perfed.experiment.compare import Comparison
+from perfed.experiment import published as module
+from perfed.experiment.comparison import Comparison
 from perfed.experiment.config import validate
 from perfed.experiment.jobs import in_turn
-from perfed.experiment.leaderboard import Leaderboard
+from perfed.experiment.published import Board, Leaderboard, board_names, find_board
 from perfed.experiment.start import resume
 from perfed.report.board import UNFINISHED, Figure, board_notes, board_table
 

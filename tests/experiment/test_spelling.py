@@ -14,9 +14,9 @@ import perfed
 from perfed.datasets import dataset_names, describe
 from perfed.errors import PerfedError
 from perfed.experiment.config import experiment_names, find_experiment, validate
-from perfed.experiment.leaderboard import Leaderboard
 from perfed.experiment.names import parse_names
 from perfed.experiment.overrides import override
+from perfed.experiment.published import Leaderboard
 from perfed.method.registry import entry, known_names, method_id
 from perfed.method.term import term_class, term_names
 from perfed.methods.titles import display_name
@@ -160,7 +160,7 @@ def test_a_comparison_leaves_the_same_behind(tmp_path, monkeypatch):
         done = command("compare", experiment, *DIGITS, "--methods", methods, "--out", out)
         assert done.code == 0, done.err
     assert files(tmp_path / "printed") == files(tmp_path / "known")
-    texts = [(tmp_path / out / "comparison.toml").read_text() for out in ("printed", "known")]
+    texts = [(tmp_path / out / "comparisons.toml").read_text() for out in ("printed", "known")]
     assert texts[0] == texts[1]
     runs = [json.loads((tmp_path / out / "comparison.json").read_text())["runs"] for out in ("printed", "known")]
     assert [run["method"] for run in runs[0]] == ["local", "fedavg-ft", "sklearn:logistic"]
@@ -180,7 +180,7 @@ def test_a_run_and_a_campaign(tmp_path, monkeypatch):
     (tmp_path / "both.toml").write_text(text)
     done = command("campaign", "both.toml", *DIGITS, "--out", "campaign")
     assert done.code == 0, done.err
-    (made,) = (tmp_path / "campaign").glob("*/comparison.toml")
+    (made,) = (tmp_path / "campaign").glob("*/comparisons.toml")
     assert tomllib.loads(made.read_text())["methods"] == ["local", "fedavg"]
 
 

@@ -17,7 +17,8 @@ from command_line import EXPERIMENT, TINY, is_plain, perfed
 
 from perfed.data.federation import Federation
 from perfed.datasets import catalogue, load
-from perfed.experiment import search
+from perfed.experiment import factory, search
+from perfed.experiment.comparison import ComparisonSpec
 from perfed.experiment.config import Experiment, find_experiment, read, validate
 from perfed.experiment.overrides import override, parse_value
 
@@ -35,7 +36,7 @@ def scored(monkeypatch):
     def start(experiment: Experiment, **options: Any) -> Any:
         return SimpleNamespace(execute=lambda: score(experiment))
 
-    monkeypatch.setattr(search, "start", start)
+    monkeypatch.setattr(factory, "start", start)
     return judge
 
 
@@ -44,7 +45,7 @@ def test_a_method_under_a_policy_keeps_its_own_choice(tmp_path, scored):
     table = override(find_experiment(EXPERIMENT), ["lr=0.01"], ["fedrep"])
     best = {"fedrep": 0.1, "fedrep+srpfl": 0.01}
     scored["is_best"] = lambda experiment: experiment.built_method.lr == best[experiment.method]
-    search.Search(tmp_path, table, list(best), [0], [["lr=0.1"], ["lr=0.01"]]).execute()
+    search.Search(table, list(best), [0], [["lr=0.1"], ["lr=0.01"]], tmp_path).execute()
     chosen = read((tmp_path / "chosen.toml").read_text(), "chosen.toml")
     for name, rate in best.items():
         assert chosen.model_copy(update={"method": name}).built_method.lr == rate
@@ -52,13 +53,13 @@ def test_a_method_under_a_policy_keeps_its_own_choice(tmp_path, scored):
 
 def test_tune_gives_every_method_the_same_grid_and_never_looks_at_test_data(tmp_path, monkeypatch):
     started = []
-    start = search.start
+    start = factory.start
 
     def recording(experiment: Any, **options: Any) -> Any:
         started.append(experiment)
         return start(experiment, **options)
 
-    monkeypatch.setattr(search, "start", recording)
+    monkeypatch.setattr(factory, "start", recording)
     result = perfed("tune", EXPERIMENT, *TINY, *GRID, "--out", tmp_path / "out")
     assert (result.code, result.err) == (0, "")
     assert is_plain(result.out)
@@ -154,7 +155,7 @@ def test_pure_noise_is_scored_at_chance_also_where_a_method_uses_validation_data
     note = "uses validation data, so chosen.toml has data.validation_fraction = 0.125 for every method"
     assert fomo["notes"] == [note] and f"fedfomo: {note}" in result.said and local["notes"] == []
     chosen = read((tmp_path / "out" / "chosen.toml").read_text(), "chosen.toml")
-    run = search.start(chosen)
+    run = factory.start(chosen)
     assert chosen.method == "fedfomo" and chosen.evaluation.split == "test"
     assert {len(client.validation or ()) for client in run.federation} == {10}  # what it had in the search
     assert {len(client.test or ()) for client in run.federation} == {200} and run.notes == []
@@ -166,7 +167,7 @@ def test_what_a_method_weighs_and_what_is_scored_are_halves_of_the_validation_da
     table |= {"model": {"head": "linear"}, "evaluation": {"split": "validation"}}
     whole = load("noise", {"validation_fraction": 0.5}, seed=0)
     lone = replace(whole.clients[0], validation=whole.clients[0].validation.take(torch.tensor([3])))
-    run = search.start(validate(table), federation=replace(whole, clients=(lone, *whole.clients[1:])))
+    run = factory.start(validate(table), federation=replace(whole, clients=(lone, *whole.clients[1:])))
     for before, after in zip(whole.clients[1:], run.federation.clients[1:], strict=True):
         rows = [{tuple(x.tolist()) for x in split.x} for split in (after.validation, after.test, before.validation)]
         assert rows[0] | rows[1] == rows[2] and not rows[0] & rows[1] and len(rows[0]) == len(rows[1]) == 20
@@ -181,7 +182,7 @@ def test_what_a_method_weighs_and_what_is_scored_are_halves_of_the_validation_da
         "(data.validation_fraction)",
     ]
     assert run.execute()["notes"][-2:] == run.notes
-    local = search.start(validate(table | {"method": "local"}))
+    local = factory.start(validate(table | {"method": "local"}))
     assert local.federation.clients[0].validation is not None and len(local.federation.clients[0].validation) == 40
 
 
@@ -222,7 +223,9 @@ def test_a_choice_on_the_edge_of_its_grid_is_named(tmp_path, noise):
 def test_edges_are_those_of_the_grid_not_of_what_is_allowed(tmp_path, scored, tried, best, said):
     key, _, value = best.partition("=")
     scored["is_best"] = lambda experiment: getattr(experiment.built_method, key) == parse_value(value)
-    grid = search.Search.create(tmp_path / "out", find_experiment(EXPERIMENT), ["local"], [0], [tried], None, None)
+    grid = search.Search.create(
+        tmp_path / "out", ComparisonSpec(find_experiment(EXPERIMENT), ["local"], [0]), [tried], None, None
+    )
     choice = grid.execute()["local"]
     assert choice.settings == [best] and len(choice.notes) == bool(said)
     assert all(note.startswith(f"{said} (validation accuracy 92.8 %); try ") for note in choice.notes)
@@ -240,11 +243,15 @@ def test_data_are_read_once_for_all_points_that_have_them(tmp_path, forgotten):
 
     plan = {"engine": "stacked", "threads": 1}
     table = {"rounds": 1, "data": {"name": "counted"}, "model": {"head": "linear"}, "plan": plan}
-    tuned = search.Search.create(tmp_path / "a", table, ["local", "fedavg"], [3], ["lr=1e-3,1e-2"], None, None)
+    tuned = search.Search.create(
+        tmp_path / "a", ComparisonSpec(table, ["local", "fedavg"], [3]), ["lr=1e-3,1e-2"], None, None
+    )
     asked.clear()
     tuned.execute()
     assert asked == [(3, 20)]
-    tuned = search.Search.create(tmp_path / "b", table, ["local"], [3], ["clients=20,30", "lr=1e-3,1e-2"], None, None)
+    tuned = search.Search.create(
+        tmp_path / "b", ComparisonSpec(table, ["local"], [3]), ["clients=20,30", "lr=1e-3,1e-2"], None, None
+    )
     asked.clear()
     tuned.execute()
     assert asked == [(3, 20), (3, 30)]
@@ -268,7 +275,7 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path, monkeypatch):
     whole = perfed("tune", EXPERIMENT, *TINY, *GRID, "plan.threads=1", "--out", tmp_path / "whole")
     assert whole.code == 0, whole.err
     begun = []
-    start = search.start
+    start = factory.start
 
     def interrupted(experiment: Any, **options: Any) -> Any:
         begun.append(experiment.to_toml())
@@ -276,7 +283,7 @@ def test_an_interrupted_search_goes_on_where_it_was(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return start(experiment, **options)
 
-    monkeypatch.setattr(search, "start", interrupted)
+    monkeypatch.setattr(factory, "start", interrupted)
     stopped = perfed("tune", EXPERIMENT, *TINY, *GRID, "plan.threads=1", "--out", tmp_path / "cut")
     assert stopped.code == 130
     assert stopped.err == f"perfed: interrupted; 'perfed resume {tmp_path / 'cut'}' continues\n"
@@ -303,6 +310,7 @@ def test_what_was_chosen_is_for_the_methods_that_were_tried(tmp_path):
     assert report.code == 2 and "so a search (perfed tune)" in report.err
 
 
+@pytest.mark.long
 def test_baselines_have_as_many_tries_as_the_grid_has_points(tmp_path):
     assert perfed("tune", EXPERIMENT, *TINY, "rounds=1", *GRID, "--out", tmp_path / "out").code == 0
     chosen = tmp_path / "out" / "chosen.toml"

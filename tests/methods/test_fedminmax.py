@@ -96,6 +96,7 @@ def test_without_ascent_it_is_fedavg_and_with_it_not():
         assert (gap < 1e-9) == equal
 
 
+@pytest.mark.long
 def test_it_finds_the_minimax_of_a_rare_domain():
     """Targets 0 in nine of ten samples and 1 in the others: FedAvg predicts 0.1, the minimax is 0.5."""
     clients = {}

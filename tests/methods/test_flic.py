@@ -20,8 +20,8 @@ from perfed.methods.flic.classes import ClassAnchors
 from perfed.methods.flic.hetfedrep import HetFedRep
 from perfed.methods.flic.pretraining import validated_epochs
 from perfed.model.chain import stage_of
+from perfed.run.callbacks.snapshots import embedded_samples
 from perfed.run.settings import Snapshots
-from perfed.run.snapshots import embedded_samples
 from perfed.training.early_stopping import best_epochs, hold_out
 from perfed.training.step import by_turns
 from perfed.training.update import Corrected

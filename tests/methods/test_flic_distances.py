@@ -34,8 +34,8 @@ from perfed.methods.flic.mmd import GAMMAS, mmd
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
 from perfed.report.snapshots import load_snapshot, placed
+from perfed.run.callbacks.snapshots import embedded_samples
 from perfed.run.settings import Snapshots
-from perfed.run.snapshots import embedded_samples
 from perfed.training.step import Step
 
 

@@ -151,6 +151,7 @@ def test_adaptation_may_take_a_mini_batch():
     assert scores[0]["c1"]["mse"] == pytest.approx(scores[1]["c1"]["mse"], rel=1e-9)  # three samples are one mini-batch
 
 
+@pytest.mark.long
 def test_the_global_model_is_a_better_start_for_one_step_than_that_of_federated_averaging():
     """Clients pull to both sides with different curvature; each method's fixed point is known."""
     alpha, federation = 0.2, planes((30, 30), more=0.5)

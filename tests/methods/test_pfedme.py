@@ -98,6 +98,7 @@ def test_adam_takes_no_implicit_step(name):
         build_method(name, {"proximal": "implicit", "optimizer": "adam"})
 
 
+@pytest.mark.long
 def test_the_global_model_descends_to_the_minimiser_of_the_mean_moreau_envelope():
     """Sum of lambda (w - prox(w)) over clients is zero there; FedAvg's fixed point is another one."""
     lam, federation = 2.0, planes()

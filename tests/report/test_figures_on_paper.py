@@ -108,6 +108,7 @@ def blurred(pixels: Pixels, side: int = 8) -> Pixels:
     return pixels[: rows * side, : columns * side].reshape(rows, side, columns, side, 3).mean((1, 3))
 
 
+@pytest.mark.long
 def test_a_pdf_shows_what_the_svg_shows(tab, files, tmp_path):
     for file in files:
         expected = of_svg(tab, file.with_suffix(".svg"), tmp_path / "page.html")
@@ -214,6 +215,7 @@ def test_what_the_font_lacks_and_what_svglib_says_is_told(tmp_path, monkeypatch)
     assert "two.pdf: Can't handle color: bluish" in told.said
 
 
+@pytest.mark.long
 def test_an_index_shows_every_figure_and_says_how_it_is_read(tab, told, tmp_path):
     folder, outcome = told
     assert f"written: {folder / 'figures' / 'index.html'}" in outcome.out.splitlines()

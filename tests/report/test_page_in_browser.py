@@ -139,6 +139,7 @@ def test_clients_are_searched_by_keyboard(tab, page):
     assert tab.run("document.querySelector('#clients-found').textContent") == "1 of 4 clients"
 
 
+@pytest.mark.long
 def test_many_clients_open_at_once(tab, tmp_path):
     rng = np.random.default_rng(0)
     runs = [write_large(tmp_path / f"m{number}", f"m{number}", rng) for number in range(5)]

@@ -463,6 +463,7 @@ def test_few_rounds_of_combined_heads_stand_beside_each_other(tmp_path: Path) ->
     assert text.count("weights of the combination, round") >= 3 and 'type="range"' not in text
 
 
+@pytest.mark.long
 def test_many_clients_methods_and_rounds_stay_a_small_file(tmp_path):
     """2000 clients, 5 methods, 500 rounds: bounds on bytes and elements, which a browser's time goes by."""
     rng = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from command_line import EXPERIMENT, TINY, another_process, contents, perfed, ru
 from perfed import resume, start
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
-from perfed.experiment.compare import Comparison
+from perfed.experiment.comparison import Comparison
 from perfed.experiment.config import Experiment, find_experiment, read, validate
 from perfed.experiment.overrides import override
 from perfed.method.registry import entry
@@ -254,7 +254,7 @@ def test_a_method_in_a_file_of_ones_own(here):
 
 def test_every_method_of_a_comparison_has_a_folder_that_any_system_can_make(tmp_path):
     names = ["a:b", "a.b", "A:b", "b", "a:b+deadline"]
-    planned = Comparison(tmp_path, {}, names, [0])
+    planned = Comparison({}, names, [0], tmp_path)
     folders = [planned.directory(name, 0).parent.name for name in names]
     assert folders == ["a.b", "a.b_", "A.b__", "b", "a.b+deadline"]
     assert len({folder.casefold() for folder in folders}) == len(names)
@@ -326,6 +326,7 @@ def test_a_mistake_in_a_data_function_is_one_line(here, body, says):
     assert result.code == 2 and says in result.err and result.err.count("\n") == 1, result.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "given",
     [

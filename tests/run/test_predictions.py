@@ -12,9 +12,9 @@ from sklearn.metrics import accuracy_score, roc_auc_score
 
 from perfed.engine.evaluate import Outputs
 from perfed.errors import PerfedError
-from perfed.experiment.baselines import Baseline
 from perfed.experiment.config import validate
 from perfed.experiment.result import compare
+from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.start import resume, start
 from perfed.participation.settings import Participation
 from perfed.run import predictions
@@ -108,7 +108,7 @@ def test_values_and_hazards_are_in_the_unit_of_the_data(task, name, tmp_path):
         Run(data, make(name), network(1), rounds=2, directory=RunDirectory.create(where)).execute()
     else:
         table = {"rounds": 1, "data": {"name": "digits"}, "model": {"head": "linear"}}
-        Baseline(
+        SklearnRun(
             {"regression": "sklearn:ridge", "survival": "sklearn:cox"}[task], validate(table), data, where
         ).execute()
     column = {"regression": "mse_before", "survival": "c-index_before"}[task]
@@ -155,7 +155,7 @@ def test_too_many_are_not_kept_and_it_is_said(tmp_path, monkeypatch):
     run = Run(data, make("fedavg"), network(), rounds=2, directory=RunDirectory.create(tmp_path / "run"))
     assert predictions.NOT_KEPT in run.execute()["notes"] and predictions.read(tmp_path / "run") == []
     table = validate({"rounds": 1, "data": {"name": "digits"}, "model": {"head": "linear"}})
-    made = Baseline("sklearn:svc", table, data, tmp_path / "svc").execute()
+    made = SklearnRun("sklearn:svc", table, data, tmp_path / "svc").execute()
     assert predictions.NOT_KEPT in made["notes"] and not (tmp_path / "svc" / "predictions").exists()
     monkeypatch.setattr(predictions, "MOST", 114)
     assert not predictions.too_many(data, "test") and predictions.too_many(data, "test", 2)

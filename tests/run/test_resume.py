@@ -123,6 +123,7 @@ def test_killed_during_the_preparation(whole, tmp_path):
     assert_same_run(killed, whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "code", "word"), [(SIGINT, 130, "interrupted"), (SIGTERM, 143, "terminated")])
 def test_a_signal_leaves_a_checkpoint_of_the_last_round_and_the_command_that_goes_on(
     whole, tmp_path, number, code, word
@@ -138,6 +139,7 @@ def test_a_signal_leaves_a_checkpoint_of_the_last_round_and_the_command_that_goe
     assert_same_run(out, whole)
 
 
+@pytest.mark.long
 def test_a_signal_during_a_comparison(tmp_path):
     out = tmp_path / "out"
     settings = (*TINY, "rounds=200", "checkpoint_seconds=1000", "--methods", "local,hetfedrep", "--out", out)
@@ -181,6 +183,7 @@ def test_an_exception_from_progress_leaves_a_checkpoint(whole, tmp_path, error):
     assert without_times == rounds(whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Stop])
 @pytest.mark.parametrize("place", ["evaluate", "append_round", "finish"])
 def test_what_was_done_of_a_round_is_dropped(whole, tmp_path, monkeypatch, error, place):
@@ -233,6 +236,7 @@ def test_a_run_that_goes_on_from_round_0_says_so(whole, tmp_path, monkeypatch, p
     assert_same_run(tmp_path / "run", whole)
 
 
+@pytest.mark.long
 def test_killed_after_the_first_round(whole, tmp_path):
     killed = killed_after(1, tmp_path / "run")
     assert perfed("resume", killed).code == 0
@@ -248,6 +252,7 @@ def test_killed_in_the_middle(whole, interrupted, tmp_path):
     assert len(rounds(killed)) == 12
 
 
+@pytest.mark.long
 def test_going_on_with_other_instructions_of_the_processor_is_said(interrupted, tmp_path):
     command = [sys.executable, "-m", "perfed.cli", "resume"]  # torch asks for these when it is imported
     others = {"ATEN_CPU_CAPABILITY": ("default", "avx2"), "ONEDNN_MAX_CPU_ISA": ("AVX2", "SSE41")}
@@ -287,6 +292,7 @@ def test_killed_when_only_old_checkpoints_exist(whole, interrupted, tmp_path):
     assert_same_run(killed, whole)
 
 
+@pytest.mark.long
 def test_an_automatic_plan_is_recorded_and_used_again(tmp_path):
     """The choices made by timing are in ``config.toml``: with them another run gives the same bits."""
     killed = killed_after(2, tmp_path / "run", "--engine", "auto", "plan.threads=2")
@@ -316,6 +322,7 @@ def test_states_on_disk_are_lost_with_the_process_and_not_missed(whole, tmp_path
     assert rounds(killed) == rounds(whole)
 
 
+@pytest.mark.long
 def test_a_disk_that_is_full_of_states_ends_with_one_line_and_the_run_goes_on(whole, tmp_path):
     run = start(table("plan.hold_megabytes=0"), out=tmp_path / "run")
     held = ExitStack()

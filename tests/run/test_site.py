@@ -135,6 +135,7 @@ def elsewhere(request, tmp_path_factory) -> dict[str, Any]:
     return json.loads(process.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("files of every method")  # they are made once
 @pytest.mark.every_method("name")
 @pytest.mark.parametrize("name", NAMES)
@@ -180,6 +181,7 @@ def test_saved_and_loaded_it_is_the_same_to_the_bit(name, tmp_path):
         perfed.load_site(tmp_path / "south")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("one", "other"), [("fedavg", "ditto"), ("fedper", "fedpac")])
 def test_of_one_graph_there_is_one_onnx_file_but_for_the_parameters(one, other):
     import onnx
@@ -273,6 +275,7 @@ def tokens() -> Federation:
     return Federation.from_arrays({"a": {"x_train": x, "y_train": y, "x_test": x, "y_test": y}}, num_classes=2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("federation", "model"),
     [
@@ -322,6 +325,7 @@ def table_site(method: str, columns: str, domain_input: bool = False) -> SiteMod
     return done(method, made, Model(embedding=mlp((), 3), head=linear(2)), rounds=3).site("north")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "columns", "domain_input"),
     [("local", "own", False), ("feddar-sa", "union", False), ("fedavg", "common", True)],

@@ -15,8 +15,7 @@ from engines import blobs, make, network
 from perfed.errors import PerfedError
 from perfed.machine import write_atomic
 from perfed.run.checkpoint_files import Checkpoint
-from perfed.run.directory import RESULTS, RunDirectory
-from perfed.run.memory import Memory
+from perfed.run.directory import RESULTS, NullDirectory, RunDirectory
 from perfed.run.run import Run
 
 
@@ -234,7 +233,7 @@ def test_a_directory_with_other_files_is_fine_but_a_file_is_not(tmp_path):
 
 
 def test_a_run_in_memory_writes_as_one_with_a_directory_does():
-    for name, method in inspect.getmembers(Memory, inspect.isfunction):
+    for name, method in inspect.getmembers(NullDirectory, inspect.isfunction):
         theirs = inspect.signature(getattr(RunDirectory, name)).parameters
         assert [*inspect.signature(method).parameters] == [*theirs], name
     run = Run(blobs(), make("fedavg"), network(), rounds=1, checkpoint_seconds=0.0)

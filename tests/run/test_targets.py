@@ -20,9 +20,9 @@ from perfed.experiment.overrides import override
 from perfed.experiment.start import is_done, resume, start
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
+from perfed.run.callbacks.targets import described, unreached, updated
 from perfed.run.run import Run
 from perfed.run.settings import Evaluation
-from perfed.run.targets import described, unreached, updated
 from perfed.training.plan import Plan
 
 TARGETS = (0.1, 0.3, 0.5, 1.0)

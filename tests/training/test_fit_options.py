@@ -257,6 +257,7 @@ def test_only_images_can_be_augmented():
         replace(blobs(), augment=CropFlip())
 
 
+@pytest.mark.long
 def test_the_resting_point_of_a_pulled_fit_does_not_depend_on_the_optimiser():
     """It minimises the loss plus pull / 2 |w - near|^2: there the gradient is pull (near - w)."""
     federation = blobs((12,))

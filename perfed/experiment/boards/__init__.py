@@ -1,1 +1,1 @@
-"""Leaderboards that others published: one TOML file each, read by :mod:`perfed.experiment.board`."""
+"""Leaderboards that others published: one TOML file each, read by :mod:`perfed.experiment.published`."""

@@ -21,7 +21,7 @@ from perfed.report.page.style import Look, looks
 from perfed.report.runs import Run, participation
 from perfed.report.snapshots import load_losses
 from perfed.report.text import directed_title
-from perfed.run.targets import percent
+from perfed.run.callbacks.targets import percent
 
 READ_CURVES = "Line: mean over the seeds; band: lowest to highest seed."
 MOST_POINTS, MOST_HINTS = 60, 15  # per line

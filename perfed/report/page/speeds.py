@@ -12,7 +12,7 @@ from perfed.report.page.style import paint
 from perfed.report.runs import ClientValues, Participation, Run, participation
 from perfed.report.tables import speed_table, target_table
 from perfed.report.text import axis_title
-from perfed.run.targets import percent
+from perfed.run.callbacks.targets import percent
 
 MOST_DOTS = 400  # clients of a method in the figure of speeds
 LINE = 14.0

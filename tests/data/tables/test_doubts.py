@@ -82,6 +82,7 @@ def test_gaps_that_hold_the_answer_are_said_as_such():
     assert line.startswith("whether column 'age' is missing predicts 'sick' for 100 % of the rows")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(3))
 def test_columns_without_an_answer_are_not_suspected(seed):
     """Rows in the order of their class, many small sites, many values: chance is no answer."""

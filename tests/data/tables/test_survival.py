@@ -122,6 +122,7 @@ def test_the_event_is_a_role_and_says_the_task():
         perfed.Federation.from_frames({"one": frame()}, target="days", event="days")
 
 
+@pytest.mark.long
 def test_the_breast_cancer_centres_as_tables():
     with np.load(require_file("tcga_brca.npz")) as file:
         names = [str(name) for name in file["feature_names"]]

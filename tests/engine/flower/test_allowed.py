@@ -54,7 +54,7 @@ def run_through(sites: Sites, rounds: int) -> None:
     assert not refused and len({site for site, _ in sites.transport.sent}) == len(sites.stores)
 
 
-@pytest.mark.every_method("name")
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in known_names() if name != PROJECTS])
 def test_no_message_of_a_proper_run_is_refused(name, tmp_path):
     """Sites of other sizes, classes and columns, of which few take part, each with a rehearsal of its own."""
@@ -67,6 +67,7 @@ def test_no_message_of_a_proper_run_is_refused(name, tmp_path):
     run_through(Sites(tmp_path, make(name), federation, **options), 3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("participation", CHOSEN, ids=lambda chosen: chosen.policy)
 def test_no_policy_asks_for_more(participation, tmp_path):
     name = "fedrep" if participation.policy == "flanp" else "fedfomo"  # which moves nothing that has a gradient
@@ -74,6 +75,7 @@ def test_no_policy_asks_for_more(participation, tmp_path):
     run_through(Sites(tmp_path, make(name), federation, participation=participation, rounds=4, validated=True), 4)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fedavg", "flic-hl", "feddar-sa"])
 def test_a_run_of_values_is_not_refused(name, tmp_path):
     federation = blobs((9, 14, 7), regression=True, validation=4)

@@ -163,6 +163,7 @@ def test_a_reply_with_too_large_a_norm_is_refused(tmp_path):
         strict.server.round(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("others", [1, 2])
 def test_the_site_that_sent_anchors_of_1e30_is_named_and_the_others_go_on(others, tmp_path):
     """Not the site whose loss they make infinite; of two sites neither has a majority."""
@@ -297,6 +298,7 @@ def run_on(path, method: str, rounds: int) -> None:
     torch.save({"server": going.server.sets, "sites": states}, path / "end.pt")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["feddar-sa", "ditto"])
 def test_a_run_whose_server_and_sites_are_killed_at_any_moment_ends_with_the_same_bits(method, tmp_path):
     """SIGKILL of everything at 20 random moments: journal, states and checkpoint bring it to the same end."""

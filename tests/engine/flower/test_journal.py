@@ -88,6 +88,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path):
         assert journal.answers(1) == ANSWERS and len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.long
 def test_sigkill_at_any_moment_leaves_whole_exchanges(tmp_path):
     draw, begun = random.Random(0), 0
     for attempt in range(40):

@@ -272,6 +272,7 @@ def test_a_log_that_is_not_there_is_named(path):
     assert not path.exists()
 
 
+@pytest.mark.long
 def test_sigkill_at_any_moment_loses_nothing_that_was_written(path):
     draw, messages, torn = random.Random(0), {}, 0
     for attempt in range(40):

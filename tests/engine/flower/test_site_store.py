@@ -182,6 +182,7 @@ def test_a_disk_that_is_full_only_at_the_end_leaves_what_was_there(store, monkey
     assert len(list(store.path.iterdir())) == 1
 
 
+@pytest.mark.long
 def test_sigkill_at_any_moment_leaves_whole_exchanges(tmp_path):
     draw, begun = random.Random(0), 0
     for attempt in range(40):
@@ -205,6 +206,7 @@ def test_sigkill_at_any_moment_leaves_whole_exchanges(tmp_path):
     assert begun > 5  # some were killed in the midst of writing
 
 
+@pytest.mark.long
 def test_sigkill_while_one_exchange_is_written_again_and_again(tmp_path):
     draw = random.Random(1)
     for _ in range(40):

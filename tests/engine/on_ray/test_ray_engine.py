@@ -206,6 +206,7 @@ class Mistaken(Ditto):
         return super().train(cohort, *args, **payload)
 
 
+@pytest.mark.long
 def test_errors_of_client_programs_arrive_as_in_one_process(ray):
     bad = {"lr": 1e300, "optimizer": "sgd"}
     with pytest.raises(PerfedError) as expected:

@@ -1,0 +1,303 @@
+"""Comparisons: methods x seeds of one experiment, what they are to be, where they are, and what they say."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from perfed.errors import PerfedError
+from perfed.experiment.config import Experiment, experiment_names, find_experiment, readable, validate
+from perfed.experiment.estimators import is_baseline
+from perfed.experiment.names import folder_names
+from perfed.experiment.sklearn_run import SklearnRun
+from perfed.experiment.start import is_done, start
+from perfed.machine import write_atomic
+from perfed.methods.presets import method_and_policy
+from perfed.plugins import bare_name
+from perfed.report import Gathered, Verdict, comparison_rows, gathered, verdict, write_report
+from perfed.report.curves import oracle
+from perfed.report.runs import Run as FinishedRun
+from perfed.run.directory import RunDirectory, marker_file, marker_of, plain, write_marker
+from perfed.settings import leaves, stated
+
+
+def federated(names: Sequence[str]) -> list[str]:
+    """Return the methods among ``names``, without the baselines."""
+    return [name for name in names if not is_baseline(name)]
+
+
+@dataclass(frozen=True)
+class ComparisonSpec:
+    """Methods (and baselines) x seeds of one experiment.
+
+    Attributes:
+        table: the experiment, without method and seed.
+        methods, seeds: what is run, in this order.
+    """
+
+    table: dict[str, Any]
+    methods: list[str]
+    seeds: list[int]
+
+    @property
+    def keys(self) -> list[tuple[str, int]]:
+        """Method and seed of all runs, in the order in which they begin."""
+        return [(method, seed) for seed in self.seeds for method in self.methods]
+
+    def experiment(self, method: str, seed: int) -> Experiment:
+        """Return the experiment of one run; a baseline is of no method."""
+        return validate({**self.table, "seed": seed, **({} if is_baseline(method) else {"method": method})})
+
+    def check(self) -> None:
+        """Refuse settings that can be seen to be wrong without the data."""
+        for method in federated(self.methods):
+            self.experiment(method, 0)
+        validate(self.table)
+
+    def check_starts(self, seed: int, data_dir: Path | None, device: torch.device | None) -> None:
+        """Build every method's run without starting it, so that bad settings and data are found before any training."""
+        experiments = {method: self.experiment(method, seed) for method in federated(self.methods)}
+        self._check_policies()
+        shared = validate({**self.table, "seed": seed})
+        federation = shared.data.load(seed, data_dir)
+        for name in filter(is_baseline, self.methods):
+            SklearnRun(name, shared, federation)
+        for method, experiment in experiments.items():
+            try:
+                start(experiment, federation=federation, device=device)
+            except PerfedError as error:
+                raise PerfedError(f"{method}: {error}") from None
+
+    def _check_policies(self) -> None:
+        """With a policy for all, a method without one of its own is no base for the speed-up of the same under a
+        policy.
+        """
+        given = self.table.get("participation", {}).get("policy", "uniform")
+        own = [method for method in federated(self.methods) if method_and_policy(method)[1]]
+        if given != "uniform" and 0 < len(own) < len(federated(self.methods)):
+            raise PerfedError(
+                f"participation.policy = '{given}' is for all methods, and {own[0]} brings a policy of its own; "
+                "participation.policy=uniform leaves the others without one"
+            )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that failed, and the first line of why."""
+
+    method: str
+    seed: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What the finished runs of a comparison say.
+
+    Attributes:
+        runs: that have started.
+        verdict: of two methods or more.
+        report: its path.
+        failed: a line per method of which runs failed; the verdict's warnings have them too.
+    """
+
+    runs: list[FinishedRun]
+    verdict: Verdict | None
+    report: Path
+    failed: tuple[str, ...] = ()
+
+    @property
+    def sentences(self) -> list[str]:
+        """The verdict's; without one those on runs that failed."""
+        return list(self.failed) if self.verdict is None else self.verdict.sentences
+
+    @property
+    def oracle(self) -> float | None:
+        """Mean accuracy of the Bayes oracle, where the data have one."""
+        return oracle(self.runs)
+
+
+@dataclass(frozen=True)
+class Comparison(ComparisonSpec):
+    """A comparison in a directory, each run in ``<method>/seed-<n>/``.
+
+    A folder is called ``module.NAME`` for a method ``module:NAME``.
+    """
+
+    path: Path
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Return the comparison that :meth:`write` wrote.
+
+        Raises:
+            PerfedError: there is none, or its marker is damaged.
+        """
+        content = marker_of(path)[1]
+        with readable(marker_file(path)):
+            names, seeds = [str(name) for name in content["methods"]], [int(seed) for seed in content["seeds"]]
+            return cls(dict(content["experiment"]), names, seeds, path)
+
+    def write(self) -> None:
+        """Write the marker, which says what is run."""
+        content = {"methods": self.methods, "seeds": self.seeds, "experiment": self.table}
+        write_marker(self.path, "comparison", content)
+
+    @property
+    def command(self) -> str:
+        """That makes it again; empty of an experiment that is not shipped."""
+        return command_of(self.table, self.methods, self.seeds)
+
+    @property
+    def origin(self) -> str:
+        """The command, or where the settings are."""
+        return self.command or f"with the settings in {marker_file(self.path)}"
+
+    @property
+    def begun(self) -> bool:
+        """Whether a run has."""
+        return any(self.path.rglob("config.toml"))
+
+    def directory(self, method: str, seed: int) -> Path:
+        """Return where a run is."""
+        return self.folders[method] / f"seed-{seed}"
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """The folder of each method."""
+        named = folder_names(self.methods)
+        there = {method: self.path / method for method in named}  # comparisons have had colons
+        return {method: there[method] if there[method].is_dir() else self.path / named[method] for method in named}
+
+    def left(self) -> list[tuple[str, int]]:
+        """Return those of the runs that are not finished."""
+        return [key for key in self.keys if not is_done(self.directory(*key))]
+
+    def started(self) -> list[Path]:
+        """Return the directories of the runs that have started.
+
+        Raises:
+            PerfedError: there are none.
+        """
+        places = [self.directory(method, seed) for method in self.methods for seed in self.seeds]
+        started = [place for place in places if (place / "config.toml").exists()]
+        if not started:
+            raise PerfedError(f"{self.path}: no run has started yet")
+        return started
+
+    def with_more(self, more: ComparisonSpec, data_dir: Path | None, device: torch.device | None) -> Self:
+        """Return the comparison with those of the methods and seeds of ``more`` that it lacks; nothing is written.
+
+        Args:
+            more: its experiment may differ in the tables of new methods alone.
+            data_dir: first folder in which data files are looked for.
+            device: in place of the experiment's.
+
+        Raises:
+            PerfedError: settings or data that are not those of the runs, or a method that cannot start.
+        """
+        added = [name for name in more.methods if name not in self.methods]
+        seeds = [seed for seed in more.seeds if seed not in self.seeds]
+        table = self._same(more.table, added)
+        after = replace(self, table=table, methods=[*self.methods, *added], seeds=[*self.seeds, *seeds])
+        if added or seeds:
+            self._check_data(data_dir)
+            after.check_starts(after.seeds[-1], data_dir, device)
+        return after
+
+    def _same(self, after: dict[str, Any], added: list[str]) -> dict[str, Any]:
+        """``after``, if it differs in nothing but the tables of the methods that were added, and the device."""
+        was, now = leaves(self.table), leaves(after)
+        new = {bare_name(name) for name in added}
+        for key in dict.fromkeys([*was, *now]):
+            own = key[0] == "methods" and len(key) > 1 and bare_name(key[1]) in new
+            if was.get(key) != now.get(key) and key[0] not in ("method", "seed", "device") and not own:
+                raise PerfedError(
+                    f"{self.path}: {'.'.join(key)} is {stated(now.get(key))} and was {stated(was.get(key))} in the "
+                    "runs that are there; give the same, or begin another comparison"
+                )
+        return {**after, **({"device": self.table["device"]} if "device" in self.table else {})}
+
+    def _check_data(self, data_dir: Path | None) -> None:
+        """Refuse clients that are not those of the runs that have finished."""
+        for seed in self.seeds:
+            places = [RunDirectory(self.directory(method, seed)) for method in federated(self.methods)]
+            known = {place.newest()[1].get("data") for place in places if place.finished} - {None}
+            if known:
+                data = validate({**self.table, "seed": seed}).data.load(seed, data_dir)
+                if data.fingerprint not in known:
+                    raise PerfedError(
+                        f"{self.path}: the data have other clients, samples or targets than when its runs with "
+                        f"seed {seed} were made; begin another comparison"
+                    )
+                return
+
+    def conclude(self, given: Gathered | None = None, failures: Sequence[Failure] | None = None) -> Conclusion:
+        """Write ``comparison.json`` and ``report.html`` of the runs that have started, or of those given.
+
+        ``failures``: the runs that failed; if not given, those that ``comparison.json`` knows and that are not done.
+        """
+        given = given or gathered(self.started())
+        failures = self.failures() if failures is None else failures
+        lines = failed_lines(failures, len(self.seeds))
+        runs, found = given.runs, verdict(given.runs)
+        judged = None if found is None else found.warned(lines)
+        content = {"runs": comparison_rows(runs), "verdict": None if judged is None else judged.to_dict()}
+        content |= {"failed": [asdict(failure) for failure in failures]} if failures else {}
+        write_atomic(self.path / "comparison.json", json.dumps(plain(content), indent=2) + "\n")
+        report = write_report(
+            runs,
+            self.path / "report.html",
+            title=str(self.table.get("name", "comparison")),
+            command=self.command,
+            left_out=[*lines, *given.left_out],
+            found=found,
+        )
+        return Conclusion(runs, judged, report, tuple(lines))
+
+    def failures(self) -> list[Failure]:
+        """Return the runs that failed when the comparison was last worked on, and have not finished since."""
+        file = self.path / "comparison.json"
+        if not file.is_file():
+            return []
+        with readable(file):
+            known = [Failure(**entry) for entry in json.loads(file.read_text(encoding="utf-8")).get("failed", [])]
+            return [of for of in known if not is_done(self.directory(of.method, of.seed))]
+
+
+def failed_lines(failures: Sequence[Failure], seeds: int) -> list[str]:
+    """Return a line for each method: in how many of the seeds it failed, and why in the first."""
+    by_method: dict[str, list[Failure]] = {}
+    for failure in failures:
+        by_method.setdefault(failure.method, []).append(failure)
+    return [
+        f"{method} failed in {len(own)} of {seeds} seed{'s' if seeds > 1 else ''}: {own[0].reason}"
+        for method, own in by_method.items()
+    ]
+
+
+def command_of(table: Mapping[str, Any], methods: Sequence[str], seeds: Sequence[int]) -> str:
+    """Return ``perfed compare`` with what ``table`` has otherwise than the shipped experiment of its name.
+
+    Empty for other experiments: what they were is in the marker.
+
+    Example:
+        >>> table = find_experiment("digits-label-skew")
+        >>> command_of({**table, "rounds": 3}, ["local", "fedpac"], [0, 1, 2])
+        'perfed compare digits-label-skew --methods local,fedpac --seeds 0..2 rounds=3'
+    """
+    name = str(table.get("name"))
+    if name not in experiment_names():
+        return ""
+    shipped = leaves(find_experiment(name))
+    own = {key: value for key, value in leaves(table).items() if key not in (("method",), ("seed",), ("device",))}
+    changed = {".".join(key): value for key, value in own.items() if shipped.get(key, "") != value}
+    settings = [f"{key}={value if isinstance(value, str) else json.dumps(value)}" for key, value in changed.items()]
+    run = f"{seeds[0]}..{seeds[-1]}" if [*seeds] == [*range(seeds[0], seeds[-1] + 1)] else ",".join(map(str, seeds))
+    return shlex.join(["perfed", "compare", name, "--methods", ",".join(methods), "--seeds", run, *settings])

@@ -1,0 +1,304 @@
+"""Baselines without a federation: scikit-learn models, per client or on the samples of all clients together."""
+
+from __future__ import annotations
+
+import platform
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sklearn
+import torch
+from numpy.typing import NDArray
+from sklearn.dummy import DummyClassifier
+from sklearn.exceptions import ConvergenceWarning
+from torch import Tensor
+
+from perfed.data.client import Client
+from perfed.data.federation import Federation
+from perfed.data.held_out import TUNING_FRACTION, with_validation
+from perfed.data.labels import Task
+from perfed.engine.evaluate import (
+    Metrics,
+    Outputs,
+    by_domain,
+    client_table,
+    few_samples,
+    sample_counts,
+    summarise,
+    with_extremes,
+)
+from perfed.engine.metrics import ALWAYS, METRICS, chosen, metrics_of
+from perfed.errors import PerfedError
+from perfed.experiment.config import Experiment
+from perfed.experiment.cox import Cox
+from perfed.experiment.estimators import TRIES, baseline_id, is_pooled, new_model, outputs_of, rows_of, trained, tries
+from perfed.machine import installed_version
+from perfed.run import predictions
+from perfed.run.callbacks.progress import Progress
+from perfed.run.directory import RunDirectory
+from perfed.run.holdings import holdings
+
+TOGETHER = "one model on the samples of all clients together: what could be had if data could be brought together"
+
+
+@dataclass(frozen=True)
+class SklearnRun:
+    """scikit-learn's models on a federation's data: no federation, no rounds, no bytes.
+
+    ``sklearn:NAME`` is one model per client, on the client's own samples alone; ``pooled:NAME`` is one model on the
+    samples of all clients together. NAME is of :func:`~perfed.experiment.estimators.baseline_names`, or a class,
+    ``module.Class``. The models have scikit-learn's own defaults and the run's seed, but logistic regression may take
+    1000 iterations, boosted trees have two levels, and forests choose their leaves out of bag
+    (:func:`~perfed.experiment.estimators.trained`). Where clients have validation samples, and these are not what is
+    evaluated, a model with a name has one of ``baseline_tries`` values of its strength
+    (:data:`~perfed.experiment.estimators.TRIES` where the experiment does not say), the one that is best on them when
+    it is trained on the training samples. Where the experiment says how many, and no client has any, a quarter of the
+    training samples is held out to choose by, as in a search. What is evaluated is then trained on training and
+    validation samples together: nobody would leave them out. They get the arrays that the methods get, images
+    flattened; nothing is scaled that the data set has not scaled. A client with samples of a single class always says
+    that class. Cox models are lifelines' (:class:`~perfed.experiment.cox.Cox`).
+
+    Attributes:
+        name: of the baseline.
+        experiment: of which the seed, the data and the evaluation count.
+        federation: the clients.
+        path: where the results go; ``None`` writes nothing.
+
+    Raises:
+        PerfedError: no such baseline, none for such targets, inputs that are token ids, clients whose inputs have
+            different columns where samples are put together, or nobody to be evaluated.
+    """
+
+    name: str
+    experiment: Experiment
+    federation: Federation
+    path: Path | None = None
+    rounds: int = 0
+
+    def __post_init__(self) -> None:
+        baseline_id(self.name)  # which raises where there is none
+        self._new_model()
+        data, split = self.federation.name, self.experiment.evaluation.split
+        if self.federation.words is not None:
+            raise PerfedError(f"{self.name}: the inputs of data set '{data}' are token ids, which are no features")
+        if not sample_counts(self.federation, split):
+            raise PerfedError(f"evaluation.split = '{split}': no client has such data")
+        if is_pooled(self.name):
+            self._check_columns()
+
+    def _check_columns(self) -> None:
+        first, *others = self.federation
+        for client in others:
+            if (client.input_shape, client.feature_names) != (first.input_shape, first.feature_names):
+                raise PerfedError(
+                    f"{self.name}: the inputs of clients '{first.id}' and '{client.id}' have different columns, so "
+                    "that their samples are not for one model"
+                )
+
+    def execute(self, progress: Progress | None = None) -> dict[str, Any]:
+        """Train and evaluate every client's model; write ``config.toml``, ``clients.csv``, what the models say of every
+        sample, and ``summary.json``.
+
+        ``progress`` is called after each client with its number and how many there are.
+
+        Returns:
+            The summary: 0 rounds, and the metrics of a run but ``loss``; those of ``evaluation.metrics`` that need
+            probabilities where the model has them.
+
+        Raises:
+            PerfedError: scikit-learn refuses the data of a client; names it.
+        """
+        started = time.perf_counter()
+        metrics: Metrics = {}
+        outputs: list[Outputs] = []
+        models = []
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for number, client in enumerate(self.federation, 1):
+                split = client.split(self.experiment.evaluation.split)
+                if split is not None:
+                    models.append(self.fitted(client))
+                    self._evaluate(models[-1], client, metrics, outputs)
+                if progress is not None:
+                    progress(number, len(self.federation), None)
+        stopped = sum(issubclass(warning.category, ConvergenceWarning) for warning in caught)
+        notes = [TOGETHER] if is_pooled(self.name) else []
+        notes += [f"{stopped} of the models did not converge"] if stopped else []
+        still = sum(isinstance(model, Cox) and not model.events_ for model in models)
+        notes += [f"{still} of the models were trained without an event and give every sample the same hazard"] * (
+            still > 0
+        )
+        notes += [predictions.NOT_KEPT] if self._too_many else []
+        return self._finish(metrics, outputs, time.perf_counter() - started, notes + self._choices(models))
+
+    def _evaluate(self, model: Any, client: Client, metrics: Metrics, outputs: list[Outputs]) -> None:
+        split = client.split(self.experiment.evaluation.split)
+        assert split is not None
+        y, predicted = split.y.numpy(), self._outputs(model, client, split.x)
+        if (scale := self.federation.target_scale) is not None:
+            y, predicted = scale.up(split.y).numpy(), scale.up(torch.from_numpy(predicted)).numpy()
+        metrics[client.id] = metrics_of(y, predicted, *self._kind)
+        domain = None if split.domain is None else split.domain.numpy()
+        if domain is not None or not self._too_many:
+            outputs.append(Outputs(np.repeat(np.array([client.id]), len(y)), domain, y, predicted))
+
+    @cached_property
+    def _too_many(self) -> bool:
+        return predictions.too_many(self.federation, self.experiment.evaluation.split)
+
+    @property
+    def _kind(self) -> tuple[Task, int | None, list[str]]:
+        """The task, and the metrics asked for that the model can have: not every one has probabilities."""
+        names = (chosen(given)[0] for given in self.experiment.evaluation.measured)
+        said, probable = (n for n in names if not METRICS[n].of_model), hasattr(self._new_model(), "predict_proba")
+        own = [name for name in said if probable or not METRICS[name].probabilities]
+        return self.federation.task, self.federation.num_classes, own
+
+    def fitted(self, client: Client) -> Any:
+        """The scikit-learn model that one client predicts with, trained."""
+        return self._of_all if is_pooled(self.name) else self._best([client])
+
+    @cached_property
+    def _of_all(self) -> Any:
+        return self._best(self.federation.clients)
+
+    def _best(self, clients: Sequence[Client]) -> Any:
+        """The model whose strength is best on the clients' validation samples, on these and their training samples."""
+        setting, values = self._tries or ("", ())
+        held, settings = [self._held[client.id] for client in clients], {}
+        if values and any(self._validation(client) for client in clients):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                scores = [self._score(self._trained(held, ("train",), {setting: value}), held) for value in values]
+            settings = {setting: values[int(np.argmax(scores))]}
+        scored = self.experiment.evaluation.split == "validation"
+        return self._trained(clients, ("train",) if scored else ("train", "validation"), settings)
+
+    @property
+    def _tries(self) -> tuple[str, tuple[float, ...]] | None:
+        return tries(self.name, self.experiment.baseline_tries or TRIES)
+
+    @cached_property
+    def _held(self) -> dict[str, Client]:
+        """The clients with the validation samples that strengths are chosen on."""
+        clients, stratify, seed = self.federation.clients, self.federation.task != "regression", self.experiment.seed
+        if self._holds_out:
+            clients = tuple(with_validation(client, TUNING_FRACTION, stratify, seed) for client in clients)
+        return {client.id: client for client in clients}
+
+    @property
+    def _holds_out(self) -> bool:
+        none = all(client.split("validation") is None for client in self.federation)
+        return none and self.experiment.baseline_tries is not None
+
+    def _validation(self, client: Client) -> bool:
+        """Whether there are validation samples of the client that may be used up: they are not what is evaluated."""
+        return (
+            self.experiment.evaluation.split != "validation" and self._held[client.id].split("validation") is not None
+        )
+
+    def _score(self, model: Any, clients: Sequence[Client]) -> float:
+        """The task's first metric on the clients' validation samples together, so that the higher, the better; where it
+        is not defined on them, the same for every model.
+        """
+        held = [(client, split) for client in clients if (split := client.split("validation")) is not None]
+        y = np.concatenate([split.y.numpy() for _, split in held])
+        predicted = np.concatenate([self._outputs(model, client, split.x) for client, split in held])
+        metric = ALWAYS[self.federation.task][0]
+        value = metrics_of(y, predicted, self.federation.task, self.federation.num_classes).get(metric)
+        return -np.inf if value is None else METRICS[metric].direction * value
+
+    def _trained(self, clients: Sequence[Client], splits: Sequence[str], settings: dict[str, float]) -> Any:
+        parts = [part for client in clients for name in splits if (part := client.split(name)) is not None]
+        x = np.concatenate([rows_of(part.x) for part in parts])
+        y = np.concatenate([part.y.numpy() for part in parts])
+        single = self.federation.num_classes is not None and len(np.unique(y)) == 1
+        model = DummyClassifier() if single else self._new_model().set_params(**settings)
+        with self._refused(clients):
+            return trained(self.name, model, x, y.ravel() if y.shape[1:] == (1,) else y, tuned=single or bool(settings))
+
+    def _outputs(self, model: Any, client: Client, x: Tensor) -> NDArray[np.float64]:
+        """What ``model`` says of a client's samples; of a model of all clients where a client predicts among the
+        classes that it holds, without the others.
+        """
+        with self._refused([client]):
+            found = outputs_of(model, rows_of(x), self.federation.num_classes)
+        if is_pooled(self.name) and self.experiment.evaluation.classes == "held":
+            found[:, np.setdiff1d(np.arange(found.shape[1]), client.train.y.numpy())] = -np.inf
+        return found
+
+    @contextmanager
+    def _refused(self, clients: Sequence[Client]) -> Iterator[None]:
+        """One line of what scikit-learn says of the data."""
+        try:
+            yield
+        except (ValueError, TypeError) as error:
+            whose = f"client '{clients[0].id}'" if len(clients) == 1 else "all clients"
+            raise PerfedError(f"{self.name}, {whose}: {str(error).splitlines()[0]}") from None
+
+    def _choices(self, models: Sequence[Any]) -> list[str]:
+        """A note of what was chosen on validation samples, where there are any."""
+        having = sum(self._validation(client) for client in self.federation)
+        if not having:
+            return []
+        tried = self._tries
+        if tried is None:
+            return ["nothing is tuned: no settings to try are known"]
+        setting, values = tried
+        one = models[:1] if is_pooled(self.name) else models
+        found = Counter(model.get_params().get(setting) for model in one if not isinstance(model, DummyClassifier))
+        each = ", ".join(f"{value:g} ({count} of {len(one)})" for value, count in sorted(found.items()))
+        lacking = len(self.federation) - having
+        without = f"; {lacking} clients without them have the default" if lacking and not is_pooled(self.name) else ""
+        which = "a quarter of the training samples" if self._holds_out else "validation samples"
+        return [f"{setting} chosen on {which}, {len(values)} tries: {each}{without}"]
+
+    def _new_model(self) -> Any:
+        return new_model(self.name, self.federation.task, self.experiment.seed)
+
+    def _finish(self, metrics: Metrics, outputs: list[Outputs], seconds: float, notes: list[str]) -> dict[str, Any]:
+        evaluation, federation = self.experiment.evaluation, self.federation
+        weights = None if evaluation.weights == "uniform" else sample_counts(federation, evaluation.split)
+        found = summarise(metrics, weights)
+        domains, of_clients = by_domain(outputs, federation, self._kind[2]) if federation.num_domains else ({}, {})
+        sizes = federation.domain_samples(evaluation.split)
+        by_name = {"domains": with_extremes(domains, few_samples(sizes)), "domain_samples": sizes}
+        summary = {
+            "method": self.name,
+            "dataset": federation.name,
+            "seed": self.experiment.seed,
+            "rounds": 0,
+            "metrics": found,
+            **({"accuracy": found["accuracy"]} if "accuracy" in found else {}),
+            **(by_name if domains else {}),
+            "wall_seconds": seconds,
+            "training_seconds": seconds,
+            "settings": self._new_model().get_params(),
+            "notes": notes,
+            "versions": {
+                "perfed": installed_version(),
+                "scikit-learn": sklearn.__version__,
+                "python": platform.python_version(),
+            },
+        }
+        if self.path is not None:
+            self.path.mkdir(parents=True, exist_ok=True)
+            directory = RunDirectory(self.path)
+            directory.write_config(self.experiment.model_copy(update={"method": self.name}).to_toml())
+            # There is one number, in the column of the moment that the methods beside it report.
+            moments = (metrics, {}) if evaluation.when == "before" else ({}, metrics)
+            directory.write_clients(*client_table(federation, evaluation.split, *moments, {}, {}, of_clients))
+            if not self._too_many:
+                rows = predictions.arrays_of(outputs, federation, evaluation.split)
+                directory.write_arrays(predictions.FOLDER, 0, rows)
+            directory.write_holdings(holdings(federation))
+            directory.write_summary(summary)
+        return summary

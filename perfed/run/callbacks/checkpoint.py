@@ -1,0 +1,216 @@
+"""Checkpoints: when they are written, what they hold besides tensors, and how a run goes on from one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from pydantic import PrivateAttr
+
+from perfed.data.federation import Federation
+from perfed.data.reading import checked
+from perfed.engine.server import Server
+from perfed.errors import PerfedError
+from perfed.run.callback import Callback, Running, joined, parted, recall
+from perfed.run.checkpoint_files import Checkpoint
+from perfed.run.directory import NullDirectory, RunDirectory
+from perfed.run.totals import RunProgress, RunTotals
+from perfed.training.device import arithmetic
+from perfed.training.plan import PlanSettings
+from perfed.tree import map_leaves
+
+_OF = ":"  # before a callback's name, beside the server's parameter sets, whose names are identifiers
+
+
+class Checkpoints(Callback):
+    """Writes a checkpoint where the last one is ``checkpoint_seconds`` old, after the last round, and on a failure."""
+
+    name = "checkpoint"
+    _round: int = PrivateAttr(-1)
+    _written: float = PrivateAttr(0.0)
+
+    def begin(self, run: Running) -> None:
+        """Keep a preparation that took long."""
+        self._written = time.perf_counter()
+        if run.done == 0 and run.progress.wall >= run.checkpoint_seconds:
+            self._save(run)
+
+    def after_round(self, run: Running, record: dict[str, Any]) -> bool:
+        """Write one where it is time."""
+        if run.at_its_end or time.perf_counter() - self._written >= run.checkpoint_seconds:
+            self._save(run)
+            self._written = time.perf_counter()
+        return False
+
+    def interrupted(self, run: Running, error: BaseException) -> None:
+        """Keep what is done; where that is nothing, an empty directory would only be in the way of the next try."""
+        mistake = isinstance(error, Exception) and (run.done < 0 or not isinstance(error, PerfedError))
+        if run.done <= 0 and mistake:
+            run.directory.abandon()
+        elif run.done >= 0:
+            with suppress(OSError):  # a full disk has been reported
+                run.directory.truncate_rounds(run.done)
+                self._save(run)
+
+    def _save(self, run: Running) -> None:
+        if run.done != self._round:
+            data = run.federation.fingerprint
+            save(run.directory, run.server, run.progress, run.callbacks, data, run.notes, run.config)
+            self._round = run.done
+
+    def go_to(self, run: Running, found: Checkpoint, *, compared: bool) -> None:
+        """Let ``run`` stand where ``found`` was written; ``compared``: the data are known to be those of then."""
+        run.progress = restore(found, run.server, run.callbacks, None if compared else run.federation)
+        self._round = found.round
+
+    def go_back(self, run: Running) -> None:
+        """Let ``run`` stand where its directory's last whole checkpoint was written; at the start if there is none."""
+        run.server.put_states_in(run.directory.path)
+        found = run.directory.load(run.server.hold)
+        run.resumed = 0 if found is None else found.round
+        if found is None:
+            run.directory.truncate_rounds(-1)
+            run.notes.append("no checkpoint was there: begun again from round 0")
+            return
+        _check_callbacks(found, run.callbacks)
+        self.go_to(run, found, compared=False)
+        run.history, damaged = run.directory.truncate_rounds(found.round)
+        continued = _continued(found, run.server, run.rounds)
+        run.notes = [*found.progress["notes"], *found.notes, *damaged, *continued]
+
+
+def save(
+    directory: RunDirectory | NullDirectory,
+    server: Server,
+    progress: RunProgress,
+    callbacks: Sequence[Callback],
+    data: int,
+    notes: Sequence[str],
+    config: Mapping[str, Any],
+) -> None:
+    """Write a checkpoint.
+
+    Args:
+        directory: of the run.
+        server, progress: after the last finished round.
+        callbacks: whose states are kept.
+        data: fingerprint of the clients' data.
+        notes: of the run.
+        config: what the run was made of.
+    """
+    now = server.snapshot()
+    states = {callback.name: parted(callback.state) for callback in callbacks if callback.state}
+    values = {
+        "tally": progress.totals.plain(),
+        "policy": now.policy,
+        "wall_seconds": progress.wall,
+        "training_seconds": progress.training,
+        "stopped_by": progress.stopped_by,
+        "callbacks": {name: plain for name, (plain, _) in states.items()},
+        "notes": notes,
+        "plan": server.plan.to_dict(),
+        "data": data,
+        "trace": now.trace,
+        "arithmetic": arithmetic(server.device),
+        "config": config,
+    }
+    sets = now.server | {_OF + name: tensors for name, (_, tensors) in states.items() if tensors}
+    directory.save(progress.done, sets, now.clients, now.changed, values)
+    server.forget_changes()
+
+
+def restore(
+    found: Checkpoint, server: Server, callbacks: Sequence[Callback], federation: Federation | None
+) -> RunProgress:
+    """Bring ``server``, its plan and ``callbacks`` to where they were.
+
+    Args:
+        found: the checkpoint.
+        server: of a new run of the same configuration.
+        callbacks: of that run.
+        federation: its clients; ``None``: they are known to be those of the checkpoint.
+
+    Returns:
+        How far the run had come.
+
+    Raises:
+        PerfedError: the run was on other data or followed another trace; nothing is changed then.
+    """
+    progress, now = found.progress, server.snapshot()
+    if federation is not None and progress.get("data", federation.fingerprint) != federation.fingerprint:
+        raise PerfedError(
+            f"{found.path}: this run was on other clients, samples or targets than those of "
+            f"'{federation.name}'; continue it with the same (in Python, resume(..., federation=...))"
+        )
+    sets: dict[str, Any] = map_leaves(found.server, lambda _, t: t.to(server.device))
+    totals, stopped_by, states = _states(progress, sets)
+    server.restore(
+        replace(
+            now,
+            server={**now.server, **sets},
+            clients={**now.clients, **{i: server.hold(state) for i, state in found.clients.items()}},
+            policy={**now.policy, **progress["policy"]},
+            trace=progress.get("trace", now.trace),
+        )
+    )
+    server.plan.paths.update(checked(PlanSettings, progress["plan"], found.path / "checkpoint").paths)
+    recall(callbacks, states)
+    wall = progress["wall_seconds"]
+    training = progress.get("training_seconds", wall)  # older ones have one time for both
+    return RunProgress(totals, found.round, wall, training, stopped_by)
+
+
+def _states(progress: Mapping[str, Any], sets: dict[str, Any]) -> tuple[RunTotals, str, dict[str, dict[str, Any]]]:
+    """Take the states of callbacks out of a checkpoint.
+
+    Args:
+        progress: the checkpoint's plain values; those of the version before have targets among the totals, and the
+            best models under another name.
+        sets: its tensors; those of callbacks are taken out.
+
+    Returns:
+        The totals, the callback that ended the run, and the states by name.
+    """
+    totals, stopped_by = dict(progress.get("tally", {})), progress.get("stopped_by", "")
+    plain = dict(progress.get("callbacks", {}))
+    targets, all_reached = totals.pop("targets", []), totals.pop("stopped", False)
+    if targets:
+        plain["targets"], stopped_by = {"targets": targets}, "targets" if all_reached else stopped_by
+    if taken := dict(progress.get("taken", {})):
+        stopped_by = "best" if taken.pop("stopped", False) else stopped_by
+        plain["best"], sets[_OF + "best"] = taken, sets.pop(":taken", {})
+    tensors = {name: sets.pop(name) for name in [*sets] if name.startswith(_OF)}
+    states = {name: joined(values, tensors.get(_OF + name, {})) for name, values in plain.items()}
+    return RunTotals.of_plain(totals), stopped_by, states
+
+
+def _continued(found: Checkpoint, server: Server, rounds: int) -> list[str]:
+    """Return what a run of ``rounds`` rounds that was interrupted has to say beside its results."""
+    notes, begun = [], found.progress.get("config", {}).get("rounds", rounds)
+    if found.round == 0:
+        notes.append("continued from round 0: the preparation was done")
+    if begun < rounds:
+        notes.append(f"continued from round {found.round} to {rounds}; begun with rounds = {begun}")
+    before, now = found.progress.get("arithmetic"), arithmetic(server.device)
+    if before not in (None, now):
+        notes.append(
+            f"continued after round {found.round} on another processor or torch ({now}; before: {before}): from "
+            "here on the last digits may differ from those of a run that was never interrupted"
+        )
+    return notes
+
+
+def _check_callbacks(found: Checkpoint, callbacks: Sequence[Callback]) -> None:
+    """Refuse to go on without a callback whose state the checkpoint has.
+
+    Raises:
+        PerfedError: one is not there.
+    """
+    if lacking := found.progress.get("callbacks", {}).keys() - {callback.name for callback in callbacks}:
+        raise PerfedError(
+            f"{found.path}: this run had the callback '{min(lacking)}', which has kept something; continue it with it "
+            "(in Python, resume(..., callbacks=[...]))"
+        )

@@ -1,0 +1,91 @@
+"""Time to accuracy: the first evaluated round in which the mean accuracy was at least a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perfed.run.callback import Callback, Running
+
+Target = dict[str, Any]
+"""``accuracy`` (the target, a fraction), ``WHEN`` it was reached, after how many ``BYTES``; None where it never was."""
+
+WHEN = ("round", "virtual_time", "training_seconds")
+BYTES = ("bytes_up", "bytes_down")
+# Three clients at 0.7 each have the mean 0.6999999999999998: rounding alone must not miss a target.
+ROUNDING = 1e-9
+
+
+class Targets(Callback):
+    """Notes when the run reaches each accuracy of ``targets``; with ``stop`` the run ends once all are reached."""
+
+    name = "targets"
+    targets: tuple[float, ...]
+    stop: bool = False
+
+    def begin(self, run: Running) -> None:
+        """None is reached yet, unless the run goes on."""
+        self.state.setdefault("targets", unreached(self.targets))
+
+    def after_round(self, run: Running, record: dict[str, Any]) -> bool:
+        """Note what the round is the first to reach."""
+        self.state["targets"] = updated(self.state["targets"], run.history)
+        return self.stop and all(target["round"] is not None for target in self.state["targets"])
+
+    def end(self, run: Running, summary: dict[str, Any]) -> None:
+        """Say when each was reached, and whether that ended the run."""
+        summary["targets"] = self.state["targets"]
+        if run.progress.stopped_by == self.name:
+            ended = f"training ended after round {run.done} of at most {run.rounds}"
+            summary["notes"].append(f"every target was reached: {ended}")
+
+
+def unreached(targets: Sequence[float]) -> list[Target]:
+    """The targets before training, none of them reached."""
+    return [{"accuracy": target, **dict.fromkeys((*WHEN, *BYTES))} for target in targets]
+
+
+def updated(found: Sequence[Target], records: Sequence[Mapping[str, Any]]) -> list[Target]:
+    """``found`` after one more round: targets that it is the first to reach get its number, times and bytes so far.
+
+    Args:
+        found: the targets so far.
+        records: the lines of ``rounds.jsonl`` so far, that of the round at the end; a round that was not evaluated
+            reaches nothing.
+    """
+    record = records[-1]
+    if "accuracy" not in record:
+        return list(found)
+    mean, when = record["accuracy"]["mean"], {key: record[key] for key in WHEN}
+    when |= {key: sum(line[key] for line in records) for key in BYTES}
+    return [
+        {**target, **when} if target["round"] is None and mean >= target["accuracy"] - ROUNDING else target
+        for target in found
+    ]
+
+
+def percent(target: float) -> str:
+    """A target as text, such as ``70 %``."""
+    return f"{100 * target:g} %"
+
+
+def duration(value: float) -> str:
+    """Virtual time as text: four digits, and all those before the point."""
+    return f"{value:.4g}" if value < 1000 else f"{value:.0f}"
+
+
+def described(found: Sequence[Target]) -> list[str]:
+    """One line per target: the round and virtual time in which it was reached and after how many bytes, or that not.
+
+    Without a clock virtual time is the round's number, which is then said once.
+    """
+    return [f"{percent(t['accuracy'])}: {_reached(t)}" for t in found]
+
+
+def _reached(target: Target) -> str:
+    if target["round"] is None:
+        return "not reached"
+    time = target["virtual_time"]
+    clock = f", virtual time {duration(time)} s" if time != target["round"] else ""
+    moved = sum(target.get(key) or 0 for key in BYTES)
+    return f"round {target['round']}{clock}" + (f", {moved / 1e6:.3g} MB up and down" if moved else "")

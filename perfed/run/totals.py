@@ -1,0 +1,131 @@
+"""How far a run has come, and what it has added up over its rounds: plain data, kept in checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from perfed.engine.clients import RoundRecord
+from perfed.engine.evaluate import Metrics
+from perfed.errors import PerfedError
+
+
+@dataclass
+class RunTotals:
+    """Sums and last values.
+
+    Attributes:
+        taken_part: rounds in which each client was used, by id; clients that never were are left out.
+        replied: number and sum of the virtual seconds of each client's replies, by id.
+        virtual_time: seconds since the start.
+        counts: how many clients the method counted, by name of what happened to them.
+        recent: each client's metrics in the last evaluated rounds.
+        recent_domains: metrics of each domain in the same rounds (:func:`perfed.engine.evaluate.by_domain`).
+        other: metrics of the last evaluated round at the other moment: after local training where those before it are
+            reported, and the other way round.
+        client_domains: metrics of each client in each domain, of the last evaluated round.
+    """
+
+    taken_part: dict[str, int] = field(default_factory=dict)
+    replied: dict[str, list[float]] = field(default_factory=dict)
+    virtual_time: float = 0.0
+    counts: dict[str, int] = field(default_factory=dict)
+    recent: list[Metrics] = field(default_factory=list)
+    recent_domains: list[Metrics] = field(default_factory=list)
+    other: Metrics = field(default_factory=dict)
+    client_domains: Metrics = field(default_factory=dict)
+
+    def add(self, done: RoundRecord) -> None:
+        """Count a round: its time, who took part and replied, and what happened to whom."""
+        self.virtual_time += done.seconds
+        for client in done.participants:
+            self.taken_part[client] = self.taken_part.get(client, 0) + 1
+        for client, seconds in done.replied.items():
+            times, total = self.replied.get(client, (0, 0.0))
+            self.replied[client] = [times + 1, total + seconds]
+        for name, ids in done.counts.items():
+            self.counts[name] = self.counts.get(name, 0) + len(ids)
+
+    def evaluated(self, metrics: Metrics, domains: Metrics, last: int) -> None:
+        """Keep the metrics of an evaluated round, those of the ``last`` ones at most."""
+        self.recent = [*self.recent, metrics][-last:]
+        self.recent_domains = [*self.recent_domains, domains][-last:]
+
+    def never_used(self, ids: Sequence[str]) -> list[str]:
+        """Those of ``ids`` that no round has used yet."""
+        return [client for client in ids if client not in self.taken_part]
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Mean virtual seconds of each client's replies."""
+        return {client: total / times for client, (times, total) in self.replied.items()}
+
+    @property
+    def metrics(self) -> Metrics:
+        """Each client's metrics, the mean over the last evaluated rounds in which it was evaluated."""
+        return _mean(self.recent)
+
+    @property
+    def domains(self) -> Metrics:
+        """Metrics of each domain, the mean over the last evaluated rounds."""
+        return _mean(self.recent_domains)
+
+    def copy(self) -> RunTotals:
+        """One that later rounds do not change."""
+        return replace(self, taken_part={**self.taken_part}, replied={**self.replied}, counts={**self.counts})
+
+    def plain(self) -> dict[str, Any]:
+        """Return the totals as values that JSON has."""
+        return asdict(self)
+
+    @classmethod
+    def of_plain(cls, values: Mapping[str, Any]) -> RunTotals:
+        """The inverse of :meth:`plain`.
+
+        Raises:
+            PerfedError: the values are those of another version.
+        """
+        try:
+            TypeAdapter(cls).validate_python(values)
+            return cls(**values)
+        except (TypeError, ValidationError):
+            raise PerfedError("the checkpoint was written by another version of perfed; start the run anew") from None
+
+
+@dataclass
+class RunProgress:
+    """How far a run has come.
+
+    Attributes:
+        totals: what it has added up.
+        done: the last finished round, or the one that is being finished; 0 is the preparation, -1 is before it.
+        wall, training: seconds since the start, and those of training alone.
+        stopped_by: name of the callback that ended the run; empty while none has.
+    """
+
+    totals: RunTotals = field(default_factory=RunTotals)
+    done: int = -1
+    wall: float = 0.0
+    training: float = 0.0
+    stopped_by: str = ""
+
+    def copy(self) -> RunProgress:
+        """Return one that later rounds do not change."""
+        return replace(self, totals=self.totals.copy())
+
+
+def _mean(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> Metrics:
+    rows: dict[str, list[Mapping[str, float]]] = {}
+    for found in rounds:
+        for name in found:
+            rows.setdefault(name, []).append(found[name])
+    return {name: _average(rows[name]) for name in sorted(rows)}
+
+
+def _average(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {key: float(np.mean([row[key] for row in rows if key in row])) for key in keys}

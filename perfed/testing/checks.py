@@ -1,0 +1,361 @@
+"""What every method must keep, whatever it learns: each check asks one question of tiny runs.
+
+A check takes a function that makes the method, with settings in place of its own, and raises
+:class:`~perfed.errors.PerfedError` in one line where the answer is no. The tests of perfed's own methods are these.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from math import isclose, isfinite
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+
+from perfed.data.federation import Federation
+from perfed.engine.evaluate import Metrics
+from perfed.engine.host import Host
+from perfed.engine.server import Server
+from perfed.errors import PerfedError
+from perfed.method.method import Method
+from perfed.model.placement import SENT
+from perfed.participation.clock import Clock
+from perfed.participation.settings import Participation
+from perfed.run.directory import RunDirectory
+from perfed.run.run import Run
+from perfed.testing.federations import awkward_domains, blobs, survival
+from perfed.testing.runs import (
+    ENGINES,
+    CodecEngine,
+    ForgetfulEngine,
+    RecordingEngine,
+    difference,
+    every_tensor,
+    network_for,
+    serve,
+    train,
+)
+from perfed.training import plan as plans
+from perfed.training.plan import Plan, PlanSettings
+from perfed.tree import leaves
+
+Make = Callable[..., Method]
+
+SRPFL = Participation(policy="srpfl", srpfl={"first": 1, "rule": "fixed", "stage_rounds": 1})
+# federation, rate of participation or policy
+FEDERATIONS: dict[str, tuple[Callable[[], Federation], float | Participation]] = {
+    "one client": (lambda: blobs((7,)), 1.0),
+    "a client with one sample": (lambda: blobs((6, 1)), 1.0),
+    "only one sample everywhere": (lambda: blobs((1, 1, 1), test=1), 1.0),
+    "one class only": (lambda: blobs((6, 4), labels=[[0]], num_classes=1), 1.0),
+    "one class per client": (lambda: blobs((6, 4, 5), labels=[[0], [2], [1]]), 1.0),
+    "absent classes": (lambda: blobs((6, 4), labels=[[0, 1], [1]], num_classes=5), 1.0),
+    "very unequal sizes": (lambda: blobs((60, 2, 1)), 1.0),
+    "partial participation": (lambda: blobs((5, 4, 3, 3)), 0.3),
+    "awkward domains": (awkward_domains, 1.0),
+    "SRPFL": (lambda: blobs((5, 4, 3, 3)), SRPFL),
+    "a client without test data": (lambda: blobs((5, 4, 3), test=(3, 0, 2)), 1.0),
+    "no test data at all": (lambda: blobs((5, 4), test=0), 1.0),
+    "input dimensions differ": (lambda: blobs((6, 5, 4), dims=(3, 8, 1)), 1.0),
+}
+# One at a time; stacked, in chunks, through bytes. How many clients fit into one cohort is not the method's.
+TWO_ENGINES = {name: ENGINES[name] for name in ("sequential", "codec")}
+SIZES, DIMS = (13, 9, 9, 6, 4, 3, 2, 1, 1), (4, 3, 6)
+WAYS: dict[str, dict[str, Any]] = {
+    "all clients at once": {"engine": "stacked"},
+    "chunks of 1": {"engine": "stacked", "chunk": 1},
+    "chunks of 7": {"engine": "stacked", "chunk": 7},
+    "chunks of 4 as bytes": {"engine": "stacked", "chunk": 4, "runner": CodecEngine},
+    "one at a time as bytes": {"engine": "sequential", "runner": CodecEngine},
+}
+
+
+def demand(holds: bool, said: str) -> None:
+    """Raise what is ``said`` where something does not hold."""
+    if not holds:
+        raise PerfedError(said)
+
+
+def finite(metrics: Metrics, where: str) -> None:
+    """Raise an error where a metric is not finite."""
+    for client, values in metrics.items():
+        for name, value in values.items():
+            demand(isfinite(value), f"{where}: {name} of client '{client}' is {value}")
+
+
+def apart(found: Metrics, expected: Metrics, where: str) -> None:
+    """Raise an error where metrics differ by more than the rounding of float64."""
+    demand(found.keys() == expected.keys(), f"{where}: other clients are measured")
+    for client, values in found.items():
+        same = values.keys() == expected[client].keys()
+        same = same and all(isclose(v, expected[client][n], rel_tol=1e-8, abs_tol=1e-12) for n, v in values.items())
+        demand(same, f"{where}: client '{client}' is measured as {values}, expected {expected[client]}")
+
+
+def shares_first_stage(method: Method) -> bool:
+    """Return whether clients must have inputs of one shape."""
+    if method.changes_data:
+        return False  # every client brings its inputs to one dimension first
+    chain = method.adapt(network_for(method)).build((3,))
+    return any(n.startswith(chain.stages[0]) and p in SENT for n, p in method.places(chain).items())
+
+
+def unequal_clients(method: Method) -> Federation:
+    """Return nine clients of different sizes; their inputs differ in length wherever the method can deal with it."""
+    return blobs(SIZES, dims=(4,) if shares_first_stage(method) else DIMS)
+
+
+# The checks --------------------------------------------------------------------------------------------------
+
+
+def trains_on(case: str, make: Make, engines: Mapping[str, Mapping[str, Any]] = TWO_ENGINES) -> None:
+    """Two rounds leave finite states and metrics; inputs of other shapes may be refused in one line."""
+    build, who = FEDERATIONS[case]
+    policy = who if isinstance(who, Participation) else Participation(rate=who)
+    for engine, options in engines.items():
+        method, federation = make(), build()
+        arguments = {"model": network_for(method, federation.num_classes or 1), "rounds": 9, **options}
+        arguments |= {"participation": policy, "clock": Clock(speeds="fixed") if policy is SRPFL else None}
+        if case == "input dimensions differ" and shares_first_stage(method):
+            refused = refusal(partial(serve, method, federation, **arguments))
+            demand("shape differs between clients" in refused, f"{engine}: inputs of other shapes are not refused")
+            continue
+        server = serve(method, federation, **arguments)
+        server.prepare()
+        never, tested = set(federation.ids), {client.id for client in federation if client.split("test") is not None}
+        for number in (1, 2):
+            record = server.round(number, measure="test")
+            never -= set(record.participants)
+            demand(set(server.evaluate("test", never_used=never)) == tested, f"{engine}: not all clients are measured")
+            wanted = number if policy is SRPFL else max(1, int(policy.rate * len(federation)))
+            demand(len(record.participants) == wanted, f"{engine}: {record.participants} took part, not {wanted}")
+            demand(isfinite(record.train_loss), f"{engine}: the training loss of round {number} is not finite")
+        server.settle(sorted(never), 2)  # only SRPFL does so
+        for path, tensor in every_tensor(server).items():
+            demand(bool(torch.isfinite(tensor.double()).all()), f"{engine}: {'/'.join(path)} is not finite")
+        metrics = server.evaluate("test")
+        demand(set(metrics) == tested, f"{engine}: not all clients are measured")
+        finite(metrics, engine)
+
+
+def refusal(attempt: Callable[[], object]) -> str:
+    """Return the one line in which ``attempt`` is refused, or nothing where it is not."""
+    try:
+        attempt()
+    except PerfedError as error:
+        demand("\n" not in str(error), f"a refusal has more than one line: {error!r}")
+        return str(error)
+    return ""
+
+
+def engines_agree(make: Make) -> None:
+    """Results do not depend on how clients are cut into chunks, or whether they sit behind a wire."""
+
+    def done(options: Mapping[str, Any]) -> tuple[Server, Metrics, Metrics, float]:
+        method = make()
+        model = network_for(method, dropout=0.3)
+        server = train(serve(method, unequal_clients(method), model=model, rate=0.6, rounds=3, **options), 2)
+        record = server.round(3, measure="test")
+        demand(set(record.after) == set(record.participants), "clients that did not take part are measured, or not all")
+        metrics = server.evaluate("test")
+        demand(metrics.keys() == set(server.engine.federation.ids), "not all clients are measured")
+        return server, metrics, record.after, record.train_loss
+
+    alone = done({"engine": "sequential"})
+    for way, options in WAYS.items():
+        found = done(options)
+        gap = difference(found[0], alone[0])
+        where = f"{way}, against one client at a time"
+        demand(gap <= 1e-8, f"{where}: states differ by {gap:.1e} of their size in float64")
+        demand(isclose(found[3], alone[3], rel_tol=1e-8), f"{where}: training losses are {found[3]} and {alone[3]}")
+        apart(found[1], alone[1], where)
+        apart(found[2], alone[2], where)
+    demand(gap == 0, "bytes change the results of clients that work one at a time")  # the last of WAYS
+
+
+def engines_agree_in_float32(make: Make) -> None:
+    """One round of SGD is the same to the rounding of float32, however clients are cut into chunks."""
+
+    def done(options: Mapping[str, Any]) -> Server:
+        method = make(optimizer="sgd", lr=1e-3)
+        return train(serve(method, unequal_clients(method), dtype=torch.float32, rounds=1, **options), 1)
+
+    alone = done({"engine": "sequential"})
+    for way, options in WAYS.items():
+        gap = difference(done(options), alone)
+        demand(gap <= 1e-4, f"{way}, against one client at a time: states differ by {gap:.1e} of their size")
+
+
+def planned(make: Make, plan: Plan, **options: Any) -> Server:
+    """Return two evaluated rounds in this plan."""
+    method = make()
+    model = network_for(method, dropout=0.3)
+    server = train(serve(method, unequal_clients(method), model=model, plan=plan, **options), 2)
+    server.evaluate("test")
+    return server
+
+
+def a_recorded_plan_gives_the_same_bits(make: Make) -> None:
+    """A run with the plan that another has chosen and recorded chooses nothing anew, and ends with its bits."""
+    plan = Plan("auto", threads=1)
+    first = planned(make, plan, rate=0.8)
+    recorded = plan.to_dict()
+    demand(bool(recorded["paths"] or plan.reasons), "no path was chosen")  # batch-norm leaves nothing to choose
+    for _ in range(2):
+        again = PlanSettings.model_validate(recorded).build()
+        gap = difference(planned(make, again, rate=0.8), first)
+        demand(again.to_dict() == recorded, f"paths are chosen anew: {again.to_dict()}, recorded {recorded}")
+        demand(gap == 0, f"with the recorded plan states differ by {gap:.1e} of their size")
+
+
+def chunks_side_by_side_give_the_same_bits(make: Make) -> None:
+    """Chunks that run at the same time give the bits of those that run one after the other."""
+    plan = Plan("auto", threads=1)
+    planned(make, plan)
+    if plan.reasons:
+        return  # batch-norm is never cut up
+    pairs = [Plan("auto", threads=n, paths={kind: plans.Path(2, 1) for kind in plan.paths}) for n in (1, 3)]
+    gap = difference(*(planned(make, pair) for pair in pairs))
+    demand(all(set(pair.paths) == set(plan.paths) for pair in pairs), "there is other work than before")
+    demand(gap == 0, f"chunks on three threads differ by {gap:.1e} from chunks on one")
+
+
+def clients_are_not_mixed(make: Make) -> None:
+    """What one client sends and keeps does not depend on another's data, in any exchange."""
+    method, federation = make(), blobs((8, 7, 6))
+    server = train(serve(method, federation, runner=RecordingEngine, rounds=2), 2)
+    server.evaluate("test")
+    last = federation.clients[-1]
+    other = replace(last, train=replace(last.train, x=1.5 * last.train.x + 1))
+    changed = serve(make(), replace(federation, clients=(*federation.clients[:-1], other)), rounds=2).engine
+    host = Host(changed.federation, changed.background, changed.setup, changed.plan)
+    assert isinstance(server.engine, RecordingEngine)
+    for work, done in server.engine.record:
+        again = host.attempt(work)
+        for row, client in enumerate(work.ids):
+            if client != last.id:
+                told = f"round {work.exchange.round}, program '{work.exchange.program}'"
+                states = done.states.get(client, {}), again.states.get(client, {})
+                for what, (mine, theirs) in {"reply": (done.reply(row), again.reply(row)), "state": states}.items():
+                    same = all(torch.equal(a[1], b[1]) for a, b in zip(leaves(mine), leaves(theirs), strict=True))
+                    demand(same, f"{told}: the {what} of client '{client}' changes with the data of '{last.id}'")
+
+
+def state_is_declared(make: Make) -> None:
+    """Client programs know the payload and the client's declared sets, and nothing else of what went before."""
+    runs = []
+    for runner in (RecordingEngine, ForgetfulEngine):
+        method = make()
+        runs.append(train(serve(method, blobs((8, 7, 6)), runner=runner, rounds=3), 3))
+    gap = difference(*runs)
+    demand(gap == 0, f"made anew for every exchange, the method ends elsewhere ({gap:.1e}); declare state in sets()")
+
+
+def the_seed_decides(make: Make) -> None:
+    """Runs with the same seed give the same bits, whatever the global generators of random numbers hold."""
+    runs = []
+    before = torch.random.get_rng_state(), np.random.get_state(), random.getstate()
+    try:
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            np.random.seed(seed)
+            random.seed(seed)
+            runs.append(train(serve(make(), blobs((8, 7, 6)), rate=0.7, rounds=3), 3))
+    finally:
+        torch.random.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+    gap = difference(*runs)
+    demand(gap == 0, f"two runs of one seed differ by {gap:.1e}; random numbers come from keys, state from sets()")
+
+
+class _Stop(Exception):
+    """Ends a run in the middle."""
+
+
+def a_resumed_run_ends_with_the_same_bits(make: Make) -> None:
+    """A run that is stopped after two of four rounds and resumed, with the method made anew, is the whole run."""
+
+    def run(directory: RunDirectory | None = None) -> Run:
+        method = make()
+        options: dict[str, Any] = {"dtype": torch.float64, "plan": Plan("stacked", threads=1), "directory": directory}
+        who = Participation(rate=0.7)
+        return Run(blobs((8, 7, 6)), method, network_for(method), rounds=4, participation=who, **options)
+
+    def stop(number: int, *_: object) -> None:
+        if number == 2:
+            raise _Stop
+
+    whole = run()
+    whole.execute()
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        with suppress(_Stop):
+            run(RunDirectory.create(path)).execute(stop)
+        resumed = run(RunDirectory(path))
+        resumed.restore()
+        demand(resumed.resumed == 2, f"the run resumes behind round {resumed.resumed}, not 2")
+        resumed.execute()
+        gap = difference(resumed.server, whole.server)
+    demand(gap == 0, f"the resumed run differs by {gap:.1e} from the whole one; what is kept outside sets()?")
+
+
+def evaluation_changes_nothing(make: Make) -> None:
+    """Evaluation works on copies: states stay, and a second one measures the same."""
+    server = train(serve(make(), blobs(), rate=0.7), 1)
+    before = {path: tensor.clone() for path, tensor in every_tensor(server).items()}
+    first = server.evaluate("test")
+    demand(server.evaluate("test") == first, "a second evaluation measures something else")
+    for path, tensor in every_tensor(server).items():
+        demand(path in before and torch.equal(before[path], tensor), f"evaluation changes {'/'.join(path)}")
+
+
+def learns(make: Make) -> None:
+    """Twelve rounds on two easy clients are better than guessing, on their training data."""
+    federation = blobs((30, 30), labels=[[0, 1], [1, 2]], test=20)
+    values = train(serve(make(), federation, seed=1), 12).evaluate("train").values()
+    accuracy = sum(value["accuracy"] for value in values) / len(values)
+    demand(accuracy > 0.75, f"the mean accuracy on training data is {accuracy:.2f} after 12 rounds, needed: above 0.75")
+
+
+def deals_with(task: str, make: Make) -> str:
+    """Train for values or survival times, or refuse to do so in one line, which is returned."""
+    said = ""
+    for engine, options in TWO_ENGINES.items():
+        federation = blobs((9, 1, 4), regression=True) if task == "regression" else survival()
+        served: list[Server] = []
+        said = refusal(lambda: served.append(train(serve(make(), federation, **options), 2)))  # noqa: B023 - called here
+        if said:
+            continue
+        for path, tensor in every_tensor(served[0]).items():
+            demand(bool(torch.isfinite(tensor.double()).all()), f"{engine}: {'/'.join(path)} is not finite")
+        metrics = served[0].evaluate("test")
+        demand(set(metrics) == set(federation.ids), f"{engine}: not all clients are measured")
+        finite(metrics, engine)
+        names = set[str]().union(*metrics.values())
+        wanted = {"mse"} if task == "regression" else {"c-index", "loss"}
+        demand(names == wanted, f"{engine}: measured is {sorted(names)}, not {sorted(wanted)}")
+    return said
+
+
+CHECKS: dict[str, Callable[[Make], object]] = {
+    "learns": learns,
+    **{f"trains on {case}": partial(trains_on, case) for case in FEDERATIONS},
+    "the seed decides": the_seed_decides,
+    "clients are not mixed": clients_are_not_mixed,
+    "state is declared": state_is_declared,
+    "a resumed run ends with the same bits": a_resumed_run_ends_with_the_same_bits,
+    "evaluation changes nothing": evaluation_changes_nothing,
+    "engines agree": engines_agree,
+    "engines agree in float32": engines_agree_in_float32,
+    "a recorded plan gives the same bits": a_recorded_plan_gives_the_same_bits,
+    "chunks side by side give the same bits": chunks_side_by_side_give_the_same_bits,
+    **{f"deals with {task}": partial(deals_with, task) for task in ("regression", "survival")},
+}

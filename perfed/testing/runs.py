@@ -1,0 +1,172 @@
+"""Runs of a fraction of a second, and how far two of them are apart."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from perfed.codec import decode, encode
+from perfed.data.federation import Federation
+from perfed.engine.engine import Engine, InProcessEngine
+from perfed.engine.host import Done, Host, Work
+from perfed.engine.server import Server
+from perfed.engine.setup import Setup
+from perfed.errors import PerfedError
+from perfed.method.method import Method
+from perfed.method.term import Term
+from perfed.methods.fedbn import FedBN
+from perfed.model.chain import Model
+from perfed.model.presets import hidden_layer, linear, mlp
+from perfed.participation.clock import Clock
+from perfed.participation.invitation import Invitation
+from perfed.participation.settings import Participation
+from perfed.training.plan import Plan
+from perfed.tree import leaves
+
+
+class Sent(Done):
+    """Replies that cross a wire, one client's at a time."""
+
+    def reply(self, row: int) -> dict[str, Any]:
+        """One client's reply, as bytes bring it."""
+        return decode(encode(super().reply(row)))
+
+
+class CodecEngine(InProcessEngine):
+    """Every payload, reply and client state becomes bytes and is read back, as it would over a network."""
+
+    def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
+        """One chunk after the other."""
+        for work in works:
+            rows, states = ({i: decode(encode(v)) for i, v in of.items()} for of in (work.rows, work.states))
+            done = self.host.attempt(replace(work, shared=decode(encode(work.shared)), rows=rows, states=states))
+            yield Sent(**{**vars(done), "states": {i: decode(encode(s)) for i, s in done.states.items()}})
+
+
+class ForgetfulEngine(InProcessEngine):
+    """Every chunk of clients meets the method as it was before the run: as at a site that was begun anew."""
+
+    def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
+        super().__init__(federation, setup, plan)
+        self._before = copy.deepcopy(setup.method)
+
+    def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
+        """One chunk after the other."""
+        for work in works:
+            setup = copy.copy(self.setup)
+            setup.method = copy.deepcopy(self._before)
+            yield Host(self.federation, self.background, setup, self.plan).attempt(work)
+
+
+class RecordingEngine(InProcessEngine):
+    """Keeps all that chunks of clients were to do, and what they did."""
+
+    def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
+        super().__init__(federation, setup, plan)
+        self.record: list[tuple[Work, Done]] = []
+
+    def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
+        """One chunk after the other."""
+        for work in works:
+            self.record.append((work, self.host.attempt(work)))
+            yield self.record[-1][1]
+
+
+EngineName = Literal["stacked", "sequential"]
+# name -> arguments of ``serve``
+ENGINES: dict[str, dict[str, Any]] = {
+    "sequential": {"engine": "sequential"},
+    "stacked": {"engine": "stacked"},
+    "codec": {"engine": "stacked", "chunk": 2, "runner": CodecEngine},
+}
+
+
+def network(num_classes: int = 3, *, dropout: float = 0.0, batch_norm: bool = False) -> Model:
+    """Return an embedding to 3 numbers, a body to 5, and a linear head."""
+    embedding = mlp((6,), 3, dropout=dropout, batch_norm=batch_norm)
+    return Model(embedding=embedding, body=hidden_layer(5), head=linear(num_classes))
+
+
+def network_for(method: Method, num_classes: int = 3, *, dropout: float = 0.0) -> Model:
+    """Return :func:`network`, with batch-norm for the method that is about it."""
+    return network(num_classes, dropout=dropout, batch_norm=isinstance(method, FedBN))
+
+
+def quick(kind: type[Method] | type[Term], **settings: Any) -> Any:
+    """Return a method or term with its defaults, but at most two epochs of everything, and mini-batches of four."""
+    short: dict[str, Any] = {}
+    for name, field in kind.model_fields.items():
+        is_number = isinstance(field.default, int) and not isinstance(field.default, bool)
+        if name.endswith("epochs") and is_number:
+            short[name] = min(2, field.default)
+    if "pretrain_epochs" in kind.model_fields:
+        short |= {"pretrain_epochs": 1, "pretrain_batch_size": 4}
+    if issubclass(kind, Method):
+        short |= {"batch_size": 4, "lr": 1e-2}
+    return kind(**{**short, **settings})
+
+
+def serve(
+    method: Method,
+    federation: Federation,
+    *,
+    model: Model | None = None,
+    engine: EngineName = "stacked",
+    chunk: int = 0,
+    plan: Plan | None = None,
+    runner: type[Engine] = InProcessEngine,
+    dtype: torch.dtype = torch.float64,
+    rate: float = 1.0,
+    rounds: int = 10,
+    seed: int = 0,
+    participation: Participation | None = None,
+    clock: Clock | None = None,
+) -> Server:
+    """Return a server before its preparation; ``participation`` is in place of ``rate``."""
+    setup = Setup(method, model or network_for(method, federation.num_classes or 1), seed, dtype)
+    plan = plan or Plan(engine, chunk)
+    policy = participation or Participation(rate=rate)
+    return Server(federation, setup, plan, policy, rounds, engine=runner, clock=clock)
+
+
+def train(server: Server, rounds: int) -> Server:
+    """Prepare the server and run ``rounds`` rounds."""
+    server.prepare()
+    for number in range(1, rounds + 1):
+        server.round(number)
+    return server
+
+
+def every_tensor(server: Server) -> dict[tuple[str, ...], Tensor]:
+    """Return all state of a run: the server's sets and every client's committed state."""
+    found = {("server", *path.split("/")): t for path, t in leaves(server.state.tree())}
+    for client, state in server.engine.states.items():
+        found |= {(client, *path.split("/")): t for path, t in leaves(dict(state))}
+    return found
+
+
+def difference(one: Server, other: Server) -> float:
+    """Return the largest relative difference ``|a - b| / |b|`` over all tensors of two runs; 0 only for equal bits.
+
+    Raises:
+        PerfedError: their tensors have other names, shapes or types, or values that are not finite.
+    """
+    a, b = every_tensor(one), every_tensor(other)
+    if a.keys() != b.keys():
+        raise PerfedError(f"two runs hold different tensors: {sorted(map('/'.join, a.keys() ^ b.keys()))}")
+    worst = 0.0
+    for name, x in a.items():
+        y = b[name]
+        if x.shape != y.shape or x.dtype != y.dtype:
+            raise PerfedError(f"{'/'.join(name)} is {tuple(x.shape)} {x.dtype} and {tuple(y.shape)} {y.dtype}")
+        if not torch.isfinite(x.double()).all():
+            raise PerfedError(f"{'/'.join(name)} holds values that are not finite")
+        if x.numel():
+            gap, size = (x.double() - y.double()).norm(), y.double().norm()
+            worst = max(worst, float(gap / size.clamp_min(1e-30)))
+    return worst

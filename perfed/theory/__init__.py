@@ -1,1 +1,0 @@
-"""The linear problems and algorithms of the papers' theorems."""

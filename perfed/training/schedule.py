@@ -1,0 +1,132 @@
+"""Schedules: numbers among the settings that change from round to round, each a pure function of the round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import cos, pi
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import (
+    BaseModel,
+    Field,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
+
+from perfed.settings import LISTED, STRICT
+
+
+class Constant(BaseModel):
+    """The same number in every round."""
+
+    model_config = STRICT
+    kind: Literal["constant"]
+    start: float
+
+    def at(self, round_: int) -> float:
+        """Return the number in round ``round_``, from 1 on."""
+        return self.start
+
+
+class Step(BaseModel):
+    """``start``, multiplied by ``factor`` behind each of ``rounds``."""
+
+    model_config = STRICT
+    kind: Literal["step"]
+    start: float
+    rounds: Annotated[tuple[PositiveInt, ...], LISTED]
+    factor: float = Field(0.1, ge=0)
+
+    def at(self, round_: int) -> float:
+        """Return the number in round ``round_``, from 1 on."""
+        return self.start * self.factor ** sum(round_ > drop for drop in self.rounds)
+
+
+class Exponential(BaseModel):
+    """``start`` in round 1, and in each round ``factor`` times that of the round before."""
+
+    model_config = STRICT
+    kind: Literal["exponential"]
+    start: float
+    factor: float = Field(gt=0, le=1)
+
+    def at(self, round_: int) -> float:
+        """Return the number in round ``round_``, from 1 on."""
+        return float(self.start * self.factor ** (round_ - 1))
+
+
+class Cosine(BaseModel):
+    """From ``start`` in round 1 along half a wave to ``end`` in round ``rounds``, where it stays."""
+
+    model_config = STRICT
+    kind: Literal["cosine"]
+    start: float
+    end: float = 0.0
+    rounds: int = Field(ge=2)
+
+    def at(self, round_: int) -> float:
+        """Return the number in round ``round_``, from 1 on."""
+        if round_ >= self.rounds:
+            return self.end
+        return self.end + (self.start - self.end) * (1 + cos(pi * (round_ - 1) / (self.rounds - 1))) / 2
+
+
+class WarmUp(BaseModel):
+    """From ``start`` in round 1 along a line to ``end`` in round ``rounds``, where it stays."""
+
+    model_config = STRICT
+    kind: Literal["warm-up"]
+    start: float = 0.0
+    end: float
+    rounds: int = Field(ge=2)
+
+    def at(self, round_: int) -> float:
+        """Return the number in round ``round_``, from 1 on."""
+        if round_ >= self.rounds:
+            return self.end
+        return self.start + (self.end - self.start) * (round_ - 1) / (self.rounds - 1)
+
+
+Schedule = Constant | Step | Exponential | Cosine | WarmUp
+_SCHEDULE: TypeAdapter[Schedule] = TypeAdapter(Annotated[Schedule, Field(discriminator="kind")])
+
+
+def schedules_in(cls: type[BaseModel], values: Mapping[str, Any]) -> dict[tuple[str, ...], Schedule]:
+    """Return the schedules among the values of settings, by name, or name and stage.
+
+    Args:
+        cls: the class of the settings, which says what may be one.
+        values: as they are given, by name.
+
+    Raises:
+        ValueError: no such schedule, or a setting that cannot be one.
+    """
+    found: dict[tuple[str, ...], Schedule] = {}
+    for name, value in values.items():
+        if name not in cls.model_fields:
+            continue
+        parts: dict[tuple[str, ...], Any] = {(name,): value}
+        parts |= {(name, stage): item for stage, item in value.items()} if isinstance(value, Mapping) else {}
+        for path, item in parts.items():
+            if isinstance(item, Schedule):
+                found[path] = item
+            elif isinstance(item, Mapping) and "kind" in item:
+                if not takes_schedule(cls.model_fields[name].annotation):
+                    raise ValueError(f"{name}: cannot be a schedule; fractions among the settings can")
+                found[path] = _schedule(item, path)
+    return found
+
+
+def _schedule(table: Mapping[str, Any], path: tuple[str, ...]) -> Schedule:
+    try:
+        return _SCHEDULE.validate_python(dict(table))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join((*path, *(str(part) for part in first["loc"][1:])))
+        raise ValueError(f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None
+
+
+def takes_schedule(annotation: Any) -> bool:
+    """Return whether a setting of this type may be a schedule: a fraction, or fractions by stage."""
+    return annotation is float or any(map(takes_schedule, get_args(annotation)))

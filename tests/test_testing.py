@@ -1,0 +1,138 @@
+"""Checks of methods of one's own: a good method passes all, and each kind of mistake fails the check that is for it."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+import torch
+from pydantic import Field, PrivateAttr
+
+from perfed import PerfedError, Reply, weighted_mean
+from perfed.method import Method
+from perfed.placement import PERSONAL, SHARED
+from perfed.testing import check_method, method_checks
+
+
+class FedPer(Method):
+    """Shared body, personal head."""
+
+    default_placement: ClassVar = {"embedding": SHARED, "body": SHARED, "head": PERSONAL}
+
+    def round(self, server, clients):
+        reply = clients.train(self.train, shared=server.shared)
+        server.shared = weighted_mean(reply.shared, reply.num_samples)
+
+    def train(self, cohort, shared):
+        cohort.load(shared)
+        cohort.fit(("embedding", "body", "head"), epochs=self.local_epochs)
+        return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
+
+
+def bent(cohort, by) -> Reply:
+    """FedPer's reply, with ``by`` added to everything."""
+    return Reply(shared={n: t + by for n, t in cohort.shared().items()}, num_samples=cohort.num_samples)
+
+
+class Mixes(FedPer):
+    """A client's parameters have something of the others' in them."""
+
+    def train(self, cohort, shared):
+        super().train(cohort, shared)
+        mixed = {n: 0.9 * t + 0.1 * t.mean(0, keepdim=True) for n, t in cohort.shared().items()}
+        return Reply(shared=mixed, num_samples=cohort.num_samples)
+
+
+class CountsTheCohort(FedPer):
+    """What a client sends depends on how many others are beside it."""
+
+    def train(self, cohort, shared):
+        super().train(cohort, shared)
+        return bent(cohort, 1e-3 * cohort.n)
+
+
+class Remembers(FedPer):
+    """Clients keep in the method how often they took part."""
+
+    seen: dict[str, int] = Field(default_factory=dict)
+
+    def train(self, cohort, shared):
+        super().train(cohort, shared)
+        self.seen.update({i: self.seen.get(i, 0) + 1 for i in cohort.ids})
+        return bent(cohort, 1e-3 * self.seen[cohort.ids[0]])
+
+
+class CountsRounds(FedPer):
+    """The server keeps in the method how many rounds there were."""
+
+    _rounds: int = PrivateAttr(0)
+
+    def round(self, server, clients):
+        super().round(server, clients)
+        self._rounds += 1
+        server.shared = {n: t * (1 + 0.01 * self._rounds) for n, t in server.shared.items()}
+
+
+class Dice(FedPer):
+    """Random numbers come from the global generator."""
+
+    def train(self, cohort, shared):
+        super().train(cohort, shared)
+        return bent(cohort, 1e-3 * torch.rand(()))
+
+
+class Sets(FedPer):
+    """A set that nobody declared."""
+
+    def train(self, cohort, shared):
+        reply = super().train(cohort, shared)
+        cohort.state["mine"] = dict(cohort.received)
+        return reply
+
+
+class Lazy(FedPer):
+    """Trains nothing at all."""
+
+    def train(self, cohort, shared):
+        cohort.load(shared)
+        return Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
+
+
+class Overflows(FedPer):
+    """Cannot do with one sample."""
+
+    def train(self, cohort, shared):
+        super().train(cohort, shared)
+        return bent(cohort, cohort.num_samples.min() / (cohort.num_samples.min() - 1) * 0)
+
+
+@pytest.mark.parametrize("name", method_checks(FedPer))
+def test_a_good_method_passes(name):
+    method_checks(FedPer)[name]()
+
+
+def test_all_at_once_with_settings():
+    check_method(FedPer(lr=0.02, batch_size=8, local_epochs=2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Mixes, r"fails 'clients are not mixed' \(What one .*the reply of client 'c0' changes with the data of 'c2'"),
+        (
+            CountsTheCohort,
+            r"fails 'engines agree' \(.*all clients at once, against one client at a time: states ",
+        ),
+        (Remembers, r"fails 'state is declared' \(.*declare state in sets\(\)"),
+        (CountsRounds, r"fails 'a resumed run ends with the same bits' \(.*outside sets\(\)"),
+        (Dice, r"fails 'the seed decides' \(.*random numbers come from keys"),
+        (Sets, r"fails 'learns' \(.*'mine' is not a declared parameter set"),
+        (Lazy, r"fails 'learns' \(.*the mean accuracy on training data is 0\.\d\d after 12 rounds"),
+        (Overflows, r"fails 'trains on a client with one sample' \(.*not finite"),
+    ],
+    ids=lambda given: given.__name__ if isinstance(given, type) else "",
+)
+def test_a_mistake_fails_the_check_that_is_for_it(kind, said):
+    with pytest.raises(PerfedError, match=f"^{kind.__name__} {said}") as error:
+        check_method(kind)
+    assert "\n" not in str(error.value)
