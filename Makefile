@@ -7,7 +7,7 @@ ROUNDING := $(foreach name,methods/combination methods/fast_w2 methods/fedem tra
 # One more than processors: tests of networks wait a third of their time.
 WORKERS := $(shell $(PYTHON) -c "import os; print(1 + os.cpu_count())")
 # A worker that dies is not replaced: pytest-xdist 3.8 waits for ever for the groups of tests that it gave the new one.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup --max-worker-restart 0 --durations 30
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests -n $(WORKERS) --max-worker-restart 0 --durations 30
 # The methods whose turn it is change at midnight: all parts of a run have one date.
 export TEST_DATE := $(or $(TEST_DATE),$(shell date +%F))
 OUT ?= runs/digits-$(shell date +%Y%m%d-%H%M%S)
@@ -35,7 +35,7 @@ test: $(VENV)/installed-test
 
 # What `make test` leaves out; together they are all tests.
 test-long: $(VENV)/installed-test
-	$(PYTEST) -m long
+	$(PYTEST) --dist loadgroup -m long
 	ATEN_CPU_CAPABILITY=default OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ROUNDING) -n auto --max-worker-restart 0
 
 test-all:
@@ -45,8 +45,9 @@ test-all:
 types: $(VENV)/installed-test
 	$(BIN)/mypy
 
+# A file's tests share what it makes once, so that they stay together; long ones are few, and go where there is room.
 short: $(VENV)/installed-test
-	$(PYTEST) -m "not long"
+	$(PYTEST) --dist loadfile -m "not long"
 
 lock: $(VENV)/tools
 	mkdir -p build

@@ -16,7 +16,7 @@ def pytest_collection_modifyitems(items):
     for item in items:
         mark = item.get_closest_marker("every_method")
         given = item.callspec.params if hasattr(item, "callspec") else {}
-        if mark and mark.args[0] in given and given[mark.args[0]].partition(" ")[0] not in chosen:
+        if mark and mark.args[0] in given and given[mark.args[0]] not in chosen:
             item.add_marker("long")
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 
-from perfed.engine.flower.office import Delivery, Node
+from perfed.engine.flower.transport import Delivery, Node
 
 Handler = Callable[[bytes], bytes]
 

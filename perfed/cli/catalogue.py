@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from perfed.cli.console import command_lines, console
-from perfed.cli.index import INDEX, LISTS
+from perfed.cli.index import LISTS, index
 from perfed.errors import PerfedError
 from perfed.plugins import known_as
 
@@ -35,7 +35,7 @@ _KINDS = {
 
 def listed(what: str) -> Iterator[str]:
     """The lines of ``perfed list``."""
-    items = INDEX[what]
+    items = index()[what]
     if what != "methods":
         yield from _names(items, "")
         return
@@ -100,7 +100,7 @@ def found(name: str) -> dict[str, dict[str, Any]]:
     Raises:
         PerfedError: nothing is; names the nearest.
     """
-    every = [(_KINDS[what], item) for what in LISTS for item in INDEX[what]]
+    every = [(_KINDS[what], item) for what in LISTS for item in index()[what]]
     hits = {kind: item for kind, item in every if known_as(name, (item["name"], _title(item)))}
     if hits:
         return hits
@@ -124,7 +124,7 @@ def described(kind: str, item: Mapping[str, Any]) -> Iterator[str]:
             yield ""
             yield from _wrapped(text, f"{label}: ", "  ")
     settings = item.get("settings") or item.get("options") or {}
-    common = [key for key in settings if kind == "method" and key in INDEX["training"]]
+    common = [key for key in settings if kind == "method" and key in index()["training"]]
     own = {key: value for key, value in settings.items() if key not in common}
     if own:
         yield from ["", "options:" if kind == "data set" else "settings:"]

@@ -13,7 +13,7 @@ import typer
 
 from perfed.cli import complete
 from perfed.cli.console import console, print_json
-from perfed.cli.index import INDEX, LISTS
+from perfed.cli.index import LISTS, index
 from perfed.cli.options import (
     AllMetricsOption,
     ComparedOption,
@@ -258,7 +258,7 @@ def list_command(
     if asked is None:
         raise PerfedError(f"unknown list '{what}'; allowed: {', '.join(LISTS)}")
     if as_json:
-        return print_json(INDEX[asked])
+        return print_json(index()[asked])
     from perfed.cli import catalogue
 
     for line in catalogue.listed(asked):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfed.cli.index import INDEX, LISTS
+from perfed.cli.index import LISTS, index
 
 _MARKS = ("config.toml", "comparisons.toml", "comparison.toml", "search.toml", "campaign.toml", "leaderboard.toml")
 
 
 def _names(what: str) -> list[str]:
-    return [item["name"] for item in INDEX[what]]
+    return [item["name"] for item in index()[what]]
 
 
 def methods(incomplete: str) -> list[str]:
@@ -23,7 +23,7 @@ def several_methods(incomplete: str) -> list[str]:
     """The last of several names that are separated by commas, scikit-learn's models among them."""
     before, comma, last = incomplete.rpartition(",")
     used = before.split(",")
-    known = [*_names("methods"), *(name for name in INDEX["baselines"] if name.islower() and "." not in name)]
+    known = [*_names("methods"), *(name for name in index()["baselines"] if name.islower() and "." not in name)]
     return [f"{before}{comma}{name}" for name in known if name.startswith(last) and name not in used]
 
 
@@ -55,7 +55,7 @@ def lists(incomplete: str) -> list[str]:
 
 def engines(incomplete: str) -> list[str]:
     """Engines that begin so."""
-    return [name for name in INDEX["engines"] if name.startswith(incomplete)]
+    return [name for name in index()["engines"] if name.startswith(incomplete)]
 
 
 def run_directories(incomplete: str) -> list[str]:

@@ -14,14 +14,14 @@ from perfed.cli.console import say, say_where, say_whole
 from perfed.cli.options import check_new, file_name
 from perfed.cli.site_log import SITE, site_folder
 from perfed.cli.sites import write_model
-from perfed.deploy.app import STUDY_FILE, app_hash
 from perfed.deploy.deployment import Deployment
 from perfed.deploy.own_model import site_model
 from perfed.deploy.policy import Policy
+from perfed.deploy.server_files import STUDY_FILE, app_hash
 from perfed.deploy.site import SiteSettings, check_site, run_site
 from perfed.deploy.tls import check_private
 from perfed.deploy.write import deploy, extend, renew, rotate
-from perfed.engine.flower.chain import LOG
+from perfed.engine.flower.hash_chain import LOG
 from perfed.engine.flower.probe import Server
 from perfed.errors import PerfedError
 from perfed.experiment.config import read, readable

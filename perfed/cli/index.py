@@ -1,12 +1,100 @@
-"""What ``perfed list`` and the help texts say: read from what :mod:`perfed.cli.listing` has written, without torch."""
+"""What ``perfed list``, help and completion say: what :mod:`perfed.cli.listing` makes of these sources, without torch.
+
+A wheel has it (``hatch_build.py``). A checkout makes it at first use, in another process, and keeps it for the user.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from importlib import resources
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+from perfed.errors import PerfedError
+from perfed.machine import write_atomic
 
 LISTS = ("methods", "datasets", "experiments", "terms", "leaderboards")
 """What can be listed."""
-INDEX: dict[str, Any] = json.loads((resources.files("perfed.cli") / "index.json").read_text(encoding="utf-8"))
-"""The lists by name, and of the help texts ``engines`` and ``baselines``."""
+
+_PACKAGE = Path(__file__).parents[1]
+_OF_WHEEL = Path(__file__).with_name("index.json")
+_KEPT = 8  # checkouts, and states of one, whose index the cache holds
+
+
+@cache
+def index() -> dict[str, Any]:
+    """Return the lists by name, and what help and hints need: ``engines``, ``baselines``, ``training``, ``settings``.
+
+    Raises:
+        PerfedError: they cannot be made, as in a checkout with a mistake in it.
+    """
+    digest = digest_of_sources()
+    kept = _cache_folder() / f"index-{digest[:16]}.json"
+    for file in (_OF_WHEEL, kept):
+        if (found := _read(file, digest)) is not None:
+            return found
+    text = _made()
+    _keep(kept, text)
+    found = json.loads(text)
+    assert isinstance(found, dict)
+    return found
+
+
+def filled(text: str) -> str:
+    """Return a help text with the names in the place of ``{engines}`` and ``{baselines}``."""
+    for name in ("engines", "baselines"):
+        if f"{{{name}}}" in text:
+            text = text.replace(f"{{{name}}}", ", ".join(index()[name]))
+    return text
+
+
+def digest_of_sources() -> str:
+    """Return a hash of everything in this package that the lists are made of: its modules, experiments and boards."""
+    found = hashlib.sha256()
+    for file in sorted(file for file in _PACKAGE.rglob("*") if file.suffix in (".py", ".toml")):
+        content = file.read_bytes()
+        found.update(f"{file.relative_to(_PACKAGE).as_posix()} {len(content)}\n".encode() + content)
+    return found.hexdigest()
+
+
+def _read(file: Path, digest: str) -> dict[str, Any] | None:
+    """Return what a file holds, ``None`` where it is not there, damaged or of other sources."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) and found.get("sources") == digest else None
+
+
+def _made() -> str:
+    """Return the index as :mod:`perfed.cli.listing` prints it, where nothing of the user's is registered."""
+    path = os.pathsep.join(filter(None, (str(_PACKAGE.parent), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-P", "-m", "perfed.cli.listing"]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, encoding="utf-8")
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise PerfedError(f"{_PACKAGE}: methods and data sets cannot be listed: {why}")
+    return done.stdout
+
+
+def _cache_folder() -> Path:
+    with suppress(RuntimeError):  # a user without a home
+        return Path.home() / ".cache" / "perfed"
+    return Path(os.devnull)
+
+
+def _keep(file: Path, text: str) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(file, text)
+    except OSError as error:
+        print(f"perfed: {file}: cannot be kept ({error.strerror}); lists take seconds each time", file=sys.stderr)
+        return
+    with suppress(OSError):  # another process removes them too
+        for old in sorted(file.parent.glob("index-*.json"), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
+            old.unlink()

@@ -1,6 +1,6 @@
 """What ``perfed list`` and ``perfed show`` know: methods, data sets, experiments, terms, leaderboards.
 
-``python -m perfed.cli.listing`` writes it to ``index.json``, which the command line reads (:mod:`perfed.cli.index`).
+``python -m perfed.cli.listing`` prints it for :mod:`perfed.cli.index`, which the command line reads.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import json
 import re
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
 import perfed.methods.presets  # noqa: F401 - registers methods and presets
+from perfed.cli.index import digest_of_sources
 from perfed.datasets import dataset_id, dataset_names, describe
 from perfed.datasets.catalogue import DATASETS
 from perfed.datasets.description import in_words
@@ -263,16 +263,16 @@ def _leaderboards() -> list[dict[str, Any]]:
     return found
 
 
-def index() -> str:
-    """The text of ``index.json``."""
+def all_lists() -> dict[str, Any]:
+    """Return all lists by name, and the names that help and hints need."""
     lists = {"methods": [_method(name) for name in known_names()], "datasets": [_dataset(n) for n in dataset_names()]}
     lists |= {"experiments": _experiments(), "terms": [_term(name) for name in term_names()]}
     lists["leaderboards"] = _leaderboards()
     tables = (Experiment, Participation, Clock, Evaluation)
     named = {"training": list(Method.model_fields), "settings": [key for table in tables for key in table.model_fields]}
     named |= {"engines": [*ENGINES], "baselines": [*baseline_names(), "sklearn:module.Class", "pooled:NAME"]}
-    return json.dumps({**lists, **named}, indent=1, default=str) + "\n"
+    return {**lists, **named}
 
 
 if __name__ == "__main__":
-    Path(__file__).with_name("index.json").write_text(index(), encoding="utf-8")
+    print(json.dumps({"sources": digest_of_sources(), **all_lists()}, default=str))

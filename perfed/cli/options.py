@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from perfed.cli import complete
-from perfed.cli.index import INDEX
 from perfed.errors import PerfedError
 
 
@@ -83,7 +82,7 @@ EngineOption = Annotated[
     str | None,
     typer.Option(
         "--engine",
-        help=f"one of: {', '.join(INDEX['engines'])} ; else the experiment's",
+        help="one of: {engines} ; else the experiment's",
         autocompletion=complete.engines,
     ),
 ]
@@ -116,7 +115,7 @@ ComparedOption = Annotated[
     str,
     typer.Option(
         "--methods",
-        help=f"names separated by commas; models of scikit-learn: {', '.join(INDEX['baselines'])}",
+        help="names separated by commas; models of scikit-learn: {baselines}",
         autocompletion=complete.several_methods,
     ),
 ]

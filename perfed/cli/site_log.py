@@ -9,7 +9,7 @@ from typing import Any
 
 from perfed.cli.console import print_json, say_where, say_whole
 from perfed.cli.options import check_new
-from perfed.engine.flower.chain import BEGINNING, LOG, read, verify
+from perfed.engine.flower.hash_chain import BEGINNING, LOG, read, verify
 from perfed.errors import PerfedError
 from perfed.machine import write_atomic
 

@@ -12,7 +12,7 @@ from perfed.errors import some
 
 
 def submit_command(directory: Path, out: Path | None, **settings: float) -> None:
-    """Submit a run and follow it; ``settings`` as :class:`perfed.deploy.program.Settings` has them."""
+    """Submit a run and follow it; ``settings`` as :class:`perfed.deploy.server_app.Settings` has them."""
     place = _results(directory, out)
     config = {"out": str(place), **settings}
     try:

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from perfed.cli.index import INDEX
+from perfed.cli.index import filled, index
 from perfed.errors import PerfedError, did_you_mean
 
 _OPTIONS_INSTEAD = ("method", "seed")  # where a command has no such option, it has another for it
@@ -22,12 +22,24 @@ class Command(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments and options."""
+        self._fill()
         texts = _argument_texts(self.callback)
         for kind, title in (("argument", "Arguments"), ("option", "Options")):
             own = [parameter for parameter in self.get_params(ctx) if parameter.param_type_name == kind]
             if rows := [row for parameter in own if (row := _row(parameter, ctx, texts.get(str(parameter.name), "")))]:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """Return what a shell offers, with the options' help."""
+        self._fill()
+        return super().shell_complete(ctx, incomplete)
+
+    def _fill(self) -> None:
+        """Name in the help what there is: only where it is read, for the lists may have to be made."""
+        for parameter in self.params:
+            if help_ := getattr(parameter, "help", None):
+                parameter.help = filled(help_)
 
 
 class Commands(TyperGroup):
@@ -102,7 +114,9 @@ def _is_setting(key: str) -> bool:
     if dot:
         return first in _TABLES
     own = (
-        item.get("settings") or item.get("options") for what in ("methods", "datasets", "terms") for item in INDEX[what]
+        item.get("settings") or item.get("options")
+        for what in ("methods", "datasets", "terms")
+        for item in index()[what]
     )
-    known = {*INDEX["settings"], *(name for settings in own for name in settings)}
+    known = {*index()["settings"], *(name for settings in own for name in settings)}
     return key in known and key not in (*_TABLES, *_OPTIONS_INSTEAD)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from perfed.engine.flower.chain import LOG
-from perfed.engine.flower.outgoing import OutgoingLog
+from perfed.engine.flower.audit_log import OutgoingLog
+from perfed.engine.flower.hash_chain import LOG
 from perfed.errors import PerfedError
 from perfed.machine import locked, private_files, write_atomic
 

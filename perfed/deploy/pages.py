@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
-from perfed.deploy.app import app_hash
 from perfed.deploy.deployment import Deployment
-from perfed.deploy.server import values_of
+from perfed.deploy.server_files import app_hash, filled, values_of
 from perfed.deploy.study import own_modules, settings_of, told_before
-from perfed.deploy.text import filled
 from perfed.deploy.trial import entries_sent
 from perfed.engine.flower.version import RANGE
 from perfed.experiment.config import Experiment

@@ -14,11 +14,11 @@ from typing import Any
 from perfed.data.agreement import Agreement, Told, agreed
 from perfed.data.site_data import site_data
 from perfed.data.tables.options import TableOptions
-from perfed.deploy.station import Part, asked, facts_by, table_options, told_by
+from perfed.deploy.site_agent import Part, asked, facts_by, table_options, told_by
 from perfed.deploy.trial import allowed_in
-from perfed.engine.flower.chain import LOG
+from perfed.engine.flower.audit_log import OutgoingLog
 from perfed.engine.flower.checks import Entry
-from perfed.engine.flower.outgoing import OutgoingLog
+from perfed.engine.flower.hash_chain import LOG
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.machine import write_atomic

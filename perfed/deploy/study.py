@@ -8,7 +8,7 @@ from typing import Any
 
 from perfed.data.labels import Task
 from perfed.data.tables.schema import words
-from perfed.deploy.station import table_options
+from perfed.deploy.site_agent import table_options
 from perfed.deploy.trial import task_of
 from perfed.engine.gap import GAP
 from perfed.errors import PerfedError

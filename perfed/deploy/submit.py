@@ -33,7 +33,7 @@ def submit(folder: Path, config: Mapping[str, Any], show: Callable[[dict[str, An
 
     Args:
         folder: of the deployment.
-        config: see :class:`perfed.deploy.program.Settings`.
+        config: see :class:`perfed.deploy.server_app.Settings`.
         show: gets what the run tells as it goes: ``stage``, ``round`` with ``rounds`` and ``accuracy``, ``done``.
         log: file for everything else that it prints.
 

@@ -10,7 +10,7 @@ import numpy as np
 from perfed.data.federation import Federation
 from perfed.data.labels import Task
 from perfed.engine.flower.allowed import Allowed
-from perfed.engine.flower.rehearsed_run import Protocol, allowed_by
+from perfed.engine.flower.dry_run import Protocol, allowed_by
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read

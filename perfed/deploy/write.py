@@ -10,10 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfed.deploy import tls
-from perfed.deploy.app import STUDY_FILE, app_files
 from perfed.deploy.deployment import FILE, Deployment
 from perfed.deploy.pages import Credentials, readme, site_files
-from perfed.deploy.server import BAR, server_files
+from perfed.deploy.server_files import BAR, STUDY_FILE, app_files, server_files
 from perfed.deploy.study import study_of
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read

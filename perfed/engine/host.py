@@ -28,7 +28,7 @@ from perfed.model.chain import Shape
 from perfed.model.placement import Layout
 from perfed.training.batches import moved_on
 from perfed.training.cohort import Cohort
-from perfed.training.course import Course
+from perfed.training.loss_curve import LossCurve
 from perfed.training.plan import Plan
 from perfed.training.view import Where
 from perfed.tree import Tree
@@ -227,14 +227,14 @@ class Host:
             augment=self.background.augment,
         )
         if exchange.lasting and self.setup.watched.intersection(made.ids):
-            made.watch = Course()
+            made.watch = LossCurve()
         return made
 
     def _courses(self, cohort: Cohort) -> dict[str, list[float]]:
         """What was seen of the clients that are watched."""
         seen = cohort.watch
         rows = [(i, row) for row, i in enumerate(cohort.ids) if i in self.setup.watched]
-        return {i: seen.losses(row) for i, row in rows} if isinstance(seen, Course) else {}
+        return {i: seen.losses(row) for i, row in rows} if isinstance(seen, LossCurve) else {}
 
     def _call(self, cohort: Cohort, exchange: Exchange, payload: dict[str, Any]) -> Reply:
         method = self.setup.method.in_round(exchange.round)

@@ -18,7 +18,7 @@ from perfed.data.federation import Federation
 from perfed.engine.clients import RoundRecord
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
-from perfed.run.directory import NullDirectory, RunDirectory
+from perfed.run.directory import RunDirectory
 from perfed.run.settings import Evaluation
 from perfed.run.totals import RunProgress
 from perfed.settings import STRICT
@@ -32,7 +32,7 @@ class Running(Protocol):
         rounds: of the whole run, at most.
         seed: of everything random.
         federation, server: the clients, and the server with its parameter sets.
-        directory: where results go.
+        directory: where results go; ``None`` for a run in memory.
         evaluation: when the run is evaluated, and how.
         progress: how far the run has come, and what it has added up.
         latest: what came back in the latest round; of no round before the first of this sitting.
@@ -49,7 +49,7 @@ class Running(Protocol):
     seed: int
     federation: Federation
     server: Server
-    directory: RunDirectory | NullDirectory
+    directory: RunDirectory | None
     evaluation: Evaluation
     progress: RunProgress
     latest: RoundRecord | None

@@ -11,8 +11,7 @@ import json
 import math
 import shutil
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,8 @@ from perfed.data.csv_text import csv_text
 from perfed.data.reading import checked, read_json
 from perfed.errors import PerfedError
 from perfed.machine import SCRATCH, locked, sweep, write_atomic
-from perfed.run.checkpoint_files import Checkpoint, CheckpointFiles
+from perfed.run.checkpoint_files import CheckpointFiles
 from perfed.run.records import Number, Round, Summary
-from perfed.tree import Tree
 
 MARKER = "comparisons.toml"
 """What every study is begun with: its kind, and what its runs are made of."""
@@ -236,60 +234,6 @@ class RunDirectory(CheckpointFiles):
     def finished(self) -> bool:
         """Whether the run has come to its end."""
         return (self.path / "summary.json").exists()
-
-
-class NullDirectory:
-    """In place of a :class:`RunDirectory`: a run that is kept in memory only, so that nothing is written."""
-
-    path = None
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """No other process can work on the same run."""
-        yield
-
-    def abandon(self) -> None:
-        """There is nothing to take back."""
-
-    def append_round(self, record: Mapping[str, Any]) -> None:
-        """Not kept; the run's history has the record."""
-
-    def truncate_rounds(self, last: int) -> tuple[list[dict[str, Any]], list[str]]:
-        """No records, and no note."""
-        return [], []
-
-    def write_clients(self, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Not kept; the run has its metrics."""
-
-    def write_holdings(self, content: Mapping[str, Any]) -> None:
-        """Not kept; the run has its federation."""
-
-    def write_sites(self, content: Mapping[str, Any]) -> None:
-        """Not kept; the run has its federation."""
-
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Not kept; the run has its summary."""
-
-    def write_arrays(self, name: str, round_: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Not kept: arrays are for reports, which read directories."""
-
-    def save(
-        self,
-        round_: int,
-        server: Tree,
-        clients: Mapping[str, Tree],
-        changed: AbstractSet[str],
-        progress: Mapping[str, Any],
-    ) -> None:
-        """Not kept: what memory holds is lost together with the run."""
-
-    def load(self, keep: Callable[[Tree], Tree] = lambda state: state) -> Checkpoint | None:
-        """There is no checkpoint to go back to.
-
-        Raises:
-            PerfedError: always.
-        """
-        raise PerfedError("this run has no directory, so that there is no checkpoint to go back to")
 
 
 def _missing(value: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ from perfed.run.callbacks.progress import Progress, ToldProgress
 from perfed.run.callbacks.results import Results, write_arrays
 from perfed.run.checkpoint_files import Checkpoint
 from perfed.run.checks import check_kinds, diverging
-from perfed.run.directory import NullDirectory, RunDirectory
+from perfed.run.directory import RunDirectory
 from perfed.run.evaluation import Evaluator, scored_split
 from perfed.run.own_model import OwnModels
 from perfed.run.rounds import Rounds
@@ -97,8 +97,8 @@ class Run(OwnModels):
         check_kinds(federation, method, model)
         self.name, self.plan = name or type(method).__name__, plan or Plan()
         self.rounds, self.seed, self.checkpoint_seconds = rounds, seed, checkpoint_seconds
+        self.directory = directory
         self.evaluation, self.snapshots = evaluation or Evaluation(), snapshots or Snapshots()
-        self.directory: RunDirectory | NullDirectory = directory or NullDirectory()
         self.federation, split, said = scored_split(method, federation, self.evaluation.split, self.name, seed)
         watched = federation.ids[: self.snapshots.clients] if self.snapshots.losses else ()
         setup = Setup(method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"), watched)
@@ -128,9 +128,10 @@ class Run(OwnModels):
             PerfedError: a client's training loss, or what its model says, became NaN or infinite. An error before
                 round 1 takes the directory away again, as any other exception does before round 1 has ended.
         """
-        self.server.put_states_in(self.directory.path)
+        self.server.put_states_in(self.directory.path if self.directory else None)
+        alone = self.directory.alone() if self.directory else nullcontext()
         behind = [self._checkpoints, EventLog(), *([ToldProgress(tell=progress)] if progress else [])]
-        with use_threads(self.plan.threads), self.directory.alone(), sigterm_as_exit(), ExitStack() as held:
+        with use_threads(self.plan.threads), alone, sigterm_as_exit(), ExitStack() as held:
             self.latest, started = None, time.perf_counter() - self.progress.wall
             try:
                 check_installed(self.callbacks)

@@ -59,9 +59,11 @@ def _run(name: str, method: type[Method] | Method) -> None:
     try:
         check(_maker(method))
     except Exception as error:
-        what = " ".join((getattr(check, "func", check).__doc__ or "").split()).rstrip(".")
+        what = " ".join((getattr(check, "func", check).__doc__ or "").split())
         said = str(error) if isinstance(error, PerfedError) else repr(error)
-        raise PerfedError(f"{kind.__name__} fails '{name}' ({what}): {said}") from error
+        raise PerfedError(
+            f"{kind.__name__} fails '{name}' ({what.removeprefix('Check that ').rstrip('.')}): {said}"
+        ) from error
 
 
 def _maker(method: type[Method] | Method) -> Make:

@@ -116,7 +116,7 @@ def unequal_clients(method: Method) -> Federation:
 
 
 def trains_on(case: str, make: Make, engines: Mapping[str, Mapping[str, Any]] = TWO_ENGINES) -> None:
-    """Two rounds leave finite states and metrics; inputs of other shapes may be refused in one line."""
+    """Check that two rounds leave finite states and metrics, or inputs of other shapes are refused in one line."""
     build, who = FEDERATIONS[case]
     policy = who if isinstance(who, Participation) else Participation(rate=who)
     for engine, options in engines.items():
@@ -156,7 +156,7 @@ def refusal(attempt: Callable[[], object]) -> str:
 
 
 def engines_agree(make: Make) -> None:
-    """Results do not depend on how clients are cut into chunks, or whether they sit behind a wire."""
+    """Check that results do not depend on how clients are cut into chunks, or whether they sit behind a wire."""
 
     def done(options: Mapping[str, Any]) -> tuple[Server, Metrics, Metrics, float]:
         method = make()
@@ -181,7 +181,7 @@ def engines_agree(make: Make) -> None:
 
 
 def engines_agree_in_float32(make: Make) -> None:
-    """One round of SGD is the same to the rounding of float32, however clients are cut into chunks."""
+    """Check that one round of SGD is the same to the rounding of float32, however clients are cut into chunks."""
 
     def done(options: Mapping[str, Any]) -> Server:
         method = make(optimizer="sgd", lr=1e-3)
@@ -203,7 +203,7 @@ def planned(make: Make, plan: Plan, **options: Any) -> Server:
 
 
 def a_recorded_plan_gives_the_same_bits(make: Make) -> None:
-    """A run with the plan that another has chosen and recorded chooses nothing anew, and ends with its bits."""
+    """Check that a run with the plan that another has recorded chooses nothing anew, and ends with its bits."""
     plan = Plan("auto", threads=1)
     first = planned(make, plan, rate=0.8)
     recorded = plan.to_dict()
@@ -216,7 +216,7 @@ def a_recorded_plan_gives_the_same_bits(make: Make) -> None:
 
 
 def chunks_side_by_side_give_the_same_bits(make: Make) -> None:
-    """Chunks that run at the same time give the bits of those that run one after the other."""
+    """Check that chunks that run at the same time give the bits of those that run one after the other."""
     plan = Plan("auto", threads=1)
     planned(make, plan)
     if plan.reasons:
@@ -228,7 +228,7 @@ def chunks_side_by_side_give_the_same_bits(make: Make) -> None:
 
 
 def clients_are_not_mixed(make: Make) -> None:
-    """What one client sends and keeps does not depend on another's data, in any exchange."""
+    """Check that what one client sends and keeps does not depend on another's data, in any exchange."""
     method, federation = make(), blobs((8, 7, 6))
     server = train(serve(method, federation, runner=RecordingEngine, rounds=2), 2)
     server.evaluate("test")
@@ -249,7 +249,7 @@ def clients_are_not_mixed(make: Make) -> None:
 
 
 def state_is_declared(make: Make) -> None:
-    """Client programs know the payload and the client's declared sets, and nothing else of what went before."""
+    """Check that client programs know the payload and the client's declared sets, and nothing else of before."""
     runs = []
     for runner in (RecordingEngine, ForgetfulEngine):
         method = make()
@@ -259,7 +259,7 @@ def state_is_declared(make: Make) -> None:
 
 
 def the_seed_decides(make: Make) -> None:
-    """Runs with the same seed give the same bits, whatever the global generators of random numbers hold."""
+    """Check that runs with one seed give the same bits, whatever the global generators of random numbers hold."""
     runs = []
     before = torch.random.get_rng_state(), np.random.get_state(), random.getstate()
     try:
@@ -281,7 +281,7 @@ class _Stop(Exception):
 
 
 def a_resumed_run_ends_with_the_same_bits(make: Make) -> None:
-    """A run that is stopped after two of four rounds and resumed, with the method made anew, is the whole run."""
+    """Check that a run that is stopped after two of four rounds and resumed, its method made anew, is the whole run."""
 
     def run(directory: RunDirectory | None = None) -> Run:
         method = make()
@@ -308,7 +308,7 @@ def a_resumed_run_ends_with_the_same_bits(make: Make) -> None:
 
 
 def evaluation_changes_nothing(make: Make) -> None:
-    """Evaluation works on copies: states stay, and a second one measures the same."""
+    """Check that evaluation works on copies: states stay, and a second one measures the same."""
     server = train(serve(make(), blobs(), rate=0.7), 1)
     before = {path: tensor.clone() for path, tensor in every_tensor(server).items()}
     first = server.evaluate("test")
@@ -318,7 +318,7 @@ def evaluation_changes_nothing(make: Make) -> None:
 
 
 def learns(make: Make) -> None:
-    """Twelve rounds on two easy clients are better than guessing, on their training data."""
+    """Check that twelve rounds on two easy clients are better than guessing, on their training data."""
     federation = blobs((30, 30), labels=[[0, 1], [1, 2]], test=20)
     values = train(serve(make(), federation, seed=1), 12).evaluate("train").values()
     accuracy = sum(value["accuracy"] for value in values) / len(values)
@@ -326,7 +326,7 @@ def learns(make: Make) -> None:
 
 
 def deals_with(task: str, make: Make) -> str:
-    """Train for values or survival times, or refuse to do so in one line, which is returned."""
+    """Check that it trains for values or survival times, or refuses them in one line, which is returned."""
     said = ""
     for engine, options in TWO_ENGINES.items():
         federation = blobs((9, 1, 4), regression=True) if task == "regression" else survival()

@@ -51,7 +51,7 @@ class Cohort(View):
         carried: what the server sent for each of the method's terms, by the term's name.
         terms: the terms, in an exchange that carries them.
         scratch: what a program leaves for the method's ``predict``, nested dictionaries of tensors ``(n, ...)``.
-        watch: sees what is fitted before it is (:class:`perfed.training.course.Course`).
+        watch: sees what is fitted before it is (:class:`perfed.training.loss_curve.LossCurve`).
     """
 
     def __init__(

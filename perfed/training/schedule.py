@@ -17,24 +17,38 @@ from pydantic import (
 from perfed.settings import LISTED, STRICT
 
 
-class Constant(BaseModel):
-    """The same number in every round."""
+class Kind(BaseModel):
+    """Base of all kinds: a number for each round from 1 on; ``start`` is that of round 1."""
 
     model_config = STRICT
-    kind: Literal["constant"]
+
     start: float
+
+    def at(self, round_: int) -> float:
+        """Return the number in round ``round_``."""
+        raise NotImplementedError
+
+    @property
+    def last(self) -> int:
+        """A round by which the number has been at both its ends, or fallen below ``start``."""
+        rounds = getattr(self, "rounds", 2)
+        return 1 + (max(rounds, default=0) if isinstance(rounds, tuple) else rounds)
+
+
+class Constant(Kind):
+    """The same number in every round."""
+
+    kind: Literal["constant"]
 
     def at(self, round_: int) -> float:
         """Return the number in round ``round_``, from 1 on."""
         return self.start
 
 
-class Step(BaseModel):
+class Step(Kind):
     """``start``, multiplied by ``factor`` behind each of ``rounds``."""
 
-    model_config = STRICT
     kind: Literal["step"]
-    start: float
     rounds: Annotated[tuple[PositiveInt, ...], LISTED]
     factor: float = Field(0.1, ge=0)
 
@@ -43,12 +57,10 @@ class Step(BaseModel):
         return self.start * self.factor ** sum(round_ > drop for drop in self.rounds)
 
 
-class Exponential(BaseModel):
+class Exponential(Kind):
     """``start`` in round 1, and in each round ``factor`` times that of the round before."""
 
-    model_config = STRICT
     kind: Literal["exponential"]
-    start: float
     factor: float = Field(gt=0, le=1)
 
     def at(self, round_: int) -> float:
@@ -56,12 +68,10 @@ class Exponential(BaseModel):
         return float(self.start * self.factor ** (round_ - 1))
 
 
-class Cosine(BaseModel):
+class Cosine(Kind):
     """From ``start`` in round 1 along half a wave to ``end`` in round ``rounds``, where it stays."""
 
-    model_config = STRICT
     kind: Literal["cosine"]
-    start: float
     end: float = 0.0
     rounds: int = Field(ge=2)
 
@@ -72,10 +82,9 @@ class Cosine(BaseModel):
         return self.end + (self.start - self.end) * (1 + cos(pi * (round_ - 1) / (self.rounds - 1))) / 2
 
 
-class WarmUp(BaseModel):
+class WarmUp(Kind):
     """From ``start`` in round 1 along a line to ``end`` in round ``rounds``, where it stays."""
 
-    model_config = STRICT
     kind: Literal["warm-up"]
     start: float = 0.0
     end: float

@@ -20,8 +20,6 @@ from perfed.model.chain import STAGES
 from perfed.settings import LISTED, STRICT, unless
 from perfed.training.schedule import Schedule, Step, schedules_in
 
-_LATE = 10**6  # by this round every schedule stands still, but one that falls for ever, which has come to 0
-
 
 class Scheduled(BaseModel):
     """Settings of which every fraction (``float``) may be a schedule: a table with its ``kind``.
@@ -38,7 +36,7 @@ class Scheduled(BaseModel):
     def _of_round_1(cls, value: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
         found = schedules_in(cls, value) if isinstance(value, Mapping) else {}
         if found:
-            cls.model_validate(_with(value, found, _LATE))
+            cls.model_validate(_with(value, found, max(schedule.last for schedule in found.values())))
         made = check(_with(value, found, 1) if found else value)
         if found:
             made._schedules = found

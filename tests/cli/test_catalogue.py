@@ -9,13 +9,13 @@ import pytest
 from command_line import perfed
 
 from perfed.cli.catalogue import DIFFERENCES
-from perfed.cli.index import INDEX
+from perfed.cli.index import index
 from perfed.experiment.comparison import ComparisonSpec, federated
 from perfed.experiment.config import find_experiment
 from perfed.experiment.overrides import override
 from perfed.experiment.planned import parse_names
 
-TITLES = {item["title"]: item["name"] for item in INDEX["methods"]}
+TITLES = {item["title"]: item["name"] for item in index()["methods"]}
 
 
 def test_methods_are_in_groups_by_what_differs_and_in_them_by_paper():
@@ -33,12 +33,12 @@ def test_methods_are_in_groups_by_what_differs_and_in_them_by_paper():
             groups[differs] = {}
     assert list(groups) == list(DIFFERENCES)
     found = [name for by in groups.values() for names in by.values() for name in names]
-    assert sorted(found) == sorted(item["name"] for item in INDEX["methods"])
+    assert sorted(found) == sorted(item["name"] for item in index()["methods"])
     assert {"flic-class", "flic-hl", "hetfedrep", "fedrep-tsne"} == groups["features"]["Rakotomamonjy et al. 2024"]
     assert "fedpac" in groups["labels"]["Xu et al. 2023"] and "fedavg" in groups["nothing"]["McMahan et al. 2017"]
     flanp = {"flanp", "flanp-ft", "flanp-fedgate"}
     assert set().union(*groups["speeds"].values()) == {"fedrep-srpfl", "lg-srpfl", *flanp}
-    needing = {item["name"] for item in INDEX["methods"] if "the domain of every sample" in item["needs"]}
+    needing = {item["name"] for item in index()["methods"] if "the domain of every sample" in item["needs"]}
     assert set().union(*groups["domains"].values()) == needing and "feddar-sa" in needing
 
 
@@ -46,7 +46,7 @@ def test_a_method_is_shown_with_paper_settings_needs_and_a_command():
     said = perfed("show", "fedpac").said
     assert "paper: Xu et al. 2023, Algorithm 1" in said and "needs: class labels" in said
     assert "perfed compare digits-label-skew --methods local,fedpac" in said
-    (item,) = [item for item in INDEX["methods"] if item["name"] == "fedpac"]
+    (item,) = [item for item in index()["methods"] if item["name"] == "fedpac"]
     for name, about in item["settings"].items():
         assert re.search(rf"\b{name} = ", said) and " ".join(about["description"].replace("``", "").split()) in said
         assert about["allowed"] in said and "class '" not in about["allowed"]
@@ -54,7 +54,7 @@ def test_a_method_is_shown_with_paper_settings_needs_and_a_command():
 
 
 def test_a_setting_has_the_default_that_the_method_has():
-    (item,) = [item for item in INDEX["methods"] if item["name"] == "fedpac-fa"]
+    (item,) = [item for item in index()["methods"] if item["name"] == "fedpac-fa"]
     assert item["settings"]["collaboration"]["default"] is False
 
 
@@ -78,7 +78,7 @@ def test_an_unknown_name_offers_the_nearest(given, offered):
 def test_the_commands_to_try_start():
     """Those of all methods: every one is built on its experiment's data, a few at a time."""
     tried: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for item in INDEX["methods"]:
+    for item in index()["methods"]:
         program, command, experiment, *rest = shlex.split(item["try"])
         assert (program, command) == ("perfed", "compare")
         at = rest.index("--methods")

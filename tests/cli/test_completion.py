@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command_line import perfed
 
-from perfed.cli.index import INDEX
+from perfed.cli.index import index
 
 
 def offered(monkeypatch, line: str) -> list[str]:
@@ -52,7 +52,7 @@ def test_completion(monkeypatch, line, expected):
 
 
 def test_every_method_is_offered(monkeypatch):
-    assert set(offered(monkeypatch, "perfed run x --method ")) == {item["name"] for item in INDEX["methods"]}
+    assert set(offered(monkeypatch, "perfed run x --method ")) == {item["name"] for item in index()["methods"]}
 
 
 def test_the_script_is_typers_own(monkeypatch):

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from perfed.cli import site_commands
 from perfed.cli.console import console, fixed_width
-from perfed.cli.index import INDEX, LISTS
+from perfed.cli.index import LISTS, index
 from perfed.cli.table import fitted, print_table
 from perfed.datasets import load
 from perfed.report import first_tables, load_runs, verdict
@@ -186,14 +186,14 @@ def test_init_check_and_partition(there):
 @pytest.mark.parametrize("what", LISTS)
 def test_list(what):
     lines = check(done("list", what).out)
-    names = [item.get("title", item["name"]) for item in INDEX[what]]
+    names = [item.get("title", item["name"]) for item in index()[what]]
     assert [word for line in lines for word in line.split()[:1] if word in names] != []
     assert set(names) <= {word for line in lines for word in line.split()}
 
 
 @pytest.mark.parametrize("what", LISTS)
 def test_show(what):
-    for item in INDEX[what]:
+    for item in index()[what]:
         check(done("show", item["name"]).out)
 
 

@@ -1,10 +1,9 @@
-"""What needs no training imports none of it, and what ``perfed list`` reads is what the registries say."""
+"""What needs no training imports none of it."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from importlib import resources
 
 import pytest
 from command_line import EXPERIMENT, TINY
@@ -70,11 +69,3 @@ def test_who_looks_after_a_site_or_submits_a_run_does_not_wait_for_torch(tmp_pat
 def test_a_command_that_trains_imports_what_it_needs(tmp_path):
     assert "torch" in imported("run", EXPERIMENT, *TINY, "--method", "local", "--out", tmp_path / "out")
     assert (tmp_path / "out" / "report.html").exists()
-
-
-def test_the_index_says_what_the_registries_say():
-    """In a process of its own: here tests may have registered something."""
-    program = "from perfed.cli.listing import index; print(index(), end='')"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    kept = (resources.files("perfed.cli") / "index.json").read_text(encoding="utf-8")
-    assert kept == done.stdout, "run: python -m perfed.cli.listing"

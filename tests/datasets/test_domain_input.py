@@ -57,6 +57,7 @@ def test_images_get_a_constant_channel_for_each_domain():
             assert torch.equal(x[row, 2 + m], torch.full((3, 4), float(m == domain), dtype=torch.float64))
 
 
+@pytest.mark.long
 def test_one_linear_model_then_has_an_offset_for_each_domain():
     """Targets that are the domain's own constant: the ablation can learn them, the plain model cannot."""
     rng, clients = np.random.default_rng(0), {}

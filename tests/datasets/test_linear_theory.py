@@ -377,6 +377,7 @@ def floors():
     return speedup.floors()
 
 
+@pytest.mark.long
 def test_the_floor_falls_with_the_root_of_the_participants(floors):
     slope, error = speedup.regression(np.log(speedup.NUMBERS[:4]).repeat(3).tolist(), floors.log().flatten().tolist())
     assert error < 0.03 and abs(slope + 0.5) < 4 * error
@@ -388,6 +389,7 @@ def comparison(floors):
     return speedup.comparisons(2, floors)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("doubling", [True, False])
 def test_srpfl_contracts_as_theorem_4_7(doubling):
     first, clients, rounds = 4, 256, 36
@@ -421,6 +423,7 @@ def test_both_reach_the_target_and_need_their_rounds(comparison, method):
     assert halfway.mean() > 1.5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["srpfl", "fedrep"])
 def test_time_taken_is_the_expected_time(comparison, method):
     shares = []
@@ -431,6 +434,7 @@ def test_time_taken_is_the_expected_time(comparison, method):
     assert sum(shares) / len(shares) == pytest.approx(1, abs=0.06)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cost", [0.0, 1.0])
 def test_the_speed_up_grows_like_log_n(comparison, cost):
     x, y = [math.log(row.clients) for row in comparison], [row.speed_up(cost) for row in comparison]

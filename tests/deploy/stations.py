@@ -1,4 +1,4 @@
-"""Three stations with tables in the place of a network: a deployment's sites, asked by the server's own program."""
+"""Three stations with tables in the place of a network: a deployment's sites, asked by the server's own server_app."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pandas as pd
 import torch
 from safetensors.torch import load_file
 
-from perfed.deploy import program
+from perfed.deploy import server_app
 from perfed.deploy.policy import Policy
-from perfed.deploy.station import Station
+from perfed.deploy.site_agent import Station
 from perfed.deploy.study import study_of
 from perfed.engine.flower.transport import Answer
 from perfed.experiment.config import validate
@@ -87,7 +87,7 @@ class Stations:
 
 
 def answer_all(path: Path, text: str, transport: Stations, name: str = "run") -> None:
-    program.main(transport, {"out": str(path / name), "wait": 1.0, "deadline": 60.0, "norm": 0.0}, study=text)
+    server_app.main(transport, {"out": str(path / name), "wait": 1.0, "deadline": 60.0, "norm": 0.0}, study=text)
 
 
 def submit(path: Path, text: str, transport: Stations | None = None) -> Stations:

@@ -11,7 +11,7 @@ from command_line import perfed
 from stations import Stations, answer_all, interrupted_by, same_as_simulated, study
 
 from perfed.deploy.site import SiteSettings, check_site
-from perfed.engine.flower.chain import LOG, read, verify
+from perfed.engine.flower.hash_chain import LOG, read, verify
 from perfed.engine.flower.message import unpack
 from perfed.engine.flower.probe import Server
 from perfed.errors import PerfedError

@@ -13,8 +13,8 @@ import pytest
 import torch
 from stations import Stations, answer_all, study
 
-from perfed.deploy.station import Station
-from perfed.engine.flower.chain import LOG, read, verify
+from perfed.deploy.site_agent import Station
+from perfed.engine.flower.hash_chain import LOG, read, verify
 from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.refusal import Said
 from perfed.engine.flower.site import Site

@@ -9,7 +9,7 @@ from stations import Stations, study, submit
 
 from perfed.deploy.policy import Policy
 from perfed.deploy.site import SiteSettings, check_site
-from perfed.deploy.station import Station
+from perfed.deploy.site_agent import Station
 from perfed.engine.flower.message import unpack
 from perfed.engine.flower.probe import Server
 from perfed.engine.flower.refusal import Said
@@ -60,6 +60,7 @@ def test_a_policy_that_forbids_what_the_study_needs_says_so_at_the_start(before,
     assert {unpack(reply)[0]["kind"] for reply in stations.left["north"]} == {"told", "error"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", ["nothing", "study", "policy"])
 def test_a_site_that_starts_again_with_less_does_not_go_on_with_more(tables, change):
     """Whatever it has agreed to before: the run that it is in is of another study, or beyond the policy now."""

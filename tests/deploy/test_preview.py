@@ -15,7 +15,7 @@ from stations import COLUMNS, study, submit
 
 from perfed.deploy import preview
 from perfed.deploy.preview import Preview
-from perfed.engine.flower.chain import LOG, read, verify
+from perfed.engine.flower.hash_chain import LOG, read, verify
 from perfed.engine.flower.message import unpack
 
 

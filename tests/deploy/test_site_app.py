@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from stations import study
 
-from perfed.deploy.app import app_hash
-from perfed.deploy.station import Station
-from perfed.engine.flower.chain import LOG, read, verify
+from perfed.deploy.server_files import app_hash
+from perfed.deploy.site_agent import Station
+from perfed.engine.flower.hash_chain import LOG, read, verify
 from perfed.experiment.config import read as read_study
 
 pytest.importorskip("flwr", reason="pip install 'perfed[flower]'")

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from command_line import perfed
 
-from perfed.engine.flower.chain import LOG, read
+from perfed.engine.flower.audit_log import OutgoingLog
+from perfed.engine.flower.hash_chain import LOG, read
 from perfed.engine.flower.message import pack
-from perfed.engine.flower.outgoing import OutgoingLog
 
 tls = pytest.importorskip("perfed.deploy.tls")
 pytest.importorskip("cryptography", reason="pip install 'perfed[flower]'")

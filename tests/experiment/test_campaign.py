@@ -260,6 +260,7 @@ def test_what_cannot_be_swept_is_one_line_and_nothing_is_written(axis, problem, 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_a_campaign_makes_its_comparisons_and_later_what_is_new(tmp_path):
     (tmp_path / "mine.toml").write_text('extends = "digits-label-skew"\nname = "mine"\n')
     file, out = tmp_path / "all.toml", tmp_path / "out"

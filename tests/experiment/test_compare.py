@@ -162,6 +162,7 @@ def test_a_method_that_failed_is_said_by_every_command_until_it_is_done(tmp_path
     assert "flic-class failed" not in perfed_command("report", out).said
 
 
+@pytest.mark.long
 def test_seeds_on_the_same_rows_are_said(digits):
     same = perfed.compare(digits, ["local", "fedavg"], model=MODEL, rounds=1, seeds=[0, 1])
     line = (

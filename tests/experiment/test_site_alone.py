@@ -77,6 +77,7 @@ def assert_same(run: Path, site: str, frame: pd.DataFrame, hide: list[Path]) -> 
     np.testing.assert_array_equal(alone.outputs(*inputs), whole.outputs(*inputs))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", STUDIES)
 def test_it_is_the_same_model_though_the_other_tables_are_gone(tmp_path, name):
     frames, others = files(tmp_path), [tmp_path / "north.csv", tmp_path / "west.csv"]

@@ -271,6 +271,7 @@ def test_the_choice_does_not_depend_on_the_test_labels(tmp_path, scrambled_test_
     assert chosen[0].get("methods") == chosen[1].get("methods") != {}
 
 
+@pytest.mark.long
 def test_an_interrupted_search_goes_on_where_it_was(tmp_path, monkeypatch):
     whole = perfed("tune", EXPERIMENT, *TINY, *GRID, "plan.threads=1", "--out", tmp_path / "whole")
     assert whole.code == 0, whole.err

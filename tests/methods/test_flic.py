@@ -469,6 +469,7 @@ def test_what_a_client_holds_out_does_not_depend_on_who_else_is_there():
             assert torch.equal(all_.x[mine], one.x) and torch.equal(all_.y[mine], one.y)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_validated_pretraining_differs_between_clients_and_agrees_across_engines(dropout):
     settings = {"pretrain_epochs": "validated", "pretrain_max_epochs": 40, "anchor_std": 0.5, "lr": 0.1}

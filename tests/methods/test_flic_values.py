@@ -159,6 +159,7 @@ def test_the_step_on_the_two_points_follows_the_gradient_of_the_objective():
         torch.testing.assert_close(found[row], expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pretrain", [1, "validated"])
 def test_engines_and_chunks_agree_on_values(pretrain):
     method = flic(pretrain_epochs=pretrain, pretrain_max_epochs=5, lambda1=0.1, lambda2=0.1)

@@ -39,6 +39,7 @@ def objective(federation, x, lam):
     return total / len(x)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("lam", "p", "lr"), [(1.0, 0.5, 0.02), (3.0, 0.3, {"head": 0.01})])
 def test_it_minimises_the_mixture_of_local_losses_and_distance_to_the_mean(lam, p, lr):
     """The objective falls to near its minimum, and the mean iterate is the closed-form minimiser for this lambda."""

@@ -88,6 +88,7 @@ def test_without_its_input_the_hypernetwork_is_uniform_federated_averaging():
         torch.testing.assert_close(server.state.shared[name], tensor)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ENGINES)
 def test_clients_with_opposite_labels_get_different_models(engine):
     model = Model(body=mlp((8,), 4), head=linear(2))

@@ -104,6 +104,7 @@ def test_a_policy_for_all_and_one_of_a_methods_own_do_not_mix(tmp_path):
     assert wrong.code == 2 and "participation" in wrong.err and wrong.err.count("\n") == 1
 
 
+@pytest.mark.long
 def test_a_report_with_another_cost_of_communication_is_that_of_runs_that_had_it(tmp_path):
     settings = ("clock.speeds=fixed", "rate=1.0", "srpfl={first=1, rule='fixed', stage_rounds=1}", "targets=[0.01]")
     names = "hetfedrep,hetfedrep+srpfl,flic-hl+srpfl"

@@ -140,6 +140,7 @@ def sentences(sizes=(9, 6, 5), length=7) -> Federation:
 MODEL = Model(body=lstm(**small(fc=(5,))), head=linear(2))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["fedavg", "fedrep", "lg-fedavg", "hf-maml"])
 def test_clients_run_one_by_one_with_the_same_results_in_every_engine(name):
     ways = [{"engine": "sequential"}, {"engine": "stacked"}, {"plan": Plan("auto", threads=1)}, {"runner": CodecEngine}]

@@ -21,7 +21,7 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'perfed[f
 from loopback import same_bits
 
 from perfed.deploy.submit import goes_on
-from perfed.engine.flower.chain import read, verify
+from perfed.engine.flower.hash_chain import read, verify
 from perfed.experiment.config import find_experiment, validate
 from perfed.experiment.overrides import override
 

@@ -30,8 +30,8 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'perfed[f
 
 from loopback import RECORDER, SERVER, Authority, Loopback, free_port, same_bits, site_key, until, write_app
 
-from perfed.deploy import program
-from perfed.deploy.station import Station
+from perfed.deploy import server_app
+from perfed.deploy.site_agent import Station
 from perfed.deploy.study import study_of
 from perfed.engine.flower.adapter import bundle_hash
 from perfed.engine.flower.node import Attendant, attend
@@ -181,7 +181,7 @@ def experiment(folder: Path, method: str):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_ends_with_the_bits_of_a_simulation(method, federation, folder, stations):
     study, run = experiment(folder, method), folder / f"run-{method}"
-    program.main(Remote(federation), {"out": str(run), "wait": PATIENT}, study=study_of(study, NAMES).to_toml())
+    server_app.main(Remote(federation), {"out": str(run), "wait": PATIENT}, study=study_of(study, NAMES).to_toml())
     same_bits(run, study, folder / f"simulated-{method}")
 
 
@@ -221,7 +221,7 @@ def test_a_run_in_which_a_key_is_rotated_ends_with_the_bits_of_a_simulation(fede
         assert federation.missing(NAMES, PATIENT) == []
 
     remote = Rotating(federation, rotate)
-    program.main(remote, {"out": str(run), "wait": PATIENT}, study=study_of(study, NAMES).to_toml())
+    server_app.main(remote, {"out": str(run), "wait": PATIENT}, study=study_of(study, NAMES).to_toml())
     assert said[0].splitlines()[-1] == "north: its key is barred"
     assert (run / "rounds.jsonl").read_text().count("\n") == 4
     same_bits(run, study, folder / "simulated-rotated")

@@ -446,6 +446,7 @@ def test_a_gradient_is_asked_for_only_where_there_is_a_shared_model(name):
         serve(make(name), blobs((5, 4, 3)), participation=policy, clock=FIXED)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("engine", ENGINES)
 def test_flanp_ends_a_stage_when_the_gradient_is_small_enough(engine):
     mu, accuracy = 1.0, 6.0

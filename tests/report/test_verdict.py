@@ -248,6 +248,7 @@ def test_what_a_method_sends_is_said_where_every_round_knows_it(tmp_path):
     assert found.to_dict()["methods"][0]["sent"] == 4e6
 
 
+@pytest.mark.long
 def test_compare_prints_it_and_keeps_it(tmp_path):
     out = tmp_path / "made"
     done = perfed("compare", EXPERIMENT, *TINY, "--methods", "local,flic-hl", "--seeds", "0..1", "--out", out)

@@ -55,6 +55,7 @@ def without_times(record: dict) -> dict:
     return {key: value for key, value in record.items() if key not in SAME}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "dims", "hold"),
     [

@@ -302,6 +302,7 @@ def test_an_automatic_plan_is_recorded_and_used_again(tmp_path):
     assert_same_run(killed, tmp_path / "whole")
 
 
+@pytest.mark.long
 def test_states_on_disk_are_lost_with_the_process_and_not_missed(whole, tmp_path):
     """How much memory holds changes no bit, so it may be another later on; what a killed process leaves is removed."""
     killed = killed_after(4, tmp_path / "run", "plan.hold_megabytes=0")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import os
@@ -15,8 +14,9 @@ from engines import blobs, make, network
 from perfed.errors import PerfedError
 from perfed.machine import write_atomic
 from perfed.run.checkpoint_files import Checkpoint
-from perfed.run.directory import RESULTS, NullDirectory, RunDirectory
+from perfed.run.directory import RESULTS, RunDirectory
 from perfed.run.run import Run
+from perfed.run.settings import Evaluation, Snapshots
 
 
 def state(value: float) -> dict[str, object]:
@@ -232,11 +232,16 @@ def test_a_directory_with_other_files_is_fine_but_a_file_is_not(tmp_path):
         RunDirectory.create(tmp_path / "notes.txt" / "below")
 
 
-def test_a_run_in_memory_writes_as_one_with_a_directory_does():
-    for name, method in inspect.getmembers(NullDirectory, inspect.isfunction):
-        theirs = inspect.signature(getattr(RunDirectory, name)).parameters
-        assert [*inspect.signature(method).parameters] == [*theirs], name
-    run = Run(blobs(), make("fedavg"), network(), rounds=1, checkpoint_seconds=0.0)
-    run.execute()
+def test_a_run_in_memory_is_one_with_a_directory_that_writes_nothing(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    kept = {"snapshots": Snapshots(rounds=(0, 1), losses=True), "evaluation": Evaluation(targets=(0.1,))}
+    made = [
+        Run(blobs(), make("flic-class"), network(), rounds=2, checkpoint_seconds=0.0, directory=directory, **kept)
+        for directory in (None, RunDirectory.create(tmp_path / "run"))
+    ]
+    in_memory, on_disk = (run.execute() for run in made)
+    assert in_memory["metrics"] == on_disk["metrics"] and made[0].history[1].keys() == made[1].history[1].keys()
+    assert not [*(tmp_path / "here").iterdir()] and (tmp_path / "run/snapshots/round-0001.npz").exists()
     with pytest.raises(PerfedError, match="has no directory, so that there is no checkpoint"):
-        run.restore()
+        made[0].restore()

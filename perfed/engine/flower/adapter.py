@@ -15,9 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from perfed.engine.flower.letters import EXCHANGE, HELLO, body_of, error_of, record_of
-from perfed.engine.flower.office import Delivery, Node
-from perfed.engine.flower.post import PostTransport
-from perfed.engine.flower.transport import Transport
+from perfed.engine.flower.transport import Delivery, Node, PostTransport, Transport
 from perfed.engine.flower.version import check_flower
 from perfed.errors import PerfedError
 

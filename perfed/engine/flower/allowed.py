@@ -96,7 +96,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Allowed:
-    """All that a site answers of a run; made by :func:`perfed.engine.flower.rehearsed_run.allowed_by`.
+    """All that a site answers of a run; made by :func:`perfed.engine.flower.dry_run.allowed_by`.
 
     Attributes:
         rounds: of the study.

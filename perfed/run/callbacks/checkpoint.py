@@ -16,7 +16,7 @@ from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.run.callback import Callback, Running, joined, parted, recall
 from perfed.run.checkpoint_files import Checkpoint
-from perfed.run.directory import NullDirectory, RunDirectory
+from perfed.run.directory import RunDirectory
 from perfed.run.totals import RunProgress, RunTotals
 from perfed.training.device import arithmetic
 from perfed.training.plan import PlanSettings
@@ -47,6 +47,8 @@ class Checkpoints(Callback):
 
     def interrupted(self, run: Running, error: BaseException) -> None:
         """Keep what is done; where that is nothing, an empty directory would only be in the way of the next try."""
+        if run.directory is None:
+            return
         mistake = isinstance(error, Exception) and (run.done < 0 or not isinstance(error, PerfedError))
         if run.done <= 0 and mistake:
             run.directory.abandon()
@@ -56,7 +58,7 @@ class Checkpoints(Callback):
                 self._save(run)
 
     def _save(self, run: Running) -> None:
-        if run.done != self._round:
+        if run.directory and run.done != self._round:
             data = run.federation.fingerprint
             save(run.directory, run.server, run.progress, run.callbacks, data, run.notes, run.config)
             self._round = run.done
@@ -67,7 +69,13 @@ class Checkpoints(Callback):
         self._round = found.round
 
     def go_back(self, run: Running) -> None:
-        """Let ``run`` stand where its directory's last whole checkpoint was written; at the start if there is none."""
+        """Let ``run`` stand where its directory's last whole checkpoint was written; at the start if there is none.
+
+        Raises:
+            PerfedError: it has no directory, or another callback, or as :func:`restore` says.
+        """
+        if run.directory is None:
+            raise PerfedError("this run has no directory, so that there is no checkpoint to go back to")
         run.server.put_states_in(run.directory.path)
         found = run.directory.load(run.server.hold)
         run.resumed = 0 if found is None else found.round
@@ -83,7 +91,7 @@ class Checkpoints(Callback):
 
 
 def save(
-    directory: RunDirectory | NullDirectory,
+    directory: RunDirectory,
     server: Server,
     progress: RunProgress,
     callbacks: Sequence[Callback],

@@ -13,8 +13,9 @@ from perfed.run.holdings import holdings, sites
 
 def write_arrays(run: Running, found: Mapping[str, Mapping[str, Any]]) -> None:
     """Write what is to be kept of the round that ``run`` has done: arrays by name, by the name of their folder."""
-    for name, arrays in found.items():
-        run.directory.write_arrays(name, run.done, {key: np.asarray(value) for key, value in arrays.items()})
+    if run.directory:
+        for name, arrays in found.items():
+            run.directory.write_arrays(name, run.done, {key: np.asarray(value) for key, value in arrays.items()})
 
 
 class Results(Callback):
@@ -24,15 +25,16 @@ class Results(Callback):
 
     def after_round(self, run: Running, record: dict[str, Any]) -> bool:
         """Write what methods showed, what models said, and the record."""
-        if run.latest is not None:
-            write_arrays(run, run.latest.arrays)
-        run.directory.append_round(record)
+        write_arrays(run, {} if run.latest is None else run.latest.arrays)
+        if run.directory:
+            run.directory.append_round(record)
         return False
 
     def end(self, run: Running, summary: dict[str, Any]) -> None:
         """Write ``clients.csv``, ``federation.json``, of tables ``sites.json``, and the summary."""
-        run.directory.write_clients(*run.client_table())
-        run.directory.write_holdings(holdings(run.federation))
-        if (found := sites(run.federation)) is not None:
-            run.directory.write_sites(found)
-        run.directory.write_summary(summary)
+        if run.directory:
+            run.directory.write_clients(*run.client_table())
+            run.directory.write_holdings(holdings(run.federation))
+            if (found := sites(run.federation)) is not None:
+                run.directory.write_sites(found)
+            run.directory.write_summary(summary)

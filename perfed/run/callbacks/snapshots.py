@@ -31,9 +31,9 @@ class EmbeddedSamples(Callback):
         return False
 
     def _keep(self, run: Running) -> None:
-        wanted = run.done in self.wanted.rounds
-        arrays = embedded_samples(run.server, self.wanted, run.done) if wanted else None
-        write_arrays(run, {} if arrays is None else {"snapshots": arrays})
+        if run.directory and run.done in self.wanted.rounds:
+            arrays = embedded_samples(run.server, self.wanted, run.done)
+            write_arrays(run, {} if arrays is None else {"snapshots": arrays})
 
 
 def embedded_samples(server: Server, wanted: Snapshots, round_: int) -> dict[str, NDArray[Any]] | None:

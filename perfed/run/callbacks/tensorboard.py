@@ -26,7 +26,7 @@ class TensorBoard(Callback):
         """Open the files; rounds that are done anew take the place of those that were written before."""
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = self.folder or (run.directory.path and str(run.directory.path / "tensorboard"))
+        folder = self.folder or (run.directory and str(run.directory.path / "tensorboard"))
         if not folder:
             raise PerfedError("callbacks.tensorboard.folder: is needed where the run has no directory")
         self._writer = SummaryWriter(folder, purge_step=run.done + 1)

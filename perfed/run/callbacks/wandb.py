@@ -36,7 +36,7 @@ class WandB(Callback):
                 id=self.state.get("run"),
                 name=f"{run.name} seed {run.seed}",
                 config=run.config or {"method": run.name, "seed": run.seed, "rounds": run.rounds},
-                dir=self.folder or run.directory.path,
+                dir=self.folder or (run.directory and run.directory.path),
                 mode=self.mode or None,
                 resume="allow",
                 reinit="finish_previous",  # that of a run which was interrupted

@@ -94,7 +94,7 @@ def assert_same(one: Federation, two: Federation) -> None:
                 assert (x.domain is None and y.domain is None) or torch.equal(x.domain, y.domain)
 
 
-@pytest.mark.parametrize("columns", ["own", "common", "union"])
+@pytest.mark.parametrize("columns", ["own", pytest.param("common", marks=pytest.mark.long), "union"])
 @pytest.mark.parametrize("target", ["sick", "code", "value", "steps", "days"])
 @pytest.mark.parametrize("split", [{}, {"folds": 4, "domain": "race"}, {"group": "patient"}])
 def test_sites_over_a_network_have_what_one_process_has(target, columns, split):

@@ -11,10 +11,10 @@ import torch
 from engines import network_for
 
 from perfed.data.federation import Federation
+from perfed.engine.flower.dry_run import Protocol, allowed_by
 from perfed.engine.flower.engine import FlowerEngine, Limits
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import pack
-from perfed.engine.flower.rehearsed_run import Protocol, allowed_by
 from perfed.engine.flower.server import RealTimeServer
 from perfed.engine.flower.site import Site
 from perfed.engine.flower.store import SiteStore

@@ -15,9 +15,9 @@ import pytest
 import torch
 from faults import flip, full_after, killed
 
-from perfed.engine.flower.chain import BEGINNING, read, verify
+from perfed.engine.flower.audit_log import OutgoingLog
+from perfed.engine.flower.hash_chain import BEGINNING, read, verify
 from perfed.engine.flower.message import pack
-from perfed.engine.flower.outgoing import OutgoingLog
 from perfed.errors import PerfedError
 
 

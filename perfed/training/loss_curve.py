@@ -1,4 +1,4 @@
-"""The course of local training: the loss of each local epoch."""
+"""The loss of each local epoch, seen along local training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfed.training.fit import Task
 from perfed.training.step import Step
 
 
-class Course:
+class LossCurve:
     """What a cohort's :attr:`~perfed.training.cohort.Cohort.watch` is, where the loss of each local epoch is wanted.
 
     It sees what is fitted in one exchange, and changes nothing of it.

@@ -1,13 +1,69 @@
-"""What runs at the server: SuperLink, SuperExec and the proxy, as scripts, systemd units and containers."""
+"""The files of the server's side: the app that is submitted, scripts, units, containers and the proxy's settings."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from importlib import resources
 from typing import Any
 
 from perfed.deploy.deployment import CONNECTION, Deployment
-from perfed.deploy.text import filled
 from perfed.engine.flower.processes import SWITCHES
+from perfed.errors import PerfedError
+from perfed.experiment.config import Experiment
 from perfed.machine import installed_version
+
+
+def filled(template: str, values: Mapping[str, object]) -> str:
+    """A file of ``perfed/deploy/templates`` with its placeholders filled; every one needs a value."""
+    text = (resources.files("perfed.deploy") / "templates" / template).read_text(encoding="utf-8")
+    return re.sub(r"\n{3,}", "\n\n", re.sub(r"@\{(\w+)\}", lambda found: str(values[found[1]]), text))
+
+
+_INIT = '''"""A deployment of perfed: the study, and the server's program that runs it."""
+
+from pathlib import Path
+
+STUDY = (Path(__file__).parent / "study.toml").read_text(encoding="utf-8")
+"""The experiment as TOML; ``data.files`` are the names of the sites."""
+'''
+_SERVER = '''"""The server's program."""
+
+from functools import partial
+
+from perfed_app import STUDY
+
+from perfed.deploy.server_app import main
+from perfed.engine.flower.adapter import server_app
+
+app = server_app(partial(main, study=STUDY))
+'''
+STUDY_FILE = "app/perfed_app/study.toml"
+"""Where the study is in a deployment's directory."""
+
+
+def app_files(study: Experiment) -> dict[str, str]:
+    """The app's files by their paths in the deployment's directory; the same study gives the same bytes."""
+    name = re.sub(r"[^A-Za-z0-9]+", "-", study.name).strip("-")[:40].rstrip("-")
+    return {
+        "app/pyproject.toml": filled("pyproject.toml", {"app": f"perfed-{name}".rstrip("-")}),
+        "app/perfed_app/__init__.py": _INIT,
+        "app/perfed_app/server.py": _SERVER,
+        STUDY_FILE: study.to_toml(),
+    }
+
+
+def app_hash(study: Experiment) -> str:
+    """SHA-256 of the bundle that Flower makes of the app; empty where there is no Flower.
+
+    The same study gives the same hash with the versions of Flower that perfed is made for.
+    """
+    try:
+        from perfed.engine.flower.adapter import bundle_hash
+    except PerfedError:
+        return ""
+    return bundle_hash({name.removeprefix("app/"): text for name, text in app_files(study).items()})
+
 
 BAR = "bar.sh"
 """Script that bars a site's key."""

@@ -8,9 +8,8 @@ import time
 import pytest
 from memory_post import MemoryOffice
 
-from perfed.engine.flower import post
-from perfed.engine.flower.office import Node
-from perfed.engine.flower.post import PostTransport
+from perfed.engine.flower import transport as module
+from perfed.engine.flower.transport import Node, PostTransport
 from perfed.errors import PerfedError
 
 NAMES = ["north", "south", "west"]
@@ -24,8 +23,8 @@ def office():
 
 @pytest.fixture
 def transport(office, monkeypatch):
-    monkeypatch.setattr(post, "POLL", 0.005)
-    monkeypatch.setattr(post, "REFRESH", 0.02)
+    monkeypatch.setattr(module, "POLL", 0.005)
+    monkeypatch.setattr(module, "REFRESH", 0.02)
     transport = PostTransport(office)
     yield transport
     office.hang.clear()
@@ -59,7 +58,7 @@ def test_who_is_missing_at_the_deadline_is_named_with_why(office, transport):
 
 
 def test_who_is_waited_for_is_said_before_the_deadline(office, transport, monkeypatch):
-    monkeypatch.setattr(post, "SILENCE", 0.1)
+    monkeypatch.setattr(module, "SILENCE", 0.1)
     notes = []
     transport.note = notes.append
     office.drop, office.away = {"north"}, {"south"}
@@ -95,7 +94,7 @@ def test_a_straggler_gets_its_next_message_after_its_late_reply_which_is_dropped
 
 
 def test_a_server_that_hangs_is_named_at_the_deadline(office, transport, monkeypatch):
-    monkeypatch.setattr(post, "PATIENCE", 0.2)
+    monkeypatch.setattr(module, "PATIENCE", 0.2)
     assert transport.sites() == NAMES
     office.hang.set()
     began = time.monotonic()
@@ -107,7 +106,7 @@ def test_a_server_that_hangs_is_named_at_the_deadline(office, transport, monkeyp
 
 
 def test_what_was_on_its_way_is_sent_once_more_after_the_server_was_away(office, transport, monkeypatch):
-    monkeypatch.setattr(post, "PATIENCE", 0.2)
+    monkeypatch.setattr(module, "PATIENCE", 0.2)
     office.drop = {"west"}  # as if the server had been killed while it handed the message over
     answers = transport.exchange(ALL, 5)
     first = [next(answers), next(answers)]
@@ -122,7 +121,7 @@ def test_what_was_on_its_way_is_sent_once_more_after_the_server_was_away(office,
 
 def test_a_site_that_is_silent_and_connected_is_asked_again(office, transport, monkeypatch):
     """Its message or its reply was lost by a server that was killed."""
-    monkeypatch.setattr(post, "AGAIN", 0.2)
+    monkeypatch.setattr(module, "AGAIN", 0.2)
     office.drop = {"west"}
     answers = transport.exchange({"west": b"lost"}, 10)
     while not office.got["west"]:
@@ -134,7 +133,7 @@ def test_a_site_that_is_silent_and_connected_is_asked_again(office, transport, m
 
 
 def test_a_message_that_is_lost_again_and_again_is_sent_until_the_deadline(office, transport, monkeypatch):
-    monkeypatch.setattr(post, "AGAIN", 0.1)
+    monkeypatch.setattr(module, "AGAIN", 0.1)
     office.drop = {"west"}
     answers = transport.exchange({"west": b"lost"}, 10)
     while len(office.got["west"]) < 3:
@@ -148,17 +147,17 @@ def test_a_message_that_is_lost_again_and_again_is_sent_until_the_deadline(offic
 
 def test_a_slow_site_is_asked_again_ever_more_seldom_and_answers_once(office, transport, monkeypatch):
     """With what it has kept, where it is a site; its next message waits until it has."""
-    monkeypatch.setattr(post, "AGAIN", 0.2)
+    monkeypatch.setattr(module, "AGAIN", 0.2)
     office.delay = {"west": 0.5}
     (answer,) = transport.exchange({"west": b"slow"}, 10)
     assert answer.body == b"SLOW"
-    monkeypatch.setattr(post, "AGAIN", 10)
+    monkeypatch.setattr(module, "AGAIN", 10)
     (answer,) = transport.exchange({"west": b"next"}, 10)
     assert answer.body == b"NEXT" and office.got["west"] == [b"slow", b"slow", b"next"]
 
 
 def test_a_copy_that_is_lost_keeps_no_site_busy(office, transport, monkeypatch):
-    monkeypatch.setattr(post, "AGAIN", 0.25)
+    monkeypatch.setattr(module, "AGAIN", 0.25)
     office.delay = {"west": 0.4}
     answers = transport.exchange({"west": b"slow"}, 10)
     while not office.got["west"]:
@@ -172,7 +171,7 @@ def test_a_copy_that_is_lost_keeps_no_site_busy(office, transport, monkeypatch):
 
 
 def test_a_server_that_never_answered_ends_the_question_for_sites(office, transport, monkeypatch):
-    monkeypatch.setattr(post, "PATIENCE", 0.1)
+    monkeypatch.setattr(module, "PATIENCE", 0.1)
     office.hang.set()
     with pytest.raises(PerfedError, match="the server has not answered"):
         transport.sites()

@@ -18,12 +18,12 @@ import torch
 from command_line import perfed
 from stations import COLUMNS, Stations, answer_all, same_as_simulated, study, submit
 
-from perfed.deploy import program
+from perfed.deploy import server_app
 from perfed.deploy import submit as submission
 from perfed.deploy.own_model import site_model
 from perfed.deploy.trial import entries_sent
 from perfed.engine.flower import journal, store
-from perfed.engine.flower.chain import LOG, read
+from perfed.engine.flower.hash_chain import LOG, read
 from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.transport import Answer
 from perfed.errors import PerfedError
@@ -88,6 +88,7 @@ def test_after_another_run_has_begun_the_first_ones_model_can_still_be_made(tabl
     assert done.code == 2 and "nothing is kept of run 'another'; allowed: " in done.err and run in done.err
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("exchanges", [3, 4, 5])
 def test_a_run_that_is_submitted_again_goes_on_to_the_same_bits(exchanges, tables):
     text, first = study(tables), Stations(tables)
@@ -116,7 +117,7 @@ def test_what_does_not_fit_is_said_in_one_line(tables, capsys, monkeypatch):
     with pytest.raises(PerfedError, match="not there after 1 seconds: south, west"):
         submit(tables, text, absent)
     assert '"error": "not there after' in capsys.readouterr().out
-    monkeypatch.setattr(program, "LOOK", 0.4)
+    monkeypatch.setattr(server_app, "LOOK", 0.4)
     with pytest.raises(PerfedError, match="is 'perfed site' running there, and what does it print"):
         submit(tables, text, absent)
     said = [json.loads(line.removeprefix(submission.LINE)) for line in capsys.readouterr().out.splitlines()]
@@ -170,8 +171,8 @@ def test_a_site_that_sends_anchors_of_1e30_is_named_and_the_run_may_go_on_withou
         with pytest.raises(
             PerfedError, match=r"round 2: refused: the reply of site 'west': the norm of entry 'reply/t"
         ):
-            program.main(stations, settings, study=text)
-        program.main(stations, {**settings, "at_least": 2.0}, study=text)
+            server_app.main(stations, settings, study=text)
+        server_app.main(stations, {**settings, "at_least": 2.0}, study=text)
     assert json.loads((tables / "run" / "rounds.jsonl").read_text().splitlines()[1])["counts"] == {"refused": ["west"]}
 
 
@@ -207,12 +208,12 @@ def test_a_site_that_does_not_return_ends_a_run_unless_enough_others_are_there(t
 
         stations.exchange = exchange
         with pytest.raises(PerfedError, match=r"round 2: site 'west': not connected; .*submit again.*--at-least N"):
-            program.main(stations, settings, study=text)
+            server_app.main(stations, settings, study=text)
         stations.missing = ["west"]
         with pytest.raises(PerfedError, match="not there after 1 seconds: west"):
-            program.main(stations, {**settings, "at_least": 3.0}, study=text)
+            server_app.main(stations, {**settings, "at_least": 3.0}, study=text)
         capsys.readouterr()
-        program.main(stations, {**settings, "at_least": 2.0}, study=text)
+        server_app.main(stations, {**settings, "at_least": 2.0}, study=text)
     said = [json.loads(line.removeprefix(submission.LINE)) for line in capsys.readouterr().out.splitlines()]
     assert {"stage": "goes on without west"} in said
     assert {line["round"]: line["counts"].get("no_reply") for line in said if line.get("round", 0) > 1} == {
@@ -222,6 +223,7 @@ def test_a_site_that_does_not_return_ends_a_run_unless_enough_others_are_there(t
     assert summary["rounds"] == 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["site", "server"])
 def test_a_full_disk_loses_nothing(where, tables, monkeypatch):
     text, writes = study(tables), [0]

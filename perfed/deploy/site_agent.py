@@ -24,16 +24,16 @@ from perfed.data.site_data import SiteData, site_data
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.persons import FEWEST
 from perfed.datasets.tables import TableSettings
-from perfed.deploy.app import app_hash
 from perfed.deploy.leaving import left, said
 from perfed.deploy.policy import Policy
+from perfed.deploy.server_files import app_hash
 from perfed.deploy.trial import protocol_of
 from perfed.engine.flower.allowed import Allowed
-from perfed.engine.flower.chain import LOG
+from perfed.engine.flower.audit_log import OutgoingLog
+from perfed.engine.flower.dry_run import allowed_by
+from perfed.engine.flower.hash_chain import LOG
 from perfed.engine.flower.message import pack, unframe
-from perfed.engine.flower.outgoing import OutgoingLog
 from perfed.engine.flower.refusal import Refused, Said, detail, refusing, said_of
-from perfed.engine.flower.rehearsed_run import allowed_by
 from perfed.engine.flower.site import Site
 from perfed.engine.flower.store import SiteStore, Stored
 from perfed.engine.setup import Setup

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from perfed.codec import flatten
-from perfed.engine.flower.chain import BEGINNING, line_of, walk
+from perfed.engine.flower.hash_chain import BEGINNING, line_of, walk
 from perfed.engine.flower.message import unframe, unpack
 from perfed.errors import PerfedError
 from perfed.machine import locked, sync_folder
@@ -27,7 +27,7 @@ _ASKED = ("kind", *_OWN, "sequence", "measure")  # of the header of a message th
 
 
 class OutgoingLog:
-    """The log in the file ``path``, for one process at a time; its lines: :func:`perfed.engine.flower.chain.read`.
+    """The log in the file ``path``, for one process at a time; its lines: :func:`perfed.engine.flower.hash_chain.read`.
 
     A last line that a crash has torn is removed when the log is opened, and a note says so: its message has not left.
 
@@ -41,7 +41,7 @@ class OutgoingLog:
     Example:
         >>> import torch
         >>> from tempfile import TemporaryDirectory
-        >>> from perfed.engine.flower.chain import read
+        >>> from perfed.engine.flower.hash_chain import read
         >>> from perfed.engine.flower.message import pack
         >>> message = pack({"run": "flic-1", "round": 2, "program": "train"}, {"bias": torch.zeros(3)})
         >>> with TemporaryDirectory() as folder, OutgoingLog(Path(folder, "outgoing.jsonl")) as log:
