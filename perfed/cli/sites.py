@@ -13,7 +13,7 @@ from perfed.cli.options import check_new, file_name
 from perfed.data.client import Client
 from perfed.data.csv_text import csv_text
 from perfed.data.federation import Federation
-from perfed.data.newcomer import newcomer, newcomer_from_frame
+from perfed.data.new_client import new_client, new_client_from_frame
 from perfed.data.site_data import arrays_in
 from perfed.data.tables.files import read_table
 from perfed.data.tables.kinds import Column, read
@@ -115,10 +115,10 @@ def _site(source: Source) -> SiteModel:
 
 def _newcomer(federation: Federation, site: str, file: Path, seed: int) -> Client:
     if file.suffix == ".npz":
-        return newcomer(federation, site, arrays_in(file), seed)
+        return new_client(federation, site, arrays_in(file), seed)
     frame, _ = read_table(file)
     if any(client.table is not None for client in federation):
-        return newcomer_from_frame(federation, site, frame, str(file), seed)
+        return new_client_from_frame(federation, site, frame, str(file), seed)
     if _TARGET not in frame.columns:
         raise PerfedError(f"{file}: no column '{_TARGET}', the target; found: {', '.join(map(str, frame.columns))}")
     texts = any(isinstance(label, str) for label in federation.classes or ())
@@ -130,7 +130,7 @@ def _newcomer(federation: Federation, site: str, file: Path, seed: int) -> Clien
     if federation.num_domains and DOMAIN in numbers.columns:
         given["domain"] = numbers.pop(DOMAIN).astype(np.int64)
     names = federation.clients[0].feature_names
-    return newcomer(federation, site, {**given, "x": numbers.to_numpy() if names is None else numbers}, seed)
+    return new_client(federation, site, {**given, "x": numbers.to_numpy() if names is None else numbers}, seed)
 
 
 def _numbers(frame: Any, file: Path, others: tuple[str, ...]) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from perfed.data.facts import SPLITS as SPLITS
 from perfed.data.facts import ClientFacts, Counts, SplitFacts, padded
-from perfed.data.tables.site import SiteTable
+from perfed.data.tables.site import TablePreprocessor
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,7 +108,7 @@ class Split:
 
     @property
     def deferred(self) -> bool:
-        """Whether the samples are read when they are used; see :mod:`perfed.data.deferred`."""
+        """Whether the samples are read when they are used; see :mod:`perfed.data.lazy`."""
         return False
 
     def then(self, change: Callable[[Split], Split], facts: Callable[[SplitFacts], SplitFacts] | None = None) -> Split:
@@ -158,7 +158,7 @@ class Client:
     test: Split | None = None
     validation: Split | None = None
     feature_names: tuple[str, ...] | None = None
-    table: SiteTable | None = None
+    table: TablePreprocessor | None = None
 
     def __repr__(self) -> str:
         return f"<Client '{self.id}': {sizes_of([self])}, inputs of shape {self.input_shape}>"

@@ -12,20 +12,18 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from perfed.data.agreement import Agreement
 from perfed.data.augment import CropFlip
 from perfed.data.checks import check_client, check_domains
 from perfed.data.client import SPLITS, Client, Split, sizes_of
-from perfed.data.deferred import Source, elsewhere
 from perfed.data.facts import ClientFacts
+from perfed.data.federation_schema import FederationSchema
 from perfed.data.folder import ClientFolder
-from perfed.data.holder import HOLD, Held
 from perfed.data.inputs import arrays_of
 from perfed.data.labels import Classes, Task, coded
+from perfed.data.lazy import HOLD, Source, SplitCache, elsewhere
+from perfed.data.metadata_scan import Arrays, FromArrays, surveyed
 from perfed.data.summary import FederationFacts
-from perfed.data.survey import Arrays, FromArrays, surveyed
-from perfed.data.tables.options import TableOptions
-from perfed.data.tables.schema import Mode
+from perfed.data.tables.options import Mode, TableOptions
 from perfed.data.target_scale import TargetScale
 from perfed.errors import PerfedError
 
@@ -74,7 +72,7 @@ class Federation:
     classes: Classes | None = None
     survival: bool = False
     target_scale: TargetScale | None = None
-    agreement: Agreement | None = None
+    agreement: FederationSchema | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(sorted(self.clients, key=lambda c: c.id)))
@@ -272,7 +270,7 @@ class Federation:
         if classes is not None and class_names is None and classes != tuple(range(len(classes))):
             class_names = tuple(map(str, classes))
         size = None if classes is None else len(classes)
-        source = Source(read, size, survival, Held(hold))
+        source = Source(read, size, survival, SplitCache(hold))
         names, domains = (None if given is None else tuple(given) for given in (class_names, domain_names))
         clients = tuple(source.client(facts) for facts in known)
         return cls(clients, size, name, names, domain_names=domains, classes=classes, survival=survival)
@@ -378,7 +376,7 @@ class Federation:
     def of_agreement(
         cls,
         clients: tuple[Client, ...],
-        agreement: Agreement,
+        agreement: FederationSchema,
         *,
         name: str = "data",
         notes: Mapping[str, Any] | None = None,

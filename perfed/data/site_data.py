@@ -9,17 +9,16 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from perfed.data.agreement import Agreement, Told
 from perfed.data.checks import check_client, check_domains, check_ids
 from perfed.data.client import SPLITS, Client
-from perfed.data.from_arrays import client_of
-from perfed.data.inputs import arrays_of
+from perfed.data.federation_schema import FederationSchema, SiteMetadata
+from perfed.data.inputs import arrays_of, client_of
 from perfed.data.labels import Task, coded
 from perfed.data.reading import refuse_unpacked
 from perfed.data.tables.files import NOTE, read_table, tables_in
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.problems import TableProblems, refuse
-from perfed.data.tables.site_rows import SiteRows
+from perfed.data.tables.site_rows import SiteTableData
 from perfed.data.target_scale import Sums
 from perfed.errors import PerfedError
 
@@ -30,13 +29,13 @@ _TEST = "test"
 class SiteData(Protocol):
     """Data at a site, in which nothing is wrong as far as the site can see alone."""
 
-    def told(self, fewest: int = 1) -> Told:
+    def told(self, fewest: int = 1) -> SiteMetadata:
         """What the site tells before it trains; of categories those that at least ``fewest`` of its rows hold."""
 
-    def faults(self, agreement: Agreement) -> list[str]:
+    def faults(self, agreement: FederationSchema) -> list[str]:
         """What keeps the site from the agreement, a line each."""
 
-    def client(self, agreement: Agreement) -> Client:
+    def client(self, agreement: FederationSchema) -> Client:
         """The site's client.
 
         Raises:
@@ -70,13 +69,13 @@ def site_data(site: str, path: Path, options: TableOptions | None = None) -> Sit
     if options is None:
         raise PerfedError(f"{file}: the study is of arrays; an {_ARRAYS} file is needed")
     tested = None if test is None else read_table(test)[0]
-    rows = SiteRows.alone(site, read_table(file)[0], options, tested, sources=(str(file), str(test)))
+    rows = SiteTableData.alone(site, read_table(file)[0], options, tested, sources=(str(file), str(test)))
     refuse(rows.personal())
     return rows
 
 
 def problems(
-    site: str, path: Path, options: TableOptions | None = None, agreement: Agreement | None = None
+    site: str, path: Path, options: TableOptions | None = None, agreement: FederationSchema | None = None
 ) -> list[str]:
     """What is wrong with a site's data and what does not fit an agreement, a line each.
 
@@ -143,7 +142,7 @@ class SiteArrays:
     given: Mapping[str, Any]
     task: Task | None = None
 
-    def told(self, fewest: int = 1) -> Told:
+    def told(self, fewest: int = 1) -> SiteMetadata:
         """What the site tells before it trains; arrays have no categories.
 
         Raises:
@@ -160,9 +159,9 @@ class SiteArrays:
         if classes is None:
             task = self.task or "regression"
             sums = Sums.of(values[list(parts).index("train")]) if task == "regression" else None
-            return Told(task=task, sums=sums, domains=domains)
+            return SiteMetadata(task=task, sums=sums, domains=domains)
         numbers = tuple(label for label in classes if isinstance(label, int)) or None
-        return Told(
+        return SiteMetadata(
             task="classification",
             labels="numbers" if numbers else "texts",
             classes=tuple(sorted(map(str, classes))),
@@ -170,7 +169,7 @@ class SiteArrays:
             domains=domains,
         )
 
-    def faults(self, agreement: Agreement) -> list[str]:
+    def faults(self, agreement: FederationSchema) -> list[str]:
         """What keeps the site from the agreement, in one line; nothing otherwise."""
         try:
             self.client(agreement)
@@ -178,7 +177,7 @@ class SiteArrays:
             return [str(error)]
         return []
 
-    def client(self, agreement: Agreement) -> Client:
+    def client(self, agreement: FederationSchema) -> Client:
         """The site's client.
 
         Raises:

@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from perfed.data.client import SPLITS, Client
-from perfed.data.tables.site import SiteTable
+from perfed.data.tables.site import TablePreprocessor
 
 _FEW = 8  # classes or domains that have a column each
 
@@ -122,7 +122,7 @@ class Holders:
         return {"shared": shared, "some": len(numbers) - shared - own, "own": own}
 
 
-def holders_of(tables: Collection[SiteTable]) -> Holders:
+def holders_of(tables: Collection[TablePreprocessor]) -> Holders:
     """Return which columns the tables have in common."""
     return Holders(len(tables), Counter(name for table in tables for name in table.columns_there))
 
@@ -172,7 +172,7 @@ def site_rows(facts: Sequence[SiteFacts], classes: Sequence[str], domains: Seque
     return rows
 
 
-def columns_of(tables: Iterable[SiteTable]) -> dict[str, list[str]]:
+def columns_of(tables: Iterable[TablePreprocessor]) -> dict[str, list[str]]:
     """The columns that enter, by what they are taken for; one that differs between sites is in several."""
     names: dict[str, dict[str, None]] = {}
     for table in tables:

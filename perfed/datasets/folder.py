@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from perfed.data.federation import Federation
-from perfed.data.holder import HOLD
+from perfed.data.lazy import HOLD
 from perfed.datasets.catalogue import NonNegative, dataset
 from perfed.errors import PerfedError
 

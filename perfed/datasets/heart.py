@@ -10,7 +10,7 @@ from pydantic import Field
 
 from perfed.data.federation import Federation
 from perfed.data.files import load_npz, optional_package, require
-from perfed.data.tables.schema import Mode
+from perfed.data.tables.options import Mode
 from perfed.datasets.catalogue import dataset
 
 FILE = "heart_disease.npz"

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from perfed.data.client import Client, Split
-from perfed.data.deferred import Source
 from perfed.data.facts import ClientFacts, SplitFacts
 from perfed.data.federation import Federation
+from perfed.data.lazy import Source
 from perfed.datasets.catalogue import NonNegativeReal, Positive, PositiveReal, check_range, client_ids, dataset
 from perfed.datasets.linear_problem import LinearProblem, domain_problem
 

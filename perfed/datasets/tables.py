@@ -10,13 +10,12 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from perfed.data.agreement import Agreement
 from perfed.data.client import Client
 from perfed.data.federation import Federation
+from perfed.data.federation_schema import FederationSchema
 from perfed.data.tables.files import Sites, read_sites, table_files, tables_in
-from perfed.data.tables.options import TableOptions
-from perfed.data.tables.schema import Mode
-from perfed.data.tables.site_rows import SiteRows
+from perfed.data.tables.options import Mode, TableOptions
+from perfed.data.tables.site_rows import SiteTableData
 from perfed.datasets.catalogue import NonNegative, ValidationFraction, dataset
 from perfed.errors import PerfedError
 
@@ -108,7 +107,7 @@ def tables(seed: int, data_dir: Path | None, **given: Any) -> Federation:
     return replace(federation, notes={**federation.notes, "remarks": remarks})
 
 
-def site_client(given: Mapping[str, Any], seed: int, site: str, agreement: Agreement) -> Client:
+def site_client(given: Mapping[str, Any], seed: int, site: str, agreement: FederationSchema) -> Client:
     """One site's client of a federation that :func:`tables` has made; of files with a site each, no other is read.
 
     Args:
@@ -128,7 +127,7 @@ def site_client(given: Mapping[str, Any], seed: int, site: str, agreement: Agree
     options = settings.options(seed)
     options = replace(options, task=None if options.event is not None else agreement.task)
     sources = read.sources[site], tests.sources.get(site, "")
-    return SiteRows.alone(site, read.frames[site], options, tests.frames.get(site), sources).client(agreement)
+    return SiteTableData.alone(site, read.frames[site], options, tests.frames.get(site), sources).client(agreement)
 
 
 def _files_of(files: list[str], site_column: str, site: str) -> list[str]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from perfed.data.agreement import Agreement, Told, agreed
+from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
 from perfed.data.site_data import site_data
 from perfed.data.tables.options import TableOptions
 from perfed.deploy.site_agent import Part, asked, facts_by, table_options, told_by
@@ -95,10 +95,10 @@ class Preview:
         return {**named, **left, "metrics": list(self.metrics), "consent": self.digest}
 
 
-def _alone(site: str, told: Mapping[str, Any], options: TableOptions) -> Agreement:
+def _alone(site: str, told: Mapping[str, Any], options: TableOptions) -> FederationSchema:
     """What would hold if there were no other site, which may have columns that the study names and this one lacks."""
     named = sorted({name for names in options.named.values() for name in names})
-    return agreed({site: Told.of_plain({**told, "named": named or None}, f"site '{site}'")}, options)
+    return agreed({site: SiteMetadata.of_plain({**told, "named": named or None}, f"site '{site}'")}, options)
 
 
 def _plain(name: str, entry: Entry) -> dict[str, Any]:

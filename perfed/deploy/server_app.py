@@ -14,10 +14,10 @@ from uuid import uuid4
 
 from pydantic import BaseModel
 
-from perfed.data.agreement import Agreement, Told, agreed
-from perfed.data.deferred import elsewhere
 from perfed.data.facts import ClientFacts
 from perfed.data.federation import Federation
+from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
+from perfed.data.lazy import elsewhere
 from perfed.data.reading import checked, read_json
 from perfed.deploy.site_agent import table_options
 from perfed.deploy.submit import JOURNAL, LINE, goes_on
@@ -228,7 +228,7 @@ class Opening:
         study = hashlib.sha256(self._fields["study"].encode()).hexdigest()
         if known is not None and known["study"] != study:
             raise PerfedError(f"{file.parent}: holds a run of another study; submit with another --out")
-        agreement = self._agreement() if known is None else Agreement.of_plain(known["agreement"], str(file))
+        agreement = self._agreement() if known is None else FederationSchema.of_plain(known["agreement"], str(file))
         told = self._ask("agreement", {"agreement": agreement.plain()}, "facts")
         facts = {site: ClientFacts.of_plain({**values, "id": site}) for site, values in told.items()}
         plain = {site: facts[site].plain() for site in sorted(facts)}
@@ -246,8 +246,8 @@ class Opening:
         clients = elsewhere(facts.values(), classes, agreement.task == "survival")
         return Federation.of_agreement(clients, agreement, name=self._experiment.data.name)
 
-    def _agreement(self) -> Agreement:
-        told = {site: Told.of_plain(v, f"site '{site}'") for site, v in self._ask("study", {}, "told").items()}
+    def _agreement(self) -> FederationSchema:
+        told = {site: SiteMetadata.of_plain(v, f"site '{site}'") for site, v in self._ask("study", {}, "told").items()}
         return agreed(told, table_options(self._experiment))
 
     def _ask(self, kind: str, fields: Mapping[str, Any], answer: str) -> dict[str, Any]:

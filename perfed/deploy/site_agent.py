@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from pydantic import BaseModel
 
-from perfed.data.agreement import Agreement
 from perfed.data.client import Client
 from perfed.data.domain_input import completed
 from perfed.data.federation import Federation
+from perfed.data.federation_schema import FederationSchema
 from perfed.data.reading import checked, read_json
 from perfed.data.site_data import SiteData, site_data
+from perfed.data.tables.checks import FEWEST
 from perfed.data.tables.options import TableOptions
-from perfed.data.tables.persons import FEWEST
 from perfed.datasets.tables import TableSettings
 from perfed.deploy.leaving import left, said
 from perfed.deploy.policy import Policy
@@ -57,7 +57,7 @@ def told_by(own: SiteData) -> dict[str, Any]:
     return own.told(FEWEST).plain()
 
 
-def facts_by(client: Client, agreement: Agreement) -> dict[str, Any]:
+def facts_by(client: Client, agreement: FederationSchema) -> dict[str, Any]:
     """What a site tells the server once all have agreed, as it leaves: counts, shapes, a hash of its inputs' names."""
     return client.facts(agreement.task == "survival").nameless.plain()
 
@@ -103,7 +103,7 @@ class Part:
     data: Path
     run: str
     study: str
-    agreement: Agreement
+    agreement: FederationSchema
     place: str
     since: str
     own: SiteData | None = field(default=None, compare=False, repr=False)
@@ -133,7 +133,7 @@ class Part:
     @classmethod
     def _in(cls, file: Path, site: str, data: Path) -> Part:
         held = checked(_Held, read_json(file), file)
-        agreement = Agreement.of_plain(held.agreement, str(file))
+        agreement = FederationSchema.of_plain(held.agreement, str(file))
         return cls(site, data, held.run, held.study, agreement, held.place, held.since)
 
     def write(self, folder: Path) -> None:
@@ -342,7 +342,7 @@ class Station:
             self._read = {}
             raise _Busy(held)
         with refusing(Said.MESSAGE):
-            agreement = Agreement.of_plain(header.get("agreement"), "the server's agreement")
+            agreement = FederationSchema.of_plain(header.get("agreement"), "the server's agreement")
         since = part.since if part is not None and part.run == run else f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         own, place = self._read.pop(study, None), str(header.get("place"))
         self._join(Part(self._name, self._data, run, study, agreement, place, since, own))

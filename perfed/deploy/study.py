@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from perfed.data.labels import Task
-from perfed.data.tables.schema import words
+from perfed.data.tables.options import words
 from perfed.deploy.site_agent import table_options
 from perfed.deploy.trial import task_of
 from perfed.engine.gap import GAP

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfed.data.agreement import Agreement
-from perfed.data.deferred import elsewhere
 from perfed.data.domain_input import completed
 from perfed.data.facts import ClientFacts
 from perfed.data.federation import Federation
+from perfed.data.federation_schema import FederationSchema
+from perfed.data.lazy import elsewhere
 from perfed.datasets.tables import site_client
 from perfed.errors import PerfedError
 from perfed.experiment.config import read
@@ -32,7 +32,7 @@ def site_alone(directory: RunDirectory, site: str) -> Federation | None:
     if experiment.built_method.changes_data or experiment.evaluation.split == "validation":
         return None
     where = str(directory.path / "sites.json")
-    agreement = Agreement.of_plain(kept["agreement"], where)
+    agreement = FederationSchema.of_plain(kept["agreement"], where)
     try:
         facts = {name: ClientFacts.of_plain(values) for name, values in kept["facts"].items()}
     except PerfedError as error:

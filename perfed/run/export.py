@@ -13,7 +13,7 @@ from safetensors.torch import save
 
 from perfed.data.reading import reason_of
 from perfed.data.tables.problems import pandas
-from perfed.data.tables.site import SiteTable
+from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
 from perfed.machine import write_atomic
 from perfed.run.card import card
@@ -137,7 +137,7 @@ def _rows(model: SiteModel) -> tuple[dict[str, NDArray[Any]], tuple[torch.Tensor
     return dict(zip(("x", DOMAIN), (a.numpy() for a in arguments), strict=False)), arguments
 
 
-def onnx_inputs(table: SiteTable, frame: Any) -> dict[str, NDArray[Any]]:
+def onnx_inputs(table: TablePreprocessor, frame: Any) -> dict[str, NDArray[Any]]:
     """The rows of a data frame as an ONNX file of the site takes them: columns ``(rows, 1)`` by name."""
     ready = table.read(frame)
     texts = {column.name for column in table.columns if column.kind == "category"}

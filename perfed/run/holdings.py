@@ -46,7 +46,7 @@ def _held(client: Client, classes: int, domains: int, holders: Holders) -> dict[
 def sites(federation: Federation) -> dict[str, Any] | None:
     """Of a federation of tables what a site's own model needs beside the site's own table; else ``None``.
 
-    ``agreement`` (:class:`perfed.data.agreement.Agreement`) and ``facts`` of each client
+    ``agreement`` (:class:`perfed.data.federation_schema.FederationSchema`) and ``facts`` of each client
     (:class:`perfed.data.facts.ClientFacts`, without the names of its inputs). No row's content.
     """
     if federation.agreement is None or any(client.table is None for client in federation):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from perfed.data.files import optional_package
 from perfed.data.tables.kinds import MISSING_CATEGORY
-from perfed.data.tables.site import SiteTable
+from perfed.data.tables.site import TablePreprocessor
 
 _PURPOSE = "writing ONNX files"
 _ML, _ML_VERSION = "ai.onnx.ml", 3
@@ -24,10 +24,10 @@ def onnx_package(name: str) -> Any:
     return optional_package(name, _PURPOSE, extra="onnx")
 
 
-def joined(table: SiteTable, network: Any) -> Any:
+def joined(table: TablePreprocessor, network: Any) -> Any:
     """Preprocessing and network as one model, from columns ``(batch, 1)``.
 
-    Columns are as :meth:`SiteTable.read <perfed.data.tables.site.SiteTable.read>` has them: numbers, booleans as 0 and
+    Columns are as :meth:`~perfed.data.tables.site.TablePreprocessor.read` has them: numbers, booleans as 0 and
     1, dates as days since 1970-01-01, NaN where missing; categories as texts, "missing" where they are; the domain,
     where it counts, by its name.
 
@@ -63,7 +63,7 @@ def joined(table: SiteTable, network: Any) -> Any:
     return compose.merge_models(before, network, io_map=links)
 
 
-def _preprocessing(table: SiteTable, opset: int) -> Any:
+def _preprocessing(table: TablePreprocessor, opset: int) -> Any:
     """The fitted transformer, from the site's own columns."""
     types = onnx_package("skl2onnx.common.data_types")
     kinds = [types.StringTensorType if c.kind == "category" else types.FloatTensorType for c in table.inputs]
@@ -84,7 +84,7 @@ def _preprocessing(table: SiteTable, opset: int) -> Any:
     return found
 
 
-def _fill_absent(table: SiteTable, graph: Any) -> None:
+def _fill_absent(table: TablePreprocessor, graph: Any) -> None:
     """Columns that the site does not have are missing in every row, and are no inputs."""
     absent = {column.name: column.kind for column in table.inputs if column.absent}
     if not absent:
@@ -102,7 +102,7 @@ def _fill_absent(table: SiteTable, graph: Any) -> None:
     graph.node.extend(nodes)
 
 
-def _domain_ids(helper: Any, table: SiteTable) -> list[Any]:
+def _domain_ids(helper: Any, table: TablePreprocessor) -> list[Any]:
     """From the domain's column to ids ``(batch,)``; an unknown domain is out of range, which onnxruntime refuses."""
     unknown = len(table.domains)
     ids = {"keys_strings": table.domains, "values_int64s": range(unknown), "default_int64": unknown}
@@ -114,7 +114,7 @@ def _domain_ids(helper: Any, table: SiteTable) -> list[Any]:
     ]
 
 
-def example_columns(table: SiteTable, rows: int, generator: np.random.Generator) -> dict[str, NDArray[Any]]:
+def example_columns(table: TablePreprocessor, rows: int, generator: np.random.Generator) -> dict[str, NDArray[Any]]:
     """Columns like those of the site, drawn: numbers around their mean, categories that training has seen."""
     ranges: dict[str, tuple[float, float]] = {}
     for _, part, names in getattr(table.transformer, "transformers_", ()):

@@ -99,7 +99,7 @@ class OwnModels:
 
         Args:
             client: with data for all its stages, of the federation's classes and domains
-                (:func:`perfed.data.newcomer.newcomer`).
+                (:func:`perfed.data.new_client.new_client`).
             rounds: of its training, as many as the run's if not given.
 
         Raises:

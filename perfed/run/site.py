@@ -20,7 +20,7 @@ from torch.export import Dim, ExportedProgram
 from perfed.data.inputs import as_tensor, column_names
 from perfed.data.reading import reason_of, refuse_untrusted
 from perfed.data.tables.problems import columns_named, pandas
-from perfed.data.tables.site import SiteTable
+from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
 from perfed.machine import write_atomic
 from perfed.run.client_module import ClientModule
@@ -47,7 +47,7 @@ class SiteModel:
 
     program: ExportedProgram
     facts: dict[str, Any]
-    table: SiteTable | None = None
+    table: TablePreprocessor | None = None
 
     def __repr__(self) -> str:
         return f"<SiteModel '{self.site}': {self.facts['method']} on '{self.facts['dataset']}'>"
@@ -242,7 +242,7 @@ def load_site(path: Path | str, trust: bool = False) -> SiteModel:
     if not (place / FACTS).exists():
         raise PerfedError(f"{place}: no site's model here ({FACTS} is missing)")
     facts = read_facts(place / FACTS)
-    table = SiteTable.load(place / TABLE, trust) if facts["columns"] is not None else None
+    table = TablePreprocessor.load(place / TABLE, trust) if facts["columns"] is not None else None
     return SiteModel(_read_program(place, facts, trust), facts, table)
 
 

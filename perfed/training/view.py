@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from perfed.data.client import Client
-from perfed.data.deferred import loaded
 from perfed.data.labels import Task, no_labels
+from perfed.data.lazy import loaded
 from perfed.errors import PerfedError
 from perfed.model.chain import Parameters, stage_of
 from perfed.model.placement import PER_DOMAIN, Layout

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from command_line import Outcome, perfed
 
-from perfed.data.tables.site import SiteTable
+from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
 from perfed.run import predictions
 
@@ -131,7 +131,7 @@ def test_a_damaged_file_is_one_line(folder, tmp_path, monkeypatch, name):
     ("name", "load"),
     [
         ("predictions/round-0003.npz", lambda file: predictions.read(file.parents[1])),
-        ("joined/west/table.zip", SiteTable.load),
+        ("joined/west/table.zip", TablePreprocessor.load),
     ],
 )
 def test_every_bit_of_an_archive_may_be_wrong(folder, tmp_path, name, load):

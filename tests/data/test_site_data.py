@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from perfed import Federation, PerfedError
-from perfed.data.agreement import Agreement, Told, agreed
+from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
 from perfed.data.site_data import problems, site_data
 from perfed.data.tables.options import TableOptions
 from perfed.datasets.tables import TableSettings
@@ -38,8 +38,8 @@ def test_arrays_become_what_a_federation_makes_of_them(tmp_path, kind):
         np.savez(tmp_path / f"{name}.npz", **held)
     sites = {name: site_data(name, tmp_path / f"{name}.npz") for name in given}
     messages = {name: json.dumps(site.told().plain()) for name, site in sites.items()}
-    agreement = agreed({name: Told.of_plain(json.loads(text), name) for name, text in messages.items()})
-    agreement = Agreement.of_plain(json.loads(json.dumps(agreement.plain())), "the server")
+    agreement = agreed({name: SiteMetadata.of_plain(json.loads(text), name) for name, text in messages.items()})
+    agreement = FederationSchema.of_plain(json.loads(json.dumps(agreement.plain())), "the server")
     made = Federation.of_agreement(tuple(site.client(agreement) for site in sites.values()), agreement)
     expected = Federation.from_arrays(given)
     expected = expected.standardised() if expected.task == "regression" else expected
@@ -117,7 +117,7 @@ def test_what_is_wrong_with_a_site_s_file_is_said(tmp_path):
     assert problems("a", tmp_path, options)[0].endswith("at most one called 'test'; found: a.csv, b.npz")
     table(0).to_csv(file, index=False)
     assert problems("a", file, options) == []
-    agreement = Agreement(task="classification", classes=("ill", "well"))
+    agreement = FederationSchema(task="classification", classes=("ill", "well"))
     assert problems("a", file, options, agreement) == [
         f"{file}: column 'sick', the target, holds no known class in rows 2, 3, 4, 5, 6 and 15 more; allowed: ill, well"
     ]
@@ -136,7 +136,7 @@ def test_what_is_wrong_with_a_site_s_file_is_said(tmp_path):
     ],
 )
 def test_arrays_that_do_not_fit_what_was_agreed(tmp_path, change, said):
-    agreement = Agreement(task="classification", classes=(3, 7, 20), domains=3)
+    agreement = FederationSchema(task="classification", classes=(3, 7, 20), domains=3)
     np.savez(tmp_path / "a.npz", **{**arrays(1, "numbers"), **change})
     (line,) = problems("a", tmp_path / "a.npz", None, agreement)
     assert said in line and "\n" not in line

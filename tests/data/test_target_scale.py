@@ -8,7 +8,7 @@ import torch
 
 import perfed
 from perfed.data.federation import Federation
-from perfed.data.newcomer import newcomer
+from perfed.data.new_client import new_client
 from perfed.data.target_scale import Sums, TargetScale
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
@@ -100,7 +100,7 @@ def test_a_new_site_brings_its_targets_in_the_unit_of_the_data():
     federation = far().standardised()
     made, _ = run(federation)
     new = far(seed=5).clients[0]
-    client = newcomer(
+    client = new_client(
         federation, "new", {"x": new.train.x, "y": new.train.y, "x_test": new.test.x, "y_test": new.test.y}
     )
     site = made.join(client)

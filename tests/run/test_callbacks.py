@@ -32,7 +32,7 @@ def run(*callbacks: Callback, rounds: int = 6, evaluation: Evaluation = EVERY, *
     return Run(data, method, network(), rounds=rounds, **more)
 
 
-class Told(Callback):
+class SiteMetadata(Callback):
     """Keeps what it is told, in its state: the rounds, and a tensor that is their sum."""
 
     name = "told"
@@ -95,14 +95,14 @@ def test_it_is_called_in_order_with_the_line_that_is_written(tmp_path):
 
 
 def test_it_may_add_to_the_summary_that_is_written(tmp_path):
-    made = run(Told(), directory=RunDirectory.create(tmp_path / "run"))
+    made = run(SiteMetadata(), directory=RunDirectory.create(tmp_path / "run"))
     assert made.execute()["told"] == 6
     assert json.loads((tmp_path / "run/summary.json").read_text())["told"] == 6
 
 
 def test_a_round_in_which_one_fails_never_happened():
     """Those before it in the order have seen the round: what they kept of it is gone."""
-    whole, told, failing = run(Told()), Told(), FailAt(round=3)
+    whole, told, failing = run(SiteMetadata()), SiteMetadata(), FailAt(round=3)
     whole.execute()
     made = run(told, failing)
     with pytest.raises(OSError, match="the network is gone"):
@@ -135,7 +135,7 @@ def test_one_that_would_end_the_last_round_ends_nothing():
 
 
 def test_its_state_is_in_checkpoints(tmp_path):
-    whole = Told()
+    whole = SiteMetadata()
     run(whole).execute()
 
     def interrupt(number: int, rounds: int, accuracy: float | None) -> None:
@@ -143,8 +143,8 @@ def test_its_state_is_in_checkpoints(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(Told(), directory=RunDirectory.create(tmp_path / "run")).execute(interrupt)
-    told = Told()
+        run(SiteMetadata(), directory=RunDirectory.create(tmp_path / "run")).execute(interrupt)
+    told = SiteMetadata()
     resumed = run(told, directory=RunDirectory(tmp_path / "run"))
     resumed.restore()
     assert resumed.done == 4 and told.state["sum"] == 10
@@ -157,9 +157,9 @@ def test_its_state_is_in_checkpoints(tmp_path):
 
 def test_what_cannot_ride_along_is_refused():
     with pytest.raises(PerfedError, match="callbacks: 'told' is there twice; once is allowed"):
-        run(Told(), Told())
+        run(SiteMetadata(), SiteMetadata())
     with pytest.raises(PerfedError, match=r"is no perfed\.Callback"):
-        run(Told)  # type: ignore[arg-type]
+        run(SiteMetadata)  # type: ignore[arg-type]
 
 
 OWN = """

@@ -12,7 +12,7 @@ from test_site import done, frames
 
 import perfed
 from perfed.data.federation import Federation
-from perfed.data.newcomer import newcomer, newcomer_from_frame
+from perfed.data.new_client import new_client, new_client_from_frame
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.method.registry import entry, method_names
@@ -38,7 +38,7 @@ def without(federation: Federation, client: str) -> Federation:
 def test_a_new_site_of_every_method_leaves_all_others_as_they_were(name):
     whole = blobs((12, 9, 7), test=9)
     run = done(name, without(whole, "c2"), rounds=2)
-    west = newcomer(run.federation, "west", arrays(whole, "c2"))
+    west = new_client(run.federation, "west", arrays(whole, "c2"))
     before = {path: t.clone() for path, t in every_tensor(run.server).items()}
     if name in CANNOT or entry(name).method.local_data is not Method.local_data:
         with pytest.raises(PerfedError, match=r"a new site cannot join a run of .*; train anew with it"):
@@ -56,7 +56,7 @@ def test_what_a_new_site_trains_is_its_own_and_nothing_of_the_others():
     """FedRep's head, to where a plain loop of its gradient takes it; the shared stages to the bit."""
     whole = blobs((12, 9, 8), test=9)
     run = done("fedrep", without(whole, "c2"), rounds=1)
-    west = newcomer(run.federation, "west", arrays(whole, "c2"))
+    west = new_client(run.federation, "west", arrays(whole, "c2"))
     joined = run.join(west, rounds=300)
     shared, own = run.server.sets["shared"], joined.program.state_dict
     assert all(torch.equal(own[f"model.{key}"], value) for key, value in shared.items())
@@ -86,7 +86,7 @@ def test_joining_is_worth_it_where_the_others_share_what_helps():
     """Against the initial head on the shared features, which is what a site has that does nothing."""
     whole = blobs((40, 40, 40, 12), test=60)
     run = done("fedrep", without(whole, "c3"), network(), rounds=30)
-    west = newcomer(run.federation, "west", arrays(whole, "c3"))
+    west = new_client(run.federation, "west", arrays(whole, "c3"))
     none, trained = (run.join(west, rounds=rounds).facts["metrics"]["of"]["accuracy"]["value"] for rounds in (0, 30))
     assert trained > none + 0.1
 
@@ -94,7 +94,7 @@ def test_joining_is_worth_it_where_the_others_share_what_helps():
 def test_flic_s_embedding_is_aligned_to_the_anchors_of_the_others():
     whole = blobs((30, 30, 30), dims=(4, 5, 6), test=30)
     run = done("flic-class", without(whole, "c2"), rounds=10)
-    west = newcomer(run.federation, "west", arrays(whole, "c2"))
+    west = new_client(run.federation, "west", arrays(whole, "c2"))
     site = run.join(west)
     assert site.facts["input_shape"] == [6]  # columns of its own
     assert site.facts["metrics"]["of"]["accuracy"]["value"] > 0.6
@@ -102,7 +102,7 @@ def test_flic_s_embedding_is_aligned_to_the_anchors_of_the_others():
 
 def test_without_test_data_a_quarter_of_each_class_is_kept_for_it():
     federation = blobs((12, 12))
-    client = newcomer(federation, "west", {"x": np.zeros((40, 4)), "y": np.arange(40) % 2})
+    client = new_client(federation, "west", {"x": np.zeros((40, 4)), "y": np.arange(40) % 2})
     assert (len(client.train), len(client.test)) == (30, 10)
     assert torch.bincount(client.test.y).tolist() == [5, 5]
 
@@ -123,7 +123,7 @@ def test_a_site_that_does_not_fit_the_others_is_refused(name, given, says):
     if "x" in given and "domain" not in given:
         given = {**given, "domain": np.zeros(8, int)}
     with pytest.raises(PerfedError, match=says) as error:
-        run.join(newcomer(run.federation, name, given))
+        run.join(new_client(run.federation, name, given))
     assert "\n" not in str(error.value)
 
 
@@ -134,7 +134,7 @@ def test_a_table_joins_with_preprocessing_of_its_own(method, columns, tmp_path):
     frame = frames()["north"].drop(columns="pain").assign(room=range(40, 80)).drop(columns="room")
     if columns == "common":
         frame = frame.assign(pain="mild", taste=["sweet", "sour"] * 20)
-    west = newcomer_from_frame(run.federation, "west", frame, "west.csv")
+    west = new_client_from_frame(run.federation, "west", frame, "west.csv")
     site = run.join(west)
     rows = frame.drop(columns="sick")
     assert site.predict_proba(rows).shape == (40, 2)
@@ -142,9 +142,9 @@ def test_a_table_joins_with_preprocessing_of_its_own(method, columns, tmp_path):
     np.testing.assert_array_equal(again.predict_proba(rows), site.predict_proba(rows))
     assert ("pain" in site.feature_names_in_) == (columns == "common")
     with pytest.raises(PerfedError, match=r"west\.csv: column 'race' holds no known domain"):
-        newcomer_from_frame(run.federation, "west", frame.assign(race="z"), "west.csv")
+        new_client_from_frame(run.federation, "west", frame.assign(race="z"), "west.csv")
     with pytest.raises(PerfedError, match=r"west\.csv: target: no column 'sick'"):
-        newcomer_from_frame(run.federation, "west", rows, "west.csv")
+        new_client_from_frame(run.federation, "west", rows, "west.csv")
 
 
 def test_methods_without_a_way_in_say_so():

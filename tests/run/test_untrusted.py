@@ -23,7 +23,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 
 import perfed as package
 from perfed.data.federation import Federation
-from perfed.data.tables.site import SiteTable
+from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
 from perfed.run.run import Run
 from perfed.run.site import SiteModel, write_program
@@ -145,8 +145,8 @@ def test_a_preprocessing_that_is_pickled_is_not_read(run_dir):
     with pytest.raises(
         PerfedError, match=r"table\.zip: a preprocessing that is pickled \(joblib\), which can run code"
     ):
-        SiteTable.load(place / "table.zip")
-    assert SiteTable.load(place / "table.zip", trust=True).site == "a"
+        TablePreprocessor.load(place / "table.zip")
+    assert TablePreprocessor.load(place / "table.zip", trust=True).site == "a"
     facts = json.loads((place / "site.json").read_text())
     columns = [{"name": "age", "kind": "number"}]
     (place / "site.json").write_text(json.dumps({**facts, "columns": columns}))

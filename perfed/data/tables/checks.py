@@ -1,4 +1,4 @@
-"""What is wrong with sites' tables, found before anything is made of them: names, rows, kinds, targets."""
+"""What is wrong with sites' tables, found before anything is made of them: names, rows, kinds, targets, persons."""
 
 from __future__ import annotations
 
@@ -11,16 +11,52 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.labels import Task
-from perfed.data.tables.kinds import Column, Kind
-from perfed.data.tables.options import TableOptions
-from perfed.data.tables.parsed import Parsed
-from perfed.data.tables.problems import Frame, Problem, in_rows, listed, merged, nowhere, refuse, unknown
-from perfed.data.tables.schema import agreed_kinds
+from perfed.data.tables.kinds import Column, Kind, Parsed
+from perfed.data.tables.options import TableOptions, agreed_kinds
+from perfed.data.tables.problems import (
+    Frame,
+    Problem,
+    Series,
+    in_rows,
+    listed,
+    merged,
+    nowhere,
+    pandas,
+    refuse,
+    unknown,
+)
 from perfed.data.tables.targets import CONSTANT, constant, events_of, named, targets_of
 from perfed.errors import PerfedError
 
+FEWEST = 5
+"""Rows of a site that hold a category at least before the site tells it to anybody."""
+_MANY = 10  # different texts up to which a column is none of names
+
+
+def holders(values: Series, groups: Series | None = None) -> Series:
+    """By value how many rows hold it; where rows have ``groups`` (patients), how many of these do."""
+    if groups is None:
+        return values.value_counts()
+    pairs = pandas().DataFrame({"value": values.to_numpy(), "group": groups.to_numpy()}).drop_duplicates()
+    return pairs["value"].value_counts()
+
+
+def like_persons(name: str, values: Series, groups: Series | None = None) -> str:
+    """Why the texts of the column ``name`` may be names or codes of persons; empty where they are no such."""
+    found: Any = holders(values, groups)
+    different, rare, rows = len(found), int((found < FEWEST).sum()), int(found.sum())
+    if different <= _MANY or (2 * rare <= different and rows >= FEWEST * different):
+        return ""
+    of = "rows" if groups is None else f"values of '{groups.name}'"
+    return (
+        f"column '{name}' looks like names or codes of persons: {different} different texts in {rows} {of}, {rare} of "
+        f"them in fewer than {FEWEST}; leave it out of the file, or name it in the study's drop, or in its categories "
+        "if they are none"
+    )
+
+
 UNDECIDED: frozenset[Kind] = frozenset({"boolean", "empty"})
-"""What other sites may know better where all have one schema: see :func:`perfed.data.tables.schema.agreed_kinds`."""
+"""What other sites may know better where all have one schema: see :func:`perfed.data.tables.options.agreed_kinds`."""
 
 _ABOVE = "drop these rows, or add half a unit to them"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from perfed.data.files import optional_package
 from perfed.data.reading import reason_of, refuse_unpacked
-from perfed.data.tables.parsed import Parsed
+from perfed.data.tables.kinds import Parsed
 from perfed.data.tables.problems import Frame, in_rows, listed, pandas, refuse, unknown
 from perfed.errors import PerfedError
 from perfed.machine import memory

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perfed.data.agreement import Agreement, agreed, in_words
 from perfed.data.client import Client
+from perfed.data.federation_schema import FederationSchema, agreed, in_words
 from perfed.data.labels import Task
 from perfed.data.tables.checks import Checked, checked
 from perfed.data.tables.doubts import doubts
-from perfed.data.tables.kinds import Column, date_shown
+from perfed.data.tables.kinds import Column, Parsed, date_shown
 from perfed.data.tables.options import TableOptions
-from perfed.data.tables.parsed import Parsed
 from perfed.data.tables.problems import Frame, Problem, merged
-from perfed.data.tables.site_rows import SiteRows
+from perfed.data.tables.site_rows import SiteTableData
 from perfed.data.tables.targets import event_option, looks_like_event, numeric
 from perfed.errors import some
 
@@ -33,7 +32,7 @@ class Built:
     """
 
     clients: dict[str, Client]
-    agreement: Agreement
+    agreement: FederationSchema
     told: tuple[str, ...]
     remarks: tuple[str, ...]
     doubts: tuple[str, ...]
@@ -66,7 +65,7 @@ def build(
     drawn = "" if tests else f", whose rows seed {options.seed} draws"
     options = replace(options, task=None if options.event is not None else data.task)
     options = replace(options, test_fraction=0.0, folds=0) if tests else options
-    sites = SiteRows.of(data, options)
+    sites = SiteTableData.of(data, options)
     tolds = {site: rows.told() for site, rows in sites.items()}
     agreement = agreed(tolds, options, {part.site: part.source for part in data.main})
     clients = {site: rows.client(agreement) for site, rows in sites.items()}

@@ -1,16 +1,133 @@
-"""How sites' tables become a federation."""
+"""How sites' tables become a federation: the options, and which columns enter: own ones, or one schema for all."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from perfed.data.labels import Task
-from perfed.data.tables.kinds import Kind
-from perfed.data.tables.problems import listed
-from perfed.data.tables.schema import Mode
+from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind
+from perfed.data.tables.problems import Series, listed
 from perfed.errors import PerfedError
+
+Mode = Literal["own", "common", "union"]
+
+_RARE = 0.02  # share of a site's training rows below which a category is rare
+_TWICE = 2  # and a category that occurs less often is so in any case
+
+
+def learnt(values: Series, column: Column) -> Column:
+    """``column`` with what its ``values`` in the training rows say: how many are missing, categories, whether it is
+    constant.
+    """
+    there = values.notna().to_numpy()
+    missing = int(len(there) - there.sum())
+    held = values.to_numpy()[there]
+    constant = missing == len(values) or (missing == 0 and bool((held == held[0]).all()))
+    if column.kind != "category":
+        return replace(column, missing=missing, constant=constant, masked=missing > 0)
+    counts = values.fillna(MISSING_CATEGORY).value_counts()
+    least = max(_TWICE, _RARE * len(values))
+    frequent = counts.index[counts >= min(least, counts.max())]
+    found: dict[str, Any] = {"categories": tuple(sorted(counts.index)), "levels": tuple(sorted(frequent))}
+    return replace(column, missing=missing, constant=constant, masked=missing > 0, **found)
+
+
+def agreed_kinds(
+    columns: Mapping[str, Sequence[Column]], sources: Mapping[str, str]
+) -> tuple[dict[str, list[Column]], list[str]]:
+    """Columns of one name with one kind at all sites, where kinds do not contradict each other; and where they do.
+
+    A column that is empty at one site has the kind of the others; yes and no are booleans where others have 0 and 1
+    alone, numbers where they have more, and categories where they have these.
+    """
+    kinds: dict[str, dict[Kind, str]] = {}
+    counts: set[str] = set()
+    for site, held in columns.items():
+        for column in held:
+            if column.kind != "empty":
+                kinds.setdefault(column.name, {}).setdefault(column.kind, site)
+            if column.kind == "number" and not column.binary:
+                counts.add(column.name)
+    one: dict[str, Kind] = {}
+    problems = []
+    for name, found in kinds.items():
+        others: list[Kind] = [kind for kind in found if kind != "boolean"]
+        if len(others) > 1 or (len(found) > 1 and others[0] == "date"):
+            (first, a), (second, b) = list(found.items())[:2]
+            where = f"a {first} in {sources[a]} and a {second} in {sources[b]}"
+            ways = "give it one kind (a name in numbers, categories or dates), or drop it"
+            problems.append(f"column '{name}' is {where}; {ways}")
+        elif "boolean" in found and others in ([], ["number"]) and name not in counts:
+            one[name] = "boolean"
+        else:
+            one[name] = others[0]
+    changed = {
+        site: [replace(column, kind=one.get(column.name, column.kind)) for column in held]
+        for site, held in columns.items()
+    }
+    return changed, problems
+
+
+def shared_columns(columns: Mapping[str, Sequence[Column]], mode: Mode) -> dict[str, list[Column]]:
+    """The columns that enter at each site, those that it lacks among them: with "common" and "union" one schema.
+
+    A column enters that is not constant at every site that has it, and a category if somebody tells a level; "common":
+    if every site has it. Its levels are those of any site, and it is masked if it is missing, or absent, anywhere. With
+    "own" each site's that are not constant.
+    """
+    if mode == "own":
+        return {site: [c for c in held if not c.constant] for site, held in columns.items()}
+    by_name: dict[str, dict[str, Column]] = {}
+    for site, held in columns.items():
+        for column in held:
+            by_name.setdefault(column.name, {})[site] = column
+    entering: dict[str, list[Column]] = {site: [] for site in columns}
+    for name, found in by_name.items():
+        everywhere = len(found) == len(columns)
+        if all(c.constant for c in found.values()) or (mode == "common" and not everywhere):
+            continue
+        kind = next(iter(found.values())).kind
+        masked = not everywhere or any(c.masked for c in found.values())
+        levels = {level for c in found.values() for level in c.levels} | ({MISSING_CATEGORY} if masked else set())
+        if kind == "category" and not levels:  # nobody tells one: each is in too few rows
+            continue
+        one: dict[str, Any] = {"masked": masked, "levels": tuple(sorted(levels)) if kind == "category" else ()}
+        lacking = Column(name, kind, absent=True)
+        for site, held in entering.items():
+            held.append(replace(found.get(site, lacking), **one))
+    return entering
+
+
+def words(
+    task: Task,
+    domains: bool,
+    columns: tuple[Sequence[str], Sequence[str], Sequence[str]] | None,
+    named: Sequence[str] = (),
+) -> list[str]:
+    """What sites tell each other, a line each.
+
+    Args:
+        task: of the targets.
+        domains: whether samples have domains.
+        columns: where sites have one schema, their booleans, and their categories that do not enter and that do.
+        named: columns that the study names and that a site may lack.
+    """
+    of_task: dict[Task, list[str]] = {
+        "classification": ["the names of the classes"],
+        "regression": ["the number of their training rows, the sum of the target and of its squares"],
+        "survival": [],
+    }
+    lines = [*of_task[task], *(["the names of the domains"] if domains else [])]
+    lines += [f"which of these columns they have: {', '.join(named)}"] if named else []
+    if columns is None:
+        return lines
+    lines.append("names and kinds of their columns, and which are constant, 0 and 1 alone or have missing values")
+    categories = "the categories, without the rare ones, of"
+    told = ("how booleans are written", f"{categories} columns that do not enter", categories)
+    return lines + [f"{what}: {', '.join(names)}" for what, names in zip(told, columns, strict=True) if names]
+
 
 _KINDS: dict[str, Kind] = {"numbers": "number", "dates": "date", "categories": "category"}
 _LISTS = ("drop", *_KINDS)

@@ -17,7 +17,7 @@ _HUGE = 1e30  # stands for a missing value where the mask is made; below float32
 
 
 def column_transformer(columns: Sequence[Column]) -> Any:
-    """A ``ColumnTransformer`` (not fitted) for columns as :func:`perfed.data.tables.site.SiteTable.read` gives them.
+    """A ``ColumnTransformer``, not fitted, for columns as ``TablePreprocessor.read`` gives them.
 
     Numbers and dates (in days): the median where missing, then mean 0 and deviation 1 (but :func:`keep_flags`).
     Booleans: the more frequent value where missing. Categories: one input for each of ``levels``, none for all others,

@@ -25,7 +25,7 @@ _TRUSTED = ["numpy.dtype"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SiteTable:
+class TablePreprocessor:
     """A site's columns and its fitted preprocessing.
 
     Attributes:
@@ -58,7 +58,7 @@ class SiteTable:
     constant: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return f"<SiteTable '{self.site}': {len(self.columns)} columns, target '{self.target}'>"
+        return f"<TablePreprocessor '{self.site}': {len(self.columns)} columns, target '{self.target}'>"
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -195,7 +195,7 @@ class SiteTable:
             file.writestr(_PICKLED if kept is None else _SAFE, _pickled(self.transformer) if kept is None else kept)
 
     @classmethod
-    def load(cls, path: Path | str, trust: bool = False) -> SiteTable:
+    def load(cls, path: Path | str, trust: bool = False) -> TablePreprocessor:
         """What :meth:`save` wrote.
 
         Args:

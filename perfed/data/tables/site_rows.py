@@ -11,19 +11,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from perfed.data.agreement import AgreedColumn, Agreement, Told, ToldColumn
 from perfed.data.checks import check_client
 from perfed.data.client import Client
-from perfed.data.from_arrays import client_of
+from perfed.data.federation_schema import AgreedColumn, FederationSchema, SiteMetadata, ToldColumn
+from perfed.data.inputs import client_of
 from perfed.data.labels import Task
-from perfed.data.tables.checks import UNDECIDED, Checked, Part, checked, unreadable
+from perfed.data.tables.checks import UNDECIDED, Checked, Part, checked, holders, like_persons, unreadable
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column
-from perfed.data.tables.options import TableOptions
-from perfed.data.tables.persons import holders, like_persons
+from perfed.data.tables.options import TableOptions, agreed_kinds, learnt
 from perfed.data.tables.preprocess import column_transformer, keep_flags, output_names, outputs, own_transformer
 from perfed.data.tables.problems import Frame, Series, in_rows, merged, pandas, refuse, unknown
-from perfed.data.tables.schema import agreed_kinds, learnt
-from perfed.data.tables.site import SiteTable, domain_ids
+from perfed.data.tables.site import TablePreprocessor, domain_ids
 from perfed.data.tables.splits import fold_of, held_out
 from perfed.data.tables.targets import Labels, events_of, named
 from perfed.data.target_scale import Sums
@@ -34,7 +32,7 @@ Rows = Mapping[str, tuple[Frame, NDArray[Any]]]
 
 
 @dataclass(frozen=True, eq=False)
-class SiteRows:
+class SiteTableData:
     """A table in which nothing is wrong, at its site.
 
     Attributes:
@@ -52,7 +50,7 @@ class SiteRows:
     options: TableOptions
 
     @classmethod
-    def of(cls, data: Checked, options: TableOptions) -> dict[str, SiteRows]:
+    def of(cls, data: Checked, options: TableOptions) -> dict[str, SiteTableData]:
         """Each site's, by name."""
         given = {part.site: part for part in data.given}
         return {
@@ -68,7 +66,7 @@ class SiteRows:
         options: TableOptions,
         test: Frame | None = None,
         sources: tuple[str, str] | None = None,
-    ) -> SiteRows:
+    ) -> SiteTableData:
         """One site's table where those of the others are not known.
 
         Args:
@@ -143,7 +141,7 @@ class SiteRows:
             found.append(like_persons(name, values, groups))
         return merged(self.main.said(filter(None, found)))
 
-    def told(self, fewest: int = 1) -> Told:
+    def told(self, fewest: int = 1) -> SiteMetadata:
         """What the site tells before it trains: of categories those that at least ``fewest`` of its training rows hold,
         or of its groups of rows where it has these.
         """
@@ -158,7 +156,7 @@ class SiteRows:
         elif self.task == "regression":
             of_task = {"sums": Sums.of(torch.from_numpy(np.array(self.rows()["train"][1])))}
         asked = {name for names in self.options.named.values() for name in names}
-        return Told(
+        return SiteMetadata(
             task=self.task,
             domains=None if domain is None else self._domains(domain),
             columns=None if self.options.columns == "own" else tuple(self._told(c, fewest) for c in self.columns),
@@ -211,7 +209,7 @@ class SiteRows:
 
     # By an agreement ----------------------------------------------------------------------------------------------
 
-    def faults(self, agreement: Agreement) -> list[str]:
+    def faults(self, agreement: FederationSchema) -> list[str]:
         """What keeps the site from an agreement that others made, or made while its table was another: a line each."""
         where = named(self.options.target)
         if agreement.task != self.task:
@@ -223,7 +221,7 @@ class SiteRows:
         found += [problem for part in self._parts for problem in unreadable(part, late)]
         return [*contradicting, *merged(found)]
 
-    def _unknown(self, part: Part, agreement: Agreement) -> list[str]:
+    def _unknown(self, part: Part, agreement: FederationSchema) -> list[str]:
         """Classes, domains and columns of a part that are not of the agreement, or the other way round."""
         names, domain, where = list(part.frame.columns), self.options.domain, named(self.options.target)
         found = []
@@ -237,14 +235,14 @@ class SiteRows:
             found += [unknown(c.name, names) for c in agreement.columns or () if c.name not in names]
         return found
 
-    def as_agreed(self, agreement: Agreement) -> tuple[list[Column], list[str]]:
+    def as_agreed(self, agreement: FederationSchema) -> tuple[list[Column], list[str]]:
         """The site's columns as what is agreed that they hold, and which contradict it, a line each."""
         schema = {column.name: Column(column.name, column.kind) for column in agreement.columns or ()}
         both = {self.main.site: [c for c in self.columns if c.name in schema], "": list(schema.values())}
         _, problems = agreed_kinds(both, {self.main.site: self.main.source, "": "the study"})
         return [replace(c, kind=schema[c.name].kind) if c.name in schema else c for c in self.columns], problems
 
-    def client(self, agreement: Agreement) -> Client:
+    def client(self, agreement: FederationSchema) -> Client:
         """The site's client, its table with it.
 
         Raises:
@@ -275,14 +273,14 @@ class SiteRows:
             for c in schema
         ]
 
-    def own_table(self, domains: Sequence[str]) -> SiteTable:
+    def own_table(self, domains: Sequence[str]) -> TablePreprocessor:
         """Its preprocessing of columns of its own."""
         known = [self._learnt(column) for column in self.columns]
         return self._table(known, self._entering(known), self.rows()["train"][1], domains)
 
     def _table(
         self, known: Sequence[Column], entering: Sequence[Column], y: NDArray[Any], domains: Sequence[str]
-    ) -> SiteTable:
+    ) -> TablePreprocessor:
         """Its preprocessing of the columns ``entering``, fitted on the rows to train on, whose targets are ``y``; all
         are ``known``.
         """
@@ -294,7 +292,7 @@ class SiteRows:
         names = {c.name for c in entering if not c.absent} | {options.target, options.event, options.domain}
         out = [name for name in (options.group, *options.drop) if name in columns and name is not None]
         ids = tuple(n for n in out if n == options.group or self.main.rows.guess(n).kind == "id")
-        table = SiteTable(
+        table = TablePreprocessor(
             self.main.site,
             tuple(entering),
             _transformer(options.preprocess, entering),
@@ -313,12 +311,12 @@ class SiteRows:
             keep_flags(table.transformer, frame)
         return table
 
-    def _arranged(self, table: SiteTable, split: str) -> Frame:
+    def _arranged(self, table: TablePreprocessor, split: str) -> Frame:
         """The rows of a split as the transformer takes them."""
         frame = self._frames[split == "test"]
         return table.arranged({column.name: self._read(column, split) for column in table.columns}, frame.index)
 
-    def _arrays(self, table: SiteTable, rows: Rows) -> dict[str, Any]:
+    def _arrays(self, table: TablePreprocessor, rows: Rows) -> dict[str, Any]:
         arrays: dict[str, Any] = {}
         for split, (frame, y) in rows.items():
             if len(frame):

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from perfed import Federation
-from perfed.data.agreement import agreed
+from perfed.data.federation_schema import agreed
 from perfed.data.site_data import problems, site_data
+from perfed.data.tables.checks import FEWEST, like_persons
 from perfed.data.tables.options import TableOptions
-from perfed.data.tables.persons import FEWEST, like_persons
 
 
 def site(rows: int = 50, **more: object) -> pd.DataFrame:

@@ -12,10 +12,10 @@ from test_frames import made
 
 from perfed import Federation, PerfedError
 from perfed.data.domain_input import with_domain_input
-from perfed.data.tables.site import SiteTable
+from perfed.data.tables.site import TablePreprocessor
 
 
-def table(**settings: Any) -> SiteTable:
+def table(**settings: Any) -> TablePreprocessor:
     (client,) = Federation.from_frames({"north": made()}, **{"target": "sick", "domain": "race", **settings})
     return client.table
 
@@ -113,7 +113,7 @@ def test_a_saved_table_does_the_same(tmp_path, columns):
     frames = {"north": made(), "south": made(seed=1).assign(sugar=np.arange(40.0) ** 2)}
     one = Federation.from_frames(frames, target="sick", domain="race", **settings).clients[0].table
     one.save(tmp_path / "north.table")
-    two = SiteTable.load(tmp_path / "north.table", trust=columns == "mine")
+    two = TablePreprocessor.load(tmp_path / "north.table", trust=columns == "mine")
     for a, b in zip(one.transform(made(9, 9)), two.transform(made(9, 9)), strict=True):
         np.testing.assert_array_equal(a, b)
     assert {k: v for k, v in vars(one).items() if k != "transformer"} == {
@@ -125,7 +125,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path):
     (tmp_path / "x.table").write_bytes(b"nothing")
     for name in ("x.table", "y.table"):
         with pytest.raises(PerfedError, match="cannot be read as a site's table"):
-            SiteTable.load(tmp_path / name)
+            TablePreprocessor.load(tmp_path / name)
 
 
 @pytest.mark.parametrize("columns", ["own", "union"])

@@ -9,7 +9,7 @@ from data_files import require_file
 from lifelines.utils import concordance_index
 
 import perfed
-from perfed.data.newcomer import newcomer_from_frame
+from perfed.data.new_client import new_client_from_frame
 from perfed.errors import PerfedError
 
 
@@ -88,7 +88,7 @@ def test_a_model_orders_by_risk_and_a_site_takes_raw_columns():
 
 def test_a_new_site_joins_with_its_times_and_events():
     run = trained(federation(), "fedrep", rounds=10)
-    client = newcomer_from_frame(run.federation, "south", frame(seed=7), "south.csv")
+    client = new_client_from_frame(run.federation, "south", frame(seed=7), "south.csv")
     assert client.train.y.shape[1] == 2
     site = run.join(client)
     assert 0.5 < site.facts["metrics"]["of"]["c-index"]["value"] <= 1

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from perfed import Federation, PerfedError
-from perfed.data.agreement import Agreement, Told, agreed
+from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.problems import TableProblems
-from perfed.data.tables.site_rows import SiteRows
+from perfed.data.tables.site_rows import SiteTableData
 
 TARGETS = ("sick", "code", "value", "steps", "days", "died")
 
@@ -61,13 +61,15 @@ def options_of(target: str, **more: object) -> TableOptions:
     return TableOptions(target, drop=unused, seed=3, event="died" if target == "days" else None, **more)
 
 
-def over_a_network(frames, options, tests=None) -> tuple[dict[str, Told], Federation]:
+def over_a_network(frames, options, tests=None) -> tuple[dict[str, SiteMetadata], Federation]:
     """Each site alone; all that passes between sites and server are texts."""
-    sites = {name: SiteRows.alone(name, frame, options, (tests or {}).get(name)) for name, frame in frames.items()}
+    sites = {name: SiteTableData.alone(name, frame, options, (tests or {}).get(name)) for name, frame in frames.items()}
     messages = {name: json.dumps(rows.told().plain()) for name, rows in sites.items()}
-    tolds = {name: Told.of_plain(json.loads(text), f"site '{name}'") for name, text in reversed(messages.items())}
+    tolds = {
+        name: SiteMetadata.of_plain(json.loads(text), f"site '{name}'") for name, text in reversed(messages.items())
+    }
     answer = json.dumps(agreed(tolds, options).plain())
-    agreements = {name: Agreement.of_plain(json.loads(answer), "the server") for name in frames}
+    agreements = {name: FederationSchema.of_plain(json.loads(answer), "the server") for name in frames}
     clients = tuple(sites[name].client(agreements[name]) for name in frames)
     return tolds, Federation.of_agreement(clients, agreements["north"], name="tables")
 
@@ -206,7 +208,7 @@ COLUMN = {"name": "age", "kind": "number", "constant": False, "missing": True, "
 )
 def test_what_a_site_tells_is_checked(values, said):
     with pytest.raises(PerfedError) as error:
-        Told.of_plain(values, "site 'north'")
+        SiteMetadata.of_plain(values, "site 'north'")
     line = str(error.value)
     assert line.startswith("site 'north': ") and said in line and "\n" not in line and len(line) < 600
 
@@ -227,12 +229,12 @@ def test_what_a_site_tells_is_checked(values, said):
 )
 def test_what_the_server_says_is_checked(values, said):
     with pytest.raises(PerfedError) as error:
-        Agreement.of_plain(values, "the server")
+        FederationSchema.of_plain(values, "the server")
     assert str(error.value).startswith("the server: ") and said in str(error.value)
 
 
-def told_by(frames, options) -> dict[str, Told]:
-    return {name: SiteRows.alone(name, frame, options).told() for name, frame in frames.items()}
+def told_by(frames, options) -> dict[str, SiteMetadata]:
+    return {name: SiteTableData.alone(name, frame, options).told() for name, frame in frames.items()}
 
 
 def test_a_column_that_the_study_names_and_no_site_has_is_refused_with_the_nearest_that_is_told():
@@ -309,7 +311,7 @@ def test_a_table_that_does_not_fit_what_was_agreed_is_refused_by_row():
         "c",
         [f"{n % 3} of 3" for n in range(40)],
     )
-    rows = SiteRows.alone("west", changed, options, sources=("west.csv", "test.csv"))
+    rows = SiteTableData.alone("west", changed, options, sources=("west.csv", "test.csv"))
     lines = [
         "column 'flag' is a category in west.csv and a number in the study; give it one kind",
         "west.csv: column 'sick', the target, holds no known class in row 5; allowed: no, yes",
@@ -321,16 +323,16 @@ def test_a_table_that_does_not_fit_what_was_agreed_is_refused_by_row():
     assert len(error.value.problems) == 3
     common = replace(options, columns="common")
     agreement = agreed(told_by(three(), common), common)
-    lacking = SiteRows.alone("west", three()["west"].drop(columns="age"), common)
+    lacking = SiteTableData.alone("west", three()["west"].drop(columns="age"), common)
     assert lacking.faults(agreement)[0].startswith("site 'west': no column 'age'")
-    other = SiteRows.alone("west", three()["west"], options_of("value"))
+    other = SiteTableData.alone("west", three()["west"], options_of("value"))
     assert other.faults(agreement) == [
         "site 'west': column 'value', the target, is of regression, and the study is of classification"
     ]
     yes_no = three()
     yes_no["north"] = yes_no["north"].assign(flag=["yes", "no"] * 20)
     options = options_of("sick", columns="common")
-    rows = SiteRows.alone("north", yes_no["north"], options)
+    rows = SiteTableData.alone("north", yes_no["north"], options)
     found = rows.faults(agreed(told_by(three(), options), options))
     assert [line.partition(" in rows")[0] for line in found] == [
         "site 'north': column 'flag' holds numbers, and something else"

@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 
 from perfed import Federation
-from perfed.data.newcomer import newcomer_from_frame
-from perfed.data.tables.newcomer import TESTED
+from perfed.data.new_client import TESTED, new_client_from_frame
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.problems import TableProblems
 from perfed.data.tables.splits import held_out
@@ -67,7 +66,7 @@ def test_a_newcomer_whose_only_2_is_among_its_test_rows_joins(columns):
     new = ward(seed=2)
     tested = held_out(pd.factorize(new["sick"])[0], None, TESTED, 0, "test rows of west")
     new.loc[np.flatnonzero(tested)[0], "visits"] = 2
-    client = newcomer_from_frame(federation, "west", new, "west.csv")
+    client = new_client_from_frame(federation, "west", new, "west.csv")
     assert len(client.test) == tested.sum()
     assert {column.name: column.kind for column in client.table.columns}["visits"] == "number"
 
@@ -77,7 +76,7 @@ def test_what_the_sites_agreed_on_wins_over_what_a_newcomer_s_rows_look_like():
     frames = {site: ward(seed=seed, day=np.arange(40) % 7) for seed, site in enumerate("xy")}
     federation = Federation.from_frames(frames, target="sick", columns="common")
     new = ward(seed=2, day=np.arange(1, 41), visits=["no", "yes"] * 20)
-    client = newcomer_from_frame(federation, "west", new, "west.csv")
+    client = new_client_from_frame(federation, "west", new, "west.csv")
     assert client.feature_names == federation.clients[0].feature_names
     train = client.train.x[:, client.feature_names.index("number__visits")]
     assert len(set(train.tolist())) == 2
@@ -88,7 +87,7 @@ def test_a_newcomer_writes_dates_in_its_own_way():
     frames = {site: ward(seed=seed, visit=[f"{day:%Y-%m-%d %H:%M}" for day in days]) for seed, site in enumerate("xy")}
     federation = Federation.from_frames(frames, target="sick", columns="common")
     new = {form: ward(seed=2, visit=[f"{day:{form}}" for day in days]) for form in ("%d.%m.%Y %H:%M", "%Y-%m-%dT%H:%M")}
-    one, two = (newcomer_from_frame(federation, "west", frame, "west.csv") for frame in new.values())
+    one, two = (new_client_from_frame(federation, "west", frame, "west.csv") for frame in new.values())
     assert one.train.x.equal(two.train.x) and one.test.x.equal(two.test.x)
 
 

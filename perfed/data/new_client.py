@@ -1,32 +1,36 @@
-"""The table of a site that comes after a run: its own preprocessing, on columns that the model of the others takes."""
+"""A client that comes after a run: with the classes, domains and columns of the federation that it joins."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from perfed.data.client import Client
+from perfed.data.federation import Federation
+from perfed.data.held_out import with_validation
+from perfed.data.inputs import client_of
 from perfed.data.labels import Task
 from perfed.data.tables.checks import checked
 from perfed.data.tables.kinds import Column, guess, read
-from perfed.data.tables.options import TableOptions
+from perfed.data.tables.options import TableOptions, learnt
 from perfed.data.tables.preprocess import column_transformer, keep_flags
 from perfed.data.tables.problems import Frame, pandas, refuse
-from perfed.data.tables.schema import learnt
-from perfed.data.tables.site import SiteTable, domain_ids
-from perfed.data.tables.site_rows import Rows, SiteRows
+from perfed.data.tables.site import TablePreprocessor, domain_ids
+from perfed.data.tables.site_rows import Rows, SiteTableData
 from perfed.data.tables.splits import held_out
+from perfed.errors import PerfedError
 
 TESTED = 0.25
 """Share of a newcomer's rows that it is tested on."""
 
 
-def newcomer_table(
-    site: str, frame: Frame, source: str, tables: Sequence[SiteTable], task: Task, seed: int
-) -> tuple[dict[str, Any], SiteTable]:
+def new_client_table(
+    site: str, frame: Frame, source: str, tables: Sequence[TablePreprocessor], task: Task, seed: int
+) -> tuple[dict[str, Any], TablePreprocessor]:
     """Arrays of one client, and its preprocessing, fitted on its own training rows.
 
     Where all ``tables`` have one schema, the newcomer gets it too, kinds of columns with it, whatever its own rows look
@@ -68,7 +72,7 @@ def newcomer_table(
     strata = np.zeros(len(frame)) if column is None else pandas().factorize(frame[column])[0]
     held = held_out(strata, None, TESTED, seed, f"test rows of {site}")
     rows = {"train": frame[~held], "test": frame[held]}
-    own = SiteRows.of(
+    own = SiteTableData.of(
         checked({site: rows["train"]}, options, tests={site: rows["test"]}, sources={site: source}), options
     )[site]
     named = tuple(name for name in frame.columns if any(name in other.ids for other in tables))
@@ -85,7 +89,7 @@ def newcomer_table(
     return _arrays(own.rows(), table, source), table
 
 
-def _arrays(rows: Rows, table: SiteTable, source: str) -> dict[str, Any]:
+def _arrays(rows: Rows, table: TablePreprocessor, source: str) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
     for split, (part, y) in rows.items():
         if len(part):
@@ -99,7 +103,7 @@ def _arrays(rows: Rows, table: SiteTable, source: str) -> dict[str, Any]:
     return arrays if names is None else {**arrays, "feature_names": names}
 
 
-def _schema(tables: Sequence[SiteTable]) -> tuple[Column, ...] | None:
+def _schema(tables: Sequence[TablePreprocessor]) -> tuple[Column, ...] | None:
     """The columns that enter, if they are the same at all of several sites."""
     shapes = {tuple((c.name, c.kind, c.levels, c.masked) for c in table.inputs) for table in tables}
     return tables[0].inputs if len(shapes) == 1 and len(tables) > 1 and not tables[0].own else None
@@ -112,3 +116,39 @@ def _own(column: Column, train: Frame) -> Column:
     column = replace(column, absent=False)
     found = learnt(read(train[column.name], column)[0], column)
     return replace(found, levels=column.levels, masked=column.masked)
+
+
+def new_client(federation: Federation, name: str, given: Mapping[str, Any], seed: int = 0) -> Client:
+    """A client of ``federation``'s classes, domains and, if it is of tables, columns.
+
+    Args:
+        federation: that it joins.
+        name: its id.
+        given: arrays as :meth:`Federation.from_arrays` takes them for one client, where ``x``, ``y`` and ``domain`` are
+            short for ``x_train`` and so on. Without test data, a quarter of the samples is, by class.
+        seed: of that choice.
+
+    Raises:
+        PerfedError: an id that is there, arrays that :meth:`Federation.from_arrays` refuses, labels that are no classes
+            of the federation, or other columns than its clients have where these are the same.
+    """
+    if name in federation.ids:
+        raise PerfedError(f"site '{name}' is in the run already; choose another name")
+    full = {f"{key}_train" if key in ("x", "y", "domain") else key: value for key, value in given.items()}
+    client = client_of(name, full, federation.classes, federation.target_scale)
+    if client.split("test") is None:
+        kept = client.validation
+        cut = with_validation(replace(client, validation=None), TESTED, federation.num_classes is not None, seed)
+        client = replace(cut, test=cut.validation, validation=kept)
+    return client
+
+
+def new_client_from_frame(federation: Federation, name: str, frame: Any, source: str, seed: int = 0) -> Client:
+    """A client of ``federation``, which is of tables, from a data frame with the site's columns.
+
+    Raises:
+        PerfedError: as :func:`new_client` and :func:`perfed.data.new_client.new_client_table`.
+    """
+    tables = [client.table for client in federation if client.table is not None]
+    arrays, table = new_client_table(name, frame, source, tables, federation.task, seed)
+    return replace(new_client(federation, name, arrays, seed), table=table)

@@ -10,9 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from perfed.data.labels import Classes, Task
 from perfed.data.tables.kinds import Column, Kind
-from perfed.data.tables.options import TableOptions
+from perfed.data.tables.options import TableOptions, agreed_kinds, shared_columns, words
 from perfed.data.tables.problems import nowhere, refuse
-from perfed.data.tables.schema import agreed_kinds, shared_columns, words
 from perfed.data.tables.targets import CONSTANT, FEW, LabelsAre, contradictions, named
 from perfed.data.target_scale import Sums, TargetScale
 from perfed.errors import PerfedError, first_problem, some
@@ -80,7 +79,7 @@ class ToldColumn(_Message):
         )
 
 
-class Told(_Message):
+class SiteMetadata(_Message):
     """All that a site tells before it trains; never a row.
 
     Attributes:
@@ -136,7 +135,7 @@ class Scale(_Message):
     std: Annotated[tuple[Annotated[float, Field(gt=0)], ...], Field(min_length=1, max_length=1000)]
 
 
-class Agreement(_Message):
+class FederationSchema(_Message):
     """What holds at all sites.
 
     Attributes:
@@ -184,8 +183,8 @@ def _check_names(columns: tuple[ToldColumn, ...] | tuple[AgreedColumn, ...]) -> 
 
 
 def agreed(
-    tolds: Mapping[str, Told], options: TableOptions | None = None, sources: Mapping[str, str] | None = None
-) -> Agreement:
+    tolds: Mapping[str, SiteMetadata], options: TableOptions | None = None, sources: Mapping[str, str] | None = None
+) -> FederationSchema:
     """What holds at all sites, from what each tells, whatever the order.
 
     Args:
@@ -217,7 +216,7 @@ def agreed(
     scale = TargetScale.of_sums([told.sums for told in tolds.values() if told.sums]) if task == "regression" else None
     schema = next(iter(shared_columns(held, mode).values())) if mode != "own" else None
     columns = (AgreedColumn(name=c.name, kind=c.kind, masked=c.masked, levels=c.levels) for c in schema or ())
-    return Agreement(
+    return FederationSchema(
         task=task,
         classes=classes,
         domains=_domains(tolds),
@@ -227,7 +226,7 @@ def agreed(
 
 
 def _lacking(
-    tolds: Mapping[str, Told], called: Mapping[str, str], key: str, mode: str, domain: bool | None
+    tolds: Mapping[str, SiteMetadata], called: Mapping[str, str], key: str, mode: str, domain: bool | None
 ) -> list[str]:
     """Sites that tell what was not asked, or do not tell what was, or tell it in another way."""
     kinds = {site: type(getattr(told, key)) for site, told in tolds.items()}
@@ -244,14 +243,16 @@ def _lacking(
     ]
 
 
-def _nowhere(tolds: Mapping[str, Told], options: TableOptions) -> list[str]:
+def _nowhere(tolds: Mapping[str, SiteMetadata], options: TableOptions) -> list[str]:
     """Columns that the study names and no site has; the nearest is of those whose names sites tell."""
     names = [column.name for told in tolds.values() for column in told.columns or ()]
     held = {name for told in tolds.values() for name in told.named or ()}
     return nowhere(options.named, held, list(dict.fromkeys(names)))
 
 
-def _of_targets(tolds: Mapping[str, Told], called: Mapping[str, str], where: str, task: Task | None) -> list[str]:
+def _of_targets(
+    tolds: Mapping[str, SiteMetadata], called: Mapping[str, str], where: str, task: Task | None
+) -> list[str]:
     """Sites whose targets are for something else than those of others, or than the study's ``task``."""
     odd = [called[site] for site, told in tolds.items() if task is not None and told.task != task]
     if odd:
@@ -276,21 +277,21 @@ def _doubtful(classes: Classes, where: str, *, said: bool) -> list[str]:
     return []
 
 
-def _classes(tolds: Mapping[str, Told]) -> Classes:
+def _classes(tolds: Mapping[str, SiteMetadata]) -> Classes:
     """The labels of any site: whole numbers if they are so at all sites, else texts."""
     if all(told.numbers is not None for told in tolds.values()):
         return tuple(sorted({number for told in tolds.values() for number in told.numbers or ()}))
     return tuple(sorted({label for told in tolds.values() for label in told.classes or ()}))
 
 
-def _domains(tolds: Mapping[str, Told]) -> tuple[str, ...] | int | None:
+def _domains(tolds: Mapping[str, SiteMetadata]) -> tuple[str, ...] | int | None:
     found = [told.domains for told in tolds.values()]
     names = {name for held in found if isinstance(held, tuple) for name in held}
     numbers = [held for held in found if isinstance(held, int)]
     return tuple(sorted(names)) if names else max(numbers, default=None)
 
 
-def in_words(tolds: Mapping[str, Told], agreement: Agreement) -> list[str]:
+def in_words(tolds: Mapping[str, SiteMetadata], agreement: FederationSchema) -> list[str]:
     """What sites told each other for an agreement; never a row."""
     columns, asked = None, sorted({name for told in tolds.values() for name in told.named or ()})
     if agreement.columns is not None:

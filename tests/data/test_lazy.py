@@ -13,12 +13,11 @@ import torch
 from engines import blobs
 
 from perfed.data.client import Split
-from perfed.data.deferred import DeferredSplit
 from perfed.data.domain_input import with_domain_input
 from perfed.data.facts import SPLITS, ClientFacts, SplitFacts
 from perfed.data.federation import Federation
 from perfed.data.held_out import scored_apart, with_validation
-from perfed.data.holder import Held
+from perfed.data.lazy import LazySplit, SplitCache
 from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.participation.clock import Population
@@ -93,7 +92,7 @@ def test_validation_data_domains_as_inputs_and_scaled_targets_are_made_when_samp
             made = scored_apart(replace(bare, clients=cut), 3)
             parts.append(with_domain_input(made) if domains else made)
         assert domains or read.calls == looked  # without domains, counts say how many of each class there will be
-        assert all(isinstance(client.train, DeferredSplit) for client in parts[1])
+        assert all(isinstance(client.train, LazySplit) for client in parts[1])
         assert_same_data(parts[1], parts[0])
     values = blobs(regression=True)
     deferred = Federation.from_source(Counting(values), values.ids, task="regression").to(dtype=torch.float64)
@@ -335,7 +334,7 @@ def test_a_linear_problem_drawn_on_demand_has_the_same_numbers():
 
 def test_a_limit_below_zero_is_no_limit():
     with pytest.raises(PerfedError, match="at least 0"):
-        Held(-1)
+        SplitCache(-1)
 
 
 def test_facts_without_samples_are_none():

@@ -6,7 +6,9 @@ client at a time, are checked and compared with the facts then, and are held as 
 
 from __future__ import annotations
 
+import threading
 import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,8 +21,55 @@ from torch import Tensor
 from perfed.data.checks import check_ids, check_samples
 from perfed.data.client import Client, Split
 from perfed.data.facts import ClientFacts, Counts, SplitFacts
-from perfed.data.holder import Held
 from perfed.errors import PerfedError
+
+HOLD = 256 << 20
+"""Bytes of samples that a federation holds by default."""
+
+
+class SplitCache:
+    """The splits used last, up to a number of bytes; threads may share it, and a copy for another process is empty.
+
+    Args:
+        limit: bytes. A split that alone is larger is handed out and not held.
+
+    Attributes:
+        bytes: of what is held.
+        reads: how often a split was not there and had to be read.
+    """
+
+    def __init__(self, limit: int = HOLD) -> None:
+        if limit < 0:
+            raise PerfedError(f"hold is {limit} bytes; at least 0 is needed")
+        self.limit, self.bytes, self.reads = limit, 0, 0
+        self._splits: OrderedDict[Hashable, Split] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, key: Hashable) -> Split | None:
+        """What is held under ``key``."""
+        with self._lock:
+            if key in self._splits:
+                self._splits.move_to_end(key)
+            return self._splits.get(key)
+
+    def keep(self, key: Hashable, split: Split) -> None:
+        """Hold ``split``, which has just been read, in place of those that were not used for longest."""
+        size = _size(split)
+        with self._lock:
+            self.reads += 1
+            if size <= self.limit and key not in self._splits:
+                self._splits[key] = split
+                self.bytes += size
+                while self.bytes > self.limit:
+                    self.bytes -= _size(self._splits.popitem(last=False)[1])
+
+    def __reduce__(self) -> tuple[type[SplitCache], tuple[int]]:
+        return SplitCache, (self.limit,)
+
+
+def _size(split: Split) -> int:
+    return sum(t.numel() * t.element_size() for t in (split.x, split.y, split.domain) if t is not None)
+
 
 Change = Callable[[Split], Split]
 
@@ -39,7 +88,7 @@ class Source:
     read: Callable[[Sequence[str], str], Sequence[Split]]
     num_classes: int | None = None
     survival: bool = False
-    held: Held = field(default_factory=Held)
+    held: SplitCache = field(default_factory=SplitCache)
 
     def samples(self, clients: Sequence[ClientFacts], name: str) -> list[Split]:
         """The samples of split ``name`` of each client, checked.
@@ -70,7 +119,7 @@ class Source:
 
     def client(self, facts: ClientFacts) -> Client:
         """The client that ``facts`` are of, its samples unread."""
-        splits = {name: DeferredSplit(self, facts, name) for name in facts.splits}
+        splits = {name: LazySplit(self, facts, name) for name in facts.splits}
         train, test, validation = (splits.get(name) for name in ("train", "test", "validation"))
         assert train is not None
         return Client(facts.id, train, test, validation, facts.feature_names)
@@ -86,7 +135,7 @@ def _check_facts(where: str, found: SplitFacts, said: SplitFacts) -> None:
 _SLOTS = ("source", "client", "name", "changes", "known", "itemsize")
 
 
-class DeferredSplit(Split):
+class LazySplit(Split):
     """Samples of one client that are read when they are used; their facts are known.
 
     Args:
@@ -120,7 +169,7 @@ class DeferredSplit(Split):
     itemsize: int
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DeferredSplit, tuple(getattr(self, slot) for slot in _SLOTS)
+        return LazySplit, tuple(getattr(self, slot) for slot in _SLOTS)
 
     def loaded(self) -> Split:
         """The samples in memory.
@@ -214,7 +263,7 @@ class DeferredSplit(Split):
     def then(self, change: Change, facts: Callable[[SplitFacts], SplitFacts] | None = None) -> Split:
         """What ``change`` makes of the samples when they are read; they are read now where ``facts`` are not given."""
         known = change(self.loaded()).facts(self.source.survival) if facts is None else facts(self.known)
-        return DeferredSplit(self.source, self.client, self.name, (*self.changes, change), known, self.itemsize)
+        return LazySplit(self.source, self.client, self.name, (*self.changes, change), known, self.itemsize)
 
     def take(self, index: Tensor) -> Split:
         """The samples at ``index``, read."""
@@ -223,7 +272,7 @@ class DeferredSplit(Split):
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Split:
         """The same samples on ``device`` in ``dtype``, once they are read."""
         changes = (*self.changes, _to(dtype, str(device)))
-        return DeferredSplit(self.source, self.client, self.name, changes, self.known, dtype.itemsize)
+        return LazySplit(self.source, self.client, self.name, changes, self.known, dtype.itemsize)
 
     def with_targets(self, change: Callable[[Tensor], Tensor]) -> Split:
         """The same inputs with other targets of the same shape and kind, made when they are read."""
@@ -260,9 +309,9 @@ def loaded(splits: Sequence[Split]) -> list[Split]:
         PerfedError: as :meth:`Source.samples`.
     """
     found: dict[int, Split] = {}
-    missing: dict[tuple[int, str], list[tuple[int, DeferredSplit]]] = {}
+    missing: dict[tuple[int, str], list[tuple[int, LazySplit]]] = {}
     for at, split in enumerate(splits):
-        if not isinstance(split, DeferredSplit):
+        if not isinstance(split, LazySplit):
             found[at] = split
         elif (held := split.source.held.find(split.key)) is not None:
             found[at] = held
