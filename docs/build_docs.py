@@ -32,9 +32,9 @@ from perfed.experiment.overrides import override
 from perfed.experiment.study import Study
 from perfed.methods.titles import display_name
 from perfed.report import load_runs
-from perfed.report.paired import ClientTable, interval
+from perfed.report.against import against, best_reference
+from perfed.report.paired import ClientTable
 from perfed.report.text import metric_text
-from perfed.report.verdict import best_reference
 
 ROOT = Path(__file__).parent.parent
 ACCURACY = metric_of("accuracy")
@@ -173,7 +173,7 @@ def _cells(of: ClientTable, method: str, base: str) -> list[str]:
     mean = f"{metric_text('accuracy', means.mean())} ± {metric_text('accuracy', means.std(ddof=1))}"
     if method == base:
         return [mean, ""]
-    gain = interval(of.gains(method, base, ACCURACY), of.weights)
+    gain = against(method, base, of, ACCURACY).gain
     assert gain.low is not None and gain.high is not None
     middle, low, high = (metric_text("accuracy", v, "+").replace("-", "−") for v in (gain.mean, gain.low, gain.high))
     return [mean, f"{middle} [{low}, {high}]"]

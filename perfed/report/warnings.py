@@ -203,6 +203,18 @@ def one_class(runs: Sequence[Run], metric: str, values: ClientTable) -> list[str
     ]
 
 
+def few_seeds(values: ClientTable) -> list[str]:
+    """One line where one or two seeds cannot say how much trainings vary."""
+    if len(values.seeds) == 1:
+        return [
+            "One seed: how much trainings vary cannot be known. Intervals of methods are over clients alone, and say "
+            "what these trainings give other clients."
+        ]
+    if len(values.seeds) == 2:
+        return ["Two seeds: how much trainings vary can hardly be known. Intervals allow for it, and are wide."]
+    return []
+
+
 def doubts(runs: Sequence[Run]) -> list[str]:
     """What was found of the data beforehand: a column that holds the answer, one class written in two ways."""
     found = first_holdings(runs)
