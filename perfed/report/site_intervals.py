@@ -161,6 +161,6 @@ def _comparable(
             if not (own.gives(reported[0][number]) and other.gives(reported[1][number])):
                 break
             cells.append((own, other))
-        if len(cells) == np.isfinite(gains).sum():
+        if cells and len(cells) == np.isfinite(gains).sum():
             found[site] = cells, float(np.nanmean(gains))
     return found

@@ -169,7 +169,8 @@ def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None
         *one_class(runs, metric, values),
         *(below(federated, base, metric) if needs_no_federation(base) else ()),
     ]
-    ahead = {of.method for of in federated if of.gain.sign > 0 and needs_no_federation(base)}
+    several = needs_no_federation(base) and len(values.sites) > 1  # else nothing is known of other sites
+    ahead = {of.method for of in federated if several and of.gain.sign > 0}
     return Verdict(metric, base, found, tuple(warnings), _of_sites(runs, values, metric, flat, ahead))
 
 

@@ -20,7 +20,7 @@ from perfed.datasets import load
 from perfed.experiment import jobs
 from perfed.experiment.config import find_experiment
 from perfed.experiment.planned import parse_names, parse_seeds, read_campaign, swept
-from perfed.report.paired import interval
+from perfed.report.intervals import interval
 
 ROOT = Path(__file__).parents[2]
 SHORT = (*TINY, "rounds=2", "evaluation.every=1")
