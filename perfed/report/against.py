@@ -51,14 +51,15 @@ def best_reference(values: ClientTable, known: Metric) -> str:
 def chances_of(base: str, values: ClientTable, known: Metric) -> Chances:
     """How many comparisons a claim of "ahead of" or "behind" ``base`` is picked from.
 
-    Each other method may be ahead. Where ``base`` is the best of several that need no federation, none of these is
-    ahead of it by that choice, and a method is behind as soon as it is behind any of them: so many pairs are behind.
+    Each other method may be so. Where ``base`` is the best of m that need no federation, these cannot be ahead, and
+    that it was chosen makes others look behind: m - 1 more are counted, as many as simulation asks for
+    (``benchmarks/verdict_coverage.py``), which is less than all m times as many pairs.
     """
-    alone = [method for method in values.of_method if needs_no_federation(method)]
-    others = len(values.of_method) - len(alone)
-    if base != best_reference(values, known) or not alone:
-        return Chances(*[max(1, len(values.of_method) - 1)] * 2)
-    return Chances(max(1, others), max(1, len(alone) * others + len(alone) * (len(alone) - 1) // 2))
+    others = len(values.of_method) - 1
+    alone = sum(map(needs_no_federation, values.of_method))
+    if not needs_no_federation(base) or base != best_reference(values, known):
+        return Chances(max(1, others), max(1, others))
+    return Chances(max(1, others - alone + 1), max(1, others + alone - 1))
 
 
 def against(method: str, base: str, values: ClientTable, known: Metric, bytes_: float | None = None) -> MethodVerdict:
