@@ -150,7 +150,7 @@ def measured(ties: int = TIES, comparisons: int = COMPARISONS) -> dict[str, Any]
     ]
     print("several methods: done", file=sys.stderr)
     sites = [
-        {"federated": n, "seeds": seeds, "sites": number, "rows": rows, **of_sites(n, seeds, number, rows, comparisons)}
+        {"federated": n, "seeds": seeds, "of": number, "rows": rows, **of_sites(n, seeds, number, rows, comparisons)}
         for n, seeds, number, rows in SITES
     ]
     return {"ties": ties, "comparisons": comparisons, "two": two, "family": family, "sites": sites}
