@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfed.engine.metrics import Metric
+from perfed.engine.metrics import ALWAYS, Metric, metric_of
 from perfed.plugins import POOLED, SKLEARN
 from perfed.report.intervals import Chances, Gain, interval
 from perfed.report.paired import ClientTable
@@ -136,6 +136,14 @@ def _evidence(found: MethodVerdict, metric: str) -> str:
         return f"({told}{seeds}, no interval)"
     over = " over clients alone" if found.seeds == 1 else ""
     return f"({told}95 % interval{over} {_ends(found, metric)}, {seeds})"
+
+
+def compared_by(metric: str) -> list[str]:
+    """One line where it is another metric than the task's own."""
+    if metric in {name for names in ALWAYS.values() for name in names}:
+        return []
+    better = "higher" if metric_of(metric).higher_is_better else "lower"
+    return [f"Compared by {metric}, {better} is better; evaluation.compare_by chooses another metric."]
 
 
 def gainers(found: MethodVerdict | None, reference: str) -> list[str]:

@@ -16,6 +16,7 @@ from perfed.report.against import (
     MethodVerdict,
     against,
     best_reference,
+    compared_by,
     gainers,
     headline,
     needs_no_federation,
@@ -37,6 +38,7 @@ from perfed.report.warnings import (
     same_rows,
     unequal_rounds,
     unfinished,
+    without,
 )
 
 WORTH = 200
@@ -86,9 +88,10 @@ class Verdict:
 
     @property
     def sentences(self) -> list[str]:
-        """Who is ahead and behind, who gains and loses with the best method, one per warning, and one on the sites."""
+        """Who is ahead and behind, by what, who gains and loses with the best method, the warnings, and the sites."""
         return [
             headline(self.methods, self.reference, self.metric),
+            *compared_by(self.metric),
             *gainers(self.best_method, self.reference),
             *self.warnings,
             *_over_sites(self.sites),
@@ -161,6 +164,7 @@ def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None
     flat = constant(runs)
     warnings = [
         *few_seeds(values),
+        *without(runs, metric, values),
         *doubts(runs),
         *unequal_rounds(runs),
         *learnt_nothing(flat, len(values.sites)),
