@@ -180,13 +180,21 @@ def compare_command(
     as_json: JsonOption = False,
     all_metrics: AllMetricsOption = False,
     verbose: VerboseOption = False,
+    gate: Annotated[
+        bool,
+        typer.Option(
+            "--fail-if-worse-than-local",
+            help="exit code 3 where the verdict says that a federated method is behind the best that needs none",
+        ),
+    ] = False,
 ) -> None:
     """Train several methods over several seeds: one table, one report, a verdict at the end."""
     from perfed.cli import comparing
 
     ray = Workers(workers, ray_address)
     how = Training(ray.engine(engine, jobs), device, data_dir, out, ray, jobs)
-    comparing.compare_command(experiment, settings, methods, seeds, extend, how, Shown(as_json, all_metrics, verbose))
+    show = Shown(as_json, all_metrics, verbose)
+    comparing.compare_command(experiment, settings, methods, seeds, extend, how, show, gate=gate)
 
 
 @app.command("tune", epilog="Example: perfed tune digits-label-skew --methods local,fedpac --grid lr=1e-3,1e-2")

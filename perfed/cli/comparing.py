@@ -18,6 +18,10 @@ from perfed.experiment.config import find_experiment
 from perfed.experiment.overrides import override
 from perfed.experiment.planned import parse_names, parse_seeds
 from perfed.experiment.study import Study, extend
+from perfed.report.against import needs_no_federation
+
+WORSE = 3
+"""Exit code where a federated method is behind what needs no federation (--fail-if-worse-than-local)."""
 
 
 def compare_command(
@@ -28,6 +32,8 @@ def compare_command(
     extended: Path | None,
     how: Training,
     show: Shown,
+    *,
+    gate: bool = False,
 ) -> None:
     """Train several methods over several seeds: one table, one report, comparison.json."""
     check_one_word(methods, [experiment, *(settings or [])])
@@ -42,9 +48,14 @@ def compare_command(
         table = override(table, shared_settings(how.engine, settings), federated(names))
         out = how.out or default_out(str(table.get("name", "comparison")))
         study = Study.create(out, ComparisonSpec(table, names, numbers), how.data_dir, device_of(how.device))
+    if gate and not any(needs_no_federation(method) for _, method, _ in study.keys):
+        raise PerfedError("--fail-if-worse-than-local: needs a local method among --methods: local, sklearn:NAME")
     with resumable(study.path, how.data_dir, ray=how.ray), alone_on_stdout(show.as_json):
         say_where("results", study.path)
-        compare(study, how, show)
+        verdict = compare(study, how, show).verdict
+    if gate and verdict is not None and verdict.below_local:
+        say_whole(f"behind {verdict.reference}: {', '.join(verdict.below_local)}", style="red")
+        raise SystemExit(WORSE)
 
 
 def _extended(
@@ -62,7 +73,7 @@ def _extended(
     return extend(path, names, numbers, given, own, how.data_dir, device_of(how.device))
 
 
-def compare(study: Study, how: Training, show: Shown) -> None:
+def compare(study: Study, how: Training, show: Shown) -> Conclusion:
     """Do the runs that are not finished, and say what came of all."""
     found, failed = done(study, how, show)
     if show.as_json:
@@ -70,6 +81,7 @@ def compare(study: Study, how: Training, show: Shown) -> None:
     else:
         print_conclusion(found[""], show.all_metrics)
     raise_failed(study, failed)
+    return found[""]
 
 
 def done(study: Study, how: Training, show: Shown) -> tuple[dict[str, Conclusion], list[PerfedError]]:

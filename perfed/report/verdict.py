@@ -103,6 +103,13 @@ class Verdict:
         known = [found for found in self.methods if found.runs and not found.method.startswith(POOLED)]
         return max(known, key=lambda found: (found.gain.sign, found.gain.mean), default=None)
 
+    @property
+    def below_local(self) -> list[str]:
+        """The federated methods that are behind the best of those that need no federation; none without such."""
+        alone = needs_no_federation(self.reference)
+        found = [of.method for of in self.methods if of.gain.sign < 0 and not of.method.startswith(POOLED)]
+        return [method for method in found if alone and not needs_no_federation(method)]
+
     def __str__(self) -> str:
         return "\n".join(self.sentences)
 
