@@ -7,7 +7,7 @@ from math import exp, log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, stats  # type: ignore[import-untyped]
+from scipy import optimize, special  # type: ignore[import-untyped]
 
 Numbers = NDArray[np.float64]
 
@@ -99,7 +99,9 @@ class Spread:
         t_s^2 V_s + t_c^2 max(V_c - V_e, 0), or the same the other way round, whichever is more. It is exact where only
         seeds or only clients vary, and rather too wide where both do.
         """
-        of_seeds, of_clients = (stats.t.isf(error, n) ** 2 if n > 0 else 0.0 for n in (self.of_seeds, self.of_clients))
+        of_seeds, of_clients = (
+            special.stdtrit(n, error) ** 2 if n > 0 else 0.0 for n in (self.of_seeds, self.of_clients)
+        )
         more_seeds, more_clients = max(self.seeds - self.cells, 0.0), max(self.clients - self.cells, 0.0)
         seeds_first = of_seeds * self.seeds + of_clients * more_clients
         return sqrt(max(seeds_first, of_clients * self.clients + of_seeds * more_seeds))
