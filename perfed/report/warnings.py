@@ -219,7 +219,9 @@ def without(runs: Sequence[Run], metric: str, values: ClientTable) -> list[str]:
 
 
 def few_seeds(values: ClientTable) -> list[str]:
-    """One line where one or two seeds cannot say how much trainings vary."""
+    """One line where one or two seeds cannot say how much trainings vary, or one client how much clients do."""
+    if len(values.sites) == 1:
+        return ["One client: how much clients vary cannot be known. Intervals of methods are over seeds alone."]
     if len(values.seeds) == 1:
         return [
             "One seed: how much trainings vary cannot be known. Intervals of methods are over clients alone, and say "

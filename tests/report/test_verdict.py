@@ -355,6 +355,32 @@ def test_accuracies_that_say_no_more_than_the_most_frequent_class_are_warned_of(
     assert warnings(6, 0.97) == [] and warnings(40, 0.6) == []
 
 
+def test_where_a_class_is_rare_auc_and_log_loss_stand_beside_accuracy(tmp_path):
+    for sick in (6, 40):
+        (tmp_path / str(sick)).mkdir()
+        runs = [
+            write(tmp_path / str(sick), m, s, [0.94, 0.95], curve=(0.9, 0.945), auc=(0.6, 0.71 + s / 100))
+            for m in ("local", "fedavg")
+            for s in (0, 1)
+        ]
+        clients = {f"site-{i}": {"rows": {"train": 100}, "classes": [100 - sick, sick]} for i in range(2)}
+        for run in runs:
+            held = {"data": "0", "classes": ["no", "yes"], "domains": [], "clients": clients}
+            (run / "federation.json").write_text(json.dumps(held))
+        loaded = load_runs(runs)
+        found = [table for table in first_tables(loaded, verdict(loaded)) if table.title == "accuracy is not all"]
+        assert [table.header for table in found] == [["Method", "Accuracy (%)", "auc"]] * (sick == 6)
+    found = first_tables(load_runs(sorted((tmp_path / "6").iterdir())), None)[1]
+    assert found.rows == [[m, "94.50 ± 0.00", "0.715 ± 0.007071"] for m in ("fedavg", "local")]
+
+
+def test_one_client_is_said(tmp_path):
+    found = made(tmp_path, {"local": [[0.5], [0.6], [0.7]], "fedavg": [[0.6], [0.65], [0.9]]})
+    assert found.warnings[0] == (
+        "One client: how much clients vary cannot be known. Intervals of methods are over seeds alone."
+    )
+
+
 def test_below_is_what_an_interval_says_and_the_others_are_not_above(tmp_path):
     base = [[0.5, 0.6, 0.7], [0.5, 0.6, 0.7]]
     level, worse = [[0.4, 0.6, 0.75]] * 2, [[0.4, 0.5, 0.6]] * 2
