@@ -1,5 +1,7 @@
 """The small experiments' tables in the documents show kept numbers, which the code still gives."""
 
+import importlib
+import inspect
 import json
 import re
 
@@ -105,3 +107,30 @@ def test_the_guide_says_where_what_it_shows_in_python_comes_from():
         exec(line, known)
     assert {"Plan", "register_term"} <= known.keys()
     assert known["Plan"]("ray", chunk=2, threads=1).to_dict()["chunk"] == 2
+
+
+def _exists(path: str) -> bool:
+    """Whether a dotted path is a module, or something in one, be it what only instances have."""
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:end]))
+        except ImportError:
+            continue
+        for place, name in enumerate(parts[end:], end):
+            if not hasattr(found, name):
+                last = place == len(parts) - 1 and inspect.isclass(found)
+                return last and re.search(rf"self\.{name}\b|^    {name}:", inspect.getsource(found), re.M) is not None
+            found = getattr(found, name)
+        return True
+    return False
+
+
+def test_what_the_texts_and_docstrings_refer_to_exists():
+    root = build_docs.ROOT
+    texts = [*root.glob("*.md"), *root.glob("docs/*.md")]
+    lines = {path: where for where in texts for path in re.findall(r"(?<![\w/.-])perfed(?:\.\w+)+", where.read_text())}
+    for where in (root / "perfed").rglob("*.py"):
+        lines |= {path: where for path in re.findall(r":\w+:`[^`]*?(perfed(?:\.\w+)+)>?`", where.read_text())}
+    assert len(lines) > 100
+    assert {path: str(where) for path, where in lines.items() if not _exists(path)} == {}

@@ -25,7 +25,7 @@ from perfed.data.tables.splits import held_out
 from perfed.errors import PerfedError
 
 TESTED = 0.25
-"""Share of a newcomer's rows that it is tested on."""
+"""Share of a new client's rows that it is tested on."""
 
 
 def new_client_table(
@@ -33,13 +33,13 @@ def new_client_table(
 ) -> tuple[dict[str, Any], TablePreprocessor]:
     """Arrays of one client, and its preprocessing, fitted on its own training rows.
 
-    Where all ``tables`` have one schema, the newcomer gets it too, kinds of columns with it, whatever its own rows look
+    Where all ``tables`` have one schema, the new client gets it too, kinds of columns with it, whatever its own rows look
     like: columns that it lacks are missing in every row, and further ones do not enter. Else it has columns of its own,
     of which dates, categories, and numbers that look like an id, are what they are at the others. Target, domain and
     what the others leave out are as there. A quarter of the rows is tested on, by class.
 
     Args:
-        site, frame, source: the newcomer, its rows and where they are from, for messages.
+        site, frame, source: the new client, its rows and where they are from, for messages.
         tables: of the sites that are there.
         task: what the targets are for.
         seed: of the split.
@@ -80,7 +80,7 @@ def new_client_table(
     if schema is not None:
         counts = {c.name for other in tables for c in other.columns if c.kind == "number" and not c.binary}
         schema = tuple(replace(c, binary=c.kind == "number" and c.name not in counts) for c in schema)
-        written = {column.name: column.format for column in own.columns}  # dates are written as the newcomer does
+        written = {column.name: column.format for column in own.columns}  # dates are written as the new client does
         inputs = tuple(_own(replace(c, format=written.get(c.name, "")), rows["train"]) for c in schema)
         table = replace(table, inputs=inputs, transformer=column_transformer(inputs))
         read = table.read(rows["train"])
@@ -110,7 +110,7 @@ def _schema(tables: Sequence[TablePreprocessor]) -> tuple[Column, ...] | None:
 
 
 def _own(column: Column, train: Frame) -> Column:
-    """A column of the schema as the newcomer has it, with the levels of the schema."""
+    """A column of the schema as the new client has it, with the levels of the schema."""
     if column.name not in train.columns:
         return replace(column, absent=True, missing=0, constant=False, categories=())
     column = replace(column, absent=False)
