@@ -131,6 +131,6 @@ def test_what_the_texts_and_docstrings_refer_to_exists():
     texts = [*root.glob("*.md"), *root.glob("docs/*.md")]
     lines = {path: where for where in texts for path in re.findall(r"(?<![\w/.-])perfed(?:\.\w+)+", where.read_text())}
     for where in (root / "perfed").rglob("*.py"):
-        lines |= {path: where for path in re.findall(r":\w+:`[^`]*?(perfed(?:\.\w+)+)>?`", where.read_text())}
+        lines |= dict.fromkeys(re.findall(r":\w+:`[^`]*?(perfed(?:\.\w+)+)>?`", where.read_text()), where)
     assert len(lines) > 100
     assert {path: str(where) for path, where in lines.items() if not _exists(path)} == {}
