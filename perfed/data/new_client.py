@@ -35,8 +35,8 @@ def new_client_table(
 
     Where all ``tables`` have one schema, the new client gets it too, kinds of columns with it, whatever its own rows
     look like: columns that it lacks are missing in every row, and further ones do not enter. Else it has columns of its
-    own, of which dates, categories, and numbers that look like an id, are what they are at the others. Target, domain and
-    what the others leave out are as there. A quarter of the rows is tested on, by class.
+    own, of which dates, categories, and numbers that look like an id, are what they are at the others. Target, domain
+    and what the others leave out are as there. A quarter of the rows is tested on, by class.
 
     Args:
         site, frame, source: the new client, its rows and where they are from, for messages.
