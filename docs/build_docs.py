@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import anchors_tables
+import init_tables
 import leaderboard_tables
 import maps_tables
 import numpy as np
@@ -207,7 +208,11 @@ def _contents(document: str) -> dict[str, str]:
         commands = "\n".join(KEPT[kept].command for kept in groups.values())
         found[name] = f"```\n{commands}\n```\n\n{markdown(groups)}"
     if document == RESULTS:
-        found |= {"anchors": anchors_tables.markdown(), "sweeps": sweep_tables.markdown()}
+        found |= {
+            "anchors": anchors_tables.markdown(),
+            "init": init_tables.markdown(),
+            "sweeps": sweep_tables.markdown(),
+        }
     return found
 
 
