@@ -54,7 +54,8 @@ class Split:
     @cached_property
     def largest(self) -> float:
         """Largest absolute value of the inputs; not finite where one of them is not."""
-        return float(torch.stack(torch.aminmax(self.x)).abs().max())
+        low, high = torch.aminmax(self.x)
+        return max(-float(low), float(high))
 
     @property
     def input_shape(self) -> tuple[int, ...]:

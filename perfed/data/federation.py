@@ -454,9 +454,8 @@ def of_tables(frames: Mapping[str, Any], options: TableOptions, *, name: str = "
     """Do as :meth:`Federation.from_frames`; ``more`` as :func:`perfed.data.tables.frames.build`."""
     from perfed.data.tables.frames import build
 
-    built = build(frames, options, **more)
-    notes = {"told": built.told, "remarks": built.remarks, "doubts": built.doubts}
-    return federation_of(built.clients.values(), built.agreement, name, notes=notes)
+    clients, schema, notes = build(frames, options, **more)
+    return federation_of(clients.values(), schema, name, notes=notes)
 
 
 def refuse_unusable(name: str, ids: Sequence[str]) -> None:

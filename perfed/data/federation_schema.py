@@ -32,7 +32,7 @@ class _Message(BaseModel):
     @model_validator(mode="after")
     def _of_task(self) -> Self:
         for name, task in self.of_tasks.items():
-            if getattr(self, name) is not None and (given := self.task) != task:
+            if getattr(self, name) is not None and (given := vars(self)["task"]) != task:
                 raise PerfedError(_goes_with(name, task, given))
         return self
 
@@ -58,7 +58,7 @@ class _Message(BaseModel):
         except (TypeError, ValueError, RecursionError) as error:
             raise PerfedError(f"{where}: these are no plain values ({error})") from None
         for name, task in cls.of_tasks.items():
-            if getattr(made, name) is None and made.task == task:
+            if getattr(made, name) is None and vars(made)["task"] == task:
                 raise PerfedError(f"{where}: {_goes_with(name, task, task)}")
         return made
 

@@ -68,7 +68,9 @@ class TableSettings(BaseModel):
 
     def options(self, seed: int) -> TableOptions:
         """What the columns are for, and the split of this seed."""
-        given = {field.name: value for field in fields(TableOptions) if (value := getattr(self, field.name, ""))}
+        given: dict[str, Any] = {
+            field.name: value for field in fields(TableOptions) if (value := getattr(self, field.name, ""))
+        }
         given |= {"test_fraction": 0.0 if self.test_files else self.test_fraction, "seed": seed}
         return TableOptions(**given | ({"task": None} if self.task == "auto" else {}))
 
