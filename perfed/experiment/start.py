@@ -14,7 +14,7 @@ from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.experiment.site_alone import site_alone
-from perfed.method.term import full_name
+from perfed.method.extension import full_name
 from perfed.plugins import POOLED, SKLEARN
 from perfed.run.callback import Callback
 from perfed.run.callbacks import build_callbacks
@@ -262,5 +262,7 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
 
 
 def _with_modules(table: dict[str, Any]) -> dict[str, Any]:
-    """A method's table whose own terms say their module, so that another process finds them."""
-    return {**table, "terms": [full_name(name) for name in table["terms"]]} if "terms" in table else table
+    """A method's table whose own extensions say their module, so that another process finds them."""
+    return (
+        {**table, "extensions": [full_name(name) for name in table["extensions"]]} if "extensions" in table else table
+    )
