@@ -28,6 +28,7 @@ from perfed.data.site_arrays import (
     Labels,
     SiteArrays,
     read_by,
+    refuse_unknown,
     scanned,
     schema_of,
     schema_of_facts,
@@ -148,6 +149,7 @@ class Federation:
             >>> Federation.from_arrays(data).num_classes
             2
         """
+        refuse_unknown(labels)
         if not isinstance(clients, Mapping | list | tuple):
             raise PerfedError(
                 f"clients must be a mapping from id to data, or a list (given: {type(clients).__name__}); "
@@ -239,6 +241,7 @@ class Federation:
             >>> Federation.from_source(read, ["1", "2"])
             <Federation 'data': 2 clients, 6 train samples, 2 classes>
         """
+        refuse_unknown(labels)
         given = list(clients)
         known = [facts for facts in given if isinstance(facts, ClientFacts)]
         if (known and len(known) < len(given)) or (read is None and not known):
@@ -270,6 +273,7 @@ class Federation:
         Raises:
             PerfedError: no such folder, no client in it, a file that cannot be read, or as :meth:`from_source`.
         """
+        refuse_unknown(labels)
         folder = ClientFolder.of(Path(path))
         return _lazy(folder, folder.heads, list(folder.places), name, hold, labels)
 

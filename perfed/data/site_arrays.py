@@ -22,7 +22,7 @@ from perfed.data.inputs import Parts, arrays_of
 from perfed.data.labels import Classes, Task, as_classes, classes_of, task_of, whole
 from perfed.data.reading import reason_of
 from perfed.data.target_scale import Sums
-from perfed.errors import PerfedError, first_problem
+from perfed.errors import PerfedError, did_you_mean, first_problem
 
 Arrays = Callable[[str], Any]
 """From a client's id to what :meth:`perfed.data.federation.Federation.from_arrays` takes for one client."""
@@ -273,6 +273,17 @@ def scanned(
     task = task or "classification"
     seen = {name: SeenSplit.of(f"client '{site}': {name}", task, *part) for name, part in parts.items()}
     return SeenSite(site, task, seen, names, sums)
+
+
+def refuse_unknown(labels: Labels) -> None:
+    """Refuse what Python refuses of a function that names its arguments.
+
+    Raises:
+        TypeError: an argument that there is not.
+    """
+    for name in labels:
+        if name not in Labels.__annotations__:
+            raise TypeError(f"unexpected keyword argument '{name}'{did_you_mean(name, Labels.__annotations__)}")
 
 
 def schema_of(sites: Sequence[SeenSite], labels: Labels) -> FederationSchema:

@@ -174,3 +174,17 @@ def test_what_does_not_keep_samples_sound_is_checked_again():
     with pytest.raises(PerfedError, match="client 'a': train label 7 is outside the classes"):
         replace(sound, clients=(Client("a", replace(split, y=torch.tensor([0, 7]))),))
     assert Split(split.x, split.y).sound is False and split.take(torch.tensor([1])).sound
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **more: Federation.from_arrays(three(), **more),
+        lambda **more: Federation.from_source(three().__getitem__, SITES, **more),
+        lambda **more: Federation.from_folder(".", **more),
+        lambda **more: Federation.from_datasets({}, **more),
+    ],
+)
+def test_an_argument_that_there_is_not_is_refused(make):
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'num_clases' \(did you mean 'num_classes'\?\)"):
+        make(num_clases=3)
