@@ -59,7 +59,7 @@ def joined(server: Server, client: Client, rounds: int) -> Server:
             f"client '{client.id}' has the domain {wider.domain_name(wider.num_domains - 1)}, which no other client "
             "has, so that nothing is known of it; train anew with it"
         )
-    new = _Joining(wider, server.setup, server.plan, Participation(), rounds)
+    new = _Joining(wider, server.setup, server.plan, Participation(), rounds, engine=type(server.engine))
     kept = new.snapshot()
     sets = {name: _with_rows(value, server.sets[name], new, name) for name, value in kept.server.items()}
     clients = {**kept.clients, **server.snapshot().clients}

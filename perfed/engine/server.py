@@ -16,7 +16,6 @@ from perfed.engine.engine import Engine, InProcessEngine
 from perfed.engine.evaluate import Metrics, Outputs
 from perfed.engine.gap import linear_head
 from perfed.engine.metrics import Scoring
-from perfed.engine.ray.engine import RayEngine
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import weighted_mean
@@ -41,6 +40,7 @@ class Server:
         plan: how work is cut up.
         participation, clock: who takes part in a round, and how long the clients take.
         rounds: number of rounds of the whole run.
+        engine: makes what runs client programs; default: in this process.
 
     ``working``, ``told`` and ``hold`` are the engine's own, ``hold`` its :meth:`~perfed.engine.states.States.keep`.
 
@@ -55,11 +55,10 @@ class Server:
         plan: Plan,
         participation: Participation,
         rounds: int,
-        engine: Callable[[Federation, Setup, Plan], Engine] | None = None,
+        engine: Callable[[Federation, Setup, Plan], Engine] = InProcessEngine,
         clock: Clock | None = None,
     ) -> None:
         federation = setup.seen(federation)
-        engine = engine or (RayEngine if plan.engine == "ray" else InProcessEngine)
         self.setup = setup
         self.clock, self.participation = clock or Clock(), participation
         who = Population.of(federation, setup.method.batch_size, setup.method.epochs_in, setup.method.epoch_steps)

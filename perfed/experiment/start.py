@@ -31,7 +31,7 @@ def start(
     out: Path | str | None = None,
     federation: Federation | None = None,
     device: torch.device | str | None = None,
-    server: Callable[..., Server] = Server,
+    server: Callable[..., Server] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """A new run of ``experiment``; with ``out``, its directory is made and the configuration written.
@@ -66,7 +66,7 @@ def resume(
     federation: Federation | None = None,
     device: torch.device | str | None = None,
     rounds: int | None = None,
-    server: Callable[..., Server] = Server,
+    server: Callable[..., Server] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """The run in ``path``, at its last whole checkpoint; ends with the same bits as if never interrupted.
@@ -128,7 +128,7 @@ def _found(
     federation: Federation | None,
     device: torch.device | str | None,
     rounds: int | None,
-    server: Callable[..., Server] = Server,
+    server: Callable[..., Server] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> tuple[Run, Experiment, RunDirectory]:
     """The run of the configuration in ``path``, at its start."""
@@ -225,7 +225,7 @@ def _on(experiment: Experiment, device: torch.device | str | None) -> Experiment
 
 
 def _build(
-    experiment: Experiment, federation: Federation, server: Callable[..., Server], callbacks: Sequence[Callback]
+    experiment: Experiment, federation: Federation, server: Callable[..., Server] | None, callbacks: Sequence[Callback]
 ) -> Run:
     return Run(
         federation,
