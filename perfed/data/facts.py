@@ -122,7 +122,7 @@ class ClientFacts:
         try:
             return _FACTS.validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
-            raise PerfedError(f"{where}: {first_problem(error, '')}") from None
+            raise PerfedError(f"{where}: {first_problem(error, '')}".replace(": facts: ", ": ")) from None
         except (TypeError, ValueError, RecursionError) as error:
             raise PerfedError(f"{where}: these are no plain values ({error})") from None
 
