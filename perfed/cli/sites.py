@@ -14,7 +14,7 @@ from perfed.data.client import Client
 from perfed.data.csv_text import csv_text
 from perfed.data.federation import Federation
 from perfed.data.new_client import new_client, new_client_from_frame
-from perfed.data.site_data import arrays_in
+from perfed.data.reading import read_arrays
 from perfed.data.tables.files import read_table
 from perfed.data.tables.kinds import Column, read
 from perfed.data.tables.problems import refuse
@@ -115,7 +115,7 @@ def _site(source: Source) -> SiteModel:
 
 def _newcomer(federation: Federation, site: str, file: Path, seed: int) -> Client:
     if file.suffix == ".npz":
-        return new_client(federation, site, arrays_in(file), seed)
+        return new_client(federation, site, read_arrays(file), seed)
     frame, _ = read_table(file)
     if any(client.table is not None for client in federation):
         return new_client_from_frame(federation, site, frame, str(file), seed)

@@ -15,9 +15,9 @@ from uuid import uuid4
 from pydantic import BaseModel
 
 from perfed.data.facts import ClientFacts
-from perfed.data.federation import Federation
+from perfed.data.federation import Federation, federation_of
 from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
-from perfed.data.lazy import elsewhere
+from perfed.data.lazy import lazy_clients, refuse_read
 from perfed.data.reading import checked, read_json
 from perfed.deploy.site_agent import table_options
 from perfed.deploy.submit import JOURNAL, LINE, goes_on
@@ -242,9 +242,8 @@ class Opening:
         if known is None:
             content = {"study": study, "agreement": agreement.plain(), "facts": plain}
             write_atomic(_made(file.parent) / file.name, json.dumps(content, indent=1) + "\n")
-        classes = None if agreement.classes is None else len(agreement.classes)
-        clients = elsewhere(facts.values(), classes, agreement.task == "survival")
-        return Federation.of_agreement(clients, agreement, name=self._experiment.data.name)
+        clients = lazy_clients(refuse_read, facts.values(), agreement)
+        return federation_of(clients, agreement, self._experiment.data.name)
 
     def _agreement(self) -> FederationSchema:
         told = {site: SiteMetadata.of_plain(v, f"site '{site}'") for site, v in self._ask("study", {}, "told").items()}

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from perfed.data.client import Client
 from perfed.data.domain_input import completed
-from perfed.data.federation import Federation
+from perfed.data.federation import Federation, federation_of
 from perfed.data.federation_schema import FederationSchema
 from perfed.data.reading import checked, read_json
 from perfed.data.site_data import SiteData, site_data
@@ -168,7 +168,7 @@ class Part:
         """
         experiment = self.experiment
         own = self.own or site_data(self.site, self.data, table_options(experiment))
-        alone = Federation.of_agreement((own.client(self.agreement),), self.agreement, name=experiment.data.name)
+        alone = federation_of([own.client(self.agreement)], self.agreement, experiment.data.name)
         options = experiment.data.options
         made = completed(alone, options["validation_fraction"], options["domain_input"], experiment.seed)
         return made.to(dtype=experiment.torch_dtype, device=self.device)

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from perfed.data.domain_input import completed
 from perfed.data.facts import ClientFacts
-from perfed.data.federation import Federation
+from perfed.data.federation import Federation, federation_of
 from perfed.data.federation_schema import FederationSchema
-from perfed.data.lazy import elsewhere
+from perfed.data.lazy import lazy_clients, refuse_read
 from perfed.datasets.tables import site_client
 from perfed.errors import PerfedError
 from perfed.experiment.config import read
@@ -39,9 +39,9 @@ def site_alone(directory: RunDirectory, site: str) -> Federation | None:
         raise PerfedError(f"{where}: {error}") from None
     options = experiment.data.options
     own = site_client(options, experiment.seed, site, agreement)
-    alone = Federation.of_agreement((own,), agreement, name=experiment.data.name)
+    alone = federation_of([own], agreement, experiment.data.name)
     made = completed(alone, options["validation_fraction"], options["domain_input"], experiment.seed)
     (client,) = made
     if replace(client.facts(made.survival), feature_names=None) != facts.pop(site):
         raise PerfedError(f"site '{site}': its data are not those that the run in {directory.path} was begun with")
-    return replace(made, clients=(client, *elsewhere(facts.values(), made.num_classes, made.survival)))
+    return replace(made, clients=(client, *lazy_clients(refuse_read, facts.values(), agreement)))

@@ -49,7 +49,7 @@ def sites(federation: Federation) -> dict[str, Any] | None:
     ``agreement`` (:class:`perfed.data.federation_schema.FederationSchema`) and ``facts`` of each client
     (:class:`perfed.data.facts.ClientFacts`, without the names of its inputs). No row's content.
     """
-    if federation.agreement is None or any(client.table is None for client in federation):
+    if any(client.table is None for client in federation):
         return None
     facts = {c.id: replace(c.facts(federation.survival), feature_names=None).plain() for c in federation}
-    return {"agreement": federation.agreement.plain(), "facts": facts}
+    return {"agreement": federation.schema.plain(), "facts": facts}

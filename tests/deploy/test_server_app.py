@@ -181,10 +181,10 @@ def test_a_site_that_sends_anchors_of_1e30_is_named_and_the_run_may_go_on_withou
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"samples": -5}, "samples is -5; a whole number from 0 on is needed"),
-        ({"classes": [-1, 100]}, "classes is -1; a whole number from 0 on is needed"),
-        ({"samples": 7}, "the samples of the classes are "),
-        ({"events": 1000}, "1000 samples have an event, of "),
+        ({"samples": -5}, "splits.train.samples: input should be greater than or equal to 0"),
+        ({"classes": [-1, 100]}, "splits.train.classes.0: input should be greater than or equal to 0"),
+        ({"samples": 7}, "splits.train: the samples of the classes are "),
+        ({"events": 1000}, "splits.train: 1000 samples have an event, of "),
     ],
 )
 def test_counts_that_cannot_be_are_refused_and_the_site_is_named(fields, said, tables):
@@ -192,7 +192,7 @@ def test_counts_that_cannot_be_are_refused_and_the_site_is_named(fields, said, t
         if "facts" in header:
             header["facts"]["splits"]["train"].update(fields)
 
-    with pytest.raises(PerfedError, match=f"^facts of client 'west': train: {said}"):
+    with pytest.raises(PerfedError, match=f"^facts of client 'west': {said}"):
         submit(tables, study(tables), west_says(Stations(tables), lie))
 
 
