@@ -1,13 +1,17 @@
-"""Figures for papers: the report's own drawings as SVG and, with libraries, as PDF; and an index of them."""
+"""Files for papers: tables, and the report's own drawings as SVG and, with libraries, as PDF, with an index of them."""
 
 from __future__ import annotations
 
 import io
 import logging
+import shlex
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
 
+from perfed.cli.console import say, say_where
+from perfed.cli.options import Files
 from perfed.errors import PerfedError, some
 from perfed.machine import write_atomic
 from perfed.report.page.gallery import gallery
@@ -76,12 +80,35 @@ def _absent(svg: str, letters: Callable[[str], Mapping[int, int]]) -> list[str]:
     return [f"{FAMILY} lacks {some([*missing], 10)}: boxes in their place; the SVG has them"] if missing else []
 
 
-def write_figures(drawn: Mapping[str, str], folder: Path, command: str) -> tuple[list[Path], list[str]]:
-    """Write figures, SVG by the stem of their names, as SVG and PDF, and ``index.html`` that shows them.
+def command_line() -> str:
+    """Return the command as it was given."""
+    return shlex.join(["perfed", *sys.argv[1:]])
 
-    Returns:
-        The paths, and lines on PDFs that are not there or not as their SVG.
+
+def write_files(
+    files: Files, latex: Callable[[], str], csv: Callable[[], str], figures: Callable[[], Mapping[str, str]]
+) -> list[Path]:
+    """Make and write what was asked for, except for the page; return the paths, and say them.
+
+    ``figures`` are SVG by the stem of their names; a PDF that cannot be made, or not as its SVG, is said.
     """
+    written = []
+    for path, text in ((files.latex, latex), (files.csv, csv)):
+        if path is not None:
+            write_atomic(path, text())
+            written.append(path)
+    if files.figures is not None:
+        made, problems = _write_figures(figures(), files.figures)
+        written += made
+        for problem in problems:
+            say(problem, style="yellow")
+    for path in written:
+        say_where("written", path)
+    return written
+
+
+def _write_figures(drawn: Mapping[str, str], folder: Path) -> tuple[list[Path], list[str]]:
+    """Write figures, and ``index.html`` that shows them; return the paths, and lines on PDFs."""
     folder.mkdir(exist_ok=True)
     written, problems = [], []
     for stem, svg in drawn.items():
@@ -97,6 +124,6 @@ def write_figures(drawn: Mapping[str, str], folder: Path, command: str) -> tuple
     except PerfedError as error:
         problems.append(str(error))
     index = folder / "index.html"
-    write_atomic(index, gallery(drawn, written, command))
+    write_atomic(index, gallery(drawn, written, command_line()))
     written.append(index)
     return written, problems

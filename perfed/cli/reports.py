@@ -1,4 +1,4 @@
-"""What ``perfed report`` does: the page anew, tables, and files for papers."""
+"""What ``perfed report`` does: the page anew, tables, and what :mod:`perfed.cli.pictures` writes for papers."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfed import report
-from perfed.cli.campaigning import report_campaign
-from perfed.cli.console import alone_on_stdout, print_json, say_where, say_whole
-from perfed.cli.files import Files, command_line
-from perfed.cli.options import Shown
-from perfed.cli.terminal import conclusion_json, print_conclusion
-from perfed.cli.training import default_out
+from perfed.cli.console import alone_on_stdout, say_whole
+from perfed.cli.options import Files, Shown, default_out
+from perfed.cli.pictures import command_line, write_files
+from perfed.cli.terminal import print_conclusion, print_parts
 from perfed.errors import PerfedError
 from perfed.experiment.comparison import Comparison, Conclusion
+from perfed.experiment.study import Study
+from perfed.machine import write_atomic
 from perfed.methods.titles import meant
 from perfed.report import verdict, with_communication, write_report
+from perfed.report.campaign import Part, campaign_csv, grids
 from perfed.report.comparison import judged_table
 from perfed.report.load_runs import Gathered, gathered
-from perfed.report.papers import csv_text, latex
+from perfed.report.page.campaign import sweep_figures
+from perfed.report.papers import csv_text, latex, latex_file
 from perfed.report.runs import Run, main_metric, methods_of
 from perfed.run.directory import marker_of
 
 
-def report_command(
+def report_all(
     directories: Sequence[Path], reference: str | None, communication: float | None, files: Files, show: Shown
 ) -> None:
     """Write the report of one or several directories anew, print their tables and verdict, and write files."""
@@ -33,7 +35,7 @@ def report_command(
             raise PerfedError(
                 f"{directory}: is a campaign or a sweep, reported alone, without --reference and --communication"
             )
-        return report_campaign(directory, files, show)
+        return _report_campaign(directory, files, show)
     files.check()
     with alone_on_stdout(show.as_json):
         places, empty = _places(directories)
@@ -45,12 +47,34 @@ def report_command(
         for note in found.notes:
             say_whole(note, style="yellow")
         written = _write(files, directories, concluded, show.all_metrics)
-        if show.as_json:
-            print_json(conclusion_json(concluded, notes=found.notes, files=[str(path) for path in written]))
-            return
-        for path in written:
-            say_where("written", path)
-        print_conclusion(concluded, show.all_metrics)
+        print_conclusion(concluded, show, notes=found.notes, files=written)
+
+
+def _report_campaign(directory: Path, files: Files, show: Shown) -> None:
+    """Write a campaign's reports anew, print its tables, and write files."""
+    files.check()
+    with alone_on_stdout(show.as_json):
+        study = Study.read(directory)
+        page, parts = study.conclude()
+        if not parts:
+            raise PerfedError(f"{directory}: no run has started yet")
+        if files.out is not None:
+            write_atomic(files.out, page.read_text(encoding="utf-8"))
+        written = write_files(
+            files,
+            lambda: _campaign_latex(study, parts),
+            lambda: campaign_csv(parts, study.key),
+            lambda: sweep_figures(parts, study.key),
+        )
+        print_parts(study, page, parts, show, files=written)
+
+
+def _campaign_latex(study: Study, parts: Sequence[Part]) -> str:
+    name = study.path.resolve().name
+    if study.key:
+        name = str(next(iter(study.comparisons.values())).table.get("name", name))
+    comments = [f"table: {command_line()}", *(f"runs: {one.origin}" for one in study.comparisons.values())]
+    return latex_file((grid.latex(name) for grid in grids(parts, study.key)), comments)
 
 
 def _places(directories: Sequence[Path]) -> tuple[list[Path], list[str]]:
@@ -117,7 +141,8 @@ def _write(files: Files, directories: Sequence[Path], found: Conclusion, all_met
     name = name or next((run.summary.dataset for run in found.runs if run.summary), "")
     table, metric = judged_table(found.runs, found.verdict), main_metric(found.runs)
     rows = table if all_metrics else [row for row in table if row.metric == metric]
-    return files.write(
+    return write_files(
+        files,
         lambda: latex(rows, name, _origins(directories, found.runs)),
         lambda: csv_text(table),
         lambda: report.figures(found.runs),

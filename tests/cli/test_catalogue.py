@@ -8,8 +8,8 @@ import shlex
 import pytest
 from command_line import perfed
 
-from perfed.cli.catalogue import DIFFERENCES
 from perfed.cli.index import index
+from perfed.cli.list_commands import DIFFERENCES
 from perfed.experiment.comparison import ComparisonSpec, federated
 from perfed.experiment.config import find_experiment
 from perfed.experiment.overrides import override

@@ -1,4 +1,4 @@
-"""``perfed list`` and ``perfed show`` in plain text, from the index: without torch."""
+"""``perfed list`` and ``perfed show``: from the index, without torch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any
 
-from perfed.cli.console import command_lines, console
+import typer
+
+from perfed.cli import complete
+from perfed.cli.app import app
+from perfed.cli.console import command_lines, console, print_json
 from perfed.cli.index import LISTS, index
 from perfed.errors import PerfedError
 from perfed.plugins import known_as
@@ -31,6 +35,35 @@ _KINDS = {
     "terms": "term",
     "leaderboards": "leaderboard",
 }
+
+
+@app.command("list", epilog="Example: perfed list methods")
+def list_command(
+    what: Annotated[str, typer.Argument(help=", ".join(LISTS), autocompletion=complete.lists)],
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, with all settings")] = False,
+) -> None:
+    """List what is there: methods by what differs between the clients and by paper."""
+    asked = known_as(what, LISTS)
+    if asked is None:
+        raise PerfedError(f"unknown list '{what}'; allowed: {', '.join(LISTS)}")
+    if as_json:
+        return print_json(index()[asked])
+    for line in listed(asked):
+        typer.echo(line)
+
+
+@app.command("show", epilog="Example: perfed show fedpac")
+def show_command(
+    name: Annotated[str, typer.Argument(help="a method, data set, experiment or term", autocompletion=complete.shown)],
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON: kind and facts")] = False,
+) -> None:
+    """Say what a method, data set or experiment is, its settings, what it needs, and a command to try."""
+    hits = found(name)
+    if as_json:
+        return print_json(hits)
+    for number, (kind, item) in enumerate(hits.items()):
+        for line in [*([""] if number else []), *described(kind, item)]:
+            typer.echo(line)
 
 
 def listed(what: str) -> Iterator[str]:
