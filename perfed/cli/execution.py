@@ -20,7 +20,7 @@ from perfed.cli.progress import Work, shown
 from perfed.cli.terminal import print_board, print_choice, print_conclusion, print_parts, print_run, say_outcome
 from perfed.engine.ray.where import use_workers
 from perfed.errors import PerfedError
-from perfed.experiment.comparison import ComparisonSpec, federated
+from perfed.experiment.comparison import ComparisonSpec, Resources, federated
 from perfed.experiment.config import Experiment, find_experiment, validate
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.factory import Key, RunFactory
@@ -45,6 +45,11 @@ from perfed.training.plan import ENGINES
 def device_of(how: Training) -> torch.device | None:
     """Return the device that ``--device`` names."""
     return None if how.device is None else usable_device(how.device, f"--device {how.device}")
+
+
+def resources_of(how: Training) -> Resources:
+    """Return what runs are made with."""
+    return Resources(how.data_dir, device_of(how))
 
 
 def settings_of(how: Training, settings: Sequence[str] | None) -> list[str]:
@@ -139,7 +144,7 @@ def extended(
     names = parse_names(methods, baselines=True) if methods else []
     numbers = [] if seeds is None else parse_seeds(seeds)
     given = None if experiment is None else find_experiment(experiment)
-    return extend(path, names, numbers, given, shared_settings(how, settings), how.data_dir, device_of(how))
+    return extend(path, names, numbers, given, shared_settings(how, settings), resources_of(how))
 
 
 # How it is executed ----------------------------------------------------------------------------------------
@@ -213,7 +218,7 @@ def finish(study: Study, how: Training, show: Shown) -> None:
     number = len(study.keys)
     with shown(Work(number)) as work:
         work.already(number - len(study.left()))
-        found, failed = study.execute(how.data_dir, device_of(how), _executor(how, work), tell)
+        found, failed = study.execute(resources_of(how), _executor(how, work), tell)
     reasons = [str(error) for error in failed]
     if "" in study.comparisons:
         print_conclusion(found[""], show, failed=reasons)
@@ -226,7 +231,7 @@ def finish(study: Study, how: Training, show: Shown) -> None:
 def finish_search(search: Search, how: Training, show: Shown) -> None:
     """Do the tries of a search that are not done, and say what was chosen."""
     with shown(Work(search.size)) as work:
-        chosen = search.execute(how.data_dir, device_of(how), _executor(how, work), work.already)
+        chosen = search.execute(resources_of(how), _executor(how, work), work.already)
     print_choice(search, chosen, show)
 
 
@@ -246,7 +251,7 @@ def finish_board(made: Leaderboard, how: Training, show: Shown) -> None:
 
         return execute
 
-    failed = made.execute(how.data_dir, device_of(how), executed)
+    failed = made.execute(executed, resources_of(how))
     print_board(made, *made.conclude(), show)
     if failed:
         raise PerfedError(f"{len(failed)} runs failed; {failed[0]}")
@@ -256,7 +261,7 @@ def begin(out: Path, planned: Mapping[str, ComparisonSpec], how: Training, show:
     """Begin or go on with several comparisons in one directory."""
     with alone_on_stdout(show.as_json):
         say(f"checking {len(planned)} comparisons on their data")
-        study = Study.create(out, planned, how.data_dir, device_of(how), key)
+        study = Study.create(out, planned, resources_of(how), key)
         with resumable(out, how):
             say_where("results", out)
             finish(study, how, show)

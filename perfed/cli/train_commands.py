@@ -79,7 +79,7 @@ def resume_command(
     from perfed.experiment.study import Study
     from perfed.run.directory import marker_of
 
-    where, rounds, kind = execution.device_of(how), _more_rounds(settings or []), marker_of(directory)[0]
+    resources, rounds, kind = execution.resources_of(how), _more_rounds(settings or []), marker_of(directory)[0]
     if rounds is not None and kind:
         raise PerfedError(
             f"{directory}: only a run can go on to more rounds; give each run to resume by itself, all seeds of all "
@@ -92,7 +92,7 @@ def resume_command(
             execution.finish_board(Leaderboard.read(directory), how, show)
         elif kind == "search":
             search = Search.read(directory)
-            search.check_data(how.data_dir, where)
+            search.check_data(resources)
             execution.finish_search(search, how, show)
         elif kind:
             execution.finish(Study.read(directory), how, show)
@@ -146,7 +146,7 @@ def compare_command(
     else:
         asked = execution.asked_comparison(experiment, settings, methods, "0" if seeds is None else seeds, how)
         out = how.out or default_out(str(asked.table.get("name", "comparison")))
-        study = Study.create(out, asked, how.data_dir, execution.device_of(how))
+        study = Study.create(out, asked, execution.resources_of(how))
     with execution.resumable(study.path, how), alone_on_stdout(show.as_json):
         say_where("results", study.path)
         execution.finish(study, how, show)
@@ -167,12 +167,12 @@ def tune_command(
     show: JsonAlone,
 ) -> None:
     """Choose settings on validation data only, with the same budget for every method."""
-    from perfed.cli.execution import asked_comparison, device_of, finish_search, resumable
+    from perfed.cli.execution import asked_comparison, finish_search, resources_of, resumable
     from perfed.experiment.search import Search
 
     asked = asked_comparison(experiment, settings, methods, seeds, how, baselines=False)
     out = how.out or default_out(f"tune-{asked.table.get('name', 'experiment')}")
-    search = Search.create(out, asked, grid or [], how.data_dir, device_of(how))
+    search = Search.create(out, asked, grid or [], resources_of(how))
     with resumable(out, how), alone_on_stdout(show.as_json):
         say_where("results", out)
         finish_search(search, how, show)

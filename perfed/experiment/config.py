@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -13,16 +13,16 @@ import tomli_w
 import torch
 from pydantic import BaseModel, Field, PositiveInt, PrivateAttr, ValidationError, model_validator
 
-from perfed.datasets import Data, located
+from perfed.datasets import Data, dataset_id, located
 from perfed.errors import PerfedError, did_you_mean, first_problem
 from perfed.experiment.build import Stages
-from perfed.experiment.tables import canonical, merged
 from perfed.method.method import Method
-from perfed.method.registry import entry
+from perfed.method.registry import entry, method_id
+from perfed.method.term import term_id
 from perfed.methods.build import build_method
 from perfed.model.chain import Model
 from perfed.participation.clock import Clock
-from perfed.participation.settings import Participation
+from perfed.participation.settings import Participation, policy_name
 from perfed.plugins import bare_name, known_as
 from perfed.run.callbacks import build_callbacks
 from perfed.run.settings import Evaluation, Snapshots
@@ -250,6 +250,54 @@ def _table(name: str) -> dict[str, Any]:
     if path.is_file() and isinstance(table.get("data"), dict):
         table["data"] = located(table["data"], path.parent)
     return table
+
+
+def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables ``base`` with those of ``over`` on top, key by key; ``data`` and stages with a ``kind`` as a whole."""
+    result = dict(base)
+    for key, value in over.items():
+        whole = key == "data" or (isinstance(value, dict) and "kind" in value)
+        both = isinstance(value, dict) and isinstance(base.get(key), dict) and not whole
+        result[key] = merged(base[key], value) if both else value
+    return result
+
+
+def canonical(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The experiment ``table`` with the names of its methods, terms, data set and policy as perfed writes them.
+
+    Tables of a method under two spellings become one, of which what comes later wins. What is not known stays as it
+    is: validation says so.
+
+    Example:
+        >>> canonical({"method": "FedPAC", "methods": {"FedPAC": {"lr": 0.1}}, "data": {"name": "Digits"}})
+        {'method': 'fedpac', 'methods': {'fedpac': {'lr': 0.1}}, 'data': {'name': 'digits'}}
+    """
+    result = dict(table)
+    if "method" in result:
+        result["method"] = _known(method_id, result["method"])
+    for section, key, known in (("data", "name", dataset_id), ("participation", "policy", policy_name)):
+        if isinstance(found := result.get(section), Mapping) and key in found:
+            result[section] = {**found, key: _known(known, found[key])}
+    if isinstance(methods := result.get("methods"), Mapping):
+        own: dict[str, Any] = {}
+        for name, settings in methods.items():
+            own = merged(own, {_known(method_id, name): _with_terms(settings)})
+        result["methods"] = own
+    return result
+
+
+def _with_terms(settings: Any) -> Any:
+    """A method's table; its terms as perfed writes them."""
+    if not isinstance(settings, Mapping) or not isinstance(terms := settings.get("terms"), list):
+        return settings
+    return {**settings, "terms": [_known(term_id, name) for name in terms]}
+
+
+def _known(known: Callable[[str], str], name: Any) -> Any:
+    try:
+        return known(name) if isinstance(name, str) else name
+    except PerfedError:
+        return name
 
 
 @contextmanager

@@ -11,8 +11,7 @@ from typing import Any
 
 from perfed.datasets import describe
 from perfed.errors import PerfedError
-from perfed.experiment.config import Experiment
-from perfed.experiment.tables import canonical
+from perfed.experiment.config import Experiment, canonical
 from perfed.method.method import Method
 from perfed.method.registry import entry
 from perfed.method.term import term_class

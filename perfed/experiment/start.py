@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from perfed.data.domain_input import completed
+from perfed.data.facts import ClientFacts
 from perfed.data.federation import Federation
+from perfed.data.federation_schema import FederationSchema
+from perfed.data.lazy import elsewhere
+from perfed.datasets.tables import site_client
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
-from perfed.experiment.site_alone import site_alone
 from perfed.method.term import full_name
 from perfed.plugins import POOLED, SKLEARN
 from perfed.run.callback import Callback
@@ -113,13 +118,45 @@ def opened(
     Raises:
         PerfedError: as :func:`resume`, or there is no checkpoint yet.
     """
-    alone = None if site is None or federation is not None else site_alone(RunDirectory(Path(path)), site)
+    alone = None if site is None or federation is not None else _site_alone(RunDirectory(Path(path)), site)
     run, _, directory = _found(path, data_dir, alone or federation, None, None)
     found = directory.load(run.server.hold)
     if found is None:
         raise PerfedError(f"{path}: no checkpoint is there yet, and so no site's model")
     run.go_to(found, compared=alone is not None)
     return run
+
+
+def _site_alone(directory: RunDirectory, site: str) -> Federation | None:
+    """What :meth:`perfed.run.own_model.OwnModels.site` needs for ``site``; no other site's table is read.
+
+    Returns:
+        ``None`` where all data are needed: the run is not of tables or has not finished, does not have the site, or
+        makes something of the data of all clients.
+
+    Raises:
+        PerfedError: the site's table cannot be read, or is another than that of the run.
+    """
+    kept = directory.read_sites()
+    if kept is None or site not in kept["facts"]:
+        return None
+    experiment = read(directory.read_config(), str(directory.path / "config.toml"))
+    if experiment.built_method.changes_data or experiment.evaluation.split == "validation":
+        return None
+    where = str(directory.path / "sites.json")
+    agreement = FederationSchema.of_plain(kept["agreement"], where)
+    try:
+        facts = {name: ClientFacts.of_plain(values) for name, values in kept["facts"].items()}
+    except PerfedError as error:
+        raise PerfedError(f"{where}: {error}") from None
+    options = experiment.data.options
+    own = site_client(options, experiment.seed, site, agreement)
+    alone = Federation.of_agreement((own,), agreement, name=experiment.data.name)
+    made = completed(alone, options["validation_fraction"], options["domain_input"], experiment.seed)
+    (client,) = made
+    if replace(client.facts(made.survival), feature_names=None) != facts.pop(site):
+        raise PerfedError(f"site '{site}': its data are not those that the run in {directory.path} was begun with")
+    return replace(made, clients=(client, *elsewhere(facts.values(), made.num_classes, made.survival)))
 
 
 def _found(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import platform
 import re
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.stats import binomtest  # type: ignore[import-untyped]
 
@@ -16,7 +14,6 @@ from perfed.data.client import SPLITS, Client, Split
 from perfed.data.federation import Federation
 from perfed.data.labels import Task
 from perfed.engine.metrics import metrics_of
-from perfed.machine import installed_version
 
 _RESAMPLES = 1000
 _INTERVAL = (2.5, 97.5)
@@ -64,11 +61,6 @@ def data_facts(client: Client, federation: Federation) -> dict[str, Any]:
         "whole": bool((x == x.round()).all()),
     }
     return found
-
-
-def versions() -> dict[str, str]:
-    """Of what made the model."""
-    return {"perfed": installed_version(), "torch": torch.__version__, "python": platform.python_version()}
 
 
 def today() -> str:

@@ -22,10 +22,11 @@ from perfed.errors import PerfedError, some
 from perfed.method.method import Method
 from perfed.model.chain import Chain, Parameters
 from perfed.run.callbacks.best import BestModels
-from perfed.run.card import data_facts, metrics_with_intervals, today, versions
+from perfed.run.card import data_facts, metrics_with_intervals, today
 from perfed.run.client_module import ClientModule
 from perfed.run.directory import plain
 from perfed.run.site import EXAMPLES, SiteModel, joined_sites, load_site, traced
+from perfed.run.summary import versions
 from perfed.training.cohort import Cohort
 
 
@@ -149,7 +150,7 @@ class OwnModels:
             "domains": domains if takes_domain else None,
             "data": data_facts(own, federation),
             "settings": method.all_settings,
-            "versions": versions(),
+            "versions": versions("torch", torch.__version__),
             "date": today(),
         }
         made = SiteModel(program, plain(facts), table)

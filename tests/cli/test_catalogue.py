@@ -88,4 +88,4 @@ def test_the_commands_to_try_start():
     for (experiment, settings), names in tried.items():
         parse_names(",".join(names), baselines=True)
         table = override(find_experiment(experiment), [*settings, "data.clients=4"], federated(names))
-        ComparisonSpec(table, names, [0]).check_starts(0, None, None)
+        ComparisonSpec(table, names, [0]).check_starts(0)
