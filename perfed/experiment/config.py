@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -195,10 +196,15 @@ def _problem(error: ValidationError, model: type[BaseModel], where: str) -> Perf
     return PerfedError(f"{problem}{hint}; allowed: {', '.join(holder.model_fields)}")
 
 
+def shipped_files(folder: str) -> dict[str, Traversable]:
+    """Return the TOML files of a folder of this package, by their names without the ending, sorted."""
+    found = (item for item in resources.files(f"perfed.experiment.{folder}").iterdir() if item.name.endswith(".toml"))
+    return {item.name.removesuffix(".toml"): item for item in sorted(found, key=lambda item: item.name)}
+
+
 def experiment_names() -> list[str]:
     """Names of the experiments that come with the package, sorted."""
-    folder = resources.files("perfed.experiment.shipped")
-    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+    return [*shipped_files("shipped")]
 
 
 def find_experiment(name: str) -> dict[str, Any]:
@@ -232,7 +238,7 @@ def _extended(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
 def _table(name: str) -> dict[str, Any]:
     path = Path(name)
     if shipped := known_as(name, experiment_names()):
-        text = (resources.files("perfed.experiment.shipped") / f"{shipped}.toml").read_text(encoding="utf-8")
+        text = shipped_files("shipped")[shipped].read_text(encoding="utf-8")
     elif path.suffix == ".toml" and path.is_file():
         try:
             text = path.read_text(encoding="utf-8")

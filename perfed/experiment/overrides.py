@@ -9,6 +9,8 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel
+
 from perfed.datasets import describe
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, canonical
@@ -20,6 +22,9 @@ from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.plugins import bare_name
 from perfed.run.settings import Evaluation
+
+SECTIONS: dict[str, type[BaseModel]] = {"participation": Participation, "clock": Clock, "evaluation": Evaluation}
+"""Tables whose keys may be given without the table's name."""
 
 _COMMAS = re.compile(r",(?![^\[{]*[\]}])")
 """Those that are not within brackets."""
@@ -153,7 +158,7 @@ def _places(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[
         ]
     elif holders:
         places["methods"] = [("methods", m, key) for m in holders]
-    for section, cls in (("participation", Participation), ("clock", Clock), ("evaluation", Evaluation)):
+    for section, cls in SECTIONS.items():
         if key in cls.model_fields:
             places[section] = [(section, key)]
     if len(places) == 1:
@@ -186,16 +191,9 @@ def _data_options(name: Any) -> set[str]:
 
 
 def _unknown(key: str, data: Any, methods: Sequence[str]) -> str:
-    known = {
-        *Experiment.model_fields,
-        *Method.model_fields,
-        *Participation.model_fields,
-        *Clock.model_fields,
-        *Evaluation.model_fields,
-    }
-    for method in methods:
-        known |= setting_names(method)
-    known |= _data_options(data)
+    tables: tuple[type[BaseModel], ...] = (Experiment, Method, *SECTIONS.values())
+    known = {key for table in tables for key in table.model_fields} | _data_options(data)
+    known |= {key for method in methods for key in setting_names(method)}
     near = difflib.get_close_matches(key, sorted(known), n=3)
     hint = f"did you mean: {', '.join(near)}?" if near else f"allowed: {', '.join(sorted(known))}"
     return f"unknown key '{key}'; {hint}"

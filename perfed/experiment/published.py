@@ -6,7 +6,6 @@ import json
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib import resources
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from perfed.engine.metrics import chosen, metric_of
 from perfed.errors import PerfedError, did_you_mean, first_problem
 from perfed.experiment.comparison import USUAL, Comparison, ComparisonSpec, Resources
-from perfed.experiment.config import merged, readable
+from perfed.experiment.config import merged, readable, shipped_files
 from perfed.experiment.jobs import Execute
 from perfed.experiment.overrides import grid_points, override
 from perfed.experiment.search import Search, read_grid
@@ -108,8 +107,7 @@ class Board(BaseModel):
 
 def board_names() -> list[str]:
     """Return names of the leaderboards that come with the package, sorted."""
-    folder = resources.files("perfed.experiment.boards")
-    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+    return [*shipped_files("boards")]
 
 
 def find_board(name: str) -> Board:
@@ -125,9 +123,8 @@ def find_board(name: str) -> Board:
     known = board_names()
     if (shipped := known_as(name, known)) is None:
         raise PerfedError(f"unknown leaderboard '{name}'{did_you_mean(name, known)}; allowed: {', '.join(known)}")
-    text = (resources.files("perfed.experiment.boards") / f"{shipped}.toml").read_text(encoding="utf-8")
     try:
-        return Board.model_validate(tomllib.loads(text))
+        return Board.model_validate(tomllib.loads(shipped_files("boards")[shipped].read_text(encoding="utf-8")))
     except ValidationError as error:
         raise first_problem(error, name) from None
 
