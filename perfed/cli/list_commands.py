@@ -200,7 +200,7 @@ def _dataset(item: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("about", item["about"]),
         ("source", item["paper"]),
         ("task", item["task"]),
-        ("needs", ", ".join(item["files"]) and f"{', '.join(item['files'])} (docs/data.md says from where)"),
+        ("needs", _files(item)),
         ("experiments", ", ".join(item["experiments"])),
     ]
 
@@ -215,8 +215,12 @@ def _experiment(item: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("data", f"{item['data']['name']}{': ' * bool(data)}{data}"),
         ("model", model),
         ("training", training),
-        ("needs", ", ".join(item["files"]) and f"{', '.join(item['files'])} (docs/data.md says from where)"),
+        ("needs", _files(item)),
     ]
+
+
+def _files(item: Mapping[str, Any]) -> str:
+    return f"{', '.join(item['files'])} (docs/data.md says from where)" if item["files"] else ""
 
 
 def _stage(value: Any) -> str:
@@ -232,7 +236,7 @@ def _leaderboard(item: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("theirs", ", ".join(item["theirs"])),
         ("ours on top", ", ".join(item["ours"])),
         ("data", item["data"]),
-        ("needs", ", ".join(item["files"]) and f"{', '.join(item['files'])} (docs/data.md says from where)"),
+        ("needs", _files(item)),
     ]
 
 
