@@ -56,7 +56,7 @@ class Commands(TyperGroup):
             formatter.write_dl(rows)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the first word names.
+        """Return the command that the first word names.
 
         Raises:
             PerfedError: there is none; says which there are.
@@ -154,7 +154,7 @@ def _row(parameter: Any, ctx: Any, text: str) -> tuple[str, str] | None:
 
 
 def no_such_option(error: Any, words: Sequence[str]) -> str | None:
-    """What to say of an unknown option, Typer's ``error``, that is a setting with dashes; ``None`` if it is none.
+    """Return what to say of an unknown option, Typer's ``error``, that is a setting with dashes; else ``None``.
 
     ``words``: the command line.
     """

@@ -67,7 +67,7 @@ def show_command(
 
 
 def listed(what: str) -> Iterator[str]:
-    """The lines of ``perfed list``."""
+    """Return the lines of ``perfed list``."""
     items = index()[what]
     if what != "methods":
         yield from _names(items, "")
@@ -128,7 +128,7 @@ def _wrapped(text: str, first: str, later: str) -> list[str]:
 
 
 def found(name: str) -> dict[str, dict[str, Any]]:
-    """What is called ``name``, in any case: kind -> its facts; a data set and an experiment may have the same name.
+    """Return what is called ``name``, in any case: kind -> its facts; there may be a data set and an experiment.
 
     Raises:
         PerfedError: nothing is; names the nearest.
@@ -149,7 +149,7 @@ def found(name: str) -> dict[str, dict[str, Any]]:
 
 
 def described(kind: str, item: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of ``perfed show``."""
+    """Return the lines of ``perfed show``."""
     yield from _wrapped(_summary(item), f"{_title(item)} ({kind}): ", "  ")
     facts = _FACTS[kind](item) if kind in _FACTS else []
     for label, text in facts:

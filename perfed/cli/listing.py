@@ -186,7 +186,7 @@ def _dataset(name: str) -> dict[str, Any]:
 
 
 def facts_of(name: str) -> dict[str, dict[str, Any]]:
-    """What ``METHOD+POLICY`` is, or ``module:NAME`` in a file of the user's own: by kind its facts.
+    """Return what ``METHOD+POLICY`` is, or ``module:NAME`` in a file of the user's own: by kind its facts.
 
     Raises:
         PerfedError: the module cannot be imported, or has nothing of that name; says what it has.

@@ -128,7 +128,7 @@ class Files:
 
 
 def check_new(file: Path) -> None:
-    """Whether ``file`` can be written without loss.
+    """Refuse a file that is there: nothing is written over.
 
     Raises:
         PerfedError: it is there.

@@ -174,7 +174,7 @@ def _origins(directories: Sequence[Path], runs: Sequence[Run]) -> list[str]:
 
 
 def pdf_maker() -> ToPdf:
-    """What makes a PDF of an SVG, with the letters that it needs of its fonts.
+    """Return what makes a PDF of an SVG, with the letters that it needs of its fonts.
 
     Raises:
         PerfedError: a library is not installed; names the extra.

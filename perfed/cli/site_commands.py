@@ -285,7 +285,7 @@ def site_export_command(
 
 
 def site_folder(folder: Path | None) -> Path:
-    """The site's folder: that given, or the only one here."""
+    """Return the site's folder: that given, or the only one here."""
     if folder is not None:
         if not (folder / SITE).exists():
             raise PerfedError(f"--dir {folder}: not the folder of a site ('perfed site' makes one: perfed-site-NAME)")

@@ -94,7 +94,7 @@ def join(source: Source, file: Path) -> None:
 
 
 def model_of(source: Source) -> SiteModel:
-    """The model of a site of the run, or of one that has joined it."""
+    """Return the model of a site of the run, or of one that has joined it."""
     joined = joined_sites(source.directory)
     if source.site in joined:
         return load_site(joined[source.site], source.trust)

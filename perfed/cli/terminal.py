@@ -35,7 +35,7 @@ _ALONE = ": one client at a time ("  # how a plan says what cannot be stacked
 
 
 def print_run(directory: Path, summary: dict[str, Any], report: Path, show: Shown) -> None:
-    """A run's summary, and where its report is."""
+    """Print a run's summary, and where its report is."""
     if show.as_json:
         return print_json(plain({"directory": directory, "summary": summary, "report": report}))
     print_summary(summary, show.verbose)
@@ -43,7 +43,7 @@ def print_run(directory: Path, summary: dict[str, Any], report: Path, show: Show
 
 
 def say_outcome(label: str, summary: dict[str, Any], verbose: bool) -> None:
-    """What came of one run of several, in a line; ``verbose``: its notes too."""
+    """Say what came of one run of several, in a line; ``verbose``: its notes too."""
     found = [f"{name} {values['mean']:.4g}" for name, values in summary["metrics"].items()]
     text = f"{100 * summary['accuracy']['mean']:.1f} %" if "accuracy" in summary else ", ".join(found)
     say(f"{label}: {text} in {summary['wall_seconds']:.1f} s")
@@ -52,7 +52,7 @@ def say_outcome(label: str, summary: dict[str, Any], verbose: bool) -> None:
 
 
 def print_summary(summary: dict[str, Any], verbose: bool) -> None:
-    """A run's notes, metrics, metrics by domain and times to the target accuracies (``summary.json``).
+    """Print a run's notes, metrics, metrics by domain and times to the target accuracies (``summary.json``).
 
     ``verbose``: the execution plan too.
     """
@@ -111,7 +111,7 @@ def _number(name: str, value: float | None) -> str:
 
 
 def print_choice(search: Search, chosen: Mapping[str, Choice], show: Shown) -> None:
-    """What a search chose, by method, and where the rest is."""
+    """Print what a search chose, by method, and where the rest is."""
     if show.as_json:
         methods = {method: asdict(choice) for method, choice in chosen.items()}
         return print_json(plain({"directory": search.path, "runs": search.size, "chosen": methods}))
@@ -127,7 +127,7 @@ def print_choice(search: Search, chosen: Mapping[str, Choice], show: Shown) -> N
 
 
 def print_conclusion(found: Conclusion, show: Shown, **more: Any) -> None:
-    """A comparison's tables, where its report is, and at the end the verdict; ``more`` that JSON has."""
+    """Print a comparison's tables, where its report is, and at the end the verdict; ``more`` that JSON has."""
     if show.as_json:
         return print_json(plain({**_conclusion(found), **more}))
     for table in (all_tables if show.all_metrics else first_tables)(found.runs, found.verdict):
@@ -152,7 +152,7 @@ def _conclusion(found: Conclusion) -> dict[str, Any]:
 
 
 def print_parts(study: Study, page: Path, parts: Sequence[Part], show: Shown, **more: Any) -> None:
-    """The tables of a campaign or sweep, the first sentence on each comparison, and where the report is."""
+    """Print the tables of a campaign or sweep, the first sentence on each comparison, and where the report is."""
     if show.as_json:
         content = {"directory": study.path, "key": study.key, "table": campaign_rows(parts), "report": page}
         return print_json(plain({**content, **more}))
@@ -165,7 +165,7 @@ def print_parts(study: Study, page: Path, parts: Sequence[Part], show: Shown, **
 
 
 def print_board(made: Leaderboard, figures: Sequence[Figure], table: TextTable, report: Path, show: Shown) -> None:
-    """A leaderboard's table, what to mind, and where its report is."""
+    """Print a leaderboard's table, what to mind, and where its report is."""
     if show.as_json:
         rows = [asdict(figure) for figure in figures]
         return print_json(plain({"directory": made.path, "report": report, "rows": rows}))
@@ -176,7 +176,7 @@ def print_board(made: Leaderboard, figures: Sequence[Figure], table: TextTable, 
 
 
 def print_federation(federation: Federation) -> None:
-    """Who holds how much of what, and what of it is to be minded."""
+    """Print who holds how much of what, and what of it is to be minded."""
     header, *rows = federation.facts.rows()
     print_table(TextTable("", header, rows))
     for sentence in federation.facts.sentences():

@@ -90,7 +90,7 @@ class Experiment(BaseModel):
         return torch.float64 if self.dtype == "float64" else torch.float32
 
     def to_toml(self) -> str:
-        """The complete experiment as TOML; :func:`read` of it gives the same experiment."""
+        """Return the complete experiment as TOML; :func:`read` of it gives the same experiment."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
     @property
@@ -107,14 +107,14 @@ class Experiment(BaseModel):
         return {**self.model_dump(exclude=names), "data": data, "model": stages.given, "method": method}
 
     def build_model(self, num_outputs: int, words: Sequence[str] = ()) -> Model:
-        """The model, with the method's own ``model`` table on top; the head gets ``num_outputs``.
+        """Return the model, with the method's own ``model`` table on top; the head gets ``num_outputs``.
 
         ``words``: what the token ids of the inputs stand for.
         """
         return self._built[self.method][1].build(num_outputs, words)
 
     def build_participation(self) -> Participation:
-        """The participation; a preset brings its policy.
+        """Return the participation; a preset brings its policy.
 
         Raises:
             PerfedError: the experiment names another one.
@@ -152,7 +152,7 @@ def read(text: str, where: str) -> Experiment:
 
 
 def validate(table: Mapping[str, Any]) -> Experiment:
-    """An experiment from nested dictionaries; everything that can be checked without the data is.
+    """Return an experiment from nested dictionaries; everything that can be checked without the data is.
 
     Names of methods, terms, data set and policy may be written in any case.
 
@@ -203,12 +203,12 @@ def shipped_files(folder: str) -> dict[str, Traversable]:
 
 
 def experiment_names() -> list[str]:
-    """Names of the experiments that come with the package, sorted."""
+    """Return names of the experiments that come with the package, sorted."""
     return [*shipped_files("shipped")]
 
 
 def find_experiment(name: str) -> dict[str, Any]:
-    """The TOML table of a shipped experiment, in any case, or of the file ``name``.
+    """Return the TOML table of a shipped experiment, in any case, or of the file ``name``.
 
     ``extends = "OTHER"`` takes everything the file does not say from another experiment, or file beside it: tables are
     merged key by key,
@@ -259,7 +259,10 @@ def _table(name: str) -> dict[str, Any]:
 
 
 def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables ``base`` with those of ``over`` on top, key by key; ``data`` and stages with a ``kind`` as a whole."""
+    """Return the tables ``base`` with those of ``over`` on top, key by key.
+
+    ``data`` and stages with a ``kind`` count as a whole.
+    """
     result = dict(base)
     for key, value in over.items():
         whole = key == "data" or (isinstance(value, dict) and "kind" in value)
@@ -269,7 +272,7 @@ def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def canonical(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The experiment ``table`` with the names of its methods, terms, data set and policy as perfed writes them.
+    """Return the experiment ``table`` with the names of its methods, terms, data set and policy as perfed writes them.
 
     Tables of a method under two spellings become one, of which what comes later wins. What is not known stays as it
     is: validation says so.

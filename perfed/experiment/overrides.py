@@ -32,7 +32,7 @@ _PART = r"""(?:'[^']+'|"[^"]+"|[^.'"\s]+)"""
 
 
 def parse_value(text: str) -> Any:
-    """A value from the command line: TOML (numbers, true, lists, tables), else the text itself.
+    """Return a value from the command line: TOML (numbers, true, lists, tables), else the text itself.
 
     A shell takes quotes away, so a flat list may hold texts without them.
 
@@ -78,7 +78,7 @@ def override(table: dict[str, Any], assignments: Iterable[str], methods: Sequenc
 
 
 def grid_points(grid: Sequence[str]) -> list[list[str]]:
-    """Every combination of the values of ``key=v1,v2,...``, each a list of assignments.
+    """Return every combination of the values of ``key=v1,v2,...``, each a list of assignments.
 
     Raises:
         PerfedError: no or an empty axis, a key that is there twice, or one that is not for all methods alike.
@@ -101,7 +101,7 @@ def grid_points(grid: Sequence[str]) -> list[list[str]]:
 
 
 def axis_of(entry: str, where: str = "") -> list[str]:
-    """The assignments of ``key=v1,v2,...``; commas within brackets are of a value.
+    """Return the assignments of ``key=v1,v2,...``; commas within brackets are of a value.
 
     Raises:
         PerfedError: of another form, or a value that is there twice; starts with ``where``.
@@ -122,7 +122,7 @@ def axis_of(entry: str, where: str = "") -> list[str]:
 
 
 def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[tuple[str, ...]]:
-    """Where the key of an assignment belongs, as paths; several if it is a setting of several methods."""
+    """Return where the key of an assignment belongs, as paths; several if it is a setting of several methods."""
     first, *rest = key_path(key)
     if first in Experiment.model_fields:
         return [(first, *rest)]
@@ -130,7 +130,7 @@ def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[
 
 
 def key_path(key: str) -> tuple[str, ...]:
-    """The parts of a dotted key, without the quotes that TOML wants around names with a dot or a colon.
+    """Return the parts of a dotted key, without the quotes that TOML wants around names with a dot or a colon.
 
     Raises:
         PerfedError: no part between two dots, or an open quote.

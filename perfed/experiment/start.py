@@ -39,7 +39,7 @@ def start(
     server: Callable[..., Server] = Server,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """A new run of ``experiment``; with ``out``, its directory is made and the configuration written.
+    """Return a new run of ``experiment``; with ``out``, its directory is made and the configuration written.
 
     ``device``: in place of the experiment's. ``server``: as in :class:`~perfed.run.run.Run`. ``callbacks``: behind
     those of the experiment; the configuration does not have them.
@@ -74,7 +74,7 @@ def resume(
     server: Callable[..., Server] = Server,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """The run in ``path``, at its last whole checkpoint; ends with the same bits as if never interrupted.
+    """Return the run in ``path``, at its last whole checkpoint; ends with the same bits as if never interrupted.
 
     A run whose ``config.toml`` asks for more rounds than it was made with, or that is given more ``rounds``, goes on to
     those, finished or not.
@@ -110,7 +110,7 @@ def opened(
     federation: Federation | None = None,
     site: str | None = None,
 ) -> Run:
-    """The run in ``path`` as its last whole checkpoint has it, to be looked at: nothing is written.
+    """Return the run in ``path`` as its last whole checkpoint has it, to be looked at: nothing is written.
 
     ``site``: whose model is wanted alone. Where sites have tables, no other site's is then read, if the run has
     finished.
@@ -198,7 +198,7 @@ def _check_models(directory: RunDirectory) -> None:
 
 
 def is_done(path: Path) -> bool:
-    """Whether nothing is left to do for the run in ``path``: it has finished, and its configuration is still the same.
+    """Return whether the run in ``path`` has finished, and its configuration is still the same: nothing is left to do.
 
     Where it is not the same, :func:`resume` says why it cannot go on, or goes on.
     """

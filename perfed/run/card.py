@@ -64,7 +64,7 @@ def data_facts(client: Client, federation: Federation) -> dict[str, Any]:
 
 
 def today() -> str:
-    """The date, as 2031-01-31."""
+    """Return the date, as 2031-01-31."""
     return datetime.date.today().isoformat()
 
 
@@ -110,7 +110,7 @@ def _scores(y: NDArray[Any], logs: NDArray[np.float64], task: Task, num_classes:
 
 
 def card(facts: dict[str, Any]) -> str:
-    """The model card of a site, Markdown.
+    """Return the model card of a site, Markdown.
 
     Args:
         facts: of its :class:`~perfed.run.site.SiteModel`.
@@ -138,7 +138,7 @@ def card(facts: dict[str, Any]) -> str:
 
 
 def is_card_of(facts: dict[str, Any], text: str) -> bool:
-    """Whether ``text`` is :func:`card` of the same model, be it of another day."""
+    """Return whether ``text`` is :func:`card` of the same model, be it of another day."""
     dated = re.compile(r"; written on \S+\.")
     return dated.sub("", text) == dated.sub("", card(facts))
 
