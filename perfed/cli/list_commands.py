@@ -32,7 +32,7 @@ _KINDS = {
     "methods": "method",
     "datasets": "data set",
     "experiments": "experiment",
-    "terms": "term",
+    "extensions": "extension",
     "leaderboards": "leaderboard",
 }
 
@@ -54,7 +54,9 @@ def list_command(
 
 @app.command("show", epilog="Example: perfed show fedpac")
 def show_command(
-    name: Annotated[str, typer.Argument(help="a method, data set, experiment or term", autocompletion=complete.shown)],
+    name: Annotated[
+        str, typer.Argument(help="a method, data set, experiment or extension", autocompletion=complete.shown)
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="print JSON: kind and facts")] = False,
 ) -> None:
     """Say what a method, data set or experiment is, its settings, what it needs, and a command to try."""

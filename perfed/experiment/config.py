@@ -17,9 +17,9 @@ from pydantic import BaseModel, Field, PositiveInt, PrivateAttr, ValidationError
 from perfed.datasets import Data, dataset_id, located
 from perfed.errors import PerfedError, did_you_mean, first_problem
 from perfed.experiment.build import Stages
+from perfed.method.extension import extension_id
 from perfed.method.method import Method
 from perfed.method.registry import entry, method_id
-from perfed.method.term import term_id
 from perfed.methods.build import build_method
 from perfed.model.chain import Model
 from perfed.participation.clock import Clock
@@ -154,7 +154,7 @@ def read(text: str, where: str) -> Experiment:
 def validate(table: Mapping[str, Any]) -> Experiment:
     """Return an experiment from nested dictionaries; everything that can be checked without the data is.
 
-    Names of methods, terms, data set and policy may be written in any case.
+    Names of methods, extensions, data set and policy may be written in any case.
 
     Raises:
         PerfedError: an unknown key, method, data set or setting, or a value that is not allowed; names the key.
@@ -272,7 +272,7 @@ def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def canonical(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the experiment ``table`` with the names of its methods, terms, data set and policy as perfed writes them.
+    """Return ``table`` with the names of its methods, extensions, data set and policy as perfed writes them.
 
     Tables of a method under two spellings become one, of which what comes later wins. What is not known stays as it
     is: validation says so.
@@ -290,16 +290,18 @@ def canonical(table: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(methods := result.get("methods"), Mapping):
         own: dict[str, Any] = {}
         for name, settings in methods.items():
-            own = merged(own, {_known(method_id, name): _with_terms(settings)})
+            own = merged(own, {_known(method_id, name): _with_extensions(settings)})
         result["methods"] = own
     return result
 
 
-def _with_terms(settings: Any) -> Any:
-    """A method's table; its terms as perfed writes them."""
-    if not isinstance(settings, Mapping) or not isinstance(terms := settings.get("terms"), list):
+def _with_extensions(settings: Any) -> Any:
+    """A method's table; its extensions as perfed writes them, also those of a file that calls them terms."""
+    if isinstance(settings, Mapping) and "terms" in settings and "extensions" not in settings:
+        settings = {"extensions" if key == "terms" else key: value for key, value in settings.items()}
+    if not isinstance(settings, Mapping) or not isinstance(extensions := settings.get("extensions"), list):
         return settings
-    return {**settings, "terms": [_known(term_id, name) for name in terms]}
+    return {**settings, "extensions": [_known(extension_id, name) for name in extensions]}
 
 
 def _known(known: Callable[[str], str], name: Any) -> Any:

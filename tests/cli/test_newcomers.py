@@ -20,7 +20,7 @@ OWN = '''
 import numpy as np
 import perfed
 from perfed.datasets import dataset
-from perfed.terms import register_term
+from perfed.extensions import register_extension
 from pydantic import Field
 
 @perfed.register("{name}")
@@ -29,8 +29,8 @@ class Mine(perfed.build_method("fedavg").__class__):
 
     boldness: float = Field(0.25, ge=0, description="how far it goes")
 
-@register_term
-class Calm(perfed.Term):
+@register_extension
+class Calm(perfed.Extension):
     """Keeps calm."""
 
     name = "{name}-calm"
