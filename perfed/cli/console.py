@@ -20,7 +20,7 @@ PIPE_WIDTH = 80
 
 
 def fixed_width() -> int | None:
-    """The width of a pipe; a terminal, or the environment, is asked anew for each line."""
+    """Return the width of a pipe; a terminal, or the environment, is asked anew for each line."""
     return None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
 
 
@@ -52,7 +52,7 @@ def say_where(what: str, path: Path) -> None:
 
 
 def command_lines(text: str) -> list[str]:
-    """A command over as many lines as it needs, as a shell takes them.
+    """Return a command over as many lines as it needs, as a shell takes them.
 
     Example:
         >>> command_lines("perfed show fedpac")

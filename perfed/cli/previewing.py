@@ -18,7 +18,7 @@ YES = "yes"
 _MEANS = {"named": "columns that the study names and this site has"}
 
 
-def site_preview_command(data: Path, study: str, name: str, as_json: bool) -> None:
+def preview(data: Path, study: str, name: str, as_json: bool) -> None:
     """Show all that would leave a site."""
     shown = Preview.of(name, data, study)
     if as_json:
