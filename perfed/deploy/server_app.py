@@ -19,7 +19,7 @@ from perfed.data.federation import Federation
 from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
 from perfed.data.lazy import elsewhere
 from perfed.data.reading import checked, read_json
-from perfed.deploy.site_agent import table_options
+from perfed.deploy.part import table_options
 from perfed.deploy.submit import JOURNAL, LINE, goes_on
 from perfed.engine.flower.engine import RATIO, FlowerEngine, Limits
 from perfed.engine.flower.journal import Journal
