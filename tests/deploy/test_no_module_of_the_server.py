@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tomli_w
-from stations import COLUMNS, Stations, study, submit
+from stations import Stations, study, submit
 
 from perfed.deploy.site_agent import Station
 from perfed.engine.flower.message import pack, unpack
