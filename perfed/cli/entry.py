@@ -11,7 +11,7 @@ import typer
 
 from perfed.cli import campaign_commands, deploy_commands, site_commands  # noqa: F401 - they add their commands
 from perfed.cli.commands import app
-from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped
+from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped, visible
 from perfed.cli.wording import no_such_option
 from perfed.errors import PerfedError
 from perfed.machine import TERMINATED, by_sigterm, sigterm_as_exit
@@ -59,5 +59,5 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"perfed: {' '.join(message.split())}", file=sys.stderr)
+    print(f"perfed: {visible(' '.join(message.split()))}", file=sys.stderr)
     raise SystemExit(code)
