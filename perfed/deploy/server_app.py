@@ -107,7 +107,7 @@ def main(transport: Transport, config: Mapping[str, Any], *, study: str) -> None
 def _main(transport: Transport, settings: Settings, study: str) -> None:
     out = Path(settings.out)
     try:
-        with locked(_made(_made(out) / JOURNAL)):
+        with locked(_made(out / JOURNAL)):
             _alone(transport, settings, study, out)
     except BlockingIOError:
         raise PerfedError(

@@ -36,7 +36,6 @@ from perfed.deploy.study import study_of
 from perfed.engine.flower.adapter import bundle_hash
 from perfed.engine.flower.node import Attendant, attend
 from perfed.engine.flower.probe import Server, Unreachable, probe
-from perfed.engine.flower.processes import superlink
 from perfed.engine.flower.refusal import Said
 from perfed.engine.flower.submission import Submitter
 from perfed.engine.flower.transport import Answer
@@ -112,7 +111,7 @@ def federation(folder, connections, authority, sites):
     with Loopback(folder / "server", authority.server("server")) as loopback:
         for name in NAMES:
             private, public = site_key(folder, name)
-            loopback.submitter.register(public, name)
+            loopback.register(public, name)
             loopback.add(name, partial(sites.answer, name), private)
         loopback.start(write_app(folder / "app"))
         assert loopback.missing(NAMES, PATIENT) == []
@@ -216,7 +215,7 @@ def test_a_run_in_which_a_key_is_rotated_ends_with_the_bits_of_a_simulation(fede
             probe(federation.server(folder / "north"))
         (folder / "new").mkdir()
         private, public = site_key(folder / "new", "north")
-        federation.submitter.register(public, "north")
+        federation.register(public, "north")
         stations.at["north"] = Station(folder / "site-north", "north", folder / "north.csv")
         federation.add("north", partial(stations.answer, "north"), private, folder="north-again")
         assert federation.missing(NAMES, PATIENT) == []
@@ -358,11 +357,6 @@ def test_a_server_that_is_not_there_is_waited_for(folder, connections):
     assert not thread.is_alive()
     with pytest.raises(PerfedError, match=f"server {address}: .*unavailable"):
         Submitter(folder / "gone" / "home", address).status(1)
-
-
-def test_a_port_in_use_is_said_in_one_line(federation, folder):
-    with pytest.raises(PerfedError, match=f"cannot listen at {federation.address}: Address already in use; choose"):
-        superlink(folder / "second", federation.address)
 
 
 def test_the_run_ends_with_its_true_status(federation):
