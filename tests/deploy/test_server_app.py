@@ -21,12 +21,15 @@ from stations import COLUMNS, Stations, answer_all, same_as_simulated, study, su
 from perfed.deploy import server_app
 from perfed.deploy import submit as submission
 from perfed.deploy.own_model import site_model
+from perfed.deploy.site_agent import Station
+from perfed.deploy.study import study_of
 from perfed.deploy.trial import entries_sent
 from perfed.engine.flower import journal, store
 from perfed.engine.flower.hash_chain import LOG, read
 from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.transport import Answer
 from perfed.errors import PerfedError
+from perfed.experiment.config import read as read_study
 from perfed.experiment.config import validate
 from perfed.experiment.start import opened
 from perfed.tree import map_leaves
@@ -144,6 +147,19 @@ def test_what_does_not_fit_is_said_in_one_line(tables, capsys, monkeypatch):
     table.iloc[::-1].to_csv(tables / "west.csv", index=False)
     with pytest.raises(PerfedError, match="site 'west': its data are not those"):
         submit(tables, text)
+
+
+def test_a_site_joins_a_study_and_the_others_keep_what_they_were_given(tables):
+    """North and south have the study from before there was west."""
+    text = study(tables)
+    before = study_of(read_study(text, "the study"), ["north", "south"]).to_toml()
+    assert before != text
+    with closing(Stations(tables, text)) as stations:
+        for site in ("north", "south"):
+            stations.at[site].close()
+            stations.at[site] = Station(tables / f"at-{site}", site, tables / f"{site}.csv", before)
+        answer_all(tables, text, stations)
+    same_as_simulated(tables)
 
 
 def west_says(stations: Stations, change: Callable[[dict, dict], object]) -> Stations:
