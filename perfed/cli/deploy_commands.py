@@ -69,8 +69,11 @@ def deploy_command(
         return deploying.rotate_command(rotate[1], rotate[0])
     if out is None:
         raise PerfedError("--out: a directory for the files is needed")
-    server = deploying.Place(tls, host, port, superlink_port, server_name or [], dir_on_server)
-    deploying.deploy_command(str(experiment), settings or [], names, server, out, days)
+    from perfed.deploy.deployment import Deployment
+
+    where = dir_on_server or str(out.absolute())
+    deployment = Deployment("", tuple(names), where, tls, host, port, superlink_port, tuple(server_name or []))
+    deploying.deploy_command(str(experiment), settings or [], deployment, out, days)
 
 
 site_app = App(invoke_without_command=True, help="Be a site of a federation; its log and its own model.")
@@ -136,9 +139,9 @@ def site_preview_command(
     as_json: JsonOption = False,
 ) -> None:
     """Show every value, fact, entry and shape that would leave the site, without a server."""
-    from perfed.cli import deploying
+    from perfed.cli import previewing
 
-    deploying.site_preview_command(data, study, name, as_json)
+    previewing.site_preview_command(data, study, name, as_json)
 
 
 @site_app.command("log", epilog="Example: perfed site log --dir perfed-site-north")

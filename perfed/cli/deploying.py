@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from perfed.cli import previewing
@@ -17,44 +17,22 @@ from perfed.cli.sites import write_model
 from perfed.deploy.deployment import Deployment
 from perfed.deploy.own_model import site_model
 from perfed.deploy.policy import Policy
-from perfed.deploy.server_files import STUDY_FILE, app_hash
+from perfed.deploy.server_files import app_hash
 from perfed.deploy.site import SiteSettings, check_site, run_site
 from perfed.deploy.tls import check_private
-from perfed.deploy.write import deploy, extend, renew, rotate
+from perfed.deploy.write import deploy, extend, renew, rotate, study_in
 from perfed.engine.flower.hash_chain import LOG
 from perfed.engine.flower.probe import Server
 from perfed.errors import PerfedError
-from perfed.experiment.config import read, readable
+from perfed.experiment.config import readable
 from perfed.machine import private_files, write_atomic
 from perfed.run.export import FORMATS
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where the server is: options as they were given."""
-
-    tls: bool
-    host: str
-    port: int
-    superlink_port: int
-    server_names: list[str]
-    directory: str
-
-
-def deploy_command(experiment: str, settings: list[str], sites: list[str], server: Place, out: Path, days: int) -> None:
-    """Write a deployment's files into a new directory."""
+def deploy_command(experiment: str, settings: list[str], deployment: Deployment, out: Path, days: int) -> None:
+    """Write a deployment's files into a new directory; its name is that of the experiment."""
     checked = chosen_experiment(experiment, settings)
-    deployment = Deployment(
-        checked.name,
-        tuple(sites),
-        server.directory or str(out.absolute()),
-        server.tls,
-        server.host,
-        server.port,
-        server.superlink_port,
-        tuple(server.server_names),
-    )
-    deploy(checked, deployment, out, days)
+    deploy(checked, replace(deployment, name=checked.name), out, days)
     say_where("deployment", out)
     say_where("the server's administrator reads", out / "README.md")
     for site in deployment.sites:
@@ -70,7 +48,7 @@ def extend_command(folder: Path, sites: list[str]) -> None:
         say_where(f"for {site}", folder / "sites" / site)
     if deployment.tls:
         say_whole(f"to be known to the SuperLink: sh {folder / 'server' / 'register.sh'} {' '.join(sites)}")
-    if submitted := app_hash(read(_text(folder / STUDY_FILE), str(folder / STUDY_FILE))):
+    if submitted := app_hash(study_in(folder)):
         say_whole(f"tell the other sites the SHA-256 of what is submitted from now on: {submitted}")
 
 
@@ -91,18 +69,14 @@ def rotate_command(folder: Path, site: str) -> None:
     say_whole(f"sh {server / 'register.sh'} {site}")
 
 
-def site_preview_command(data: Path, study: Path, name: str, as_json: bool) -> None:
-    """Show what would leave a site."""
-    previewing.site_preview_command(data, _text(study), name, as_json)
-
-
 @private_files()
 def site_command(
     data: Path, server: Server, name: str, study: Path | None, policy: Path | None, folder: Path, consent: str | None
 ) -> None:
     """Be a site until Ctrl-C or SIGTERM."""
     allowed = Policy() if policy is None else Policy.read(policy)
-    settings = SiteSettings(name, data, server, folder, None if study is None else _text(study), allowed)
+    text = None if study is None else previewing.study_text(study)
+    settings = SiteSettings(name, data, server, folder, text, allowed)
     for option, file in (("--key", server.key), ("--ca", server.ca)):
         if file is not None and not file.is_file():
             raise PerfedError(f"{option} {file}: no such file")
@@ -139,10 +113,3 @@ def site_export_command(
     target = out or place / f"{file_name(name)}.{format_}"
     check_new(target)
     write_model(site_model(place, name, data or table, run), target, format_)
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PerfedError(f"--study {file}: cannot be read: {error}") from None

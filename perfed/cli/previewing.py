@@ -18,9 +18,17 @@ YES = "yes"
 _MEANS = {"named": "columns that the study names and this site has"}
 
 
-def site_preview_command(data: Path, study: str, name: str, as_json: bool) -> None:
+def study_text(file: Path) -> str:
+    """The text of a site's study."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PerfedError(f"--study {file}: cannot be read: {error}") from None
+
+
+def site_preview_command(data: Path, study: Path, name: str, as_json: bool) -> None:
     """Show all that would leave a site."""
-    shown = Preview.of(name, data, study)
+    shown = Preview.of(name, data, study_text(study))
     if as_json:
         return print_json(shown.plain())
     for line in _whole(shown):

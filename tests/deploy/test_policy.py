@@ -58,6 +58,7 @@ def test_a_policy_that_forbids_what_the_study_needs_says_so_at_the_start(before,
     with pytest.raises(PerfedError):
         submit(tables, text, stations)
     assert {unpack(reply)[0]["kind"] for reply in stations.left["north"]} == {"told", "error"}
+    assert not (tables / "at-north/run.json").exists()  # it has not joined
 
 
 @pytest.mark.long

@@ -131,6 +131,7 @@ def test_what_does_not_fit_is_said_in_one_line(tables, capsys, monkeypatch):
     other = Stations(tables, study=study(tables, rounds=7))
     with pytest.raises(PerfedError, match="the server's study is not the one that this site was given"):
         submit(tables, text, other)
+    assert {unpack(reply)[0]["kind"] for replies in other.left.values() for reply in replies} == {"error"}
     data = {"name": "tables", "files": ["x"], "target": "ill", "drop": ["smokr"], "columns": "union"}
     with pytest.raises(PerfedError, match=r"drop: no site has a column 'smokr' \(did you mean 'smoker'\?\)"):
         submit(tables, study(tables, data=data))
