@@ -32,7 +32,7 @@ class Heard(Stations):
 
     messages: list[bytes]
 
-    def exchange(self, messages, deadline):
+    def exchange(self, messages, deadline, least=0):
         self.messages = [*getattr(self, "messages", []), messages["north"]]
         return super().exchange(messages, deadline)
 

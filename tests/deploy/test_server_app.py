@@ -167,7 +167,7 @@ def west_says(stations: Stations, change: Callable[[dict, dict], object]) -> Sta
     """What west replies is changed on the way, where it is of the kind that ``change`` changes."""
     ask = stations.exchange
 
-    def exchange(messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+    def exchange(messages: Mapping[str, bytes], deadline: float, least: int = 0) -> Iterator[Answer]:
         for answer in ask(messages, deadline):
             header, tree = unpack(answer.body)
             if answer.site == "west":
@@ -217,7 +217,7 @@ def test_a_site_that_does_not_return_ends_a_run_unless_enough_others_are_there(t
     with closing(Stations(tables)) as stations:
         ask, asked = stations.exchange, [0]
 
-        def exchange(messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+        def exchange(messages: Mapping[str, bytes], deadline: float, least: int = 0) -> Iterator[Answer]:
             asked[0] += 1
             without = ["west"] if asked[0] > 4 else []
             yield from ask({site: message for site, message in messages.items() if site not in without}, deadline)

@@ -50,7 +50,7 @@ def test_a_run_that_goes_on_is_followed_and_not_begun_twice(tables, monkeypatch)
     first = Stations(tables)
     ask, text = first.exchange, study(tables)
 
-    def exchange(messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+    def exchange(messages: Mapping[str, bytes], deadline: float, least: int = 0) -> Iterator[Answer]:
         if "followed" not in seen:
             seen["followed"] = submitted("finished:completed").followed
             seen["again"] = submitted("finished:failed", "finished:completed").followed

@@ -147,7 +147,7 @@ class Remote:
     def sites(self) -> list[str]:
         return NAMES
 
-    def exchange(self, messages, deadline):
+    def exchange(self, messages, deadline, least=0):
         found = self._federation.exchange({s: m.decode("latin-1") for s, m in messages.items()}, deadline)
         for site, (text, error, seconds) in found.items():
             yield Answer(site, None if error else text.encode("latin-1"), error, seconds)
@@ -192,7 +192,7 @@ class Rotating(Remote):
         super().__init__(federation)
         self.count, self.rotate = 0, rotate
 
-    def exchange(self, messages, deadline):
+    def exchange(self, messages, deadline, least=0):
         self.count += 1
         if self.count == 3:
             self.rotate()
