@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
+from math import inf
+from sys import float_info
 from typing import Any
 
 import torch
@@ -108,6 +110,6 @@ def wrong_metrics(header: Mapping[str, Any]) -> str:
         if known is None:
             return f"{where}: metric {name!r:.60}, which nobody knows"
         low, high = known.span
-        if not low - _ROUNDING <= value <= high + _ROUNDING:
+        if not low - _ROUNDING <= value <= high + _ROUNDING or float_info.max < abs(value) < inf:  # a whole number
             return f"{where}: metric '{name}' is {value!r:.40}; a number from {low:g} to {high:g} is needed"
     return ""

@@ -97,6 +97,10 @@ def loss_without_a_number(header, tree):
     header["metrics"] = {"loss": nan}
 
 
+def loss_that_is_no_float(header, tree):
+    header["metrics"] = {"loss": 10**400}
+
+
 def unknown_metric(header, tree):
     header["metrics"] = {"good\n" * 1000: 1.0}
 
@@ -130,6 +134,7 @@ BAD = {
     accuracy_of_seven: "metric 'accuracy' is 7.0; a number from 0 to 1 is needed",
     negative_auc: "metric 'auc_all' is -3; a number from 0 to 1 is needed",
     loss_without_a_number: "metric 'loss' is nan; a number from 0 to inf is needed",
+    loss_that_is_no_float: "metric 'loss' is 1000000000000000000000000000000000000000; a number from 0 to inf",
     unknown_metric: "metric 'good",
     fewer_than_none: "entry 'reply/num_samples' is -7; its facts say 7 training samples",
     very_many: "entry 'reply/num_samples' is 8; its facts say 7 training samples",
