@@ -105,15 +105,20 @@ class ClientFacts:
         return {"id": self.id, "splits": splits, "feature_names": names, "mark": self.mark}
 
     @classmethod
-    def of_plain(cls, value: Any) -> ClientFacts:
+    def of_plain(cls, value: Any, client: str | None = None) -> ClientFacts:
         """The inverse of :meth:`plain`, for values that came from elsewhere.
+
+        Args:
+            value: as it came.
+            client: whose they are; ``None``: as they say themselves.
 
         Raises:
             PerfedError: the values are no facts of a client; says what is wrong.
         """
-        where = "facts of a client"
+        where = "facts of a client" if client is None else f"facts of client '{client}'"
         table = _table(value, where, ("id", "splits", "feature_names", "mark"))
-        client = table["id"] if isinstance(table["id"], str) else _wrong(where, "id", table["id"], "a text")
+        if client is None:
+            client = table["id"] if isinstance(table["id"], str) else _wrong(where, "id", table["id"], "a text")
         where = f"facts of client '{client}'"
         if not isinstance(table["splits"], Mapping):
             _wrong(where, "splits", table["splits"], "a table")

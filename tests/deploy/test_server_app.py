@@ -211,6 +211,27 @@ def test_counts_that_cannot_be_are_refused_and_the_site_is_named(fields, said, t
         submit(tables, study(tables), west_says(Stations(tables), lie))
 
 
+@pytest.mark.parametrize("field", ["told", "facts"])
+@pytest.mark.parametrize("value", [None, "text", [1], {"id": "north"}, "nothing"])
+def test_what_is_no_told_and_no_facts_is_refused_and_the_site_is_named(field, value, tables):
+    def lie(header, tree):
+        if header.pop(field, None) is not None and value != "nothing":
+            header[field] = value
+
+    with pytest.raises(PerfedError, match=r"(site|client) 'west'") as error:
+        submit(tables, study(tables), west_says(Stations(tables), lie))
+    assert "\n" not in str(error.value)
+
+
+def test_bytes_that_are_no_message_are_refused_and_the_site_is_named(tables):
+    stations = Stations(tables)
+    ask = stations.exchange
+    nonsense = lambda answer: replace(answer, body=b"nonsense" * 10) if answer.site == "west" else answer  # noqa: E731
+    stations.exchange = lambda *given: map(nonsense, ask(*given))
+    with pytest.raises(PerfedError, match=r"^site 'west': these bytes are not of perfed"):
+        submit(tables, study(tables), stations)
+
+
 def test_a_site_that_does_not_return_ends_a_run_unless_enough_others_are_there(tables, capsys):
     """The message names the way on; with it rounds say who was missing, also where the site is not there at all."""
     text, settings = study(tables), {"out": str(tables / "run"), "wait": 1.0, "deadline": 60.0, "norm": 0.0}

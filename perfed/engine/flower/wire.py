@@ -99,10 +99,12 @@ def done_of(header: Mapping[str, Any], tree: Mapping[str, Any]) -> Done:
 
 def wrong_metrics(header: Mapping[str, Any]) -> str:
     """What is wrong with the metrics of a reply; empty if nothing is."""
-    found = header.get("metrics")
+    where = f"the reply of site '{header['site']}'"
+    if "metrics" not in header:
+        return f"{where}: metrics is missing from the header"
+    found = header["metrics"]
     if found is None:
         return ""
-    where = f"the reply of site '{header['site']}'"
     if not isinstance(found, dict) or len(found) >= 1000 or any(type(v) not in (int, float) for v in found.values()):
         return f"{where}: metrics are names with numbers"
     for name, value in found.items():

@@ -81,6 +81,10 @@ def other_site(header, tree):
     header["site"] = "c0"
 
 
+def no_metrics(header, tree):
+    del header["metrics"]
+
+
 def metrics_of_text(header, tree):
     header["metrics"] = {"accuracy": "good"}
 
@@ -130,6 +134,7 @@ BAD = {
     ten_times: "'more', which nobody asked for",
     old_sequence: "sequence is 1; 10001 is expected",
     other_site: "site is 'c0'; 'c1' is expected",
+    no_metrics: "metrics is missing from the header",
     metrics_of_text: "metrics are names with numbers",
     accuracy_of_seven: "metric 'accuracy' is 7.0; a number from 0 to 1 is needed",
     negative_auc: "metric 'auc_all' is -3; a number from 0 to 1 is needed",
