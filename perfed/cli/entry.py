@@ -10,7 +10,7 @@ from typing import NoReturn
 import typer
 
 from perfed.cli.app import app, no_such_option
-from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped
+from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped, visible
 from perfed.errors import PerfedError
 from perfed.machine import TERMINATED, by_sigterm, sigterm_as_exit
 from perfed.plugins import IMPORTED, own_mistakes
@@ -62,5 +62,5 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"perfed: {' '.join(message.split())}", file=sys.stderr)
+    print(f"perfed: {visible(' '.join(message.split()))}", file=sys.stderr)
     raise SystemExit(code)

@@ -97,7 +97,7 @@ def _whole(shown: Preview) -> Iterator[str]:
         shape = "x".join("?" if length is None else str(length) for length in entry["shape"]) or "1"
         yield f"  {entry['name']}: {shape} {entry['dtype']}"
     yield f"  the metrics {', '.join(shown.metrics)} of your model on your test rows"
-    yield "and your site's name, and errors in one line"
+    yield "and your site's name, and a fixed sentence where something fails"
     yield f"hash of all this, for --consent: {shown.digest}"
 
 

@@ -111,20 +111,25 @@ class ClientFacts:
         return plain
 
     @classmethod
-    def of_plain(cls, values: Any) -> ClientFacts:
+    def of_plain(cls, values: Any, client: str | None = None) -> ClientFacts:
         """The inverse of :meth:`plain`, for values that came from elsewhere.
+
+        Args:
+            values: as they came.
+            client: whose they are; ``None``: as they say themselves.
 
         Raises:
             PerfedError: the values are no facts of a client; says what is wrong.
         """
-        client = values.get("id") if isinstance(values, Mapping) else None
-        where = f"facts of client '{client}'" if isinstance(client, str) else "facts of a client"
+        said = values.get("id") if client is None and isinstance(values, Mapping) else client
+        where = f"facts of client '{said}'" if isinstance(said, str) else "facts of a client"
         try:
-            return _FACTS.validate_json(json.dumps(values), strict=True)
+            found = _FACTS.validate_json(json.dumps(values), strict=True)
         except ValidationError as error:
             raise PerfedError(f"{where}: {first_problem(error, '')}".replace(": facts: ", ": ")) from None
         except (TypeError, ValueError, RecursionError) as error:
             raise PerfedError(f"{where}: these are no plain values ({error})") from None
+        return found if client is None else replace(found, id=client)
 
 
 _FACTS = TypeAdapter(ClientFacts)

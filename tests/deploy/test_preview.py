@@ -78,6 +78,14 @@ def shown_and_left(path: Path, text: str) -> Iterator[tuple[Preview, list[dict[s
         yield shown, headers, [entry for entry in entries if entry["name"] != "reply///empty"]
 
 
+def test_a_value_of_four_rows_does_not_leave(tables):
+    table = pd.read_csv(tables / "south.csv").assign(pain=["stabbing"] * 4 + ["dull", "none"] * 18)
+    table.to_csv(tables / "south.csv", index=False)
+    text = study(tables, data={"name": "tables", "files": ["x"], "target": "ill", "columns": "union"})
+    told = json.dumps(Preview.of("south", tables / "south.csv", text).plain())
+    assert "stabbing" not in told and "dull" in told
+
+
 def test_all_of_it_is_printed(tables):
     text = study(tables, data={"name": "tables", "files": ["x"], "target": "ill", "columns": "union", "drop": ["age"]})
     (tables / "study.toml").write_text(text)

@@ -6,11 +6,10 @@ import os
 import stat
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from command_line import perfed
-from deployments import deployed
+from deployments import deployed, open_to_others
 from stations import COLUMNS, TABLE, Stations, study, submit
 
 from perfed.experiment.config import validate
@@ -27,18 +26,12 @@ def umask() -> Iterator[None]:
     os.umask(before)
 
 
-def open_to_others(folder: Path) -> dict[str, str]:
-    """Modes of files and folders, ``folder`` too, that others than their user may read, write or enter."""
-    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
-    return {path.relative_to(folder).as_posix(): oct(mode) for path, mode in modes.items() if mode & 0o077}
-
-
 class Heard(Stations):
     """Stations that keep what the server has sent to north."""
 
     messages: list[bytes]
 
-    def exchange(self, messages, deadline):
+    def exchange(self, messages, deadline, least=0):
         self.messages = [*getattr(self, "messages", []), messages["north"]]
         return super().exchange(messages, deadline)
 

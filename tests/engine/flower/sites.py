@@ -53,7 +53,7 @@ class Direct:
     def wait_for(self, names: list[str], seconds: float) -> list[str]:
         return sorted(set(names) - set(self.sites()))
 
-    def exchange(self, messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+    def exchange(self, messages: Mapping[str, bytes], deadline: float, least: int = 0) -> Iterator[Answer]:
         order = sorted(messages, key=lambda name: (name not in self.first, name))
         for seconds, name in enumerate(order, start=1):
             self.sent.append((name, messages[name]))
