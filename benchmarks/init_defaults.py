@@ -2,9 +2,9 @@
 
 ``python benchmarks/init_defaults.py DIR``: heart disease (four hospitals), intensive care (four types of unit), seventy
 schools and 42 patients with Parkinson's disease become folders of CSV files, a file per site. ``perfed init`` writes an
-experiment for each, ``perfed compare`` runs it unchanged, and again after ``perfed tune`` (:data:`GRID`). Data: the
-folder of PERFED_DATA. What came of it is kept in ``docs/results/init-defaults.json``, from which ``docs/results.md``
-has its tables. What DIR has already is not run again; about twenty minutes on one core.
+experiment for each, ``perfed compare`` runs it unchanged, and again after ``perfed tune`` with the grid that ``init``
+prints. Data: the folder of PERFED_DATA. What came of it is kept in ``docs/results/init-defaults.json``, from which
+``docs/results.md`` has its tables. What DIR has already is not run again; about twenty minutes on one core.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from perfed.report.verdict import needs_no_federation
 
 KEPT = Path(__file__).parent.parent / "docs" / "results" / "init-defaults.json"
 SEEDS = "0..2"
-GRID = "--grid lr=1e-3,3e-3,1e-2,3e-2 --grid weight_decay=1e-3,1e-2,1e-1"
-"""The one that ``init`` prints, and a larger rate."""
 MORE = ("fedavg-ft", "ditto")
 """Compared beside those that ``init`` names, where all sites have the same columns."""
 
@@ -80,7 +78,7 @@ STUDIES: dict[str, tuple[Callable[[], tuple[dict[str, Table], dict[str, Table]]]
     "heart disease": (heart, "--target disease --categories " + " --categories ".join(CODES)),
     "intensive care": (icu, "--target died"),
     "schools": (school, "--target score"),
-    "Parkinson's": (parkinsons, "--target updrs"),
+    "Parkinson's": (parkinsons, "--target updrs --test tests"),
 }
 
 
@@ -100,16 +98,16 @@ def made(folder: Path, of: Callable[[], tuple[dict[str, Table], dict[str, Table]
             file = folder / name / f"{site.replace(' ', '-')}.csv"
             file.parent.mkdir(parents=True, exist_ok=True)
             table.to_csv(file, index=False)
-    test = "--test tests" if (folder / "tests").exists() else ""
-    perfed(folder, f"init sites {words} {test} --out study.toml")
+    perfed(folder, f"init sites {words}")
     return folder / "study.toml"
 
 
 def commands(study: Path) -> dict[str, str]:
-    """What gives the numbers: the methods of ``init``'s file and :data:`MORE`; seeds, engine."""
+    """What gives the numbers: the commands in ``init``'s file, with :data:`MORE`, seeds and engine."""
     text = study.read_text()
     methods = re.search(r"--methods (\S+)", text)
-    assert methods is not None
+    grid = re.search(r"--grid .*(?= --out tuned)", text)
+    assert methods is not None and grid is not None
     named = methods[1].split(",")
     if 'columns = "common"' in text:
         named += MORE
@@ -117,7 +115,7 @@ def commands(study: Path) -> dict[str, str]:
     end = f"--seeds {SEEDS} --engine stacked plan.threads=1"
     return {
         "init": f"compare study.toml --methods {','.join(named)} {end} --out init",
-        "tune": f"tune study.toml --methods {trained} {GRID} --engine stacked plan.threads=1 --out tuned",
+        "tune": f"tune study.toml --methods {trained} {grid[0]} --engine stacked plan.threads=1 --out tuned",
         "tuned": f"compare tuned/chosen.toml --methods {','.join(named)} {end} --out chosen",
     }
 
