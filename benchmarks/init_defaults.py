@@ -176,7 +176,7 @@ def main(out: Path) -> None:
         kept[name] = {
             "commands": [f"perfed init sites {words}", *(f"perfed {command}" for command in said.values())],
             "verdict": {place: ahead(folder, place) for place in ("init", "chosen")},
-            "by": {metric: measured(folder, metric) for metric in (metric, *(["auc"] if metric == "accuracy" else []))},
+            "by": {metric: measured(folder, metric) for metric in (metric, *(["auc"] if metric == "log-loss" else []))},
         }
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
 
