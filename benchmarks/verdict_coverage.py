@@ -35,7 +35,7 @@ CLIENTS = ((3, 0.0, 1.0), (6, 0.0, 1.0), (6, 1.0, 0.3), (20, 0.0, 1.0), (20, 1.0
 FAMILIES = ((1, 5), (1, 10), (3, 5), (4, 4))
 # Federated methods, seeds, sites and test rows of each.
 SITES = ((5, 1, 20, 50), (10, 1, 20, 50), (5, 3, 20, 50), (10, 3, 20, 50), (5, 3, 20, 200), (5, 3, 6, 12))
-TIES, COMPARISONS = 2000, 100
+TIES, COMPARISONS = 1000, 60
 
 
 def table(
