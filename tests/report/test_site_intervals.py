@@ -201,9 +201,8 @@ def simulated(seeds, rows, same, rng, of_seed=0.0):
 @pytest.mark.parametrize(("seeds", "same"), [(1, False), (5, True), (5, False)])
 def test_it_holds_the_truth_in_95_of_100_cases_at_least(tmp_path, seeds, same):
     cases, rng = 200, np.random.default_rng(11)
-    hits = covered(
-        tmp_path, simulated(seeds, 150, same, rng, 0.0 if same else 0.1), same_rows if same else other_rows, cases
-    )
+    luck = 0.1 if seeds > 1 and not same else 0.0
+    hits = covered(tmp_path, simulated(seeds, 150, same, rng, luck), same_rows if same else other_rows, cases)
     assert hits >= binom.ppf(0.001, cases, 0.95), hits / cases
     if seeds == 1:  # nothing but rows varies
         assert hits <= binom.ppf(0.999, cases, 0.95), hits / cases
