@@ -87,7 +87,7 @@ class Kept:
         names = list(methods or self.methods)
         table = override(find_experiment(self.experiment), self.settings, federated(names))
         with tempfile.TemporaryDirectory() as folder:
-            study = Study.create(Path(folder) / "made", ComparisonSpec(table, names, list(seeds)), None, None)
+            study = Study.create(Path(folder) / "made", ComparisonSpec(table, names, list(seeds)))
             ready = study.runs()
             for key in study.left():
                 print(f"{self.experiment} {' '.join(self.settings)}: {ready.label(*key)}", file=sys.stderr)
