@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from perfed import rng
 from perfed.data.client import Client
+from perfed.data.common_columns import common_columns
 from perfed.data.federation import Federation
 from perfed.data.inputs import check_names
 from perfed.errors import PerfedError
@@ -135,7 +136,8 @@ class Setup:
         """One client's initial value of a set; made once for all clients where it depends on shapes alone."""
         declared, cache_key = self.sets[name], ("set", name, client.input_shape)
         if callable(declared.init):
-            return self._set(declared, client.input_shape, info, rng.key(self.seed, "set", name, client.id))
+            own = replace(info, client=client.id)
+            return self._set(declared, client.input_shape, own, rng.key(self.seed, "set", name, client.id))
         if cache_key not in self._values:
             self._values[cache_key] = self._set(declared, client.input_shape, info, rng.key(self.seed, "set", name))
         return self._values[cache_key]
@@ -173,7 +175,9 @@ class Setup:
                 sets[name] = self._set(declared, shape, info, key)
             elif declared.home == "table":
                 sets[name] = {
-                    client.id: self._set(declared, client.input_shape, info, rng.key(key, client.id))
+                    client.id: self._set(
+                        declared, client.input_shape, replace(info, client=client.id), rng.key(key, client.id)
+                    )
                     for client in federation
                 }
         return ServerState(sets)
@@ -196,6 +200,7 @@ class Setup:
             buffers=frozenset(name for name, _ in chain.named_buffers() if places[name] in SENT),
             per_domain=frozenset(name for name, place in places.items() if place == PER_DOMAIN),
             personal=frozenset(name for name, _ in chain.named_parameters() if places[name] == PERSONAL),
+            common=common_columns(federation),
         )
 
     def _set(self, declared: ParameterSet, shape: Shape, info: FederationInfo, key: Tensor) -> dict[str, Any]:

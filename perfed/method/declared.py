@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -32,6 +32,9 @@ class FederationInfo:
         buffers: names among ``shared`` of what is no parameter: statistics of batch-norm.
         per_domain: names among ``shared`` of what every domain has one of.
         personal: names of the parameters that each client has of its own.
+        common: of each client, which of its columns all clients have
+            (:func:`perfed.data.common_columns.common_columns`).
+        client: in the ``init`` of a :class:`ParameterSet`, the client whose row or set is made; else empty.
 
     Example:
         >>> def init(info: FederationInfo, key: Tensor) -> Tree:  # of a ParameterSet: one centre per class
@@ -52,6 +55,8 @@ class FederationInfo:
     buffers: frozenset[str] = frozenset()
     per_domain: frozenset[str] = frozenset()
     personal: frozenset[str] = frozenset()
+    common: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
+    client: str = ""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the shared parameter or buffer ``name``, as the server has it: first M where it is per-domain."""

@@ -1,0 +1,5 @@
+"""Forests across sites, and trees that begin where others' score ends."""
+
+from perfed.methods.forest.forest import Forest
+
+__all__ = ["Forest"]
