@@ -29,6 +29,8 @@ def site_alone(directory: RunDirectory, site: str) -> Federation | None:
     if kept is None or site not in kept["facts"]:
         return None
     experiment = read(directory.read_config(), str(directory.path / "config.toml"))
+    if "files" not in experiment.data.options:  # a named data set of tables is read as a whole
+        return None
     if experiment.built_method.changes_data or experiment.evaluation.split == "validation":
         return None
     where = str(directory.path / "sites.json")

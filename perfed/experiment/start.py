@@ -147,16 +147,11 @@ def _found(
 
 
 def _check_models(directory: RunDirectory) -> None:
-    """Refuse a run of scikit-learn's models, which are not kept; says how to have one."""
-    try:
-        name = str(tomllib.loads(directory.read_config()).get("method", ""))
-    except tomllib.TOMLDecodeError:
-        return  # it is said where the configuration is read
+    """Refuse a run of scikit-learn's models, which has no rounds to go on with."""
+    name = directory.method
     if name.startswith((SKLEARN, POOLED)):
         raise PerfedError(
-            f"{name}: models of scikit-learn are not kept; fit its class anew on client.train, with the setting in the "
-            f"notes of {directory.path / 'summary.json'}, and give it client.table.transform(frame): three lines of "
-            "Python are in the guide's section on the verdict"
+            f"{name}: scikit-learn's models have no rounds; 'perfed predict' and 'perfed export' use them"
         )
 
 

@@ -98,7 +98,7 @@ def network_for(method: Method, num_classes: int = 3, *, dropout: float = 0.0) -
 
 
 def quick(kind: type[Method] | type[Term], **settings: Any) -> Any:
-    """Return a method or term with its defaults, but at most two epochs of everything, mini-batches of four, six trees."""
+    """Return a method or term with its defaults, but at most two epochs of all, mini-batches of four, six trees."""
     short: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
         is_number = isinstance(field.default, int) and not isinstance(field.default, bool)

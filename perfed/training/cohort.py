@@ -242,7 +242,7 @@ class Cohort(View):
         self.forget()  # fused optimisers change tensors without raising their versions
 
     def note_loss(self, losses: Tensor) -> None:
-        """Count ``losses`` ``(n,)`` as the training loss of one step, of what is fitted otherwise than by :meth:`fit`."""
+        """Count ``losses`` ``(n,)`` as the training loss of one step: of what is not fitted by :meth:`fit`."""
         self._loss_sum += losses.cpu().double()
         self._loss_steps += 1
 

@@ -315,8 +315,8 @@ def rows_of(cohort: Cohort) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         )
         if not x.is_floating_point():
             raise PerfedError(f"client '{client.id}': trees split on numbers, and the inputs are token ids")
-        if y.ndim > 1 and y.shape[1] > 1:
-            raise PerfedError(f"client '{client.id}': forest predicts one value, and the targets have {y.shape[1]}")
+        if y.numel() > count:
+            raise PerfedError(f"client '{client.id}': forest predicts one value, and the targets have {y[0].numel()}")
         yield x.flatten(1)[:, : prod(client.input_shape)].cpu().numpy(), y.flatten().cpu().numpy()
 
 

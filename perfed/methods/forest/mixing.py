@@ -72,7 +72,7 @@ def calibrated_logits(logs: FloatArray, y: NDArray[np.int64], strength: float) -
 
     Source: Platt 1999; Guo, Pleiss, Sun and Weinberger 2017, section 4.2.
     """
-    rows, classes = logs.shape
+    classes = logs.shape[1]
     own = np.eye(classes)[y]
 
     def loss(at: FloatArray) -> tuple[float, FloatArray]:

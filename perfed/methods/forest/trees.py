@@ -181,7 +181,7 @@ def landed(trees: Arrays, x: Tensor, depth: int, columns: Tensor | None = None) 
         trees: of n clients, ``(n, trees, nodes)``.
         x: ``(n, rows, columns)``.
         depth: at least that of the trees.
-        columns: int64 ``(n, common)``, where each client has the columns that the trees know by number; ``None``: there.
+        columns: int64 ``(n, common)``, where each client has the trees' columns; ``None``: where the trees say.
     """
     by_column, left, right = x.transpose(1, 2), trees["left"], trees["right"]
     at = torch.zeros(*left.shape[:2], x.shape[1], dtype=torch.int64, device=x.device)
