@@ -98,9 +98,7 @@ def test_files_are_for_their_user_alone_and_hold_no_code(tmp_path):
     with pytest.raises(PerfedError, match=r"odd\.skops: is damaged, or no model"):
         kept_estimator(tmp_path / "odd.skops")
     skops.io.dump({"a": 1}, tmp_path / "odd.skops")
-    with pytest.raises(
-        PerfedError, match=r"no model of scikit-learn \(it does not predict\)"
-    ):
+    with pytest.raises(PerfedError, match=r"no model of scikit-learn \(it does not predict\)"):
         kept_estimator(tmp_path / "odd.skops")
 
 
