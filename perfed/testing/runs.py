@@ -107,7 +107,7 @@ def quick(kind: type[Method] | type[Term], **settings: Any) -> Any:
     if "pretrain_epochs" in kind.model_fields:
         short |= {"pretrain_epochs": 1, "pretrain_batch_size": 4}
     if "trees" in kind.model_fields:
-        short |= {"trees": 6, "leaves": 8, "depth": 5}
+        short |= {"trees": 6, "leaves": 8, "depth": 5} | ({"stages": 3} if "stages" in kind.model_fields else {})
     if issubclass(kind, Method):
         short |= {"batch_size": 4, "lr": 1e-2}
     return kind(**{**short, **settings})

@@ -158,9 +158,11 @@ class Forest(Method):
         recipe, sent = self.sent_recipe(cohort.num_classes), []
         for row, (x, y) in enumerate(rows_of(cohort)):
             held = _held(cohort, columns, row)
-            trees = grown(x[:, held], y, recipe, _key(cohort, row, "sent")) if held else no_trees(recipe, cohort.dtype)
+            trees = (
+                grown(x[:, held], y, recipe, key_of(cohort, row, "sent")) if held else no_trees(recipe, cohort.dtype)
+            )
             sent.append(trees)
-        return Reply(forest=_stacked(sent, cohort))
+        return Reply(forest=stacked(sent, cohort))
 
     def grow_own(self, cohort: Cohort) -> Reply:
         """Grow the forest that stays, where there is none yet."""
@@ -170,10 +172,10 @@ class Forest(Method):
                 found.append({name: tensor[row] for name, tensor in own.items() if name not in ("grown", "loss")})
                 losses.append(float(own["loss"][row]))
             else:
-                trees, loss = self._best_own(x, y, _key(cohort, row, "own"), cohort.num_classes)
+                trees, loss = self._best_own(x, y, key_of(cohort, row, "own"), cohort.num_classes)
                 found.append(trees)
                 losses.append(loss)
-        made = {**_stacked(found, cohort), "loss": torch.tensor(losses, dtype=cohort.dtype, device=cohort.device)}
+        made = {**stacked(found, cohort), "loss": torch.tensor(losses, dtype=cohort.dtype, device=cohort.device)}
         cohort.state["own"] = {**made, "grown": torch.ones_like(own["grown"])}
         return self.rest(cohort)
 
@@ -211,7 +213,7 @@ class Forest(Method):
             key: that they were grown with.
         """
         said = votes({name: t[None] for name, t in trees.items()}, torch.from_numpy(x)[None], self.depth)[0].double()
-        unseen = (drawn(key, self.trees, len(x)) == 0).astype(np.float64)
+        unseen = (drawn(key, len(said), len(x)) == 0).astype(np.float64)
         with np.errstate(invalid="ignore"):
             return np.einsum("trc,tr->rc", said.numpy(), unseen) / unseen.sum(0)[:, None]
 
@@ -255,7 +257,7 @@ class Forest(Method):
     ) -> FloatArray:
         """What each forest says of a client's training rows, ``(1 + forests, rows, C)``; its own out of bag."""
         own = {name: tensor[row] for name, tensor in _trees_of(cohort.state["own"]).items()}
-        mine = self.out_of_bag(own, x, _key(cohort, row, "own"))[None]
+        mine = self.out_of_bag(own, x, key_of(cohort, row, "own"))[None]
         if not trees["left"].shape[1]:
             return mine
         columns = torch.tensor([places], device=cohort.device)
@@ -285,9 +287,10 @@ class Forest(Method):
         """Return ``a + b log p`` of the weighted mean of all forests' votes, of values ``a + b v``."""
         held, x = cohort.scratch, x.flatten(2)
         if "own" not in held:  # the model as growing left it
-            said = forest_votes(_trees_of(cohort.state["own"]), x, self.depth, size=self.trees)[:, 0]
+            own = _trees_of(cohort.state["own"])
+            said = forest_votes(own, x, self.depth, size=own["left"].shape[1])[:, 0]
             return said if cohort.num_classes is None else sure(said).log()
-        said = forest_votes(held["own"], x, self.depth, size=self.trees)
+        said = forest_votes(held["own"], x, self.depth, size=held["own"]["left"].shape[1])
         if "others" in held:
             theirs = forest_votes(held["others"], x, self.depth, held["columns"], size=self.trees)
             said = torch.cat([said, theirs], 1)
@@ -320,8 +323,8 @@ def rows_of(cohort: Cohort) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         yield x.flatten(1)[:, : prod(client.input_shape)].cpu().numpy(), y.flatten().cpu().numpy()
 
 
-def _key(cohort: Cohort, row: int, which: str) -> Tensor:
-    """Of a client's forest, whatever the round: so it can be told later which rows a tree has seen."""
+def key_of(cohort: Cohort, row: int, which: str) -> Tensor:
+    """Return a key of a client, whatever the round: so it can be told later which rows a tree has seen."""
     return rng.key(cohort.where.seed, "forest", which, cohort.ids[row])
 
 
@@ -335,6 +338,6 @@ def _trees_of(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in own.items() if name not in ("grown", "loss")}
 
 
-def _stacked(rows: list[dict[str, Tensor]], cohort: Cohort) -> dict[str, Tensor]:
-    """One forest per client, side by side."""
+def stacked(rows: list[dict[str, Tensor]], cohort: Cohort) -> dict[str, Tensor]:
+    """Return one forest per client, side by side."""
     return {name: torch.stack([row[name].to(cohort.device) for row in rows]) for name in rows[0]}

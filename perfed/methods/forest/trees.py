@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,14 +101,23 @@ def grown(x: NDArray[Any], y: NDArray[Any], recipe: Recipe, key: Tensor) -> dict
     Source: Breiman 2001, Machine Learning 45; scikit-learn's ``RandomForestClassifier``.
     """
     places = [cuts(column, recipe.smallest, recipe.bins) for column in x.T]
-    ranks = np.stack([np.searchsorted(at, column) for at, column in zip(places, x.T, strict=True)], 1)
+    ranks = ranked(x, places)
     seeds = (rng.key(key, "splits", torch.arange(recipe.trees)) & 0x7FFFFFFF).tolist()
     found = no_trees(recipe, torch.from_numpy(x[:0]).dtype)
     samples = drawn(key, recipe.trees, len(x))
     for row, (seed, counts) in enumerate(zip(seeds, samples, strict=True)):
-        fitted = _fitted(recipe, seed).fit(ranks.astype(np.float32), y, sample_weight=counts.astype(np.float64))
-        _write({name: array[row] for name, array in found.items()}, fitted, places, recipe.outputs)
+        fitted = _fitted(recipe, seed).fit(ranks, y, sample_weight=counts.astype(np.float64))
+        value = fitted.tree_.value[:, 0, :]
+        if recipe.outputs is not None:
+            value = (value / value.sum(1, keepdims=True)) @ np.eye(recipe.outputs)[fitted.classes_]
+        write({name: array[row] for name, array in found.items()}, fitted.tree_, places, value)
     return found
+
+
+def ranked(x: NDArray[Any], places: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+    """Return how many of its column's thresholds ``places`` each value of ``x`` ``(rows, columns)`` is above."""
+    ranks = [np.searchsorted(at, column) for at, column in zip(places, x.T, strict=True)]
+    return np.stack(ranks, 1).astype(np.float32)
 
 
 def _fitted(recipe: Recipe, seed: int) -> Any:
@@ -118,9 +127,15 @@ def _fitted(recipe: Recipe, seed: int) -> Any:
     return DecisionTreeClassifier(max_features="sqrt", random_state=seed, **limits)
 
 
-def _write(into: dict[str, Tensor], fitted: Any, places: list[NDArray[Any]], outputs: int | None) -> None:
-    """Put scikit-learn's tree into rows of the arrays."""
-    tree = fitted.tree_
+def write(into: Mapping[str, Tensor], tree: Any, places: Sequence[NDArray[Any]], value: NDArray[Any]) -> None:
+    """Put a tree of scikit-learn's that was grown on ranks into one row of :data:`Arrays`.
+
+    Args:
+        into: arrays ``(nodes, ...)`` of a single leaf.
+        tree: ``tree_`` of what was fitted.
+        places: thresholds of each column, by rank.
+        value: ``(nodes, C)``, what each node says.
+    """
     inner = np.flatnonzero(tree.children_left >= 0)
     which, ranks = tree.feature[inner], np.floor(tree.threshold[inner]).astype(int)
     into["feature"][inner] = torch.from_numpy(which.astype(np.int32))
@@ -128,12 +143,7 @@ def _write(into: dict[str, Tensor], fitted: Any, places: list[NDArray[Any]], out
     into["right"][inner] = torch.from_numpy(tree.children_right[inner].astype(np.int32))
     chosen = np.array([places[column][rank] for column, rank in zip(which, ranks, strict=True)], dtype=np.float64)
     into["threshold"][inner] = torch.from_numpy(chosen).to(into["threshold"].dtype)
-    value = torch.from_numpy(tree.value[:, 0, :]).to(into["value"].dtype)
-    if outputs is None:
-        into["value"][: len(value)] = value
-    else:
-        into["value"][: len(value)] = 0.0
-        into["value"][: len(value), torch.from_numpy(fitted.classes_)] = value / value.sum(1, keepdim=True)
+    into["value"][: len(value)] = torch.from_numpy(value).to(into["value"].dtype)
 
 
 # Checking ------------------------------------------------------------------------------------------------------
