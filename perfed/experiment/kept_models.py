@@ -25,7 +25,7 @@ from perfed.run.estimator_site import EstimatorSite, keep_estimator, kept_estima
 from perfed.run.own_model import facts_of
 from perfed.run.run import Run
 
-FOLDER, POOLED_FILE = "models", "pooled.skops"
+FOLDER, POOLED_FILE = "estimators", "pooled.skops"
 MOST = 200
 """Clients of whom each has a model: of more none is kept."""
 NOT_KEPT = f"the models are not kept, as there are more than {MOST}"

@@ -61,7 +61,8 @@ class EstimatorSite(SiteModel):
         if self.facts["classes"] is None or self.says_probabilities:
             return super().predict(x, domain)
         said = outputs_of(self.estimator, rows_of(self.arguments(x, domain)[0]), len(self.facts["classes"]))
-        return self.classes_[said.argmax(1)]
+        labels: NDArray[Any] = self.classes_[said.argmax(1)]
+        return labels
 
     def network(self) -> Any:
         """The model as ONNX, from ``x`` to ``probabilities`` or ``values``.

@@ -84,7 +84,7 @@ def test_onnx_says_the_same_also_of_classes_that_a_site_does_not_hold(name, tmp_
 def test_files_are_for_their_user_alone_and_hold_no_code(tmp_path):
     federation = blobs((30,))
     _, kept = finished("sklearn:random-forest", federation, tmp_path / "run")
-    (file,) = (tmp_path / "run" / "models").iterdir()
+    (file,) = (tmp_path / "run" / "estimators").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     model = kept_estimator(file)
     content = file.read_bytes()
@@ -105,7 +105,7 @@ def test_files_are_for_their_user_alone_and_hold_no_code(tmp_path):
 def test_trees_that_lead_elsewhere_are_refused(tmp_path):
     federation = blobs((30,))
     run, kept = finished("sklearn:random-forest", federation, tmp_path / "run")
-    (file,) = (tmp_path / "run" / "models").iterdir()
+    (file,) = (tmp_path / "run" / "estimators").iterdir()
     model = run.fitted(federation.clients[0])
     model.estimators_[3].tree_.children_left[0] = 10**6
     assert keep_estimator(model, file)
@@ -118,7 +118,7 @@ def test_what_is_not_there_is_said(tmp_path):
     _, kept = finished("sklearn:logistic", federation, tmp_path / "run")
     with pytest.raises(PerfedError, match="unknown client 'x'; ids are: c0, c1"):
         kept.site("x")
-    (tmp_path / "run" / "models" / "000001.skops").unlink()
+    (tmp_path / "run" / "estimators" / "000001.skops").unlink()
     with pytest.raises(PerfedError, match=r"000001\.skops: there is no model of client 'c1'"):
         kept.site("c1")
     with pytest.raises(PerfedError, match=r"is of 4 inputs, and client 'c0' has others"):

@@ -46,9 +46,9 @@ class Boost(Forest):
         for x, index, valid in cohort.windows(samples):
             start[index[valid]] = super().predict(cohort, x)[valid]
         scores = start.cpu().double().split(samples.counts.tolist())
-        for row, (x, y) in enumerate(rows_of(cohort)):
+        for row, (inputs, y) in enumerate(rows_of(cohort)):
             steps = Steps(self.stages, self.shrinkage, self.step_depth, self.step_leaf, cohort.num_classes)
-            found.append(boosted(x, y, scores[row].numpy(), steps, key_of(cohort, row, "folds")))
+            found.append(boosted(inputs, y, scores[row].numpy(), steps, key_of(cohort, row, "folds")))
         cohort.scratch["steps"] = stacked(found, cohort)
 
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:

@@ -215,7 +215,8 @@ class Forest(Method):
         said = votes({name: t[None] for name, t in trees.items()}, torch.from_numpy(x)[None], self.depth)[0].double()
         unseen = (drawn(key, len(said), len(x)) == 0).astype(np.float64)
         with np.errstate(invalid="ignore"):
-            return np.einsum("trc,tr->rc", said.numpy(), unseen) / unseen.sum(0)[:, None]
+            found: FloatArray = np.einsum("trc,tr->rc", said.numpy(), unseen) / unseen.sum(0)[:, None]
+        return found
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """Weigh the forests, and find the line by which what they say is moved."""
@@ -226,7 +227,8 @@ class Forest(Method):
             held = _held(cohort, columns, row)
             self._check_arrived(cohort, row, {name: t[row] for name, t in forests.items()}, len(held))
             places.append(held or [0])
-            before = self._before(number, int(payload["place"][row]), bool(cohort.state["own"]["grown"][row]), held)
+            useful = (forests["left"][row, :, :, 0] > 0).any(1).tolist() if held else [False] * number
+            before = self._before(useful, int(payload["place"][row]), bool(cohort.state["own"]["grown"][row]))
             said = self._said(cohort, row, x, {name: t[row : row + 1] for name, t in trees.items()}, places[-1])
             found.append(self._weighed(said, y, before, cohort.num_classes))
         made = (np.array(part) for part in zip(*found, strict=True))
@@ -244,11 +246,11 @@ class Forest(Method):
             )
         check(forests, columns, cohort.num_classes, lambda at: f"the server's forest {at + 1}")
 
-    def _before(self, number: int, own: int, grown_own: bool, held: list[int]) -> FloatArray:
-        """Weights of the own forest and of ``number`` that were sent, before any row."""
-        others = np.array([float(at != own and bool(held)) for at in range(number)])
+    def _before(self, useful: list[bool], own: int, grown_own: bool) -> FloatArray:
+        """Weights of the own forest and of those that were sent, before any row: 0 where no tree has a split."""
+        others = np.array([float(splits and at != own) for at, splits in enumerate(useful)])
         if not others.any() or self.others == 0:
-            return np.append(1.0, np.zeros(number))
+            return np.append(1.0, np.zeros(len(useful)))
         share = self.others if grown_own else 1.0
         return np.append(1 - share, share * others / others.sum())
 
@@ -289,14 +291,16 @@ class Forest(Method):
         if "own" not in held:  # the model as growing left it
             own = _trees_of(cohort.state["own"])
             said = forest_votes(own, x, self.depth, size=own["left"].shape[1])[:, 0]
-            return said if cohort.num_classes is None else sure(said).log()
+            left: Tensor = said if cohort.num_classes is None else sure(said).log()
+            return left
         said = forest_votes(held["own"], x, self.depth, size=held["own"]["left"].shape[1])
         if "others" in held:
             theirs = forest_votes(held["others"], x, self.depth, held["columns"], size=self.trees)
             said = torch.cat([said, theirs], 1)
         mean = torch.einsum("nsrc,ns->nrc", said, held["weight"])
         mean = mean if cohort.num_classes is None else sure(mean).log()
-        return held["shift"][:, None] + held["slope"][:, None, None] * mean
+        moved: Tensor = held["shift"][:, None] + held["slope"][:, None, None] * mean
+        return moved
 
 
 def sure(p: Any) -> Any:

@@ -33,7 +33,7 @@ def mixture_weights(likelihood: FloatArray, before: FloatArray, rows: float) -> 
     for _ in range(_STEPS):
         share = weight[:, None] * likelihood
         share = (share / share.sum(0)).sum(1) + rows * before
-        new = share / share.sum()
+        new: FloatArray = share / share.sum()
         if np.abs(new - weight).max() < _CLOSE:
             return new
         weight = new

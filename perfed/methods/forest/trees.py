@@ -206,14 +206,16 @@ def landed(trees: Arrays, x: Tensor, depth: int, columns: Tensor | None = None) 
 def votes(trees: Arrays, x: Tensor, depth: int, columns: Tensor | None = None) -> Tensor:
     """Return what every tree says of every row, ``(n, trees, rows, C)``; arguments as in :func:`landed`."""
     at = landed(trees, x, depth, columns)[..., None].expand(-1, -1, -1, trees["value"].shape[-1])
-    return trees["value"].gather(2, at)
+    said: Tensor = trees["value"].gather(2, at)
+    return said
 
 
 def forest_votes(trees: Arrays, x: Tensor, depth: int, columns: Tensor | None = None, *, size: int) -> Tensor:
     """Return the mean vote of every forest of ``size`` trees that lie side by side, ``(n, forests, rows, C)``."""
 
     def means(rows: Tensor) -> Tensor:
-        return votes(trees, rows, depth, columns).unflatten(1, (-1, size)).mean(2)
+        said: Tensor = votes(trees, rows, depth, columns).unflatten(1, (-1, size))
+        return said.mean(2)
 
     if torch.compiler.is_compiling():  # a graph for any number of rows
         return means(x)
