@@ -1,4 +1,4 @@
-"""Methods, terms and data sets in files of the user's own."""
+"""Methods, extensions and data sets in files of the user's own."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def check_own(what: str, given: str, name: str, modules: Mapping[str, str]) -> N
     """Whether the module of ``given``, if it is ``module:NAME``, has registered ``name``.
 
     Args:
-        what: "method", "term" or "data set".
+        what: "method", "extension" or "data set".
         given: as the user wrote it.
         name: what was meant by it.
         modules: name -> module, of all that are registered.

@@ -103,5 +103,5 @@ def test_the_guide_says_where_what_it_shows_in_python_comes_from():
     known: dict[str, object] = {}
     for line in imports:
         exec(line, known)
-    assert {"Plan", "register_term"} <= known.keys()
+    assert {"Plan", "register_extension"} <= known.keys()
     assert known["Plan"]("ray", chunk=2, threads=1).to_dict()["chunk"] == 2

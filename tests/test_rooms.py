@@ -30,7 +30,7 @@ ROOMS = (  # from the bottom to the top; a room may use those before it
     "cli",
     "testing",  # for users and tests: nothing here imports it
 )
-FACES = {"aggregate", "placement", "registry", "terms"}  # short names for users; nothing inside imports them
+FACES = {"aggregate", "placement", "registry", "extensions"}  # short names for users; nothing inside imports them
 
 
 @cache

@@ -28,7 +28,7 @@ _KINDS = {
     "methods": "method",
     "datasets": "data set",
     "experiments": "experiment",
-    "terms": "term",
+    "extensions": "extension",
     "leaderboards": "leaderboard",
 }
 

@@ -267,7 +267,9 @@ def list_command(
 
 @app.command("show", epilog="Example: perfed show fedpac")
 def show_command(
-    name: Annotated[str, typer.Argument(help="a method, data set, experiment or term", autocompletion=complete.shown)],
+    name: Annotated[
+        str, typer.Argument(help="a method, data set, experiment or extension", autocompletion=complete.shown)
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="print JSON: kind and facts")] = False,
 ) -> None:
     """Say what a method, data set or experiment is, its settings, what it needs, and a command to try."""

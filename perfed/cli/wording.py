@@ -115,7 +115,7 @@ def _is_setting(key: str) -> bool:
         return first in _TABLES
     own = (
         item.get("settings") or item.get("options")
-        for what in ("methods", "datasets", "terms")
+        for what in ("methods", "datasets", "extensions")
         for item in index()[what]
     )
     known = {*index()["settings"], *(name for settings in own for name in settings)}

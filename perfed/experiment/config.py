@@ -153,7 +153,7 @@ def read(text: str, where: str) -> Experiment:
 def validate(table: Mapping[str, Any]) -> Experiment:
     """An experiment from nested dictionaries; everything that can be checked without the data is.
 
-    Names of methods, terms, data set and policy may be written in any case.
+    Names of methods, extensions, data set and policy may be written in any case.
 
     Raises:
         PerfedError: an unknown key, method, data set or setting, or a value that is not allowed; names the key.

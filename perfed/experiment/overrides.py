@@ -13,9 +13,9 @@ from perfed.datasets import describe
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
 from perfed.experiment.tables import canonical
+from perfed.method.extension import extension_class
 from perfed.method.method import Method
 from perfed.method.registry import entry
-from perfed.method.term import term_class
 from perfed.methods.build import setting_names
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
@@ -119,7 +119,7 @@ def axis_of(entry: str, where: str = "") -> list[str]:
 
 def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[tuple[str, ...]]:
     """Where the key of an assignment belongs, as paths; several if it is a setting of several methods."""
-    first, *rest = key_path(key)
+    first, *rest = key_path("extensions" if key == "terms" else key)  # their name in version 0.1
     if first in Experiment.model_fields:
         return [(first, *rest)]
     return [(*path, *rest) for path in _places(table, first, methods)]
@@ -146,8 +146,8 @@ def _places(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[
     name = _section(table, "data").get("name")
     if key in _data_options(name):
         places["data"] = [("data", key)]
-    holders = [m for m in methods if key in setting_names(m) | _term_settings(table, m)]
-    if key in Method.model_fields and key != "terms":
+    holders = [m for m in methods if key in setting_names(m) | _extension_settings(table, m)]
+    if key in Method.model_fields and key != "extensions":
         tables, named = _section(table, "methods"), {bare_name(m) for m in _with_bases(methods)}
         places["training"] = [("training", key)] + [
             ("methods", m, key) for m in tables if bare_name(m) in named and key in _section(tables, m)
@@ -202,12 +202,12 @@ def _unknown(key: str, data: Any, methods: Sequence[str]) -> str:
     return f"unknown key '{key}'; {hint}"
 
 
-def _term_settings(table: Mapping[str, Any], method: str) -> set[str]:
-    """Settings of the terms that the table adds to ``method``."""
+def _extension_settings(table: Mapping[str, Any], method: str) -> set[str]:
+    """Settings of the extensions that the table adds to ``method``."""
     tables = [_section(_section(table, "methods"), name) for name in _with_bases([method])]
-    names: Any = next((t["terms"] for t in tables if "terms" in t), [])
-    known = [term_class(name) for name in names if isinstance(name, str)] if isinstance(names, list) else []
-    return {setting for term in known for setting in term.model_fields}
+    names: Any = next((t["extensions"] for t in tables if "extensions" in t), [])
+    known = [extension_class(name) for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return {setting for extension in known for setting in extension.model_fields}
 
 
 def _copy(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.experiment.site_alone import site_alone
-from perfed.method.term import full_name
+from perfed.method.extension import full_name
 from perfed.plugins import POOLED, SKLEARN
 from perfed.run.callback import Callback
 from perfed.run.callbacks import build_callbacks
@@ -31,7 +31,7 @@ def start(
     out: Path | str | None = None,
     federation: Federation | None = None,
     device: torch.device | str | None = None,
-    server: Callable[..., Server] = Server,
+    server: Callable[..., Server] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """A new run of ``experiment``; with ``out``, its directory is made and the configuration written.
@@ -66,7 +66,7 @@ def resume(
     federation: Federation | None = None,
     device: torch.device | str | None = None,
     rounds: int | None = None,
-    server: Callable[..., Server] = Server,
+    server: Callable[..., Server] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
     """The run in ``path``, at its last whole checkpoint; ends with the same bits as if never interrupted.
@@ -128,7 +128,7 @@ def _found(
     federation: Federation | None,
     device: torch.device | str | None,
     rounds: int | None,
-    server: Callable[..., Server] = Server,
+    server: Callable[..., Server] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> tuple[Run, Experiment, RunDirectory]:
     """The run of the configuration in ``path``, at its start."""
@@ -220,7 +220,7 @@ def _on(experiment: Experiment, device: torch.device | str | None) -> Experiment
 
 
 def _build(
-    experiment: Experiment, federation: Federation, server: Callable[..., Server], callbacks: Sequence[Callback]
+    experiment: Experiment, federation: Federation, server: Callable[..., Server] | None, callbacks: Sequence[Callback]
 ) -> Run:
     return Run(
         federation,
@@ -257,5 +257,7 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
 
 
 def _with_modules(table: dict[str, Any]) -> dict[str, Any]:
-    """A method's table whose own terms say their module, so that another process finds them."""
-    return {**table, "terms": [full_name(name) for name in table["terms"]]} if "terms" in table else table
+    """A method's table whose own extensions say their module, so that another process finds them."""
+    return (
+        {**table, "extensions": [full_name(name) for name in table["extensions"]]} if "extensions" in table else table
+    )

@@ -7,8 +7,8 @@ from typing import Any
 
 from perfed.datasets import dataset_id
 from perfed.errors import PerfedError
+from perfed.method.extension import extension_id
 from perfed.method.registry import method_id
-from perfed.method.term import term_id
 from perfed.participation.settings import policy_name
 
 
@@ -23,7 +23,7 @@ def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def canonical(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The experiment ``table`` with the names of its methods, terms, data set and policy as perfed writes them.
+    """The experiment ``table`` with the names of its methods, extensions, data set and policy as perfed writes them.
 
     Tables of a method under two spellings become one, of which what comes later wins. What is not known stays as it
     is: validation says so.
@@ -41,16 +41,18 @@ def canonical(table: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(methods := result.get("methods"), Mapping):
         own: dict[str, Any] = {}
         for name, settings in methods.items():
-            own = merged(own, {_known(method_id, name): _with_terms(settings)})
+            own = merged(own, {_known(method_id, name): _with_extensions(settings)})
         result["methods"] = own
     return result
 
 
-def _with_terms(settings: Any) -> Any:
-    """A method's table; its terms as perfed writes them."""
-    if not isinstance(settings, Mapping) or not isinstance(terms := settings.get("terms"), list):
+def _with_extensions(settings: Any) -> Any:
+    """A method's table; its extensions as perfed writes them, also those of a file that calls them terms."""
+    if isinstance(settings, Mapping) and "terms" in settings and "extensions" not in settings:
+        settings = {"extensions" if key == "terms" else key: value for key, value in settings.items()}
+    if not isinstance(settings, Mapping) or not isinstance(extensions := settings.get("extensions"), list):
         return settings
-    return {**settings, "terms": [_known(term_id, name) for name in terms]}
+    return {**settings, "extensions": [_known(extension_id, name) for name in extensions]}
 
 
 def _known(known: Callable[[str], str], name: Any) -> Any:

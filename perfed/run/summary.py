@@ -28,8 +28,12 @@ def nothing_shared(name: str, server: Server) -> list[str]:
     stages = [stage for stage, place in method.default_placement.items() if place in SENT]
     if server.sets["shared"] or not stages:
         return []
-    terms = [term.name for term in method.terms]
-    same = "'flic-class'" if terms == ["anchors"] else f"'local'{' with the terms ' if terms else ''}{', '.join(terms)}"
+    extensions = [extension.name for extension in method.extensions]
+    same = (
+        "'flic-class'"
+        if extensions == ["anchors"]
+        else f"'local'{' with the extensions ' if extensions else ''}{', '.join(extensions)}"
+    )
     return [f"{name} shares parameters of {', '.join(stages)} only, and this model has none: it is {same}"]
 
 

@@ -17,15 +17,15 @@ from perfed.errors import PerfedError
 
 ENOUGH = """\
 programs = ["train", "anchors.pretrain", "personalise"]
-entries = ["shared/*", "num_samples", "terms/anchors/*", "loss"]
+entries = ["shared/*", "num_samples", "extensions/anchors/*", "loss"]
 metrics = ["accuracy", "loss", "auc"]
 rounds = 3
 bytes = 10000
 """
 TOO_LITTLE = [
     ('"anchors.pretrain", ', "", "programs: anchors.pretrain; allowed: train, personalise"),
-    ('"num_samples", ', "", "entries: num_samples; allowed: shared/*, terms/anchors/*, loss"),
-    (', "loss"]\nmetrics', "]\nmetrics", "entries: loss; allowed: shared/*, num_samples, terms/anchors/*"),
+    ('"num_samples", ', "", "entries: num_samples; allowed: shared/*, extensions/anchors/*, loss"),
+    (', "loss"]\nmetrics', "]\nmetrics", "entries: loss; allowed: shared/*, num_samples, extensions/anchors/*"),
     (', "auc"]', "]", "metrics: auc; allowed: accuracy, loss"),
     ("rounds = 3", "rounds = 2", "rounds: 3; allowed: at most 2"),
     ("bytes = 10000", "bytes = 100", "; allowed: at most 100"),

@@ -164,7 +164,9 @@ def west_says(stations: Stations, change: Callable[[dict, dict], object]) -> Sta
 def test_a_site_that_sends_anchors_of_1e30_is_named_and_the_run_may_go_on_without_it(tables, capsys):
     def enlarge(header, tree):
         if header.get("round") == 2:
-            tree["reply"]["terms"] = map_leaves(tree["reply"].get("terms", {}), lambda _, t: torch.full_like(t, 1e30))
+            tree["reply"]["extensions"] = map_leaves(
+                tree["reply"].get("extensions", {}), lambda _, t: torch.full_like(t, 1e30)
+            )
 
     text, settings = study(tables), {"out": str(tables / "run"), "wait": 1.0, "deadline": 60.0, "norm": 0.0}
     with closing(west_says(Stations(tables), enlarge)) as stations:

@@ -22,21 +22,21 @@ class Asked:
     Attributes:
         preparation: whether it is before the first round.
         index: number of the exchange within the round; -1: on a copy of the model.
-        program: of the method, of a term or of the engine.
+        program: of the method, of an extension or of the engine.
         measure: split on which the site's model is scored afterwards, or ``None``.
-        terms: see :class:`perfed.engine.host.Exchange`.
+        extensions: see :class:`perfed.engine.host.Exchange`.
     """
 
     preparation: bool
     index: int
     program: str
     measure: str | None
-    terms: str
+    extensions: str
 
     @classmethod
     def of(cls, exchange: Exchange) -> Self:
         """That of an exchange of some round."""
-        return cls(exchange.round == 0, exchange.index, exchange.program, exchange.measure, exchange.terms)
+        return cls(exchange.round == 0, exchange.index, exchange.program, exchange.measure, exchange.extensions)
 
 
 class Form(NamedTuple):
@@ -162,7 +162,7 @@ class Allowed:
                 return f"{name} is {_short(header[name])}; {needed} is needed"
         if strange := sorted(header.keys() - _FIELDS.keys()):
             return f"has {some([_short(name) for name in strange], 3)}, which nobody needs"
-        exchange = Exchange(*(header[name] for name in ("program", "round", "index", "measure", "terms")))
+        exchange = Exchange(*(header[name] for name in ("program", "round", "index", "measure", "extensions")))
         if exchange.round > self.rounds:
             return f"round is {_short(exchange.round)}; the study has {self.rounds}"
         if not exchange.lasting and exchange.round == 0:
@@ -197,8 +197,8 @@ class Allowed:
 
 
 def _asked(header: Mapping[str, Any]) -> Asked:
-    index, program, measure, terms = (header[name] for name in ("index", "program", "measure", "terms"))
-    return Asked(header["round"] == 0, index, program, measure, terms)
+    index, program, measure, extensions = (header[name] for name in ("index", "program", "measure", "extensions"))
+    return Asked(header["round"] == 0, index, program, measure, extensions)
 
 
 def _wrong_form(tree: Tree, forms: tuple[Form, ...]) -> str | None:
@@ -234,7 +234,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("sequence", "base", "round", "clients", "domains"), (_is_count, "a whole number, not negative,")),
     "index": (lambda value: type(value) is int and value >= -1, "a whole number from -1 on"),
     **dict.fromkeys(("keep", "trained"), (_are_counts, "a list of whole numbers")),
-    **dict.fromkeys(("kind", "run", "program", "terms"), (lambda value: isinstance(value, str), "a text")),
+    **dict.fromkeys(("kind", "run", "program", "extensions"), (lambda value: isinstance(value, str), "a text")),
     "measure": (lambda value: value is None or isinstance(value, str), "a text or null"),
     "scoring": (_is_scoring, "names of metrics, and whether classes are held,"),
 }

@@ -173,7 +173,7 @@ class FlowerEngine(Engine):
         exchange = work.exchange
         payload = flatten({"shared": work.shared, "row": work.rows.get(site, {})})
         shapes = tuple((name, tuple(tensor.shape)) for name, tensor in payload.items())
-        kind = exchange.program, exchange.terms, self.clients[site].input_shape, shapes
+        kind = exchange.program, exchange.extensions, self.clients[site].input_shape, shapes
         if kind not in self._specs:
             self._specs[kind] = rehearsed(work, self.clients[site], self.background, self.setup)
         bounds, samples = Bounds(self._limits.bytes, self._limits.norm), len(self.clients[site].train)

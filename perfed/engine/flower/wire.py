@@ -67,7 +67,7 @@ def work_of(
     header: Mapping[str, Any], tree: Mapping[str, Any], site: str, state: Tree | None, scale: TargetScale | None
 ) -> Work:
     """The inverse of :func:`work_message` at ``site``, whose state is ``state``."""
-    exchange = Exchange(*(header[name] for name in ("program", "round", "index", "measure", "terms")))
+    exchange = Exchange(*(header[name] for name in ("program", "round", "index", "measure", "extensions")))
     scoring = Scoring(tuple(header["scoring"]["metrics"]), header["scoring"]["held"], scale)
     states = {} if state is None else {site: state}
     return Work(exchange, (site,), tree["shared"], {site: tree["row"]}, states, scoring, keeps=False)

@@ -90,12 +90,13 @@ class Forest(Method):
         }
 
     def check(self, server: ServerState, info: FederationInfo) -> None:
-        """Refuse what trees do not have: a network's placement, terms, weights of classes, survival."""
+        """Refuse what trees do not have: a network's placement, extensions, weights of classes, survival."""
         if server.shared or info.personal:
             name = next(iter([*server.shared, *sorted(info.personal)]))
             raise PerfedError(f"forest has no network to place; take '{name.partition('.')[0]}' out of placement")
-        if self.terms:
-            raise PerfedError(f"term '{self.terms[0].name}' is of training by steps, and trees have none; remove it")
+        if self.extensions:
+            name = self.extensions[0].name
+            raise PerfedError(f"extension '{name}' is of training by steps, and trees have none; remove it")
         if self.class_weights != "none":
             raise PerfedError("forest weighs all classes alike; remove class_weights")
         if info.task == "survival":

@@ -171,13 +171,13 @@ def test_the_site_that_sent_anchors_of_1e30_is_named_and_the_others_go_on(others
     going = Sites(tmp_path, make("flic-hl"), federation, rounds=4, limits=Limits(least=others))
     going.server.prepare()
     going.server.round(1)
-    sends = Sends(going.transport.at["c1"], lambda header, tree: enlarge(tree["reply"].get("terms", {})))
+    sends = Sends(going.transport.at["c1"], lambda header, tree: enlarge(tree["reply"].get("extensions", {})))
     going.transport.at["c1"] = sends
     record = going.server.round(2)
     assert record.counts == {"refused": ["c1"]} and "c1" not in record.participants
     strict = Sites(tmp_path / "all", make("flic-hl"), federation, rounds=4)
     strict.transport.at["c1"] = Sends(strict.transport.at["c1"], sends.change)
-    with pytest.raises(PerfedError, match="refused: the reply of site 'c1': the norm of entry 'reply/terms/"):
+    with pytest.raises(PerfedError, match="refused: the reply of site 'c1': the norm of entry 'reply/extensions/"):
         train(strict.server, 1)
     free = Sites(tmp_path / "free", make("flic-hl"), federation, rounds=4, limits=Limits(ratio=None))
     free.transport.at["c1"] = Sends(free.transport.at["c1"], sends.change)
