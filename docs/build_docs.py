@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import anchors_tables
+import forests_tables
 import leaderboard_tables
 import maps_tables
 import numpy as np
@@ -208,6 +209,7 @@ def _contents(document: str) -> dict[str, str]:
         found[name] = f"```\n{commands}\n```\n\n{markdown(groups)}"
     if document == RESULTS:
         found |= {"anchors": anchors_tables.markdown(), "sweeps": sweep_tables.markdown()}
+        found |= {"forests": forests_tables.markdown()}
     return found
 
 

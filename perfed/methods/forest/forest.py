@@ -67,7 +67,7 @@ class Forest(Method):
     )
     others: float = Field(0.5, ge=0, le=1, description="weight of the others' forests together, before any row")
     prior_rows: float = Field(50.0, ge=0, description="rows that `others` counts as")
-    calibration: float = Field(10.0, gt=0, description="how strongly the line is drawn to a = 0, b = 1")
+    calibration: float = Field(5.0, gt=0, description="how strongly the line is drawn to a = 0, b = 1")
 
     def sets(self) -> dict[str, ParameterSet]:
         """Tables on the server: which ``columns`` a client has in common, its ``forests``; ``own`` on the client."""
