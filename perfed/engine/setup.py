@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from perfed import rng
 from perfed.data.client import Client
-from perfed.data.common_columns import common_columns
+from perfed.data.columns import Columns
 from perfed.data.federation import Federation
 from perfed.data.inputs import check_names
 from perfed.errors import PerfedError
@@ -202,7 +202,7 @@ class Setup:
             buffers=frozenset(name for name, _ in chain.named_buffers() if places[name] in SENT),
             per_domain=frozenset(name for name, place in places.items() if place == PER_DOMAIN),
             personal=frozenset(name for name, _ in chain.named_parameters() if places[name] == PERSONAL),
-            common=common_columns(federation),
+            columns=Columns({c.id: c.feature_names or prod(c.input_shape) for c in federation}),
         )
 
     def _set(self, declared: ParameterSet, shape: Shape, info: FederationInfo, key: Tensor) -> dict[str, Any]:

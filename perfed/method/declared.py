@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from perfed.data.columns import Columns
 from perfed.data.labels import Task
 from perfed.errors import PerfedError
 from perfed.tree import Tree
@@ -32,8 +33,7 @@ class FederationInfo:
         buffers: names among ``shared`` of what is no parameter: statistics of batch-norm.
         per_domain: names among ``shared`` of what every domain has one of.
         personal: names of the parameters that each client has of its own.
-        common: of each client, which of its columns all clients have
-            (:func:`perfed.data.common_columns.common_columns`).
+        columns: of each client, by id, and which of them all have.
         client: in the ``init`` of a :class:`ParameterSet`, the client whose row or set is made; else empty.
 
     Example:
@@ -55,7 +55,7 @@ class FederationInfo:
     buffers: frozenset[str] = frozenset()
     per_domain: frozenset[str] = frozenset()
     personal: frozenset[str] = frozenset()
-    common: Mapping[str, tuple[bool, ...]] = field(default_factory=dict)
+    columns: Columns = field(default_factory=lambda: Columns({}))
     client: str = ""
 
     def shape(self, name: str) -> tuple[int, ...]:

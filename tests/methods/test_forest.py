@@ -15,7 +15,7 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 from perfed import rng
 from perfed.data.client import Client, Split
-from perfed.data.common_columns import common_columns, in_order
+from perfed.data.columns import Columns, in_order
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 from perfed.methods.forest import mixing, trees
@@ -195,7 +195,10 @@ def loss_at(made, site):
 
 def test_a_site_with_few_rows_learns_of_others_whatever_the_order_of_its_columns():
     federation = named(SITES)
-    assert common_columns(federation)["few"] == (False, True, True, True)
+    held = Columns({name: tuple(columns) for name, columns in SITES.items()})
+    assert held.common["few"] == (False, True, True, True)
+    assert Columns({"a": 3, "b": 3}).common["b"] == (True, True, True)
+    assert Columns({"a": 3, "b": 2}).common["b"] == Columns({"a": ("x", "y"), "b": 2}).common["b"] == (False, False)
     assert in_order((False, True, True, True), SITES["few"]) == [3, 2, 1]
     helped, without = run(federation), run(federation, others=0.0)
     assert loss_at(helped, "few") < loss_at(without, "few") - 0.03

@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt
 from torch import Tensor
 
 from perfed import rng
-from perfed.data.common_columns import common_columns, in_order
+from perfed.data.columns import Columns, in_order
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo, ParameterSet
@@ -76,7 +76,9 @@ class Forest(Method):
             return {**no_trees(recipe, info.dtype), "grown": torch.tensor(False)}
 
         return {
-            "columns": ParameterSet("table", init=lambda info, _: {"common": torch.tensor(info.common[info.client])}),
+            "columns": ParameterSet(
+                "table", init=lambda info, _: {"common": torch.tensor(info.columns.common[info.client])}
+            ),
             "forests": ParameterSet(
                 "table",
                 init=lambda info, _: before(self.sent_recipe(info.num_classes), info) | {"columns": torch.tensor(0)},
@@ -104,7 +106,8 @@ class Forest(Method):
 
     def notes(self, federation: Federation, model: Model) -> list[str]:
         """Say where no site can use what others have grown."""
-        number = sum(next(iter(common_columns(federation).values())))
+        held = Columns({client.id: client.feature_names or prod(client.input_shape) for client in federation})
+        number = sum(next(iter(held.common.values())))
         return [] if number else ["no column is common to all clients: each predicts with its own trees alone"]
 
     def epochs_in(self, round_: int) -> int:
@@ -245,7 +248,8 @@ class Forest(Method):
             raise PerfedError(
                 f"client '{cohort.ids[row]}' has {columns} of the columns on which others' trees split, not {known}"
             )
-        check(forests, columns, cohort.num_classes, lambda at: f"the server's forest {at + 1}")
+        if row == 0:  # all clients of a cohort get the same
+            check(forests, columns, cohort.num_classes, lambda at: f"the server's forest {at + 1}")
 
     def _before(self, useful: list[bool], own: int, grown_own: bool) -> FloatArray:
         """Weights of the own forest and of those that were sent, before any row: 0 where no tree has a split."""
@@ -346,3 +350,7 @@ def _trees_of(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def stacked(rows: list[dict[str, Tensor]], cohort: Cohort) -> dict[str, Tensor]:
     """Return one forest per client, side by side."""
     return {name: torch.stack([row[name].to(cohort.device) for row in rows]) for name in rows[0]}
+
+
+def _common(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+    return {"common": torch.tensor(info.columns.common[info.client])}
