@@ -2,11 +2,12 @@
 
 import warnings
 
-from perfed.extensions import Anchors, Prototypes, Proximal, ServerOptimizer
-from perfed.extensions import Extension as Term
-from perfed.extensions import extension_class as term_class
-from perfed.extensions import extension_names as term_names
-from perfed.extensions import register_extension as register_term
+from perfed.method.extension import Extension as Term
+from perfed.method.extension import extension_class as term_class
+from perfed.method.extension import extension_names as term_names
+from perfed.method.extension import register_extension as register_term
+from perfed.methods.extensions import Prototypes, Proximal, ServerOptimizer
+from perfed.methods.flic import Anchors
 
 __all__ = ["Anchors", "Prototypes", "Proximal", "ServerOptimizer", "Term", "register_term", "term_class", "term_names"]
 

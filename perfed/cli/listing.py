@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 import perfed.methods.presets  # noqa: F401 - registers methods and presets
@@ -22,15 +23,13 @@ from perfed.datasets.description import in_words
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, experiment_names, find_experiment
 from perfed.experiment.estimators import baseline_names
+from perfed.experiment.overrides import SECTIONS
 from perfed.experiment.published import board_names, find_board
 from perfed.method.extension import extension_class, extension_id, extension_names
 from perfed.method.method import Method
 from perfed.method.registry import Entry, entry, known_names, method_id
 from perfed.methods.titles import display_name
-from perfed.participation.clock import Clock
-from perfed.participation.settings import Participation
 from perfed.plugins import bare_name
-from perfed.run.settings import Evaluation
 from perfed.training.plan import ENGINES
 from perfed.training.schedule import takes_schedule
 
@@ -189,7 +188,7 @@ def _dataset(name: str) -> dict[str, Any]:
 
 
 def facts_of(name: str) -> dict[str, dict[str, Any]]:
-    """What ``METHOD+POLICY`` is, or ``module:NAME`` in a file of the user's own: by kind its facts.
+    """Return what ``METHOD+POLICY`` is, or ``module:NAME`` in a file of the user's own: by kind its facts.
 
     Raises:
         PerfedError: the module cannot be imported, or has nothing of that name; says what it has.
@@ -270,7 +269,7 @@ def all_lists() -> dict[str, Any]:
     lists = {"methods": [_method(name) for name in known_names()], "datasets": [_dataset(n) for n in dataset_names()]}
     lists |= {"experiments": _experiments(), "extensions": [_extension(name) for name in extension_names()]}
     lists["leaderboards"] = _leaderboards()
-    tables = (Experiment, Participation, Clock, Evaluation)
+    tables: tuple[type[BaseModel], ...] = (Experiment, *SECTIONS.values())
     named = {"training": list(Method.model_fields), "settings": [key for table in tables for key in table.model_fields]}
     named |= {"engines": [*ENGINES], "baselines": [*baseline_names(), "sklearn:module.Class", "pooled:NAME"]}
     return {**lists, **named}

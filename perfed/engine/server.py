@@ -59,7 +59,7 @@ class Server:
         clock: Clock | None = None,
     ) -> None:
         federation = setup.seen(federation)
-        self.setup = setup
+        self.setup, self._finishes = setup, setup.method.finishes
         self.clock, self.participation = clock or Clock(), participation
         who = Population.of(federation, setup.method.batch_size, setup.method.epochs_in, setup.method.epoch_steps)
         self.selection = Selection(participation, self.clock, who, setup.seed, rounds)
@@ -193,13 +193,14 @@ class Server:
     def _ended(self, record: RoundRecord, number: int, choice: Choice) -> RoundRecord:
         """Tell the policy, do the method's work with all clients after the round, and count the time."""
         self._observe(record, number)
-        everyone = RoundClients(self.engine, [*self.engine.clients], number, "finish", None)
-        extra = self._transaction(everyone, self._finish)
-        record.bytes_up += extra.bytes_up
-        record.bytes_down += extra.bytes_down
         record.seconds = choice.seconds + self.clock.communication * max(0, record.exchanges - 1)
-        record.seconds += self.selection.waiting_for_all(number) if extra.exchanges else 0.0
-        record.exchanges += min(1, extra.exchanges)  # those with everybody are one wait
+        if self._finishes:
+            everyone = RoundClients(self.engine, [*self.engine.clients], number, "finish", None)
+            extra = self._transaction(everyone, self._finish)
+            record.bytes_up += extra.bytes_up
+            record.bytes_down += extra.bytes_down
+            record.seconds += self.selection.waiting_for_all(number) if extra.exchanges else 0.0
+            record.exchanges += min(1, extra.exchanges)  # those with everybody are one wait
         record.replied = choice.replied
         return record
 

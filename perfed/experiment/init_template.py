@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import tomli_w
@@ -11,6 +12,8 @@ import tomli_w
 from perfed.data.federation import Federation
 from perfed.data.labels import Task
 from perfed.data.summary import columns_of
+from perfed.data.tables.problems import TableProblems
+from perfed.datasets import load
 from perfed.report.warnings import MOSTLY
 
 _WHAT = {
@@ -67,6 +70,31 @@ _BASELINES: dict[Task, list[str]] = {
     "survival": ["sklearn:cox"],
 }
 _SURVIVAL_BATCH = "batch_size = 256  # events are compared with the rows of their batch: the whole site, if it can be"
+
+
+def fitting(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
+    """Return the federation of tables with the split and the columns that fit, and these settings.
+
+    That is five folds where each site has the rows, and one schema where all sites have the same columns.
+
+    Args:
+        settings: options of the data set "tables", without those on the split and the columns.
+
+    Raises:
+        TableProblems: the tables have problems whatever the split.
+    """
+    split: dict[str, Any] = {} if "test_files" in settings else {"folds": 5}
+    try:
+        federation = load("tables", {**settings, **split}, seed=0)
+    except TableProblems:
+        split = {} if "test_files" in settings else {"test_fraction": 0.2}
+        federation = load("tables", {**settings, **split}, seed=0)
+    names = {table.columns_there for client in federation if (table := client.table) is not None}
+    if len(names) == 1:
+        common = {**settings, **split, "columns": "common"}
+        with suppress(TableProblems):  # kinds that differ
+            return load("tables", common, seed=0), common
+    return federation, {**settings, **split, "columns": "own"}
 
 
 def compared(settings: Mapping[str, Any], federation: Federation) -> list[str]:

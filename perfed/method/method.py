@@ -7,9 +7,8 @@ holds hyper-parameters only; everything that changes is in named parameter sets.
 
 from __future__ import annotations
 
-import operator
 import warnings
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 from torch import Tensor
@@ -118,6 +117,12 @@ class Method(LocalTraining):
         return client
 
     @property
+    def finishes(self) -> bool:
+        """Whether the method or an extension works with all clients after each round (:meth:`finish`)."""
+        own = type(self).finish is not Method.finish
+        return own or any(type(extension).finish is not Extension.finish for extension in self.extensions)
+
+    @property
     def changes_data(self) -> bool:
         """Whether the method says what a client makes of its data (:meth:`local_data`)."""
         return type(self).local_data is not Method.local_data
@@ -138,12 +143,6 @@ class Method(LocalTraining):
         One epoch is one gradient for each mini-batch of the client.
         """
         return self.local_epochs
-
-    def in_round(self, round_: int) -> Self:
-        """Return the method of round ``round_``, with the numbers of that round where schedules give them."""
-        made, extensions = super().in_round(round_), tuple(e.in_round(round_) for e in self.extensions)
-        same = all(map(operator.is_, extensions, self.extensions))
-        return made if same else made.model_copy(update={"extensions": extensions})
 
     @property
     def all_settings(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from perfed.run.totals import RunProgress, RunTotals
 
 
 def nothing_shared(name: str, server: Server) -> list[str]:
-    """What a method that shares parameters is on a model without them: a note, or none.
+    """Return what a method that shares parameters is on a model without them: a note, or none.
 
     Args:
         name: of the method.
@@ -103,7 +103,7 @@ def summary_of(
 
 
 def table_of(server: Server, evaluator: Evaluator, totals: RunTotals) -> tuple[list[str], list[list[Any]]]:
-    """Columns and rows of ``clients.csv``."""
+    """Return columns and rows of ``clients.csv``."""
     before, after = totals.metrics, totals.other
     if evaluator.settings.when == "after":
         before, after = after, before

@@ -240,10 +240,13 @@ class Cohort(View):
         length = steps_of(task.samples.counts, task.batch_size, epochs, steps, self.settings.epoch_steps)
         self._run(replace(task, steps=length, rules=self._rules(update, own)))
 
-    def _rules(self, update: StepRule | Sequence[StepRule], own: Sequence[str]) -> StepRules:
+    def _rules(self, update: StepRule | Sequence[StepRule], own: Sequence[str]) -> StepRules | None:
         """What the extensions make of gradients, then the rules of a fit, whose pull is on the parameters ``own``."""
-        given = update if isinstance(update, Sequence) else [update]
-        rules = StepRules.of([*map(GradientTransform, self.transforms), *given])
+        own_rules = update if isinstance(update, Sequence) else [update]
+        given = [*map(GradientTransform, self.transforms), *own_rules]
+        if not given:
+            return None
+        rules = StepRules.of(given)
         return replace(rules, near=rules.near.only(own)) if rules.near else rules
 
     def _run(self, task: Task) -> None:
@@ -277,14 +280,14 @@ class Cohort(View):
     def rehearsal(self) -> Iterator[None]:
         """Fits inside count neither for :attr:`train_loss` and :attr:`steps_done` nor for the keys of later fits.
 
-        For trying things out on copies of parameters, as often as it takes.
+        Extensions leave their gradients as they are. For trying things out on copies, as often as it takes.
         """
-        before = self._fits, self._loss_sum.clone(), self._loss_steps.clone(), self.watch
-        self.watch = lambda task: task
+        before = self._fits, self._loss_sum.clone(), self._loss_steps.clone(), self.watch, self._transforms
+        self.watch, self._transforms = lambda task: task, ()
         try:
             yield
         finally:
-            self._fits, self._loss_sum, self._loss_steps, self.watch = before
+            self._fits, self._loss_sum, self._loss_steps, self.watch, self._transforms = before
 
     def optimizer(self, names: Sequence[str]) -> Optimizer:
         """The method's local optimiser for the parameters ``names``, also those of other sets (``set/name``)."""

@@ -37,7 +37,7 @@ class Task:
         samples: the clients' data; its ``x`` is the input of stage number ``start``.
         keys: int64 ``(clients,)``.
         loss: one value per client, penalties included.
-        rules: how a step departs from the optimiser's own.
+        rules: how a step departs from the optimiser's own; ``None``: not at all.
         per_domain: stages whose parameters have a domain axis.
         objective: what the plain loss is.
         steps: mini-batch steps of each client.
@@ -55,7 +55,7 @@ class Task:
     batch_size: int
     steps: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     stream: Stream | None = None
-    rules: StepRules = field(default_factory=StepRules)
+    rules: StepRules | None = None
     augment: CropFlip | None = None
     per_domain: frozenset[str] = frozenset()
     objective: Objective = field(default_factory=Objective)
@@ -76,7 +76,7 @@ class Task:
 
     def descend(self, state: OptimizerState, grads: Parameters, seen: Parameters) -> None:
         """The optimiser's step for the clients that are still active, of the entries ``seen``."""
-        pull = self.rules.near
+        pull = self.rules.near if self.rules else None
         if pull is None:
             state.step(grads, seen=seen)
         else:
@@ -95,7 +95,7 @@ class Task:
         return replace(
             self,
             params={name: tensor[at] for name, tensor in self.params.items()},
-            rules=self.rules.for_clients(at),
+            rules=self.rules and self.rules.for_clients(at),
             samples=self.samples.take(samples, self.samples.counts[clients]),
             keys=self.keys[at],
             raw=None if self.raw is None else self.raw[samples],
@@ -116,7 +116,7 @@ def run(task: Task, *, limit: int | None = None) -> tuple[Tensor, IntArray]:
     order = np.argsort(-task.steps, kind="stable")
     if (order != np.arange(len(order))).any():
         return _run_sorted(task, order)
-    further = range(1, task.rules.streams)
+    further = range(1, task.rules.streams if task.rules else 1)
     keys = [task.keys, *(rng.key(task.keys, "stream", j) for j in further)]
     sequences = [task.stream, *(task.stream and task.stream.apart(j) for j in further)]
     plans = [
@@ -178,7 +178,7 @@ def _run(task: Task, plans: list[Schedule]) -> Tensor:
 
 def _step(task: Task, state: OptimizerState, batches: list[Step]) -> Tensor:
     """One step, the optimiser's or a rule's; the losses before it (of the first gradient)."""
-    if (rule := task.rules.rule) is None:
+    if task.rules is None or (rule := task.rules.rule) is None:
         return _descend(task, state, batches[0])
     gradient = _Gradient(task)
     params = {name: t.detach() for name, t in state.params.items()}
@@ -202,7 +202,9 @@ def _descend(task: Task, state: OptimizerState, step: Step) -> Tensor:
     inputs = [state.params[n] for n in names]
     found = torch.autograd.grad(losses, inputs, torch.ones_like(losses), allow_unused=True)
     grads = {n: g for n, g in zip(names, found, strict=True) if g is not None}
-    task.descend(state, task.rules.transformed(step, grads), _seen([step]))
+    if task.rules:
+        grads = task.rules.transformed(step, grads)
+    task.descend(state, grads, _seen([step]))
     return losses.detach()
 
 
@@ -246,10 +248,10 @@ class _Gradient:
     def __call__(self, params: Parameters, batch: Step) -> Parameters:
         leaves, found = self._at(params, batch)
         grads = {n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(leaves.items(), found, strict=True)}
-        return self.task.rules.transformed(batch, grads)
+        return self.task.rules.transformed(batch, grads) if self.task.rules else grads
 
     def along(self, vector: Parameters, params: Parameters, batch: Step) -> Parameters:
-        if self.task.rules.transforms:
+        if self.task.rules and self.task.rules.transforms:
             raise PerfedError("an extension changes gradients, and what it makes of them has no second derivative")
         leaves, found = self._at(params, batch, twice=True)
         pairs = [(g, vector[n]) for n, g in zip(leaves, found, strict=True) if g is not None and g.requires_grad]

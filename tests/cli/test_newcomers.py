@@ -151,7 +151,7 @@ def test_without_methods_some_are_named_that_go_with_the_experiment(command, exp
     assert f"such as --methods {methods};" in said and "perfed list methods" in said
     assert len(said) < 200
     table = override(find_experiment(experiment), ["data.clients=4"], methods.split(","))
-    ComparisonSpec(table, methods.split(","), [0]).check_starts(0, None, None)
+    ComparisonSpec(table, methods.split(","), [0]).check_starts(0)
 
 
 # Commands and help ---------------------------------------------------------------------------------------------

@@ -58,6 +58,7 @@ def test_a_policy_that_forbids_what_the_study_needs_says_so_at_the_start(before,
     with pytest.raises(PerfedError):
         submit(tables, text, stations)
     assert {unpack(reply)[0]["kind"] for reply in stations.left["north"]} == {"told", "error"}
+    assert not (tables / "at-north/run.json").exists()  # it has not joined
 
 
 @pytest.mark.long
@@ -67,7 +68,7 @@ def test_a_site_that_starts_again_with_less_does_not_go_on_with_more(tables, cha
     text, asked = study(tables), list[bytes]()
 
     class Heard(Stations):
-        def exchange(self, messages, deadline):
+        def exchange(self, messages, deadline, least=0):
             asked.append(messages["north"])
             return super().exchange(messages, deadline)
 

@@ -76,6 +76,9 @@ def test_terms_are_of_local_training_and_see_the_received_model():
             seen.append({name: tensor.clone() for name, tensor in cohort.shared().items()})
             return [lambda step: 1e3 * step.params["head.weight"].flatten(1).sum(1)]
 
+        def transforms(self, cohort):
+            return [lambda step, grads: {name: 2 * g for name, g in grads.items()}]
+
     def learnt(extensions):
         group = cohort(method, FEDERATION)
         shared = {name: torch.stack([tensor] * 3) + 0.1 for name, tensor in server.state.shared.items()}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from perfed.codec import flatten
-from perfed.engine.flower.checks import Bounds, Entry, Spec, like, wrong_header, wrong_tree
+from perfed.engine.flower.checks import Bounds, Entry, Spec, like, short, wrong_header, wrong_tree
 from perfed.engine.flower.wire import REPLY, sequence_of
 from perfed.engine.host import Exchange
 from perfed.errors import some
@@ -159,12 +158,12 @@ class Allowed:
             if name not in header:
                 return f"{name} is missing from the header"
             if not fits(header[name]):
-                return f"{name} is {_short(header[name])}; {needed} is needed"
+                return f"{name} is {short(header[name])}; {needed} is needed"
         if strange := sorted(header.keys() - _FIELDS.keys()):
-            return f"has {some([_short(name) for name in strange], 3)}, which nobody needs"
+            return f"has {some([short(name) for name in strange], 3)}, which nobody needs"
         exchange = Exchange(*(header[name] for name in ("program", "round", "index", "measure", "extensions")))
         if exchange.round > self.rounds:
-            return f"round is {_short(exchange.round)}; the study has {self.rounds}"
+            return f"round is {short(exchange.round)}; the study has {self.rounds}"
         if not exchange.lasting and exchange.round == 0:
             return "round is 0; models are measured from round 1 on"
         if Asked.of(exchange) not in self.exchanges:
@@ -182,18 +181,18 @@ class Allowed:
             ("scoring", tuple(metrics) == self.metrics and (self.held or not held), list(self.metrics)),
         ):
             if not fits:
-                return f"{name} is {_short(header[name])}; {needed} is needed"
+                return f"{name} is {short(header[name])}; {needed} is needed"
         return None
 
     def _strange(self, exchange: Exchange) -> str:
         """What of an exchange is not of the study."""
         programs = {asked.program for asked in self.exchanges}
         if exchange.program not in programs:
-            return f"program is {_short(exchange.program)}"
+            return f"program is {short(exchange.program)}"
         splits = {asked.measure for asked in self.exchanges}
         if exchange.measure not in splits:
-            return f"measure is {_short(exchange.measure)}"
-        return f"program is {_short(exchange.program)} as exchange {exchange.index} of round {exchange.round}"
+            return f"measure is {short(exchange.measure)}"
+        return f"program is {short(exchange.program)} as exchange {exchange.index} of round {exchange.round}"
 
 
 def _asked(header: Mapping[str, Any]) -> Asked:
@@ -208,12 +207,6 @@ def _wrong_form(tree: Tree, forms: tuple[Form, ...]) -> str | None:
 
 def _ascending(numbers: list[int], below: int) -> bool:
     return all(0 <= number < below for number in numbers) and sorted(set(numbers)) == numbers
-
-
-def _short(value: Any, most: int = 60) -> str:
-    """``value`` as it would be written, cut where a sender made it long."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    return repr(text[:most]) if isinstance(value, str) else text[:most]
 
 
 def _is_count(value: Any) -> bool:

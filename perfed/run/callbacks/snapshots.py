@@ -37,7 +37,7 @@ class EmbeddedSamples(Callback):
 
 
 def embedded_samples(server: Server, wanted: Snapshots, round_: int) -> dict[str, NDArray[Any]] | None:
-    """The ``wanted`` clients' samples behind their own embeddings; clients without any in the split are left out.
+    """Return the ``wanted`` clients' samples behind their own embeddings; clients with none in the split are left out.
 
     Returns:
         ``z`` ``(samples, k)``, ``y`` and ``client`` ``(samples,)``, and ``anchors`` ``(entries, k)`` where the method
