@@ -19,11 +19,12 @@ from perfed.experiment.config import validate
 from perfed.experiment.estimators import Cox, is_baseline, is_pooled
 from perfed.experiment.start import opened
 from perfed.machine import private_files
-from perfed.run.card import metrics_with_intervals, versions
+from perfed.run.card import metrics_with_intervals
 from perfed.run.directory import RunDirectory, plain
 from perfed.run.estimator_site import EstimatorSite, keep_estimator, kept_estimator
 from perfed.run.own_model import facts_of
 from perfed.run.run import Run
+from perfed.run.summary import versions
 
 FOLDER, POOLED_FILE = "estimators", "pooled.skops"
 MOST = 200
@@ -104,7 +105,7 @@ class KeptModels:
             raise PerfedError(f"{file}: is of {estimator.n_features_in_} inputs, and client '{client}' has others")
         about = {"method": self.name, "rounds": 0, "seed": self.seed, "settings": self.summary["settings"]}
         facts = facts_of(own, self.federation, dtype="float32", domains=None, **about)
-        facts["versions"] = {**versions(), "scikit-learn": sklearn.__version__}
+        facts["versions"] = versions("scikit-learn", sklearn.__version__)
         made = EstimatorSite(None, plain(facts), own.table, estimator, self.federation.target_scale)  # type: ignore[arg-type]
         return replace(made, facts={**made.facts, "metrics": plain(_measured(made, own, self.federation))})
 

@@ -39,23 +39,25 @@ def alone(arrays, x, depth=16):
     return trees.votes({n: t[None] for n, t in arrays.items()}, torch.from_numpy(x)[None], depth)[0].numpy()
 
 
+@pytest.mark.parametrize("bins", [None, 8])
 @pytest.mark.parametrize("outputs", [3, None])
-def test_arrays_say_what_scikit_learns_trees_say(outputs):
-    """On ranks, of which every value between two thresholds is one: also of rows that no tree has seen."""
+def test_arrays_say_what_scikit_learns_trees_say(outputs, bins):
+    """Also of rows that no tree has seen; with bins, of how many thresholds of its column each value is above."""
     x, y = sample()
     y = y + (x[:, 2] > 1) if outputs else (x[:, 0] * x[:, 1]).astype(np.float64)
-    recipe = Recipe(5, 20, 6, 2, None, outputs)
-    arrays = trees.grown(x, y, recipe, KEY)
-    places = [trees.cuts(column, 2, None) for column in x.T]
+    arrays, new = trees.grown(x, y, Recipe(5, 20, 6, 2, bins, outputs), KEY), sample(300, seed=1)[0]
+    places = [trees.cuts(column, 2, bins or 1) for column in x.T]
     seeds = (rng.key(KEY, "splits", torch.arange(5)) & 0x7FFFFFFF).tolist()
-    new = sample(300, seed=1)[0]
+
+    def seen(z):
+        return z if bins is None else (z[:, None, :] > np.array(places).T).sum(1)
+
     for row, counts in enumerate(trees.drawn(KEY, 5, len(x))):
         kind = DecisionTreeClassifier if outputs else DecisionTreeRegressor
         few = "sqrt" if outputs else 1 / 3
         tree = kind(max_leaf_nodes=20, max_depth=6, min_samples_leaf=2, max_features=few, random_state=seeds[row])
-        ranks, others = (np.stack([np.searchsorted(c, v) for c, v in zip(places, z.T)], 1) for z in (x, new))  # noqa: B905
-        tree.fit(ranks, y, sample_weight=counts)
-        expected = tree.predict_proba(others) if outputs else tree.predict(others)[:, None]
+        tree.fit(seen(x), y, sample_weight=counts)
+        expected = tree.predict_proba(seen(new)) if outputs else tree.predict(seen(new))[:, None]
         assert np.allclose(alone(arrays, new)[row], expected, atol=1e-6)
     assert len(np.unique(alone(arrays, new)[:, :, 0])) > 5
 

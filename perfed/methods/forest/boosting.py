@@ -13,7 +13,7 @@ from torch import Tensor
 
 from perfed import rng
 from perfed.methods.forest.mixing import FloatArray
-from perfed.methods.forest.trees import Recipe, cuts, no_trees, ranked, write
+from perfed.methods.forest.trees import Recipe, no_trees, write
 
 _FOLDS = 5
 _FLAT = 1e-9  # least curvature of a leaf
@@ -68,9 +68,8 @@ def boosted(x: NDArray[Any], y: NDArray[Any], start: FloatArray, steps: Steps, k
     found = no_trees(steps.recipe, torch.from_numpy(x[:0]).dtype)
     found["value"].zero_()
     kept = _stages(x, y, start, Steps(number, steps.rate, steps.depth, steps.smallest, steps.outputs))[0]
-    places = [cuts(column, 1, None) for column in x.T]
     for row, (tree, value) in enumerate(kept):
-        write({name: array[row] for name, array in found.items()}, tree, places, value)
+        write({name: array[row] for name, array in found.items()}, tree, tree.threshold, value)
     return found
 
 
@@ -82,17 +81,16 @@ def _stages(
     judged: tuple[NDArray[Any], NDArray[Any], FloatArray] | None = None,
 ) -> tuple[list[tuple[Any, FloatArray]], FloatArray]:
     """Every stage's trees with their steps, and the loss of ``judged`` rows after 0, 1, ... stages."""
-    places = [cuts(column, 1, None) for column in x.T]
-    ranks, score, trees = ranked(x, places), start.copy(), []
-    others = None if judged is None else (ranked(judged[0], places), judged[1], judged[2].copy())
+    score, trees = start.copy(), []
+    others = None if judged is None else (judged[0], judged[1], judged[2].copy())
     losses = [] if others is None else [_loss(others[2], others[1], steps.outputs)]
     for _ in range(steps.most):
         residual, curvature = _gradient(score, y, steps.outputs)
         for output in range(score.shape[1]):
             fitted = DecisionTreeRegressor(max_depth=steps.depth, min_samples_leaf=steps.smallest, random_state=0)
-            fitted.fit(ranks, residual[:, output])
+            fitted.fit(x, residual[:, output])
             nodes = fitted.tree_.node_count
-            at = fitted.apply(ranks)
+            at = fitted.apply(x)
             down = np.bincount(at, curvature[:, output], nodes).clip(_FLAT)
             value = np.zeros((nodes, score.shape[1]))
             value[:, output] = steps.rate * np.bincount(at, residual[:, output], nodes) / down

@@ -36,6 +36,9 @@ from perfed.training.cohort import Cohort
 FLOOR = 0.01
 """Part of every probability that is shared out equally among the classes: no forest is ever sure."""
 
+ENOUGH = 4
+"""Times as many rows as a leaf has at least, from which on a site tries such leaves: else there is hardly a split."""
+
 
 @register("forest", title="Forest")
 class Forest(Method):
@@ -63,7 +66,9 @@ class Forest(Method):
     smallest_leaf: int = Field(5, ge=1, description="fewest rows in a leaf of a tree that is sent")
     bins: int = Field(32, ge=2, description="groups of a column's values, between which trees that are sent may split")
     own_leaf: Annotated[tuple[PositiveInt, ...], LISTED, Field(min_length=1)] = Field(
-        (1, 5), description="fewest rows in a leaf of a tree that stays: what is tried; out-of-bag votes choose"
+        (1, 5),
+        description="fewest rows in a leaf of a tree that stays; of several what is best out of bag, the first where a "
+        "site has under four times as many rows",
     )
     others: float = Field(0.5, ge=0, le=1, description="weight of the others' forests together, before any row")
     prior_rows: float = Field(50.0, ge=0, description="rows that `others` counts as")
@@ -194,7 +199,7 @@ class Forest(Method):
         """The forest whose smallest leaf is best out of bag by squared distance, and its out-of-bag loss."""
         best: tuple[float, dict[str, Tensor], FloatArray] | None = None
         target = y[:, None] if classes is None else np.eye(classes)[y]
-        for leaf in self.own_leaf:
+        for leaf in (self.own_leaf[0], *(leaf for leaf in self.own_leaf[1:] if len(x) >= ENOUGH * leaf)):
             trees = grown(x, y, self.own_recipe(classes, leaf), key)
             said = self.out_of_bag(trees, x, key)
             error = float(np.nanmean((said - target) ** 2)) if np.isfinite(said).any() else 0.0

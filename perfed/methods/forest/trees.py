@@ -67,26 +67,23 @@ def drawn(key: Tensor, trees: int, rows: int) -> NDArray[np.int64]:
     return counts.scatter_add_(1, at, torch.ones_like(at)).numpy()
 
 
-def cuts(column: NDArray[Any], smallest: int, bins: int | None) -> NDArray[Any]:
+def cuts(column: NDArray[Any], smallest: int, bins: int) -> NDArray[Any]:
     """Return the thresholds ``(k,)``, ascending, that a tree may have in a column ``(rows,)``; as :class:`Recipe` says.
 
     Example:
-        >>> cuts(np.array([1.0, 2.0, 4.0, 8.0]), 1, None).tolist(), cuts(np.array([1.0, 2.0, 4.0, 8.0]), 2, 9).tolist()
+        >>> cuts(np.array([1.0, 2.0, 4.0, 8.0]), 1, 9).tolist(), cuts(np.array([1.0, 2.0, 4.0, 8.0]), 2, 9).tolist()
         ([1.5, 3.0, 6.0], [3.75])
     """
-    if bins is None:
-        middle = np.unique(column).astype(np.float64)
-    else:
-        groups = max(1, min(bins, len(column) // smallest))
-        middle = np.array([part.mean() for part in np.array_split(np.sort(column).astype(np.float64), groups)])
+    groups = max(1, min(bins, len(column) // smallest))
+    middle = np.array([part.mean() for part in np.array_split(np.sort(column).astype(np.float64), groups)])
     return np.unique(((middle[1:] + middle[:-1]) / 2).astype(column.dtype))
 
 
 def grown(x: NDArray[Any], y: NDArray[Any], recipe: Recipe, key: Tensor) -> dict[str, Tensor]:
     """Grow a random forest, each tree on a bootstrap sample (:func:`drawn`), a few columns tried at every split.
 
-    Columns are tried by their thresholds' ranks, so that trees depend on the order of values alone. A split tries the
-    square root of the number of columns, of values a third of them.
+    A split tries the square root of the number of columns, of values a third of them. With bins, columns are tried by
+    how many of their :func:`cuts` each value is above.
 
     Args:
         x: ``(rows, columns)``.
@@ -100,24 +97,29 @@ def grown(x: NDArray[Any], y: NDArray[Any], recipe: Recipe, key: Tensor) -> dict
 
     Source: Breiman 2001, Machine Learning 45; scikit-learn's ``RandomForestClassifier``.
     """
-    places = [cuts(column, recipe.smallest, recipe.bins) for column in x.T]
-    ranks = ranked(x, places)
+    places, inputs = [], x
+    if recipe.bins is not None:
+        places = [cuts(column, recipe.smallest, recipe.bins) for column in x.T]
+        inputs = np.stack([np.searchsorted(at, column) for at, column in zip(places, x.T, strict=True)], 1)
     seeds = (rng.key(key, "splits", torch.arange(recipe.trees)) & 0x7FFFFFFF).tolist()
     found = no_trees(recipe, torch.from_numpy(x[:0]).dtype)
     samples = drawn(key, recipe.trees, len(x))
     for row, (seed, counts) in enumerate(zip(seeds, samples, strict=True)):
-        fitted = _fitted(recipe, seed).fit(ranks, y, sample_weight=counts.astype(np.float64))
-        value = fitted.tree_.value[:, 0, :]
+        fitted = _fitted(recipe, seed).fit(inputs, y, sample_weight=counts.astype(np.float64))
+        tree, value = fitted.tree_, fitted.tree_.value[:, 0, :]
         if recipe.outputs is not None:
             value = (value / value.sum(1, keepdims=True)) @ np.eye(recipe.outputs)[fitted.classes_]
-        write({name: array[row] for name, array in found.items()}, fitted.tree_, places, value)
+        threshold = _of_ranks(tree, places) if places else tree.threshold
+        write({name: array[row] for name, array in found.items()}, tree, threshold, value)
     return found
 
 
-def ranked(x: NDArray[Any], places: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
-    """Return how many of its column's thresholds ``places`` each value of ``x`` ``(rows, columns)`` is above."""
-    ranks = [np.searchsorted(at, column) for at, column in zip(places, x.T, strict=True)]
-    return np.stack(ranks, 1).astype(np.float32)
+def _of_ranks(tree: Any, places: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
+    """Thresholds ``(nodes,)`` of a tree that was grown on ranks."""
+    found = np.zeros(tree.node_count)
+    for node in np.flatnonzero(tree.children_left >= 0):
+        found[node] = places[tree.feature[node]][int(tree.threshold[node])]
+    return found
 
 
 def _fitted(recipe: Recipe, seed: int) -> Any:
@@ -127,22 +129,19 @@ def _fitted(recipe: Recipe, seed: int) -> Any:
     return DecisionTreeClassifier(max_features="sqrt", random_state=seed, **limits)
 
 
-def write(into: Mapping[str, Tensor], tree: Any, places: Sequence[NDArray[Any]], value: NDArray[Any]) -> None:
-    """Put a tree of scikit-learn's that was grown on ranks into one row of :data:`Arrays`.
+def write(into: Mapping[str, Tensor], tree: Any, threshold: NDArray[Any], value: NDArray[Any]) -> None:
+    """Put a tree of scikit-learn's into one row of :data:`Arrays`.
 
     Args:
         into: arrays ``(nodes, ...)`` of a single leaf.
         tree: ``tree_`` of what was fitted.
-        places: thresholds of each column, by rank.
+        threshold: ``(nodes,)``; that of a leaf does not matter.
         value: ``(nodes, C)``, what each node says.
     """
     inner = np.flatnonzero(tree.children_left >= 0)
-    which, ranks = tree.feature[inner], np.floor(tree.threshold[inner]).astype(int)
-    into["feature"][inner] = torch.from_numpy(which.astype(np.int32))
-    into["left"][inner] = torch.from_numpy(tree.children_left[inner].astype(np.int32))
-    into["right"][inner] = torch.from_numpy(tree.children_right[inner].astype(np.int32))
-    chosen = np.array([places[column][rank] for column, rank in zip(which, ranks, strict=True)], dtype=np.float64)
-    into["threshold"][inner] = torch.from_numpy(chosen).to(into["threshold"].dtype)
+    parts = {"feature": tree.feature, "left": tree.children_left, "right": tree.children_right, "threshold": threshold}
+    for name, array in parts.items():
+        into[name][inner] = torch.from_numpy(array[inner]).to(into[name].dtype)
     into["value"][: len(value)] = torch.from_numpy(value).to(into["value"].dtype)
 
 
