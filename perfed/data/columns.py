@@ -30,11 +30,11 @@ class Columns:
         """
         kinds = dict.fromkeys(self.of.values())
         names = [set(kind) for kind in kinds if isinstance(kind, tuple)]
-        if len(names) == len(kinds):
-            shared = set.intersection(*names) if names else set()
-            made = {kind: tuple(name in shared for name in kind) for kind in kinds if isinstance(kind, tuple)}
-        else:
-            made = {kind: (len(kinds) == 1,) * (kind if isinstance(kind, int) else len(kind)) for kind in kinds}
+        shared = set.intersection(*names) if names and len(names) == len(kinds) else set()
+        made = {
+            kind: (len(kinds) == 1,) * kind if isinstance(kind, int) else tuple(name in shared for name in kind)
+            for kind in kinds
+        }
         return {client: made[kind] for client, kind in self.of.items()}
 
 

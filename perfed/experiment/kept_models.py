@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ FOLDER, POOLED_FILE = "estimators", "pooled.skops"
 MOST = 200
 """Clients of whom each has a model: of more none is kept."""
 NOT_KEPT = f"the models are not kept, as there are more than {MOST}"
+NO_SKOPS = "the models are not kept, as skops is not installed; install perfed[tables]"
 ODD_TYPES = "the models are not kept, as they hold types that are not scikit-learn's own"
 
 
@@ -42,6 +44,8 @@ def keep(path: Path, name: str, models: Mapping[str, Any], ids: list[str]) -> st
         models: by client.
         ids: of all clients, sorted.
     """
+    if find_spec("skops") is None:
+        return NO_SKOPS
     if is_pooled(name):
         named = {POOLED_FILE: next(iter(models.values()))} if models else {}
     elif len(models) > MOST:

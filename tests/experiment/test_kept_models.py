@@ -12,6 +12,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 
 from perfed.errors import PerfedError
+from perfed.experiment import kept_models
 from perfed.experiment.config import validate
 from perfed.experiment.kept_models import KeptModels
 from perfed.experiment.sklearn_run import SklearnRun
@@ -123,3 +124,13 @@ def test_what_is_not_there_is_said(tmp_path):
         kept.site("c1")
     with pytest.raises(PerfedError, match=r"is of 4 inputs, and client 'c0' has others"):
         KeptModels("sklearn:logistic", tmp_path / "run", 0, blobs((30, 20), dims=(5,))).site("c0")
+
+
+def test_notes_say_why_models_are_not_kept(tmp_path, monkeypatch):
+    federation = blobs((30, 20))
+    monkeypatch.setattr(kept_models, "MOST", 1)
+    summary = SklearnRun("sklearn:logistic", validate(TABLE), federation, tmp_path / "many").execute()
+    assert kept_models.NOT_KEPT in summary["notes"] and not (tmp_path / "many" / "estimators").exists()
+    monkeypatch.setattr(kept_models, "find_spec", lambda name: None)
+    summary = SklearnRun("sklearn:logistic", validate(TABLE), federation, tmp_path / "none").execute()
+    assert kept_models.NO_SKOPS in summary["notes"] and not (tmp_path / "none" / "estimators").exists()
