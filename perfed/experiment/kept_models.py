@@ -89,7 +89,7 @@ class KeptModels:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The run's summary."""
+        """Read what the run has left behind, once."""
         return RunDirectory(self.path).read_summary()
 
     def site(self, client: str, trust: bool = False) -> EstimatorSite:

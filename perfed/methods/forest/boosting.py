@@ -38,7 +38,7 @@ class Steps:
 
     @property
     def recipe(self) -> Recipe:
-        """Of all trees."""
+        """How all trees of all stages are grown."""
         return Recipe(self.most * (self.outputs or 1), 2**self.depth, self.depth, self.smallest, None, self.outputs)
 
 
