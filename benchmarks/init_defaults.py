@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-from scipy.stats import kendalltau
+import pandas as pd  # type: ignore[import-untyped]
+from scipy.stats import kendalltau  # type: ignore[import-untyped]
 
 from perfed.datasets.heart import CODES, hospitals
 from perfed.engine.metrics import metric_of
@@ -36,7 +36,7 @@ SEEDS = "0..2"
 MORE = ("fedavg-ft", "ditto")
 """Compared beside those that ``init`` names, where all sites have the same columns."""
 
-Table = pd.DataFrame
+Table = Any  # a data frame
 
 
 def heart() -> tuple[dict[str, Table], dict[str, Table]]:
@@ -110,7 +110,7 @@ def commands(study: Path) -> dict[str, str]:
     assert methods is not None and grid is not None
     named = methods[1].split(",")
     if 'columns = "common"' in text:
-        named += MORE
+        named += [*MORE]
     trained = ",".join(name for name in named if not name.startswith("sklearn:"))
     end = f"--seeds {SEEDS} --engine stacked plan.threads=1"
     return {

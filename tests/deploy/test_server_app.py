@@ -188,7 +188,7 @@ def test_a_site_that_sends_anchors_of_1e30_is_named_and_the_run_may_go_on_withou
     text, settings = study(tables), {"out": str(tables / "run"), "wait": 1.0, "deadline": 60.0, "norm": 0.0}
     with closing(west_says(Stations(tables), enlarge)) as stations:
         with pytest.raises(
-            PerfedError, match=r"round 2: refused: the reply of site 'west': the norm of entry 'reply/t"
+            PerfedError, match=r"round 2: refused: the reply of site 'west': the norm of entry 'reply/e"
         ):
             server_app.main(stations, settings, study=text)
         server_app.main(stations, {**settings, "at_least": 2.0}, study=text)
