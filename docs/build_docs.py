@@ -18,6 +18,7 @@ from typing import Any
 
 import anchors_tables
 import coverage_tables
+import forests_tables
 import init_tables
 import leaderboard_tables
 import maps_tables
@@ -211,6 +212,7 @@ def _contents(document: str) -> dict[str, str]:
     if document == RESULTS:
         found |= {
             "anchors": anchors_tables.markdown(),
+            "forests": forests_tables.markdown(),
             "init": init_tables.markdown(),
             "sweeps": sweep_tables.markdown(),
         }

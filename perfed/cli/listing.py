@@ -34,7 +34,7 @@ from perfed.training.plan import ENGINES
 from perfed.training.schedule import takes_schedule
 
 # What methods are made for, where their class or policy does not say it; all others: labels.
-_FEATURES = {"flic-class", "flic-hl", "hetfedrep", "fedrep-tsne", "fedhenn", "fedbn"}
+_FEATURES = {"flic-class", "flic-hl", "hetfedrep", "fedrep-tsne", "fedhenn", "fedbn", "forest", "boost"}
 _NOTHING = {
     "fedavg",
     "fedprox",
@@ -54,6 +54,7 @@ _NEEDS = {
     "fedem": "labels or values: every sample needs a likelihood of its own",
     "fedem-ft": "labels or values: every sample needs a likelihood of its own",
     "feddar-sa": "heads that are linear",
+    **dict.fromkeys(("forest", "boost"), "labels or values; columns with names where sites have different ones"),
     **dict.fromkeys(("scaffold", "fedgate", "flanp-fedgate"), "SGD as the optimiser"),
     **dict.fromkeys(("flic-class", "flic-hl"), "class labels or values"),
     **dict.fromkeys(("fedpac", "fedpac-cc", "fedpac-fa", "fedrod", "gpfl", "knnper"), _LABELS),
@@ -68,6 +69,7 @@ _TRY = {
     "nothing": "digits-label-skew",
 }
 _TRY_WITH = {
+    **dict.fromkeys(("forest", "boost"), "digits-label-skew rounds=1"),
     "fedbn": "digits-label-skew model.body.batch_norm=true",
     "scaffold": "digits-label-skew methods.scaffold.optimizer=sgd methods.scaffold.lr=0.03",
     "fedgate": "digits-label-skew methods.fedgate.optimizer=sgd methods.fedgate.lr=0.03",

@@ -18,6 +18,7 @@ from perfed.data.tables.files import read_table
 from perfed.data.tables.kinds import Column, read
 from perfed.data.tables.problems import refuse
 from perfed.errors import PerfedError
+from perfed.experiment.kept_models import opened_models
 from perfed.experiment.start import opened
 from perfed.machine import write_atomic
 from perfed.run.card import card, is_card_of, shown_metrics
@@ -62,7 +63,7 @@ def predict(model: SiteModel, file: Path, out: Path) -> None:
             f"column '{name}': {n} rows hold a category that training never saw"
             for name, n in model.table.unseen(frame).items()
         ]
-    if model.facts["classes"] is None:
+    if model.facts["classes"] is None or not model.says_probabilities:
         header, columns = ["prediction"], [model.predict(frame).reshape(len(frame), -1)[:, 0]]
     else:
         probabilities = model.predict_proba(frame)
@@ -98,7 +99,7 @@ def model_of(source: Source) -> SiteModel:
     joined = joined_sites(source.directory)
     if source.site in joined:
         return load_site(joined[source.site], source.trust)
-    return opened(source.directory, data_dir=source.data_dir, site=source.site).site(source.site)
+    return opened_models(source.directory, data_dir=source.data_dir, site=source.site).site(source.site)
 
 
 def _newcomer(federation: Federation, site: str, file: Path, seed: int) -> Client:

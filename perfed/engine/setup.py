@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from perfed import rng
 from perfed.data.client import Client
+from perfed.data.columns import Columns
 from perfed.data.federation import Federation
 from perfed.data.inputs import check_names
 from perfed.errors import PerfedError
@@ -137,7 +138,8 @@ class Setup:
         """One client's initial value of a set; made once for all clients where it depends on shapes alone."""
         declared, cache_key = self.sets[name], ("set", name, client.input_shape)
         if callable(declared.init):
-            return self._set(declared, client.input_shape, info, rng.key(self.seed, "set", name, client.id))
+            own = replace(info, client=client.id)
+            return self._set(declared, client.input_shape, own, rng.key(self.seed, "set", name, client.id))
         if cache_key not in self._values:
             self._values[cache_key] = self._set(declared, client.input_shape, info, rng.key(self.seed, "set", name))
         return self._values[cache_key]
@@ -175,7 +177,9 @@ class Setup:
                 sets[name] = self._set(declared, shape, info, key)
             elif declared.home == "table":
                 sets[name] = {
-                    client.id: self._set(declared, client.input_shape, info, rng.key(key, client.id))
+                    client.id: self._set(
+                        declared, client.input_shape, replace(info, client=client.id), rng.key(key, client.id)
+                    )
                     for client in federation
                 }
         return ServerState(sets)
@@ -198,6 +202,7 @@ class Setup:
             buffers=frozenset(name for name, _ in chain.named_buffers() if places[name] in SENT),
             per_domain=frozenset(name for name, place in places.items() if place == PER_DOMAIN),
             personal=frozenset(name for name, _ in chain.named_parameters() if places[name] == PERSONAL),
+            columns=Columns({c.id: c.feature_names or prod(c.input_shape) for c in federation}),
         )
 
     def _set(self, declared: ParameterSet, shape: Shape, info: FederationInfo, key: Tensor) -> dict[str, Any]:

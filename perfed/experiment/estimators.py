@@ -19,7 +19,6 @@ from sklearn.ensemble import (
 )
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import SVC
-from torch import Tensor
 
 from perfed.data.files import optional_package
 from perfed.data.labels import Task
@@ -75,9 +74,15 @@ class Cox(BaseEstimator):  # type: ignore[misc]
 
     def predict(self, x: NDArray[Any]) -> NDArray[np.float64]:
         """Return log hazards ``(samples, 1)``, up to a constant."""
-        if self._fitted is None:
-            return np.zeros((len(x), 1))
-        return np.asarray(x[:, self._varies].astype(np.float64) @ self._fitted.params_.to_numpy()[:, None])
+        return np.asarray(x.astype(np.float64) @ self.coefficients[:, None])
+
+    @property
+    def coefficients(self) -> NDArray[np.float64]:
+        """Of the columns as they are given, ``(columns,)``."""
+        found = np.zeros(len(self._varies))
+        if self._fitted is not None:
+            found[self._varies] = self._fitted.params_.to_numpy()
+        return found
 
 
 @dataclass(frozen=True)
@@ -237,29 +242,6 @@ def _out_of_bag(forest: Any, leaf: int, x: NDArray[Any], y: NDArray[Any]) -> flo
     if is_regressor(forest):
         return -float(np.mean((fitted.oob_prediction_ - y) ** 2))
     return -float(np.mean((fitted.oob_decision_function_ - (y[:, None] == fitted.classes_)) ** 2))
-
-
-def rows_of(x: Tensor) -> NDArray[Any]:
-    """Return one row of features per sample, ``(samples, features)``, as scikit-learn wants them."""
-    return x.flatten(1).numpy()
-
-
-def outputs_of(model: Any, x: NDArray[Any], num_classes: int | None) -> NDArray[np.float64]:
-    """Return ``(samples, C)`` logarithms of probabilities where the model has them (``-inf``: a class that it does not
-    know), else numbers whose largest is what it predicts, for two classes by how much; or values.
-    """
-    if num_classes is None:
-        return np.asarray(model.predict(x), dtype=np.float64)
-    if hasattr(model, "predict_proba"):
-        found = np.full((len(x), num_classes), -np.inf)
-        found[:, model.classes_] = np.log(np.maximum(model.predict_proba(x), np.finfo(np.float64).tiny))
-        return found
-    found = np.zeros((len(x), num_classes))
-    if num_classes == 2 and len(model.classes_) == 2 and hasattr(model, "decision_function"):
-        found[:, 1] = model.decision_function(x)
-    else:
-        found[np.arange(len(x)), model.predict(x)] = 1.0
-    return found
 
 
 def _bare(name: str) -> str:

@@ -15,9 +15,9 @@ from perfed.experiment.comparison import Comparison, ComparisonSpec, Conclusion,
 from perfed.experiment.config import canonical
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.jobs import Execute, Jobs, in_turn
+from perfed.experiment.kept_models import KeptModels, opened_models
 from perfed.experiment.planned import known_methods
 from perfed.experiment.search import Search
-from perfed.experiment.start import opened
 from perfed.experiment.study import Study
 from perfed.experiment.worker import Source
 from perfed.methods.titles import meant
@@ -91,11 +91,11 @@ class ComparisonResult:
         title = str(Comparison.read(self.path).table["name"])
         return write_report(self._found.runs, Path(path), title=title, left_out=self._found.failed)
 
-    def run(self, method: str, seed: int) -> Run:
+    def run(self, method: str, seed: int) -> Run | KeptModels:
         """Return a finished run, with each site's model (``run(...).site("north")``).
 
         Raises:
-            PerfedError: it is not there, it failed (says why), or it is scikit-learn's, whose models are not kept.
+            PerfedError: it is not there, or it failed (says why).
         """
         name = meant(method, self.methods)
         if name is None or seed not in self.seeds:
@@ -105,7 +105,7 @@ class ComparisonResult:
                 raise PerfedError(f"{name} failed with seed {seed}: {reason.removeprefix(start)}")
         where = Comparison.read(self.path).directory(name, seed)
         with in_memory(self._source):
-            return opened(where)
+            return opened_models(where)
 
 
 def compare(

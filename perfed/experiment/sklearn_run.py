@@ -34,14 +34,14 @@ from perfed.experiment.estimators import (
     baseline_id,
     is_pooled,
     new_model,
-    outputs_of,
-    rows_of,
     trained,
     tries,
 )
+from perfed.experiment.kept_models import keep
 from perfed.run import predictions
 from perfed.run.callbacks.progress import Progress
 from perfed.run.directory import RunDirectory
+from perfed.run.estimator_site import outputs_of, rows_of
 from perfed.run.holdings import holdings
 from perfed.run.summary import outline, versions
 
@@ -103,8 +103,8 @@ class SklearnRun:
                 )
 
     def execute(self, progress: Progress | None = None) -> dict[str, Any]:
-        """Train and evaluate every client's model; write ``config.toml``, ``clients.csv``, what the models say of every
-        sample, and ``summary.json``.
+        """Train and evaluate every client's model; write ``config.toml``, ``clients.csv``, the models, what they say of
+        every sample, and ``summary.json``.
 
         ``progress`` is called after each client with its number and how many there are.
 
@@ -118,16 +118,18 @@ class SklearnRun:
         started = time.perf_counter()
         metrics: Metrics = {}
         outputs: list[Outputs] = []
-        models = []
+        fitted: dict[str, Any] = {}
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             for number, client in enumerate(self.federation, 1):
                 split = client.split(self.experiment.evaluation.split)
+                if split is not None or self.path is not None:
+                    fitted[client.id] = self.fitted(client)
                 if split is not None:
-                    models.append(self.fitted(client))
-                    self._evaluate(models[-1], client, metrics, outputs)
+                    self._evaluate(fitted[client.id], client, metrics, outputs)
                 if progress is not None:
                     progress(number, len(self.federation), None)
+        models = [model for client, model in fitted.items() if client in metrics]
         stopped = sum(issubclass(warning.category, ConvergenceWarning) for warning in caught)
         notes = [TOGETHER] if is_pooled(self.name) else []
         notes += [f"{stopped} of the models did not converge"] if stopped else []
@@ -136,7 +138,10 @@ class SklearnRun:
             still > 0
         )
         notes += [predictions.NOT_KEPT] if self._too_many else []
-        return self._finish(metrics, outputs, time.perf_counter() - started, notes + self._choices(models))
+        notes += self._choices(models)
+        seconds = time.perf_counter() - started
+        said = "" if self.path is None else keep(self.path, self.name, fitted, self.federation.ids)
+        return self._finish(metrics, outputs, seconds, notes + ([said] if said else []))
 
     def _evaluate(self, model: Any, client: Client, metrics: Metrics, outputs: list[Outputs]) -> None:
         split = client.split(self.experiment.evaluation.split)

@@ -141,6 +141,8 @@ def _site_alone(directory: RunDirectory, site: str) -> Federation | None:
     if kept is None or site not in kept["facts"]:
         return None
     experiment = read(directory.read_config(), str(directory.path / "config.toml"))
+    if "files" not in experiment.data.options:  # a named data set of tables is read as a whole
+        return None
     if experiment.built_method.changes_data or experiment.evaluation.split == "validation":
         return None
     where = str(directory.path / "sites.json")
@@ -184,17 +186,10 @@ def _found(
 
 
 def _check_models(directory: RunDirectory) -> None:
-    """Refuse a run of scikit-learn's models, which are not kept; says how to have one."""
-    try:
-        name = str(tomllib.loads(directory.read_config()).get("method", ""))
-    except tomllib.TOMLDecodeError:
-        return  # it is said where the configuration is read
+    """Refuse a run of scikit-learn's models, which has no rounds to go on with."""
+    name = directory.method
     if name.startswith((SKLEARN, POOLED)):
-        raise PerfedError(
-            f"{name}: models of scikit-learn are not kept; fit its class anew on client.train, with the setting in the "
-            f"notes of {directory.path / 'summary.json'}, and give it client.table.transform(frame): three lines of "
-            "Python are in the guide's section on the verdict"
-        )
+        raise PerfedError(f"{name}: scikit-learn's models have no rounds; perfed predict and perfed export use them")
 
 
 def is_done(path: Path) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from perfed.data.columns import Columns
 from perfed.data.labels import Task
 from perfed.errors import PerfedError
 from perfed.tree import Tree
@@ -32,6 +33,8 @@ class FederationInfo:
         buffers: names among ``shared`` of what is no parameter: statistics of batch-norm.
         per_domain: names among ``shared`` of what every domain has one of.
         personal: names of the parameters that each client has of its own.
+        columns: of each client, by id, and which of them all have.
+        client: in the ``init`` of a :class:`ParameterSet`, the client whose row or set is made; else empty.
 
     Example:
         >>> def init(info: FederationInfo, key: Tensor) -> Tree:  # of a ParameterSet: one centre per class
@@ -52,6 +55,8 @@ class FederationInfo:
     buffers: frozenset[str] = frozenset()
     per_domain: frozenset[str] = frozenset()
     personal: frozenset[str] = frozenset()
+    columns: Columns = field(default_factory=lambda: Columns({}))
+    client: str = ""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the shared parameter or buffer ``name``, as the server has it: first M where it is per-domain."""

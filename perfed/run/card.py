@@ -201,6 +201,8 @@ def _limits(facts: dict[str, Any]) -> str:
         lines.append(f"* For the classes {_few(absent)}: the site has no training sample of them.")
     if facts["method"].startswith("knnper"):
         lines.append("* For giving away without thought: it holds features and labels of the site's training samples.")
+    if facts["method"] in ("forest", "boost"):
+        lines.append("* For giving away without thought: thresholds and leaves of its own trees are of single rows.")
     return "\n".join(lines)
 
 

@@ -150,6 +150,14 @@ class RunDirectory(CheckpointFiles):
         except UnicodeDecodeError as error:
             raise PerfedError(f"{self.path / 'config.toml'}: is not text: {error}") from None
 
+    @property
+    def method(self) -> str:
+        """The name of the method that ``config.toml`` has; empty where it has none, or is no TOML."""
+        try:
+            return str(tomllib.loads(self.read_config()).get("method", ""))
+        except tomllib.TOMLDecodeError:
+            return ""  # it is said where the configuration is read
+
     def abandon(self) -> None:
         """Take back the configuration of a run that could not begin, and the directory if nothing else is in it.
 

@@ -12,7 +12,7 @@ from perfed.data.tables.kinds import MISSING_CATEGORY
 from perfed.data.tables.site import TablePreprocessor
 
 _PURPOSE = "writing ONNX files"
-_ML, _ML_VERSION = "ai.onnx.ml", 3
+ML, ML_VERSION = "ai.onnx.ml", 3
 
 
 def onnx_package(name: str) -> Any:
@@ -46,8 +46,8 @@ def joined(table: TablePreprocessor, network: Any) -> Any:
     if table.domain is not None and (domain or table.domain_input):
         graph.input.append(helper.make_tensor_value_info(table.domain, onnx.TensorProto.STRING, ["batch", 1]))
         graph.node.extend(_domain_ids(helper, table))
-        if not any(entry.domain == _ML for entry in before.opset_import):
-            before.opset_import.append(helper.make_opsetid(_ML, _ML_VERSION))
+        if not any(entry.domain == ML for entry in before.opset_import):
+            before.opset_import.append(helper.make_opsetid(ML, ML_VERSION))
     if table.domain_input:
         eye = onnx.numpy_helper.from_array(np.eye(len(table.domains)), "table/eye")
         graph.initializer.append(eye)
@@ -70,7 +70,7 @@ def _preprocessing(table: TablePreprocessor, opset: int) -> Any:
     names = [column.name for column in table.inputs]
     columns = [(name, kind([None, 1])) for name, kind in zip(names, kinds, strict=True)]
     found = onnx_package("skl2onnx").convert_sklearn(
-        table.transformer, initial_types=columns, target_opset=(versions := {"": opset, _ML: _ML_VERSION})
+        table.transformer, initial_types=columns, target_opset=(versions := {"": opset, ML: ML_VERSION})
     )
     for entry in found.opset_import:  # it is written for these, and says the lowest that its operators need
         entry.version = versions.get(entry.domain, entry.version)
@@ -109,7 +109,7 @@ def _domain_ids(helper: Any, table: TablePreprocessor) -> list[Any]:
     shape = helper.make_node("Constant", [], ["table/one axis"], value_ints=[-1])
     return [
         shape,
-        helper.make_node("LabelEncoder", [table.domain], ["table/domain column"], domain=_ML, **ids),
+        helper.make_node("LabelEncoder", [table.domain], ["table/domain column"], domain=ML, **ids),
         helper.make_node("Reshape", ["table/domain column", "table/one axis"], ["table/domain"]),
     ]
 

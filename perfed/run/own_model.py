@@ -133,27 +133,10 @@ class OwnModels:
         module = ClientModule(method, cohort, federation).cpu()
         example = torch.zeros(EXAMPLES, *shape, dtype=cohort.dtype)
         program = traced(module, client, example, torch.zeros(EXAMPLES, dtype=torch.int64) if takes_domain else None)
-        domains = [federation.domain_name(m) for m in range(federation.num_domains)]
-        names, table = own.feature_names or [f"x{j}" for j in range(prod(shape))], own.table
-        facts = {
-            "site": client,
-            "method": self.name,
-            "dataset": federation.name,
-            "rounds": max(self.done, 0),
-            "seed": server.seed,
-            "target": None if table is None else table.target,
-            "classes": federation.classes,
-            "features": names,
-            "columns": None if table is None else [{"name": c.name, "kind": c.kind} for c in table.columns],
-            "input_shape": shape,
-            "dtype": str(cohort.dtype).removeprefix("torch."),
-            "domains": domains if takes_domain else None,
-            "data": data_facts(own, federation),
-            "settings": method.all_settings,
-            "versions": versions("torch", torch.__version__),
-            "date": today(),
-        }
-        made = SiteModel(program, plain(facts), table)
+        domains = [federation.domain_name(m) for m in range(federation.num_domains)] if takes_domain else None
+        about = {"method": self.name, "rounds": max(self.done, 0), "seed": server.seed, "settings": method.all_settings}
+        facts = facts_of(own, federation, dtype=str(cohort.dtype).removeprefix("torch."), domains=domains, **about)
+        made = SiteModel(program, plain(facts), own.table)
         return replace(made, facts={**made.facts, "metrics": plain(_measured(made, own, federation))})
 
     def _of(self, server: Server, client: str) -> Cohort:
@@ -174,6 +157,24 @@ class OwnModels:
         with self.taken.at(server, client):
             (cohort,) = server.own_models([client], self.taken.rounds.get(client, self.done))
         return cohort
+
+
+def facts_of(client: Client, federation: Federation, **about: Any) -> dict[str, Any]:
+    """What is known of a client's model: of its data and columns, and what is said ``about`` the model itself."""
+    shape, table = client.input_shape, client.table
+    return {
+        "site": client.id,
+        "dataset": federation.name,
+        "target": None if table is None else table.target,
+        "classes": federation.classes,
+        "features": client.feature_names or [f"x{j}" for j in range(prod(shape))],
+        "columns": None if table is None else [{"name": c.name, "kind": c.kind} for c in table.columns],
+        "input_shape": shape,
+        "data": data_facts(client, federation),
+        "versions": versions("torch", torch.__version__),
+        "date": today(),
+        **about,
+    }
 
 
 def _measured(model: SiteModel, client: Client, federation: Federation) -> dict[str, Any]:

@@ -87,6 +87,11 @@ class SiteModel:
         return self.facts["domains"] is not None
 
     @property
+    def says_probabilities(self) -> bool:
+        """Whether :meth:`predict_proba` is there, of classes."""
+        return self.facts["classes"] is not None
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of the network's parameters and inputs."""
         found: torch.dtype = getattr(torch, self.facts["dtype"])

@@ -207,7 +207,8 @@ def a_recorded_plan_gives_the_same_bits(make: Make) -> None:
     plan = Plan("auto", threads=1)
     first = planned(make, plan, rate=0.8)
     recorded = plan.to_dict()
-    demand(bool(recorded["paths"] or plan.reasons), "no path was chosen")  # batch-norm leaves nothing to choose
+    steps = make().epochs_in(1) > 0  # without steps, as with batch-norm, nothing is to be chosen
+    demand(not steps or bool(recorded["paths"] or plan.reasons), "no path was chosen")
     for _ in range(2):
         again = PlanSettings.model_validate(recorded).build()
         gap = difference(planned(make, again, rate=0.8), first)

@@ -98,7 +98,7 @@ def network_for(method: Method, num_classes: int = 3, *, dropout: float = 0.0) -
 
 
 def quick(kind: type[Method] | type[Extension], **settings: Any) -> Any:
-    """Return a method or extension with its defaults, but at most two epochs of everything and mini-batches of 4."""
+    """Return a method or extension with its defaults, but at most two epochs, mini-batches of four, and six trees."""
     short: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
         is_number = isinstance(field.default, int) and not isinstance(field.default, bool)
@@ -106,6 +106,8 @@ def quick(kind: type[Method] | type[Extension], **settings: Any) -> Any:
             short[name] = min(2, field.default)
     if "pretrain_epochs" in kind.model_fields:
         short |= {"pretrain_epochs": 1, "pretrain_batch_size": 4}
+    if "trees" in kind.model_fields:
+        short |= {"trees": 6, "leaves": 8, "depth": 5} | ({"stages": 3} if "stages" in kind.model_fields else {})
     if issubclass(kind, Method):
         short |= {"batch_size": 4, "lr": 1e-2}
     return kind(**{**short, **settings})

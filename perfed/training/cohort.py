@@ -265,6 +265,11 @@ class Cohort(View):
             self._loss_steps[first:stop] += torch.from_numpy(done)
         self.forget()  # fused optimisers change tensors without raising their versions
 
+    def note_loss(self, losses: Tensor) -> None:
+        """Count ``losses`` ``(n,)`` as the training loss of one step: of what is not fitted by :meth:`fit`."""
+        self._loss_sum += losses.cpu().double()
+        self._loss_steps += 1
+
     def diverged(self, row: int, reason: str) -> ClientsDiverged:
         """What to raise where the function ``reason`` cannot factorise a matrix of the client in ``row``."""
         who = self.ids[row]

@@ -27,7 +27,8 @@ from perfed.testing.checks import FEDERATIONS, TWO_ENGINES
 
 pytestmark = pytest.mark.every_method("name")
 ANCHORS = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
-NOTHING_SHARED = {"fedhenn", "fedproto", "fedproto-g", "fedproto-l", "flic-class", "local", "local-full"}
+TREES = {"boost", "forest"}
+NOTHING_SHARED = {"fedhenn", "fedproto", "fedproto-g", "fedproto-l", "flic-class", "local", "local-full"} | TREES
 NO_SHARED_MODEL = {"fedamp", "fedem", "fedem-ft", "fedfomo", "hypcluster", "l2gd", "pfedhn"}
 WITH_PROXIMAL = {
     f"{name} + proximal": lambda name=name, **s: make(name, more_extensions=(Proximal(),), **s)
@@ -50,6 +51,7 @@ _NOTHING, _PARTS = "no parameters are sent by this method, but placement has sha
 WITHOUT_DOMAIN_HEADS = {
     **dict.fromkeys(["local", "local-full", "fedhenn", "fedproto", "fedproto-g", "fedproto-l"], _NOTHING),
     **dict.fromkeys(["fedcp", "feddbe", "gpfl"], _PARTS),
+    **dict.fromkeys(TREES, "forest has no network to place"),
 }
 """Methods by what they say; GPFL, FedCP and FedDBE put parts of their own into the head."""
 
@@ -67,8 +69,8 @@ def test_two_rounds_leave_finite_states_and_metrics(name, case):
 EXTENSIONS = {
     "proximal": (Proximal(mu=3.0), NOTHING_SHARED),
     "server-optimizer": (ServerOptimizer(), NOTHING_SHARED | NO_SHARED_MODEL),
-    "prototypes": (Prototypes(alignment=3.0), set()),
-    "clip": (Clip(clip_norm=1e-3), set()),
+    "prototypes": (Prototypes(alignment=3.0), TREES),
+    "clip": (Clip(clip_norm=1e-3), TREES),
     "top-k": (TopK(keep=0.05), NOTHING_SHARED | NO_SHARED_MODEL | {"pfedhn"}),
 }
 
@@ -144,6 +146,7 @@ NO_LABELS = dict.fromkeys(("fedpac-cc", "fedrod", "gpfl", "knnper"), "class labe
 REFUSED = {  # what methods that are not for a task say; extensions are refused with whatever method they are in
     "regression": NO_LABELS,
     "survival": {**NO_LABELS, **dict.fromkeys(("fedem", "fedem-ft"), "fedem needs a likelihood of each sample")}
+    | dict.fromkeys(TREES, "forest is for labels and values; these targets are of survival")
     | {"feddar-sa": "second-order aggregation has no Hessians of the Cox partial likelihood"},
 }
 

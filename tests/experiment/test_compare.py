@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -22,6 +21,7 @@ from perfed.experiment.comparison import command_of
 from perfed.experiment.config import find_experiment, validate
 from perfed.experiment.overrides import override
 from perfed.experiment.start import start
+from perfed.run.card import card
 
 MODEL = {"head": "linear"}
 PLAN = {"engine": "stacked", "threads": 1}  # the same bits
@@ -73,8 +73,9 @@ def test_numbers_are_those_of_runs_made_one_by_one(digits, tmp_path):
         }
     assert ("log-loss", "sklearn:logistic") in table.index
     assert "sklearn:logistic" in made.verdict and made.best("000") in made.methods
-    with pytest.raises(PerfedError, match="sklearn:logistic: models of scikit-learn are not kept"):
-        made.run("sklearn:logistic", 0)
+    x, y, tx, _ = arrays[1]
+    model, site = LogisticRegression(max_iter=1000).fit(x, y), made.run("sklearn:logistic", 0).site("001")
+    assert np.allclose(site.predict_proba(tx)[:, model.classes_], model.predict_proba(tx), atol=1e-12)
     with pytest.raises(PerfedError, match="there is no run of 'fedrep' with seed 0"):
         made.run("fedrep", 0)
     page = made.report(tmp_path / "report.html").read_text()
@@ -184,7 +185,7 @@ def test_seeds_on_the_same_rows_are_said(digits):
 
 
 def test_a_model_of_scikit_learn_is_had_as_the_guide_says(tmp_path):
-    """Three lines of the guide give what the comparison measured, and the message says where they are."""
+    """It is taken out of its run, has a card, and says what the comparison measured."""
     rng = np.random.default_rng(0)
     frames = {}
     for site in ("north", "south"):
@@ -201,19 +202,14 @@ def test_a_model_of_scikit_learn_is_had_as_the_guide_says(tmp_path):
         seeds=[0],
         out=tmp_path / "out",
     )
-    where = tmp_path / "out" / "sklearn.logistic" / "seed-0"
-    (tmp_path / "new.csv").write_text("age,kind\n50,a\n")
-    refused = perfed_command("predict", where, tmp_path / "new.csv", "--site", "north", "--out", tmp_path / "p.csv")
-    assert refused.code == 2 and "sklearn:logistic: models of scikit-learn are not kept; fit its class" in refused.err
-    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
-    lines = guide[guide.index("client = next(c for c in federation") :].partition("```")[0]
-    known = {"federation": federation, "LogisticRegression": LogisticRegression, "frame": frames["north"]}
-    exec(lines, known)
-    client = known["client"]
-    score = known["model"].score(client.test.x.numpy(), client.test.y.numpy())
+    where, client = tmp_path / "out" / "sklearn.logistic" / "seed-0", federation.clients[0]
+    site = made.run("sklearn:logistic", 0).site("north")
+    assert "Trained by **sklearn:logistic**" in card(site.facts)
+    said = site.outputs(*site.checked(client.test.x)).argmax(1)
+    score = np.mean(said == client.test.y.numpy())
     rows = (line.split(",") for line in (where / "clients.csv").read_text().splitlines())
     assert float(next(row for row in rows if row[0] == "north")[3]) == pytest.approx(score)
-    assert known["probabilities"].shape == (60, 2)
+    assert site.predict_proba(frames["north"][["kind", "age"]]).shape == (60, 2)
     assert made.best("north") in made.methods
 
 

@@ -268,7 +268,10 @@ def test_a_function_that_returns_no_module_says_so():
         ("methods.local.model=3", r"methods\.local\.model: must be a table \(given: 3\)"),
         ("methods.local.model={neck=3}", r"unknown key 'model\.neck'; allowed: embedding, body, head"),
         ("methods.flic-class.extensions=proximal", "extensions: must be a list of names"),
-        ('extensions=["nope"]', "unknown extension 'nope'; allowed: anchors, prototypes, proximal, server-optimizer"),
+        (
+            'extensions=["nope"]',
+            "unknown extension 'nope'; allowed: anchors, clip, prototypes, proximal, server-optimizer, top-k",
+        ),
         ("rate=0", "participation.rate: .*greater than 0"),
         ("rate=1.5", "participation.rate: .*less than or equal to 1"),
         ("participation.share=1", r"unknown key 'participation\.share'; allowed: policy, rate, last_round, fit_unused"),

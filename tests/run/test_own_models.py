@@ -163,7 +163,8 @@ def test_the_parts_of_a_run_are_checked(changes, says):
 
 
 def test_a_method_may_be_given_by_its_name_alone():
-    named, built = (Run(blobs(), method, network(), rounds=1) for method in ("ditto", build_method("ditto")))
+    given = ("ditto", build_method("ditto"))
+    named, built = (Run(blobs(), method, network(), rounds=1, plan=Plan("stacked", threads=1)) for method in given)
     assert named.execute()["metrics"] == built.execute()["metrics"]
     assert named.summary["method"] == "ditto" and built.summary["method"] == "Ditto"
 

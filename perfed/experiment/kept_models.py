@@ -1,0 +1,148 @@
+"""Models of scikit-learn that a run has kept: written when it ends, and each client's own one taken out again."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sklearn
+from sklearn.linear_model import LinearRegression
+
+from perfed.data.federation import Federation
+from perfed.errors import PerfedError, some
+from perfed.experiment.config import validate
+from perfed.experiment.estimators import Cox, is_baseline, is_pooled
+from perfed.experiment.start import opened
+from perfed.machine import private_files
+from perfed.run.card import metrics_with_intervals
+from perfed.run.directory import RunDirectory, plain
+from perfed.run.estimator_site import EstimatorSite, keep_estimator, kept_estimator
+from perfed.run.own_model import facts_of
+from perfed.run.run import Run
+from perfed.run.summary import versions
+
+FOLDER, POOLED_FILE = "estimators", "pooled.skops"
+MOST = 200
+"""Clients of whom each has a model: of more none is kept."""
+NOT_KEPT = f"the models are not kept, as there are more than {MOST}"
+NO_SKOPS = "the models are not kept, as skops is not installed; install perfed[tables]"
+ODD_TYPES = "the models are not kept, as they hold types that are not scikit-learn's own"
+
+
+def keep(path: Path, name: str, models: Mapping[str, Any], ids: list[str]) -> str:
+    """Keep a run's fitted models in ``path``; what is to be said of it, if anything.
+
+    Args:
+        path: the run's directory.
+        name: of the baseline.
+        models: by client.
+        ids: of all clients, sorted.
+    """
+    if find_spec("skops") is None:
+        return NO_SKOPS
+    if is_pooled(name):
+        named = {POOLED_FILE: next(iter(models.values()))} if models else {}
+    elif len(models) > MOST:
+        return NOT_KEPT
+    else:
+        named = {_file(ids.index(client)): model for client, model in models.items()}
+    path.mkdir(parents=True, exist_ok=True)
+    with private_files():
+        kept = [keep_estimator(_plain(model), path / FOLDER / file) for file, model in named.items()]
+    return "" if all(kept) else ODD_TYPES
+
+
+def _file(place: int) -> str:
+    return f"{place:06d}.skops"
+
+
+def _plain(model: Any) -> Any:
+    """A Cox model as what it predicts with, a line of scikit-learn's; any other as it is."""
+    if not isinstance(model, Cox):
+        return model
+    line = LinearRegression(fit_intercept=False)
+    line.coef_, line.intercept_, line.n_features_in_ = model.coefficients[None], np.zeros(1), len(model.coefficients)
+    return line
+
+
+@dataclass
+class KeptModels:
+    """A finished run of scikit-learn's models.
+
+    Attributes:
+        name: of the baseline.
+        path: its directory.
+        seed: of the run.
+        federation: the clients.
+    """
+
+    name: str
+    path: Path
+    seed: int
+    federation: Federation
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Read what the run has left behind, once."""
+        return RunDirectory(self.path).read_summary()
+
+    def site(self, client: str, trust: bool = False) -> EstimatorSite:
+        """One client's model, to predict with and to export; no code in its file is run, whatever ``trust`` says.
+
+        Raises:
+            PerfedError: an unknown client, a model that was not kept, or a file that is damaged.
+        """
+        ids = self.federation.ids
+        if client not in ids:
+            raise PerfedError(f"unknown client '{client}'; ids are: {some(ids)}")
+        file = self.path / FOLDER / (POOLED_FILE if is_pooled(self.name) else _file(ids.index(client)))
+        if not file.exists():
+            raise PerfedError(f"{file}: there is no model of client '{client}'; train anew: 'perfed compare'")
+        estimator, own = kept_estimator(file), self.federation.clients[ids.index(client)]
+        if estimator.n_features_in_ != int(np.prod(own.input_shape)):
+            raise PerfedError(f"{file}: is of {estimator.n_features_in_} inputs, and client '{client}' has others")
+        about = {"method": self.name, "rounds": 0, "seed": self.seed, "settings": self.summary["settings"]}
+        facts = facts_of(own, self.federation, dtype="float32", domains=None, **about)
+        facts["versions"] = versions("scikit-learn", sklearn.__version__)
+        made = EstimatorSite(None, plain(facts), own.table, estimator, self.federation.target_scale)  # type: ignore[arg-type]
+        return replace(made, facts={**made.facts, "metrics": plain(_measured(made, own, self.federation))})
+
+
+def _measured(model: EstimatorSite, client: Any, federation: Federation) -> dict[str, Any]:
+    """Metrics with intervals on the client's test data; empty without data, or where there are no probabilities."""
+    test = client.split("test")
+    if test is None or (federation.num_classes is not None and not model.says_probabilities):
+        return {}
+    outputs = model.outputs(*model.checked(test.x))
+    if federation.target_scale is not None:
+        test = test.with_targets(federation.target_scale.up)
+    return metrics_with_intervals(test, outputs, federation.task, federation.num_classes)
+
+
+def opened_models(path: Path | str, *, data_dir: Path | None = None, site: str | None = None) -> Run | KeptModels:
+    """What :func:`perfed.experiment.start.opened` gives, and of scikit-learn's models those that were kept.
+
+    Raises:
+        PerfedError: as there, or such a run has not finished.
+    """
+    directory = RunDirectory(Path(path))
+    if not is_baseline(directory.method):
+        return opened(path, data_dir=data_dir, site=site)
+    if not directory.finished:
+        raise PerfedError(f"{path}: this run has not finished, and so there is no model yet")
+    table = {
+        **tomllib.loads(directory.read_config()),
+        "method": "local",
+    }  # which has a model of its own per client, too
+    try:
+        experiment = validate(table)
+    except PerfedError as error:
+        raise PerfedError(f"{directory.path / 'config.toml'}: {error}") from None
+    federation = experiment.data.load(experiment.seed, data_dir)
+    return KeptModels(directory.method, directory.path, experiment.seed, federation)

@@ -1,0 +1,50 @@
+"""Forests over messages where every site has columns of its own: the bits of a simulation, and no unknown entry."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from engines import make, serve, train
+from sites import Sites
+from test_parity import same
+
+from perfed.data.client import Client, Split
+from perfed.data.federation import Federation
+from perfed.engine.flower.dry_run import Protocol, allowed_by
+from perfed.engine.setup import Setup
+from perfed.model.chain import Model
+from perfed.model.presets import linear
+from perfed.participation.settings import Participation
+
+COLUMNS = {"east": ("age", "dose", "smokes"), "north": ("weight", "smokes", "age", "dose"), "west": ("dose", "age")}
+
+
+def sites_with_columns() -> Federation:
+    generator, clients = np.random.default_rng(0), []
+    for number, (site, names) in enumerate(COLUMNS.items()):
+        x = generator.normal(size=(40 + 10 * number, len(names)))
+        y = (x[:, names.index("age")] + x[:, names.index("dose")] > 0).astype(np.int64)
+        parts = (Split(torch.from_numpy(x[s]), torch.from_numpy(y[s])) for s in (slice(0, 25), slice(25, None)))
+        clients.append(Client(site, *parts, feature_names=names))
+    return Federation(tuple(clients), 2)
+
+
+@pytest.mark.parametrize("name", ["forest", "boost"])
+def test_sites_with_other_columns_end_with_the_same_bits(name, tmp_path):
+    federation, model = sites_with_columns(), Model(head=linear(2))
+    simulated = serve(make(name), federation, model=model, engine="sequential", plan=None, rounds=2)
+    train(simulated, 2)
+    sites = Sites(tmp_path, make(name), federation, rounds=2, model=model)
+    train(sites.server, 2)
+    same(sites, simulated)
+    assert sites.server.evaluate("test", round_=2) == simulated.evaluate("test", round_=2)
+    assert int(sites.server.state.forests["north"]["columns"]) == 2
+
+
+def test_what_leaves_a_site_is_its_trees_and_nothing_else(tmp_path):
+    federation = sites_with_columns()
+    (east, *_) = federation
+    setup = Setup(make("forest"), Model(head=linear(2)), 0, torch.float64)
+    allowed = allowed_by(east, setup.info(federation), setup, Protocol(2, 3, 0, Participation()))
+    assert set(allowed.entries) == {f"forest/{entry}" for entry in ("feature", "left", "right", "threshold", "value")}
