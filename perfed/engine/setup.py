@@ -196,6 +196,7 @@ class Setup:
             buffers=frozenset(name for name, _ in chain.named_buffers() if places[name] in SENT),
             per_domain=frozenset(name for name, place in places.items() if place == PER_DOMAIN),
             personal=frozenset(name for name, _ in chain.named_parameters() if places[name] == PERSONAL),
+            shared_inputs=_shared_inputs(federation),
         )
 
     def _set(self, declared: ParameterSet, shape: Shape, info: FederationInfo, key: Tensor) -> dict[str, Any]:
@@ -273,6 +274,12 @@ class Setup:
         if client.table is None:
             return f"add {own}"
         return f"add columns=common or columns=union (the same inputs everywhere) or {own} (each client's own)"
+
+
+def _shared_inputs(federation: Federation) -> int:
+    """How many of the clients' inputs, the first of each, mean the same: all, or none."""
+    kinds = {(client.input_shape, client.feature_names) for client in federation}
+    return prod(federation.clients[0].input_shape) if len(kinds) == 1 else 0
 
 
 def _none_seen(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:

@@ -32,6 +32,8 @@ class FederationInfo:
         buffers: names among ``shared`` of what is no parameter: statistics of batch-norm.
         per_domain: names among ``shared`` of what every domain has one of.
         personal: names of the parameters that each client has of its own.
+        shared_inputs: how many inputs, the first of every client, mean the same wherever a client has them; 0 where
+            clients have columns of their own alone.
 
     Example:
         >>> def init(info: FederationInfo, key: Tensor) -> Tree:  # of a ParameterSet: one centre per class
@@ -52,6 +54,7 @@ class FederationInfo:
     buffers: frozenset[str] = frozenset()
     per_domain: frozenset[str] = frozenset()
     personal: frozenset[str] = frozenset()
+    shared_inputs: int = 0
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the shared parameter or buffer ``name``, as the server has it: first M where it is per-domain."""

@@ -25,7 +25,7 @@ from perfed.testing.checks import FEDERATIONS, TWO_ENGINES
 
 pytestmark = pytest.mark.every_method("name")
 ANCHORS = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
-NOTHING_SHARED = {"fedhenn", "fedproto", "fedproto-g", "fedproto-l", "flic-class", "local", "local-full"}
+NOTHING_SHARED = {"fedhenn", "fedproto", "fedproto-g", "fedproto-l", "flic-class", "local", "local-full", "mixed"}
 NO_SHARED_MODEL = {"fedamp", "fedem", "fedem-ft", "fedfomo", "hypcluster", "l2gd", "pfedhn"}
 WITH_PROXIMAL = {
     f"{name} + proximal": lambda name=name, **s: make(name, more_terms=(Proximal(),), **s)
@@ -46,7 +46,7 @@ METHODS = {
 
 _NOTHING, _PARTS = "no parameters are sent by this method, but placement has shared", "'per-domain' is for whole stages"
 WITHOUT_DOMAIN_HEADS = {
-    **dict.fromkeys(["local", "local-full", "fedhenn", "fedproto", "fedproto-g", "fedproto-l"], _NOTHING),
+    **dict.fromkeys(["local", "local-full", "mixed", "fedhenn", "fedproto", "fedproto-g", "fedproto-l"], _NOTHING),
     **dict.fromkeys(["fedcp", "feddbe", "gpfl"], _PARTS),
 }
 """Methods by what they say; GPFL, FedCP and FedDBE put parts of their own into the head."""
@@ -65,7 +65,7 @@ def test_two_rounds_leave_finite_states_and_metrics(name, case):
 TERMS = {
     "proximal": (Proximal(mu=3.0), NOTHING_SHARED),
     "server-optimizer": (ServerOptimizer(), NOTHING_SHARED | NO_SHARED_MODEL),
-    "prototypes": (Prototypes(alignment=3.0), set()),
+    "prototypes": (Prototypes(alignment=3.0), {"mixed"}),
 }
 
 
