@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -18,7 +18,7 @@ from perfed.methods.local import Local
 from perfed.model.chain import STAGES, Model, Shape
 from perfed.training.cohort import Cohort
 
-Pull = Literal["empirical"] | float
+Pull = Literal["empirical"] | Annotated[float, Field(gt=0, lt=float("inf"))]
 
 _FIRST = {"of_all": 3.0, "of_site": 10.0}  # until sites have said something
 _FARTHEST = 5.0  # that a slope moves in a round: a summary is a parabola, and says little far away
