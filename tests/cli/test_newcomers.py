@@ -201,7 +201,7 @@ def test_a_method_a_term_and_a_data_set_of_ones_own_are_shown(here):
     method = perfed("show", "mine_shown:bold")
     assert method.code == 0, method.err
     assert method.said.startswith("mine_shown:bold (method): A method of one's own")
-    assert "paper: Somebody 2031" in method.said and "boldness = 0.25 (number >= 0) how far it goes" in method.said
+    assert "paper: Somebody 2031" in method.said and "boldness = 0.25 (number >= 0, or schedule) how far it goes" in method.said
     assert "settings that every method has:" in method.said
     assert "perfed compare digits-label-skew --methods local,mine_shown:bold" in method.said
     assert "strength = 0.5" in perfed("show", "mine_shown:bold-calm").said

@@ -124,7 +124,7 @@ def test_baselines_in_any_case_and_names_that_are_twice_there():
         parse_names("FedPAC,fedpac")
 
 
-def test_a_method_of_ones_own(tmp_path, monkeypatch):
+def test_a_method_of_ones_own(forgotten, tmp_path, monkeypatch):
     text = """
 import perfed
 
