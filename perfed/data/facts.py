@@ -64,6 +64,7 @@ class ClientFacts:
         splits: "train", and "validation" and "test" where the client has them.
         feature_names: one per column of tabular inputs.
         mark: a number that changes when the samples do, as far as the one who gives the facts can say.
+        held: as of :class:`perfed.data.client.Client`.
 
     Raises:
         PerfedError: no training samples, a split of another name, or splits whose inputs or targets differ in kind.
@@ -78,6 +79,7 @@ class ClientFacts:
     splits: Mapping[str, SplitFacts]
     feature_names: tuple[str, ...] | None = None
     mark: int = 0
+    held: tuple[bool, ...] | None = None
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.splits if name not in SPLITS]:
@@ -92,17 +94,19 @@ class ClientFacts:
 
     @property
     def nameless(self) -> ClientFacts:
-        """The same with one hash of all names of inputs in their place, which others with the same names have too."""
+        """The same with one hash of all names of inputs that clients share in their place, the same where these are."""
         if self.feature_names is None:
             return self
-        digest = hashlib.sha256(json.dumps(self.feature_names).encode()).hexdigest()[:16]
+        shared = self.feature_names if self.held is None else self.feature_names[: len(self.held)]
+        digest = hashlib.sha256(json.dumps(shared).encode()).hexdigest()[:16]
         return replace(self, feature_names=tuple(f"{digest} {number}" for number in range(len(self.feature_names))))
 
     def plain(self) -> dict[str, Any]:
         """The facts as values that JSON has."""
         splits = {name: _plain_split(facts) for name, facts in self.splits.items()}
         names = None if self.feature_names is None else list(self.feature_names)
-        return {"id": self.id, "splits": splits, "feature_names": names, "mark": self.mark}
+        held = None if self.held is None else list(self.held)
+        return {"id": self.id, "splits": splits, "feature_names": names, "mark": self.mark, "held": held}
 
     @classmethod
     def of_plain(cls, value: Any) -> ClientFacts:
@@ -112,7 +116,7 @@ class ClientFacts:
             PerfedError: the values are no facts of a client; says what is wrong.
         """
         where = "facts of a client"
-        table = _table(value, where, ("id", "splits", "feature_names", "mark"))
+        table = _table(value, where, ("id", "splits", "feature_names", "mark", "held"))
         client = table["id"] if isinstance(table["id"], str) else _wrong(where, "id", table["id"], "a text")
         where = f"facts of client '{client}'"
         if not isinstance(table["splits"], Mapping):
@@ -121,8 +125,10 @@ class ClientFacts:
         names = table["feature_names"]
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             _wrong(where, "feature_names", names, "a list of texts")
-        mark = _whole(table["mark"], where, "mark")
-        return cls(client, splits, None if names is None else tuple(names), mark)
+        mark, held = _whole(table["mark"], where, "mark"), table["held"]
+        if held is not None and not (isinstance(held, list) and all(isinstance(each, bool) for each in held)):
+            _wrong(where, "held", held, "a list of true and false")
+        return cls(client, splits, None if names is None else tuple(names), mark, None if held is None else tuple(held))
 
 
 def trimmed(counts: Counts) -> Counts:

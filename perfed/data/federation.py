@@ -23,7 +23,7 @@ from perfed.data.labels import Classes, Task, coded
 from perfed.data.lazy import HOLD, Source, SplitCache, elsewhere
 from perfed.data.metadata_scan import Arrays, FromArrays, surveyed
 from perfed.data.summary import FederationFacts
-from perfed.data.tables.options import Mode, TableOptions
+from perfed.data.tables.options import Mode, Scales, TableOptions
 from perfed.data.target_scale import TargetScale
 from perfed.errors import PerfedError
 
@@ -313,6 +313,7 @@ class Federation:
         test: Mapping[str, Any] | float = 0.2,
         folds: int = 0,
         columns: Mode = "own",
+        scales: Scales = "auto",
         preprocess: Any = None,
         seed: int = 0,
         name: str = "tables",
@@ -326,8 +327,8 @@ class Federation:
 
         Args:
             frames: per site; columns may differ.
-            target, event, domain, drop, numbers, dates, categories, group, task, folds, columns, preprocess, seed: see
-                :class:`perfed.data.tables.options.TableOptions`.
+            target, event, domain, drop, numbers, dates, categories, group, task, folds, columns, scales, preprocess,
+                seed: see :class:`perfed.data.tables.options.TableOptions`.
             test: the share of each site's rows to test on, or a data frame of such rows per site.
             name: what reports call the data.
             sources, test_sources: what messages call each site's frame, such as a file; rows are called by its index.
@@ -355,6 +356,7 @@ class Federation:
             test_fraction=test if not isinstance(test, Mapping) else 0.0,
             folds=folds,
             columns=columns,
+            scales=scales,
             preprocess=preprocess,
             seed=seed,
         )

@@ -17,7 +17,7 @@ from perfed.data.labels import Task
 from perfed.data.tables.checks import checked
 from perfed.data.tables.kinds import Column, guess, read
 from perfed.data.tables.options import TableOptions, learnt
-from perfed.data.tables.preprocess import column_transformer, keep_flags
+from perfed.data.tables.preprocess import column_transformer, set_scales
 from perfed.data.tables.problems import Frame, pandas, refuse
 from perfed.data.tables.site import TablePreprocessor, domain_ids
 from perfed.data.tables.site_rows import Rows, SiteTableData
@@ -34,7 +34,8 @@ def new_client_table(
     """Arrays of one client, and its preprocessing, fitted on its own training rows.
 
     Where all ``tables`` have one schema, the newcomer gets it too, kinds of columns with it, whatever its own rows look
-    like: columns that it lacks are missing in every row, and further ones do not enter. Else it has columns of its own,
+    like: columns that it lacks are missing in every row, and further ones do not enter; where columns are shared by
+    name, those that nobody shares enter behind them. Else it has columns of its own,
     of which dates, categories, and numbers that look like an id, are what they are at the others. Target, domain and
     what the others leave out are as there. A quarter of the rows is tested on, by class.
 
@@ -51,7 +52,7 @@ def new_client_table(
     frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
     known = {column.name: column.kind for table in tables for column in table.columns}
     dropped = {name for table in tables for name in table.ignored} - set(known)
-    if schema is not None:
+    if schema is not None and first.shared is None:
         entering = {column.name for column in schema} | {first.target, first.event, first.domain}
         dropped |= {name for name in frame.columns if name not in entering}
     kinds = {name: known[name] for name, times in Counter(frame.columns).items() if name in known and times == 1}
@@ -80,12 +81,16 @@ def new_client_table(
     if schema is not None:
         counts = {c.name for other in tables for c in other.columns if c.kind == "number" and not c.binary}
         schema = tuple(replace(c, binary=c.kind == "number" and c.name not in counts) for c in schema)
+        silent = first.shared is not None
         written = {column.name: column.format for column in own.columns}  # dates are written as the newcomer does
-        inputs = tuple(_own(replace(c, format=written.get(c.name, "")), rows["train"]) for c in schema)
-        table = replace(table, inputs=inputs, transformer=column_transformer(inputs))
+        inputs = tuple(_own(replace(c, format=written.get(c.name, "")), rows["train"], silent) for c in schema)
+        if first.shared is not None:
+            inputs += tuple(column for column in table.inputs if column.name not in {c.name for c in schema})
+            table = replace(table, shared=len(schema))
+        table = replace(table, inputs=inputs, transformer=column_transformer(inputs, table.shared))
         read = table.read(rows["train"])
         table.transformer.fit(read)
-        keep_flags(table.transformer, read)
+        set_scales(table.transformer, read, inputs)
     return _arrays(own.rows(), table, source), table
 
 
@@ -104,16 +109,17 @@ def _arrays(rows: Rows, table: TablePreprocessor, source: str) -> dict[str, Any]
 
 
 def _schema(tables: Sequence[TablePreprocessor]) -> tuple[Column, ...] | None:
-    """The columns that enter, if they are the same at all of several sites."""
-    shapes = {tuple((c.name, c.kind, c.levels, c.masked) for c in table.inputs) for table in tables}
-    return tables[0].inputs if len(shapes) == 1 and len(tables) > 1 and not tables[0].own else None
+    """The columns that enter, or are shared by name, if they are the same at all of several sites."""
+    first = tables[0].inputs[: tables[0].shared]
+    shapes = {tuple((c.name, c.kind, c.levels, c.masked) for c in table.inputs[: table.shared]) for table in tables}
+    return first if len(shapes) == 1 and len(tables) > 1 and not tables[0].own else None
 
 
-def _own(column: Column, train: Frame) -> Column:
+def _own(column: Column, train: Frame, silent: bool) -> Column:
     """A column of the schema as the newcomer has it, with the levels of the schema."""
     if column.name not in train.columns:
-        return replace(column, absent=True, missing=0, constant=False, categories=())
-    column = replace(column, absent=False)
+        return replace(column, absent=True, silent=silent, missing=0, constant=False, categories=())
+    column = replace(column, absent=False, silent=False)
     found = learnt(read(train[column.name], column)[0], column)
     return replace(found, levels=column.levels, masked=column.masked)
 
@@ -151,4 +157,4 @@ def new_client_from_frame(federation: Federation, name: str, frame: Any, source:
     """
     tables = [client.table for client in federation if client.table is not None]
     arrays, table = new_client_table(name, frame, source, tables, federation.task, seed)
-    return replace(new_client(federation, name, arrays, seed), table=table)
+    return replace(new_client(federation, name, arrays, seed), table=table, held=table.held)

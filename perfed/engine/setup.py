@@ -277,7 +277,10 @@ class Setup:
 
 
 def _shared_inputs(federation: Federation) -> int:
-    """How many of the clients' inputs, the first of each, mean the same: all, or none."""
+    """How many of the clients' inputs, the first of each, mean the same: those of shared columns, all, or none."""
+    held = federation.clients[0].held
+    if held is not None:
+        return len(held)
     kinds = {(client.input_shape, client.feature_names) for client in federation}
     return prod(federation.clients[0].input_shape) if len(kinds) == 1 else 0
 

@@ -51,7 +51,7 @@ def loss(task: Task, eta: Tensor, y: Tensor) -> Tensor:
 
 
 def curve(task: Task, design: Tensor, eta: Tensor, y: Tensor) -> Curve:
-    """Return :func:`loss` with its derivatives in the coefficients of ``design`` ``(n, p)``; ``eta`` are the predictors.
+    """Return :func:`loss` with its derivatives in the coefficients of ``design`` ``(n, p)``; arguments as there.
 
     Example:
         >>> ones, eta, y = torch.ones(2, 1).double(), torch.zeros(2, 1).double(), torch.tensor([0, 1])

@@ -38,7 +38,7 @@ class Mixed(Local):
     model for all but for intercepts, with a large ``shared_pull`` each site fits alone.
 
     Of the experiment's model the last stage counts, a linear layer. Optimiser, rate and epochs do not matter.
-    Sources: Breslow and Clayton 1993 (penalised quasi-likelihood); MacKay 1992 (evidence); Gelman and Hill 2007, ch. 12.
+    Sources: Breslow and Clayton 1993 (penalised quasi-likelihood); MacKay 1992 (evidence); Gelman and Hill 2007.
     """
 
     fits_unused: ClassVar[str] = ""

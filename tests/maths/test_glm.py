@@ -102,7 +102,9 @@ def test_pulls_maximise_the_restricted_likelihood():
     sites, rows = summaries()
     freedom = marginal(rows, 1.0, 1.0)[1]
     found = pooled(sites, None, None, freedom)
-    best = minimize(lambda p: -marginal(rows, *np.exp(p))[0], np.zeros(2), method="Nelder-Mead", options={"xatol": 1e-5})
+    best = minimize(
+        lambda p: -marginal(rows, *np.exp(p))[0], np.zeros(2), method="Nelder-Mead", options={"xatol": 1e-5}
+    )
     reached = marginal(rows, found.of_all, found.of_site)[0]
     assert reached == pytest.approx(-best.fun, abs=1e-3)
     assert np.log([found.of_all, found.of_site]) == pytest.approx(best.x, abs=0.05)

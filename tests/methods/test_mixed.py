@@ -131,9 +131,7 @@ def test_a_site_in_which_a_column_does_not_vary_has_no_say_in_its_slope():
     settings = {"shared_pull": 1.0, "site_pull": 3.0}
     x = np.zeros((30, 4))
     blind = {"blind": {"x_train": x, "y_train": np.arange(30) % 2, "x_test": x, "y_test": np.arange(30) % 2}}
-    arrays = {
-        c.id: {"x_train": c.train.x, "y_train": c.train.y, "x_test": c.test.x, "y_test": c.test.y} for c in data
-    }
+    arrays = {c.id: {"x_train": c.train.x, "y_train": c.train.y, "x_test": c.test.x, "y_test": c.test.y} for c in data}
     weights = [
         fitted(Federation.from_arrays({**arrays, **more}), **settings).sets["pooled"]["weight"] for more in ({}, blind)
     ]
@@ -142,7 +140,11 @@ def test_a_site_in_which_a_column_does_not_vary_has_no_say_in_its_slope():
 
 @pytest.mark.parametrize(
     ("settings", "said"),
-    [({"class_weights": "balanced"}, "class_weights"), ({"site_pull": -1.0}, "site_pull"), ({"site_pull": "x"}, "site_pull")],
+    [
+        ({"class_weights": "balanced"}, "class_weights"),
+        ({"site_pull": -1.0}, "site_pull"),
+        ({"site_pull": "x"}, "site_pull"),
+    ],
 )
 def test_what_it_cannot_do_is_refused(settings, said):
     with pytest.raises(ValueError, match=said):
