@@ -105,8 +105,8 @@ class ClientFacts:
         """The facts as values that JSON has."""
         splits = {name: _plain_split(facts) for name, facts in self.splits.items()}
         names = None if self.feature_names is None else list(self.feature_names)
-        held = None if self.held is None else list(self.held)
-        return {"id": self.id, "splits": splits, "feature_names": names, "mark": self.mark, "held": held}
+        held = {} if self.held is None else {"held": list(self.held)}
+        return {"id": self.id, "splits": splits, "feature_names": names, "mark": self.mark, **held}
 
     @classmethod
     def of_plain(cls, value: Any) -> ClientFacts:
@@ -116,7 +116,8 @@ class ClientFacts:
             PerfedError: the values are no facts of a client; says what is wrong.
         """
         where = "facts of a client"
-        table = _table(value, where, ("id", "splits", "feature_names", "mark", "held"))
+        held = () if not isinstance(value, Mapping) or "held" not in value else ("held",)
+        table = _table(value, where, ("id", "splits", "feature_names", "mark", *held))
         client = table["id"] if isinstance(table["id"], str) else _wrong(where, "id", table["id"], "a text")
         where = f"facts of client '{client}'"
         if not isinstance(table["splits"], Mapping):
@@ -125,7 +126,7 @@ class ClientFacts:
         names = table["feature_names"]
         if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
             _wrong(where, "feature_names", names, "a list of texts")
-        mark, held = _whole(table["mark"], where, "mark"), table["held"]
+        mark, held = _whole(table["mark"], where, "mark"), table.get("held")
         if held is not None and not (isinstance(held, list) and all(isinstance(each, bool) for each in held)):
             _wrong(where, "held", held, "a list of true and false")
         return cls(client, splits, None if names is None else tuple(names), mark, None if held is None else tuple(held))

@@ -16,6 +16,7 @@ from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.registry import register
 from perfed.methods.local import Local
 from perfed.model.chain import STAGES, Model, Shape
+from perfed.model.columns import ColumnLinear
 from perfed.training.cohort import Cohort
 
 Pull = Literal["empirical"] | Annotated[float, Field(gt=0, lt=float("inf"))]
@@ -151,9 +152,11 @@ def _nothing(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
 
 def _write(cohort: Cohort, row: int, fit: SiteFit) -> None:
     """Make the site's model the working one of its row; of two classes each gets half of the logit."""
-    slopes, bias = torch.cat([fit.slopes, fit.own]).T, fit.bias
+    slopes = {"weight": fit.slopes.T, "own": fit.own.T}
+    if not any(name.endswith(".own") for name in cohort.model):
+        slopes = {"weight": torch.cat([*slopes.values()], 1)}
     for name, working in cohort.model.items():
-        value = bias if name.endswith("bias") else slopes
+        value = {**slopes, "bias": fit.bias}[name.rpartition(".")[2]]
         if len(value) < working.shape[1]:
             value = torch.cat([-value, value]) / 2
         whole = torch.zeros_like(working[row])
@@ -168,6 +171,6 @@ def _linear(layer: nn.Module, shape: Shape) -> nn.Module:
         PerfedError: it is another.
     """
     inner = [module for module in layer.modules() if not list(module.children())]
-    if not (inner and isinstance(inner[-1], nn.Linear) and all(isinstance(m, nn.Flatten) for m in inner[:-1])):
+    if not (inner and isinstance(inner[-1], nn.Linear | ColumnLinear) and all(isinstance(m, nn.Flatten) for m in inner[:-1])):
         raise PerfedError(f"mixed is a linear model, and the last stage is a {type(layer).__name__}; use head=linear")
     return layer

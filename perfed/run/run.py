@@ -19,6 +19,7 @@ from perfed.machine import sigterm_as_exit
 from perfed.method.method import Method
 from perfed.methods.build import build_method
 from perfed.model.chain import Model
+from perfed.model.columns import by_columns
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.run.callback import Callback, check_installed, copied, named_once, recall
@@ -101,6 +102,7 @@ class Run(OwnModels):
         self.evaluation, self.snapshots = evaluation or Evaluation(), snapshots or Snapshots()
         self.federation, split, said = scored_split(method, federation, self.evaluation.split, self.name, seed)
         watched = federation.ids[: self.snapshots.clients] if self.snapshots.losses else ()
+        model = by_columns(model, federation.named_inputs)
         setup = Setup(method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"), watched)
         self.server = server(self.federation, setup, self.plan, participation or Participation(), rounds, clock=clock)
         self._evaluator = Evaluator(self.evaluation, self.server, self.federation, split, rounds)

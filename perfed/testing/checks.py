@@ -30,7 +30,7 @@ from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
-from perfed.testing.federations import awkward_domains, blobs, survival
+from perfed.testing.federations import awkward_domains, blobs, named_columns, survival
 from perfed.testing.runs import (
     ENGINES,
     CodecEngine,
@@ -63,6 +63,7 @@ FEDERATIONS: dict[str, tuple[Callable[[], Federation], float | Participation]] =
     "SRPFL": (lambda: blobs((5, 4, 3, 3)), SRPFL),
     "a client without test data": (lambda: blobs((5, 4, 3), test=(3, 0, 2)), 1.0),
     "no test data at all": (lambda: blobs((5, 4), test=0), 1.0),
+    "columns that some share by name": (named_columns, 1.0),
     "input dimensions differ": (lambda: blobs((6, 5, 4), dims=(3, 8, 1)), 1.0),
 }
 # One at a time; stacked, in chunks, through bytes. How many clients fit into one cohort is not the method's.
