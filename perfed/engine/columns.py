@@ -24,13 +24,13 @@ def filled(content: Mapping[str, Any], clients: Sequence[Client], chain: Chain, 
         content: of the replies, nested dictionaries of ``(clients, ...)``; parameters are known by their names.
         clients: in the same order.
         chain: the modules of one of them.
-        uniform: whether the mean is plain, or weighted with the numbers of training samples.
+        uniform: whether the mean is plain, or weighted with the ``num_samples`` of the replies.
     """
     names = {f"{name}.weight" for name, module in chain.named_modules() if isinstance(module, ColumnLinear)}
     held = torch.tensor([client.held or () for client in clients], dtype=torch.float64)
     if not names or bool(held.all()):
         return dict(content)
-    sizes = torch.tensor([1.0 if uniform else float(len(client.train)) for client in clients], dtype=torch.float64)
+    sizes = torch.ones(len(clients)).double() if uniform else content["num_samples"].double().cpu()
 
     def of(tree: Mapping[str, Any]) -> dict[str, Any]:
         return {

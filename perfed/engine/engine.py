@@ -126,7 +126,7 @@ class Engine(ABC):
         clients = [self.clients[client] for client in ids]
         if not clients or clients[0].held is None:
             return content
-        uniform = getattr(self.setup.method, "average", "samples") == "uniform"
+        uniform = "num_samples" not in content or getattr(self.setup.method, "average", "samples") == "uniform"
         return filled(content, clients, self.setup.chain(clients[0].input_shape), uniform)
 
     def evaluate(

@@ -171,6 +171,8 @@ def _linear(layer: nn.Module, shape: Shape) -> nn.Module:
         PerfedError: it is another.
     """
     inner = [module for module in layer.modules() if not list(module.children())]
-    if not (inner and isinstance(inner[-1], nn.Linear | ColumnLinear) and all(isinstance(m, nn.Flatten) for m in inner[:-1])):
+    if not (
+        inner and isinstance(inner[-1], nn.Linear | ColumnLinear) and all(isinstance(m, nn.Flatten) for m in inner[:-1])
+    ):
         raise PerfedError(f"mixed is a linear model, and the last stage is a {type(layer).__name__}; use head=linear")
     return layer
