@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -58,8 +59,8 @@ def init_command(files: list[Path], tests: list[Path], columns: dict[str, Any], 
 
 
 def _tried(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
-    """The federation with the split and the columns that fit: five folds if each site has the rows, one schema if all
-    sites have the same columns, and these settings.
+    """The federation with the split and the columns that fit: five folds if each site has the rows, named columns if
+    two sites have one of the same name, and these settings.
     """
     split: dict[str, Any] = {} if "test_files" in settings else {"folds": 5}
     try:
@@ -67,11 +68,12 @@ def _tried(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
     except TableProblems:
         split = {} if "test_files" in settings else {"test_fraction": 0.2}
         federation = load("tables", {**settings, **split}, seed=0)
-    names = {table.columns_there for client in federation if (table := client.table) is not None}
-    common = {**settings, **split, "columns": "common"}
-    if len(names) == 1:
+    tables = [client.table for client in federation if client.table is not None]
+    times = Counter(name for table in tables for name in table.columns_there)
+    named = {**settings, **split, "columns": "named"}
+    if max(times.values(), default=0) > 1:
         with suppress(TableProblems):  # kinds that differ
-            return load("tables", common, seed=0), common
+            return load("tables", named, seed=0), named
     return federation, {**settings, **split, "columns": "own"}
 
 

@@ -27,7 +27,7 @@ _WHAT = {
     "categories": "columns whose numbers are codes",
     "folds": "seed s tests on fold s mod 5, so that --seeds 0..4 judges every row once",
     "test_fraction": "share of each site's rows to test on",
-    "columns": "own: each site its own; common: those that all have (for all methods); union: all, absent ones filled",
+    "columns": "named: those that several sites have mean the same, others are a site's own; or own, common, union",
 }
 
 _OWN = """\
@@ -47,7 +47,8 @@ body = "none"
 pretrain_epochs = 10
 """
 _SHARED = """\
-# All sites have the same columns: a body that they share and a head that each may have of its own.
+# Columns of one name mean the same at all sites: a body that they share, whose weights of a site's own columns stay
+# there, and a head that each may have of its own. Mixed is a linear model with partial pooling, and has the head alone.
 [model]
 body = { kind = "mlp", hidden = [32], out = 16 }
 head = "linear"
@@ -76,8 +77,8 @@ def compared(settings: Mapping[str, Any], federation: Federation) -> list[str]:
 
     Example:
         >>> from perfed import load
-        >>> compared({"columns": "common"}, load("digits", {"clients": 9}, seed=0))
-        ['local', 'fedrep', 'fedavg', 'sklearn:logistic', 'sklearn:random-forest']
+        >>> compared({"columns": "named"}, load("digits", {"clients": 9}, seed=0))
+        ['local', 'mixed', 'fedrep', 'fedavg', 'sklearn:logistic', 'sklearn:random-forest']
     """
     majority = ["sklearn:majority"] if _one_class(federation) else []
     return [*_methods(settings, federation), *_BASELINES[federation.task], *majority]
@@ -99,10 +100,10 @@ def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -
 
     Args:
         name: of the experiment.
-        settings: options of the data set "tables"; with ``columns = "common"`` the model has one body for all sites.
+        settings: options of the data set "tables"; with ``columns = "named"`` the model has one body for all sites.
         federation: made with them.
     """
-    same, survival = settings["columns"] == "common", federation.task == "survival"
+    same, survival = settings["columns"] == "named", federation.task == "survival"
     values = same and federation.task == "regression"
     data: dict[str, Any] = {"drop": [], "numbers": [], "dates": [], "categories": [], **settings}
     lines = [f"{_toml(key, data[key])}  # {_WHAT[key]}" for key in _WHAT if key in data]
@@ -140,13 +141,13 @@ every = 5
 
 def tune_command(file: str, settings: Mapping[str, Any], federation: Federation) -> str:
     """Return the command that chooses rate and weight decay for each method of a file of :func:`study_text`."""
-    methods = ",".join(_methods(settings, federation))
+    methods = ",".join(name for name in _methods(settings, federation) if name != "mixed")  # which has neither
     return f"perfed tune {shlex.quote(file)} --methods {methods} {_GRID}"
 
 
 def _methods(settings: Mapping[str, Any], federation: Federation) -> list[str]:
-    if settings["columns"] == "common":
-        return ["local", "fedrep", "fedavg"]
+    if settings["columns"] == "named":
+        return ["local", "mixed", "fedrep", "fedavg"]
     return ["local", "hetfedrep", *(["flic-class"] if federation.task != "survival" else [])]
 
 
