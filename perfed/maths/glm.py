@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -175,8 +176,8 @@ class Site:
         parts = [intercept.expand(1), of_site.expand(self.shared), alone.expand(own)]
         return torch.cat(parts).repeat_interleave(self.outputs)
 
-    def fit(self, weight: Tensor, of_site: Tensor, of_all: Tensor) -> SiteFit:
-        """Return the best model whose slopes are pulled to ``weight`` ``(S, k)``, by Newton's steps.
+    def fit(self, weight: Tensor, of_site: Tensor, of_all: Tensor, *, newton: bool = True) -> SiteFit:
+        """Return the best model whose slopes are pulled to ``weight`` ``(S, k)``.
 
         Minimises ``loss + of_site/2 |slopes - weight|^2 + alone/2 |own|^2`` with ``1/alone = 1/of_site + 1/of_all``.
 
@@ -184,6 +185,7 @@ class Site:
             weight: the slopes that all share.
             of_site: pull of the site's slopes to them.
             of_all: pull of these to 0.
+            newton: whether by Newton's steps, or by L-BFGS, which needs no Hessian.
         """
         design, pulls = self._design, self._pulls(of_site, of_all)
         offset = self.x[:, : self.shared] @ weight
@@ -192,6 +194,14 @@ class Site:
         def objective(u: Tensor) -> Tensor:
             return loss(self.task, offset + design @ u, self.y) + 0.5 * (pulls * u.flatten().square()).sum()
 
+        u = self._newton(u, objective, design, offset, pulls) if newton else _lbfgs(u, objective)
+        value = loss(self.task, offset + design @ u, self.y)
+        return SiteFit(u[0], weight + u[1 : 1 + self.shared], u[1 + self.shared :], value)
+
+    def _newton(
+        self, u: Tensor, objective: Callable[[Tensor], Tensor], design: Tensor, offset: Tensor, pulls: Tensor
+    ) -> Tensor:
+        """From ``u`` to the minimum of ``objective``, by steps that are halved until they go down far enough."""
         now = objective(u)
         for _ in range(_MOST):
             found = curve(self.task, design, offset + design @ u, self.y)
@@ -208,8 +218,7 @@ class Site:
             if length < _SHORTEST:
                 break
             u, now = u - length * step.view_as(u), then
-        value = loss(self.task, offset + design @ u, self.y)
-        return SiteFit(u[0], weight + u[1 : 1 + self.shared], u[1 + self.shared :], value)
+        return u
 
     def summary(self, fit: SiteFit, of_site: Tensor, of_all: Tensor) -> Summary:
         """Return what the samples say of the shared slopes near those of ``fit``; arguments as there."""
@@ -227,6 +236,24 @@ class Site:
         at, gradient = fit.slopes.flatten(), found.gradient.flatten()[slopes]
         value = found.value + 0.5 * (pulls[rest] * every.flatten()[rest].square()).sum()
         return Summary(hessian, hessian @ at - gradient, value - gradient @ at + 0.5 * at @ hessian @ at)
+
+
+def _lbfgs(u: Tensor, objective: Callable[[Tensor], Tensor]) -> Tensor:
+    """From ``u`` to the minimum of ``objective``."""
+    at = u.clone().requires_grad_()
+    steps = torch.optim.LBFGS(
+        [at], max_iter=500, tolerance_grad=1e-9, tolerance_change=1e-14, history_size=20, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        steps.zero_grad()
+        value = objective(at)
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    with torch.enable_grad():
+        steps.step(closure)  # type: ignore[no-untyped-call]
+    return at.detach()
 
 
 def _factor(matrix: Tensor) -> Tensor:

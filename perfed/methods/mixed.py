@@ -38,6 +38,9 @@ class Mixed(Local):
     ("empirical": they maximise the marginal likelihood); about five rounds do. With a large ``site_pull`` there is one
     model for all but for intercepts, with a large ``shared_pull`` each site fits alone.
 
+    With ``solver = "gradient"`` no Hessians are made, for tables of thousands of columns: sites send their slopes, and
+    w is the mean of these, shrunk; pulls are as said (``"empirical"``: 3 and 10), and more rounds are needed.
+
     Of the experiment's model the last stage counts, a linear layer. Optimiser, rate and epochs do not matter.
     Sources: Breslow and Clayton 1993 (penalised quasi-likelihood); MacKay 1992 (evidence); Gelman and Hill 2007.
     """
@@ -49,6 +52,10 @@ class Mixed(Local):
     )
     site_pull: Pull = Field(
         "empirical", description='pull of a site\'s slopes to the shared ones, or "empirical": found from all sites'
+    )
+
+    solver: Literal["newton", "gradient"] = Field(
+        "newton", description="newton: sites send a Hessian; gradient: slopes alone, for many columns"
     )
 
     def sets(self) -> dict[str, ParameterSet]:
@@ -77,10 +84,14 @@ class Mixed(Local):
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange; then slopes and pulls from what all sites said last."""
         reply = clients.run(self.train_site, pooled=server.pooled)
-        new = {i: {name: reply.content[name][row].clone() for name in _SAID} for row, i in enumerate(reply.ids)}
-        server.said = {**server.said, **new}
+        said = {name: reply.content[name] for name in (_SAID if self.solver == "newton" else ("slopes",))}
+        new = {i: {name: value[row].clone() for name, value in said.items()} for row, i in enumerate(reply.ids)}
+        server.said = {i: {**row, **new.get(i, {})} for i, row in server.said.items()}
         weight = server.pooled["weight"].expand(-1, int(reply.outputs[0]))
         if not weight.numel():
+            return
+        if self.solver == "gradient":
+            server.pooled = {**server.pooled, "weight": self._shrunk_mean(server)}
             return
         known = [server.said[i] for i in sorted(server.said) if server.said[i]["hessian"].numel()]
         freedom = sum(float(one["freedom"]) for one in known) if clients.info.task == "regression" else None
@@ -99,17 +110,27 @@ class Mixed(Local):
             **{name: torch.full_like(server.pooled[name], pull) for name, pull in pulls.items()},
         }
 
+    def _shrunk_mean(self, server: ServerState) -> Tensor:
+        """The best shared slopes for those that sites sent last; of a column that one lacks it sent what it got."""
+        slopes = torch.stack([row["slopes"] for _, row in sorted(server.said.items()) if row["slopes"].numel()])
+        of_site, of_all = server.pooled["of_site"], server.pooled["of_all"]
+        mean: Tensor = of_site * slopes.sum(0) / (len(slopes) * of_site + of_all)
+        return mean
+
     def train_site(self, cohort: Cohort, pooled: dict[str, Tensor]) -> Reply:
         """Fit the site's part around the shared slopes, and say what its samples say of these."""
         fits = self._fitted(cohort, pooled)
         cohort.count(torch.stack([fit.loss / len(site.y) for site, fit in fits]).to(cohort.dtype))
+        outputs = torch.tensor([site.outputs for site, _ in fits])
+        if self.solver == "gradient":
+            return Reply(slopes=torch.stack([fit.slopes for _, fit in fits]), outputs=outputs)
         of_site, of_all = pooled["of_site"], pooled["of_all"]
         said = [site.summary(fit, of_site[row], of_all[row]) for row, (site, fit) in enumerate(fits)]
         freedom = [float((len(site.y) - 1) * site.outputs) for site, _ in fits]
         return Reply(
             **{name: torch.stack([getattr(one, name) for one in said]) for name in _SAID if name != "freedom"},
             freedom=torch.tensor(freedom, dtype=torch.float64),
-            outputs=torch.tensor([site.outputs for site, _ in fits]),
+            outputs=outputs,
         )
 
     def download(self, server: ServerState) -> dict[str, Any]:
@@ -135,18 +156,29 @@ class Mixed(Local):
                 outputs=1 if cohort.task == "classification" and outputs == 2 else outputs,
             )
             weight = pooled["weight"][row].expand(-1, site.outputs).double()
-            fit = site.fit(weight, pooled["of_site"][row].double(), pooled["of_all"][row].double())
+            self._check_size(client.id, site)
+            pulls = pooled["of_site"][row].double(), pooled["of_all"][row].double()
+            fit = site.fit(weight, *pulls, newton=self.solver == "newton")
             _write(cohort, row, fit)
             found.append((site, fit))
         cohort.forget()
         return found
 
+    def _check_size(self, client: str, site: Site) -> None:
+        size = (1 + site.x.shape[1]) * site.outputs
+        if self.solver == "newton" and size > _LARGEST:
+            raise PerfedError(
+                f"mixed: client '{client}' has {size} coefficients, too many for a Hessian of these by these "
+                f"(allowed: {_LARGEST}); add solver=gradient"
+            )
+
 
 _SAID = ("hessian", "target", "constant", "freedom")
+_LARGEST = 4000  # coefficients of a site: a Hessian of 128 MB
 
 
 def _nothing(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
-    sizes = {"hessian": (0, 0), "target": (0,), "constant": (), "freedom": ()}
+    sizes = {"hessian": (0, 0), "target": (0,), "constant": (), "freedom": (), "slopes": (0, 0)}
     return {name: torch.zeros(size, dtype=torch.float64) for name, size in sizes.items()}
 
 

@@ -105,6 +105,21 @@ def test_five_rounds_are_as_good_as_thirty():
         assert torch.allclose(outputs(fitted(data, 5, **settings)), outputs(fitted(data, 30, **settings)), atol=0.02)
 
 
+@pytest.mark.parametrize("task", ["binary", "multinomial", "regression", "survival"])
+def test_without_hessians_it_goes_to_the_same_models(task):
+    data, settings = federation(task), {"shared_pull": 3.0, "site_pull": 0.5}
+    found = outputs(fitted(data, 40, solver="gradient", **settings))
+    assert torch.allclose(found, outputs(fitted(data, 20, **settings)), atol=1e-3)
+
+
+def test_too_many_columns_for_a_hessian_are_refused_with_a_way_out():
+    x = np.random.default_rng(0).normal(size=(6, 4001))
+    data = Federation.from_arrays({"wide": {"x_train": x, "y_train": np.arange(6) % 2}})
+    with pytest.raises(PerfedError, match="solver=gradient"):
+        fitted(data, 1)
+    assert torch.isfinite(fitted(data, 1, solver="gradient").sets["pooled"]["weight"]).all()
+
+
 @pytest.mark.parametrize("departure", [0.1, 2.0])
 def test_sharing_pays_where_sites_are_alike_and_does_not_hurt_where_they_are_not(departure):
     def loss(**settings):
