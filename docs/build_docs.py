@@ -19,6 +19,7 @@ from typing import Any
 import anchors_tables
 import leaderboard_tables
 import maps_tables
+import named_tables
 import numpy as np
 import scale_tables
 import sweep_tables
@@ -207,7 +208,8 @@ def _contents(document: str) -> dict[str, str]:
         commands = "\n".join(KEPT[kept].command for kept in groups.values())
         found[name] = f"```\n{commands}\n```\n\n{markdown(groups)}"
     if document == RESULTS:
-        found |= {"anchors": anchors_tables.markdown(), "sweeps": sweep_tables.markdown()}
+        found |= {"anchors": anchors_tables.markdown(), "named columns": named_tables.markdown()}
+        found["sweeps"] = sweep_tables.markdown()
     return found
 
 

@@ -79,19 +79,31 @@ def new_client_table(
     named = tuple(name for name in frame.columns if any(name in other.ids for other in tables))
     table = replace(own.own_table(first.domains), domain_input=first.domain_input, ids=named)
     if schema is not None:
-        counts = {c.name for other in tables for c in other.columns if c.kind == "number" and not c.binary}
-        schema = tuple(replace(c, binary=c.kind == "number" and c.name not in counts) for c in schema)
-        silent = first.shared is not None
-        written = {column.name: column.format for column in own.columns}  # dates are written as the newcomer does
-        inputs = tuple(_own(replace(c, format=written.get(c.name, "")), rows["train"], silent) for c in schema)
-        if first.shared is not None:
-            inputs += tuple(column for column in table.inputs if column.name not in {c.name for c in schema})
-            table = replace(table, shared=len(schema))
-        table = replace(table, inputs=inputs, transformer=column_transformer(inputs, table.shared))
-        read = table.read(rows["train"])
-        table.transformer.fit(read)
-        set_scales(table.transformer, read, inputs)
+        table = _by_schema(table, schema, tables, own, rows["train"])
     return _arrays(own.rows(), table, source), table
+
+
+def _by_schema(
+    table: TablePreprocessor,
+    schema: Sequence[Column],
+    tables: Sequence[TablePreprocessor],
+    own: SiteTableData,
+    train: Frame,
+) -> TablePreprocessor:
+    """The newcomer's ``table`` with the columns of ``schema``, fitted on its rows ``train``; others as they are."""
+    counts = {c.name for other in tables for c in other.columns if c.kind == "number" and not c.binary}
+    agreed = tuple(replace(c, binary=c.kind == "number" and c.name not in counts) for c in schema)
+    silent = tables[0].shared is not None
+    written = {column.name: column.format for column in own.columns}  # dates are written as the newcomer does
+    inputs = tuple(_own(replace(c, format=written.get(c.name, "")), train, silent) for c in agreed)
+    if silent:
+        inputs += tuple(column for column in table.inputs if column.name not in {c.name for c in schema})
+        table = replace(table, shared=len(agreed))
+    table = replace(table, inputs=inputs, transformer=column_transformer(inputs, table.shared))
+    read = table.read(train)
+    table.transformer.fit(read)
+    set_scales(table.transformer, read, inputs)
+    return table
 
 
 def _arrays(rows: Rows, table: TablePreprocessor, source: str) -> dict[str, Any]:

@@ -40,7 +40,6 @@ from perfed.engine.setup import Setup
 from perfed.errors import PerfedError, some
 from perfed.experiment.config import Experiment, read
 from perfed.machine import installed_version, write_atomic
-from perfed.model.columns import by_columns
 from perfed.training.device import usable_device
 from perfed.training.plan import Plan
 
@@ -182,8 +181,7 @@ class Part:
     @cached_property
     def setup(self) -> Setup:
         """Method, model and seed of the study."""
-        experiment = self.experiment
-        model = by_columns(experiment.build_model(self.federation.num_outputs), self.federation.named_inputs)
+        experiment, model = self.experiment, self.experiment.model_for(self.federation)
         return Setup(experiment.built_method, model, experiment.seed, experiment.torch_dtype, self.device)
 
     @property

@@ -15,7 +15,6 @@ from perfed.engine.flower.dry_run import Protocol, allowed_by
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
-from perfed.model.columns import by_columns
 
 _ROWS, _COLUMNS = 40, 4
 
@@ -46,8 +45,7 @@ def allowed_in(study: str, task: Task | None = None) -> Allowed:
     """
     experiment = read(study, "the study")
     federation = _made_up(experiment, task)
-    model = by_columns(experiment.build_model(federation.num_outputs), federation.named_inputs)
-    setup = Setup(experiment.built_method, model, experiment.seed, experiment.torch_dtype)
+    setup = Setup(experiment.built_method, experiment.model_for(federation), experiment.seed, experiment.torch_dtype)
     protocol = protocol_of(experiment, federation.num_domains)
     try:
         return allowed_by(federation.clients[0], setup.info(federation), setup, protocol)
