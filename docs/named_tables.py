@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from markdown_tables import table
-from scipy.stats import t
+from scipy.stats import t  # type: ignore[import-untyped]
 
 FILE = Path(__file__).parent / "results/named-columns.json"
 COMMAND = "python benchmarks/named_columns.py"

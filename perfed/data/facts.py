@@ -116,8 +116,8 @@ class ClientFacts:
             PerfedError: the values are no facts of a client; says what is wrong.
         """
         where = "facts of a client"
-        held = () if not isinstance(value, Mapping) or "held" not in value else ("held",)
-        table = _table(value, where, ("id", "splits", "feature_names", "mark", *held))
+        more = ("held",) if isinstance(value, Mapping) and "held" in value else ()
+        table = _table(value, where, ("id", "splits", "feature_names", "mark", *more))
         client = table["id"] if isinstance(table["id"], str) else _wrong(where, "id", table["id"], "a text")
         where = f"facts of client '{client}'"
         if not isinstance(table["splits"], Mapping):

@@ -248,20 +248,20 @@ def _lbfgs(u: Tensor, objective: Callable[[Tensor], Tensor]) -> Tensor:
     def closure() -> Tensor:
         steps.zero_grad()
         value = objective(at)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value
 
     with torch.enable_grad():
-        steps.step(closure)  # type: ignore[no-untyped-call]
+        steps.step(closure)
     return at.detach()
 
 
 def _factor(matrix: Tensor) -> Tensor:
     """Return the Cholesky factor of a matrix that is positive but for rounding."""
     scale = matrix.diagonal().abs().max().clamp_min(1e-300)
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    ridge = 1e-14
-    while bool(failed) and ridge < 1:
-        factor, failed = torch.linalg.cholesky_ex(matrix + ridge * scale * torch.eye(len(matrix)).to(matrix))
+    found, ridge = torch.linalg.cholesky_ex(matrix), 1e-14
+    while bool(found.info) and ridge < 1:
+        found = torch.linalg.cholesky_ex(matrix + ridge * scale * torch.eye(len(matrix)).to(matrix))
         ridge *= 100
+    factor: Tensor = found.L
     return factor

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from data_files import require_file
 from engines import blobs, serve, train
 from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -97,6 +98,28 @@ def test_values_have_the_best_linear_unbiased_prediction_of_a_mixed_model():
         slopes = x.T @ residual / 0.5 + x[site == i].T @ residual[site == i] / 2.0
         expected = bias[i] + client.test.x.numpy() @ slopes
         assert found.numpy().ravel() == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.long
+def test_of_schools_it_is_the_mixed_model_of_statsmodels():
+    """Fixed slopes and levels of schools, random departures of one variance; by restricted maximum likelihood."""
+    models = pytest.importorskip("statsmodels.regression.mixed_linear_model")
+    data = np.load(require_file("school.npz"))
+    schools = np.unique(data["school"])[:25]
+    chosen = np.isin(data["school"], schools)
+    x, y, school = data["x"][chosen][:, [0, 1, 5, 7, 8]].astype(float), data["y"][chosen], data["school"][chosen]
+    y = (y - y.mean()) / y.std()
+    rows = [school == one for one in schools]
+    clients = {
+        f"{one}": {"x_train": x[own], "y_train": y[own][:, None]} for one, own in zip(schools, rows, strict=True)
+    }
+    found = fitted(Federation.from_arrays(clients), 4, shared_pull=1e-7).sets["pooled"]
+    levels, names = np.column_stack(rows).astype(float), [f"x{column}" for column in range(x.shape[1])]
+    departures = models.VCSpec(["departure"], [[names] * len(rows)], [[x[own] for own in rows]])
+    model = models.MixedLM(y, np.column_stack([levels, x]), groups=school, exog_vc=departures)
+    expected = model.fit(reml=True, method="powell")
+    assert float(found["of_site"]) == pytest.approx(expected.scale / expected.vcomp[0], rel=0.02)
+    assert found["weight"].numpy().ravel() == pytest.approx(expected.fe_params[len(rows) :], abs=1e-3)
 
 
 def test_five_rounds_are_as_good_as_thirty():

@@ -1,4 +1,4 @@
-"""columns = "named": what several sites have comes first and means the same, on one scale; the rest is the site's own."""
+"""Named columns: what several sites have comes first and means the same, on one scale; the rest is a site's own."""
 
 import json
 
@@ -49,7 +49,9 @@ def test_columns_of_several_sites_come_first_and_others_are_the_sites_own():
         "category__colour_blue", "category__colour_green", "category__colour_red", "missing__sugar",
     )  # fmt: skip
     assert [client.feature_names[shared:] for client in (one, two, three)] == [
-        ("own_number__only_one",), ("own_number__only_two",), ("own_category__only_three_a", "own_category__only_three_b")
+        ("own_number__only_one",),
+        ("own_number__only_two",),
+        ("own_category__only_three_a", "own_category__only_three_b"),
     ]  # fmt: skip
     lacking = [name for name, has in zip(names, three.held, strict=True) if not has]
     assert lacking == ["number__sugar", "boolean__smokes", "missing__sugar"] and all(one.held) and all(two.held)
