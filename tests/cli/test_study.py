@@ -202,7 +202,8 @@ def rare_at_sites(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "target", "methods", "settings", "metric"),
     [
-        (scores_at_sites, "score", "fedrep,sklearn:ridge", [], "mse"),
+        (scores_at_sites, "score", "fedrep,sklearn:ridge", ["data.columns=common"], "mse"),
+        (scores_at_sites, "score", "mixed,sklearn:ridge", [], "mse"),
         (kinds_at_sites, "kind", "hetfedrep,sklearn:logistic", [], "accuracy"),
         (rare_at_sites, "case", "fedpac,sklearn:logistic", ["data.columns=union"], "auc"),
     ],
