@@ -69,8 +69,10 @@ def named_columns() -> Federation:
     clients = []
     for client, has in zip(blobs((8, 6, 5), dims=(4, 6, 5)), held, strict=True):
         there = torch.tensor([*has, *([True] * (client.input_shape[0] - 4))]).double()
-        parts = {name: replace(part, x=part.x * there) for name in SPLITS if (part := client.split(name)) is not None}
-        clients.append(replace(client, held=has, **parts))
+        masked: dict[str, Any] = {
+            name: replace(part, x=part.x * there) for name in SPLITS if (part := client.split(name)) is not None
+        }
+        clients.append(replace(client, held=has, **masked))
     return Federation(tuple(clients), 3)
 
 
