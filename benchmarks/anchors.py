@@ -54,7 +54,7 @@ def accuracy(experiment: str, row: str, seed: int) -> float:
     table = override(find_experiment(experiment), settings, federated(["flic-class"]))
     with tempfile.TemporaryDirectory() as folder:
         planned = ComparisonSpec(table, ["flic-class"], [seed])
-        study = Study.create(Path(folder) / "made", planned, None, None)
+        study = Study.create(Path(folder) / "made", planned)
         study.execute()
         (found,) = comparison_rows(load_runs(study.comparisons[""].started()))
     return float(found["accuracy"]["mean"])

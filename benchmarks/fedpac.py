@@ -17,8 +17,8 @@ from local_update import Workload, _images, _print, _rounds, _server, _steps, me
 from torch import Tensor, nn
 
 from perfed.data.client import Client
+from perfed.methods.extensions.prototypes import Prototypes
 from perfed.methods.fedpac.fedpac import FedPAC
-from perfed.methods.terms.prototypes import Prototypes
 from perfed.model.chain import Model
 from perfed.model.presets import cnn, linear
 
@@ -63,7 +63,7 @@ def workload(data_dir: Path | None) -> Workload:
     everyone = list(federation)
     model = Model(body=cnn((16, 32), 5, 128, padding=2), head=linear(CLASSES))
     method = FedPAC(
-        local_epochs=EPOCHS, batch_size=BATCH, optimizer="sgd", lr=0.01, momentum=0.5, terms=(Prototypes(),)
+        local_epochs=EPOCHS, batch_size=BATCH, optimizer="sgd", lr=0.01, momentum=0.5, extensions=(Prototypes(),)
     )
 
     def train(client: Client, channels_last: bool) -> None:

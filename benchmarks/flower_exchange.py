@@ -19,9 +19,10 @@ from pathlib import Path
 from socket import socket
 from tempfile import TemporaryDirectory
 
+from flower_server import superexec, superlink
+
 from perfed.engine.flower.node import Attendant, attend
 from perfed.engine.flower.probe import Server
-from perfed.engine.flower.processes import superexec, superlink
 from perfed.engine.flower.submission import Submitter
 
 SITES = ("north", "south", "west")

@@ -254,7 +254,7 @@ def srpfl_time_bound(clients: int, a: float, *, excess: float, rate: float = 1.0
     """Upper bound of SRPFL's expected time to ``excess`` times the floor of N clients.
 
     ``log N (6 (c + 1) + 4 l) / log(1 / (1-a)) / rate`` with c = cost rate and l = log(1 / (excess - 1)); logarithms are
-    natural. ``a`` is theorem 4.7's (:func:`perfed.theory.algorithms.contraction_constant`), or a measured contraction;
+    natural. ``a`` is theorem 4.7's (:func:`contraction_constant`), or a measured contraction;
     that theorem's absolute constants, in its conditions on samples and n_0, are not published and not needed.
 
     Source: Tziotis et al. 2023, lemma B.2 (equation 217).

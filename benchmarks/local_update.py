@@ -209,7 +209,7 @@ def flic() -> list[Workload]:
     anchors = 10 * torch.randn(num_classes, 64)
 
     def make(epochs: int, rate: float, rounds: int) -> Callable[[Plan], Server]:
-        method = FLICClass(terms=(Anchors(pretrain_epochs=epochs),))
+        method = FLICClass(extensions=(Anchors(pretrain_epochs=epochs),))
         return _server(federation, method, model, rate, rounds)
 
     def pretrain(client: Client, _: bool) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import anchors_tables
+import init_tables
 import leaderboard_tables
 import maps_tables
 import named_tables
@@ -87,7 +88,7 @@ class Kept:
         names = list(methods or self.methods)
         table = override(find_experiment(self.experiment), self.settings, federated(names))
         with tempfile.TemporaryDirectory() as folder:
-            study = Study.create(Path(folder) / "made", ComparisonSpec(table, names, list(seeds)), None, None)
+            study = Study.create(Path(folder) / "made", ComparisonSpec(table, names, list(seeds)))
             ready = study.runs()
             for key in study.left():
                 print(f"{self.experiment} {' '.join(self.settings)}: {ready.label(*key)}", file=sys.stderr)
@@ -208,8 +209,12 @@ def _contents(document: str) -> dict[str, str]:
         commands = "\n".join(KEPT[kept].command for kept in groups.values())
         found[name] = f"```\n{commands}\n```\n\n{markdown(groups)}"
     if document == RESULTS:
-        found |= {"anchors": anchors_tables.markdown(), "named columns": named_tables.markdown()}
-        found["sweeps"] = sweep_tables.markdown()
+        found |= {
+            "anchors": anchors_tables.markdown(),
+            "init": init_tables.markdown(),
+            "named columns": named_tables.markdown(),
+            "sweeps": sweep_tables.markdown(),
+        }
     return found
 
 

@@ -32,7 +32,7 @@ def screens(experiment: str, methods: Sequence[str], seeds: Sequence[int], setti
     with tempfile.TemporaryDirectory() as folder:
         table = override(find_experiment(experiment), settings, federated(list(methods)))
         planned = ComparisonSpec(table, list(methods), list(seeds))
-        made = experiments.Study.create(Path(folder) / "made", planned, None, None)
+        made = experiments.Study.create(Path(folder) / "made", planned)
         page = _page(made, Path(folder) / "page.html", experiment)
         for theme, number in THEMES.items():
             for width in WIDTHS:

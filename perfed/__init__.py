@@ -14,6 +14,7 @@ _HOMES = {
     "Client": "perfed.data.client",
     "Clock": "perfed.participation.clock",
     "Evaluation": "perfed.run.settings",
+    "Extension": "perfed.extensions",
     "Federation": "perfed.data.federation",
     "Method": "perfed.method",
     "Model": "perfed.model.chain",
@@ -24,7 +25,6 @@ _HOMES = {
     "Run": "perfed.run.run",
     "SHARED": "perfed.placement",
     "Split": "perfed.data.client",
-    "Term": "perfed.terms",
     "build_method": "perfed.methods.build",
     "cnn": "perfed.model.presets",
     "compare": "perfed.experiment.result",
@@ -42,6 +42,7 @@ _HOMES = {
     "validate": "perfed.experiment.config",
     "weighted_mean": "perfed.aggregate",
 }
+_OLD = {"Term": "perfed.terms"}  # until version 0.3
 __all__ = list(_HOMES)
 
 
@@ -49,6 +50,8 @@ def __getattr__(name: str) -> object:
     """A name of the face, or a module such as ``perfed.datasets`` (PEP 562)."""
     if name in _HOMES:
         found = getattr(import_module(_HOMES[name]), name)
+    elif name in _OLD:
+        found = getattr(import_module(_OLD[name]), name)
     elif find_spec(f"{__name__}.{name}") is not None:
         found = import_module(f"{__name__}.{name}")
     else:
@@ -59,4 +62,4 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     own = (name for name in globals() if name.startswith("__"))
-    return sorted({*own, *_HOMES, "aggregate", "datasets", "method", "placement", "registry", "terms"})
+    return sorted({*own, *_HOMES, "aggregate", "datasets", "extensions", "method", "placement", "registry"})

@@ -1,4 +1,4 @@
-from perfed import aggregate, datasets, method, placement, registry, terms
+from perfed import aggregate, datasets, extensions, method, placement, registry
 from perfed.aggregate import weighted_mean
 from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
@@ -9,6 +9,7 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import validate
 from perfed.experiment.result import compare
 from perfed.experiment.start import resume, start
+from perfed.extensions import Extension
 from perfed.method import Method, Reply
 from perfed.methods.build import build_method
 from perfed.model.chain import Model
@@ -21,7 +22,6 @@ from perfed.run.callback import Callback
 from perfed.run.run import Run
 from perfed.run.settings import Evaluation
 from perfed.run.site import load_site
-from perfed.terms import Term
 
 __all__ = [
     "PERSONAL",
@@ -30,6 +30,7 @@ __all__ = [
     "Client",
     "Clock",
     "Evaluation",
+    "Extension",
     "Federation",
     "Method",
     "Model",
@@ -38,13 +39,13 @@ __all__ = [
     "Reply",
     "Run",
     "Split",
-    "Term",
     "aggregate",
     "build_method",
     "cnn",
     "compare",
     "datasets",
     "digits_cnn",
+    "extensions",
     "hidden_layer",
     "linear",
     "load",
@@ -57,7 +58,6 @@ __all__ = [
     "registry",
     "resume",
     "start",
-    "terms",
     "use_workers",
     "validate",
     "weighted_mean",

@@ -97,8 +97,9 @@ def first_problem(error: ValidationError, where: str) -> PerfedError:
     # One message per member of a union, e.g. an integer or the word 'validated'.
     same = [d for d in error.errors() if d["loc"][:1] == detail["loc"][:1] and _path(d["loc"]) == _path(detail["loc"])]
     message = ", or: ".join(dict.fromkeys(_message(d["msg"]) for d in same))
-    given = "" if detail["type"] == "missing" else f" (given: {_short(repr(detail['input']))})"
-    return PerfedError(f"{key}: {message}{given}")
+    whole = detail["type"] == "value_error" and isinstance(detail["input"], Mapping)  # which its message speaks of
+    given = "" if detail["type"] == "missing" or whole else f" (given: {_short(repr(detail['input']))})"
+    return PerfedError(f"{key}: {message}{given}" if key else f"{message}{given}")
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Methods, terms and data sets in files of the user's own."""
+"""Methods, extensions and data sets in files of the user's own."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import importlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, some
 from perfed.machine import by_sigterm
 
 SKLEARN = "sklearn:"
@@ -21,6 +22,7 @@ POOLED = "pooled:"
 
 IMPORTED: dict[str, None] = {}
 """The modules that ``module:NAME`` has named since the command began, each once."""
+_ALLOWED: ContextVar[Collection[str] | None] = ContextVar("allowed", default=None)
 
 
 def bare_name(name: str) -> str:
@@ -63,13 +65,27 @@ def own_module(module: str) -> ModuleType:
     """The module of this name, imported: whatever it does when it is imported is done.
 
     Raises:
-        PerfedError: it is one of Python's own, where no method, data set or transformer is, or it ends the program.
+        PerfedError: it is one of Python's own, where no method, data set or transformer is, it ends the program, or
+            :func:`only_modules` does not allow it.
     """
+    allowed = _ALLOWED.get()
+    if allowed is not None and module not in allowed:
+        raise PerfedError(f"'{module}' is not imported: others name it; allowed: {some(sorted(allowed)) or 'none'}")
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise PerfedError(f"'{module}' is a module of Python's own; name one of yours, or of an installed package")
     IMPORTED[module] = None
     with endings_refused():
         return importlib.import_module(module)
+
+
+@contextmanager
+def only_modules(allowed: Collection[str]) -> Iterator[None]:
+    """Let :func:`own_module` import the modules ``allowed`` and no others: somebody else wrote the settings."""
+    before = _ALLOWED.set(allowed)
+    try:
+        yield
+    finally:
+        _ALLOWED.reset(before)
 
 
 @contextmanager
@@ -149,7 +165,7 @@ def check_own(what: str, given: str, name: str, modules: Mapping[str, str]) -> N
     """Whether the module of ``given``, if it is ``module:NAME``, has registered ``name``.
 
     Args:
-        what: "method", "term" or "data set".
+        what: "method", "extension" or "data set".
         given: as the user wrote it.
         name: what was meant by it.
         modules: name -> module, of all that are registered.

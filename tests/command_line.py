@@ -68,7 +68,7 @@ def run_tiny(out: Path, *arguments: object) -> Outcome:
 
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["perfed.cli.actions", "perfed.methods"])
+_FORKS.set_forkserver_preload(["perfed.cli.execution", "perfed.methods"])
 
 
 def another_process(*arguments: object, while_it_runs: Callable[[BaseProcess], None] | None = None) -> Outcome:

@@ -30,16 +30,16 @@ def one_thread():
 
 @pytest.fixture
 def forgotten(monkeypatch, tmp_path):
-    """The data sets, methods, presets and terms that a test makes known are forgotten after it, as are its modules."""
-    from perfed import datasets, methods, terms  # noqa: F401 - make perfed's own known
+    """The data sets, methods, presets extensions that a test makes known are forgotten after it, and its modules."""
+    from perfed import datasets, extensions, methods  # noqa: F401 - make perfed's own known
     from perfed.datasets import catalogue
-    from perfed.method import registry, term
+    from perfed.method import extension, registry
 
     for module, name in (
         (catalogue, "DATASETS"),
         (registry, "METHODS"),
         (registry, "PRESETS"),
-        (term, "TERMS"),
+        (extension, "EXTENSIONS"),
     ):
         monkeypatch.setattr(module, name, dict(getattr(module, name)))
     yield

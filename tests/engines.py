@@ -10,9 +10,9 @@ from perfed.data.federation import Federation
 from perfed.engine.evaluate import Metrics
 from perfed.engine.host import Exchange
 from perfed.engine.server import Server
+from perfed.method.extension import Extension
 from perfed.method.method import Method
 from perfed.method.registry import entry
-from perfed.method.term import Term
 from perfed.testing.federations import awkward_domains, blobs
 from perfed.testing.runs import (
     ENGINES,
@@ -60,14 +60,14 @@ def opposite_labels(clients=6, samples=24) -> Federation:
     return Federation.from_arrays(arrays, num_classes=2)
 
 
-def make(name: str, *, more_terms: tuple[Term, ...] = (), **settings: object) -> Method:
-    """The registered method ``name`` with the terms it always has."""
+def make(name: str, *, more_extensions: tuple[Extension, ...] = (), **settings: object) -> Method:
+    """The registered method ``name`` with the extensions it always has."""
     found = entry(name)
     defaults = dict(found.defaults or {})
     own = []
-    for term in found.terms:
-        own.append(quick(term, **{k: defaults.pop(k) for k in list(defaults) if k in term.model_fields}))
-    return quick(found.method, **{**defaults, "terms": (*own, *more_terms), **settings})
+    for extension in found.extensions:
+        own.append(quick(extension, **{k: defaults.pop(k) for k in list(defaults) if k in extension.model_fields}))
+    return quick(found.method, **{**defaults, "extensions": (*own, *more_extensions), **settings})
 
 
 def cohort(

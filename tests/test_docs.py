@@ -1,9 +1,13 @@
 """The small experiments' tables in the documents show kept numbers, which the code still gives."""
 
+import importlib
+import inspect
 import json
 import re
+import shutil
 
 import build_docs
+import init_defaults
 import numpy as np
 import pytest
 import sweep_tables
@@ -72,6 +76,48 @@ def test_the_code_gives_the_kept_numbers(name):
         assert difference <= TOLERANCE[name] + 1e-12, f"{run['method']}: docs/results/{name}.json; make docs"
 
 
+def test_what_init_writes_ranks_methods_as_a_tuned_comparison_does():
+    kept = json.loads(init_defaults.KEPT.read_text())
+    assert list(kept) == [*init_defaults.STUDIES]
+    for name, study in kept.items():
+        plain, tuned = study["verdict"]["init"], study["verdict"]["chosen"]
+        assert plain["ahead"] == tuned["ahead"], name
+        assert not {*plain["behind"]} & {*tuned["ahead"]} and not {*plain["ahead"]} & {*tuned["behind"]}, name
+    of = [found for study in kept.values() for found in study["by"].values()]
+    apart, same, against = (sum(found[key] for found in of) for key in ("apart", "same", "against"))
+    assert apart > 30 and same >= 0.9 * apart and against == 0
+
+
+def test_agreement_is_counted_over_pairs_that_are_told_apart(tmp_path):
+    """By hand: a > b > c when tuned, each by more than any client varies; d, between, varies. Plainly c > b > a > d."""
+    varied = [0.2, 1.0]
+    for place, of in (
+        ("init", {"a": [0.5, 0.6], "b": [0.6, 0.7], "c": [0.7, 0.6], "d": [0.1, 0.1]}),
+        ("chosen", {"a": [0.9, 0.9], "b": [0.7, 0.7], "c": [0.5, 0.5], "d": varied}),
+    ):
+        (tmp_path / place).mkdir()
+        for method, values in of.items():
+            write(tmp_path / place, method, 0, values)
+    found = init_defaults.measured(tmp_path, "accuracy")
+    assert found["tuned"]["d"] == pytest.approx(0.6) and found["init"]["c"] == pytest.approx(0.65)
+    # Apart when tuned: a-b, a-c, b-c. Of these none has the same order; a-b is told apart the other way.
+    assert {key: found[key] for key in ("pairs", "apart", "same", "against")} == {
+        "pairs": 6, "apart": 3, "same": 0, "against": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.long
+def test_the_code_gives_the_kept_numbers_of_what_init_writes(tmp_path):
+    """Heart disease, two methods; in float32 a patient may change sides."""
+    study = init_defaults.made(tmp_path, *init_defaults.STUDIES["heart disease"])
+    command = init_defaults.commands(study)["init"]
+    init_defaults.perfed(tmp_path, re.sub(r"--methods \S+", "--methods local,hetfedrep", command))
+    shutil.copytree(tmp_path / "init", tmp_path / "chosen")
+    found = init_defaults.measured(tmp_path, "accuracy")["init"]
+    kept = json.loads(init_defaults.KEPT.read_text())["heart disease"]["by"]["accuracy"]["init"]
+    assert found == pytest.approx({name: kept[name] for name in ("local", "hetfedrep")}, abs=0.01)
+
+
 def test_a_table_holds_means_deviations_and_the_verdicts_intervals(monkeypatch, tmp_path):
     rng = np.random.default_rng(0)
     made = {method: mean + 0.1 * rng.random((3, 4)) for method, mean in (("fedrep", 0.8), ("local", 0.5))}
@@ -103,5 +149,32 @@ def test_the_guide_says_where_what_it_shows_in_python_comes_from():
     known: dict[str, object] = {}
     for line in imports:
         exec(line, known)
-    assert {"Plan", "register_term"} <= known.keys()
+    assert {"Plan", "register_extension"} <= known.keys()
     assert known["Plan"]("ray", chunk=2, threads=1).to_dict()["chunk"] == 2
+
+
+def _exists(path: str) -> bool:
+    """Whether a dotted path is a module, or something in one, be it what only instances have."""
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:end]))
+        except ImportError:
+            continue
+        for place, name in enumerate(parts[end:], end):
+            if not hasattr(found, name):
+                last = place == len(parts) - 1 and inspect.isclass(found)
+                return last and re.search(rf"self\.{name}\b|^    {name}:", inspect.getsource(found), re.M) is not None
+            found = getattr(found, name)
+        return True
+    return False
+
+
+def test_what_the_texts_and_docstrings_refer_to_exists():
+    root = build_docs.ROOT
+    texts = [*root.glob("*.md"), *root.glob("docs/*.md")]
+    lines = {path: where for where in texts for path in re.findall(r"(?<![\w/.-])perfed(?:\.\w+)+", where.read_text())}
+    for where in (root / "perfed").rglob("*.py"):
+        lines |= dict.fromkeys(re.findall(r":\w+:`[^`]*?(perfed(?:\.\w+)+)>?`", where.read_text()), where)
+    assert len(lines) > 100
+    assert {path: str(where) for path, where in lines.items() if not _exists(path)} == {}

@@ -17,7 +17,7 @@ import perfed
 
 FACES = (
     "perfed",
-    *(f"perfed.{n}" for n in ("aggregate", "datasets", "method", "placement", "registry", "terms", "testing")),
+    *(f"perfed.{n}" for n in ("aggregate", "datasets", "method", "placement", "registry", "extensions", "testing")),
 )
 # Modules that are a program, or cannot be imported without what an extra brings.
 ALONE = ("__main__", *(() if find_spec("flwr") else ("flower.adapter",)))

@@ -30,7 +30,8 @@ ROOMS = (  # from the bottom to the top; a room may use those before it
     "cli",
     "testing",  # for users and tests: nothing here imports it
 )
-FACES = {"aggregate", "placement", "registry", "terms"}  # short names for users; nothing inside imports them
+# Short names for users; nothing inside imports them. "terms" is what extensions were called in version 0.1.
+FACES = {"aggregate", "placement", "registry", "extensions", "terms"}
 
 
 @cache

@@ -20,7 +20,7 @@ def methods(incomplete: str) -> list[str]:
 
 
 def several_methods(incomplete: str) -> list[str]:
-    """The last of several names that are separated by commas, scikit-learn's models among them."""
+    """Return the last of several names that are separated by commas, scikit-learn's models among them."""
     before, comma, last = incomplete.rpartition(",")
     used = before.split(",")
     known = [*_names("methods"), *(name for name in index()["baselines"] if name.islower() and "." not in name)]
@@ -28,38 +28,38 @@ def several_methods(incomplete: str) -> list[str]:
 
 
 def experiments(incomplete: str) -> list[str]:
-    """Shipped experiments and the user's own files."""
+    """Return shipped experiments and the user's own files."""
     return [*(name for name in _names("experiments") if name.startswith(incomplete)), *_files(incomplete, ".toml")]
 
 
 def leaderboards(incomplete: str) -> list[str]:
-    """Leaderboards that begin so."""
+    """Return leaderboards that begin so."""
     return [name for name in _names("leaderboards") if name.startswith(incomplete)]
 
 
 def campaigns(incomplete: str) -> list[str]:
-    """Files that may be campaigns."""
+    """Return files that may be campaigns."""
     return _files(incomplete, ".toml")
 
 
 def shown(incomplete: str) -> list[str]:
-    """Whatever ``perfed show`` knows."""
+    """Return whatever ``perfed show`` knows."""
     found = (name for what in LISTS for name in _names(what) if name.startswith(incomplete))
     return list(dict.fromkeys(found))
 
 
 def lists(incomplete: str) -> list[str]:
-    """What ``perfed list`` knows."""
+    """Return what ``perfed list`` knows."""
     return [name for name in LISTS if name.startswith(incomplete)]
 
 
 def engines(incomplete: str) -> list[str]:
-    """Engines that begin so."""
+    """Return engines that begin so."""
     return [name for name in index()["engines"] if name.startswith(incomplete)]
 
 
 def run_directories(incomplete: str) -> list[str]:
-    """Directories of runs, comparisons, searches and campaigns, and those on the way to them."""
+    """Return directories of runs, comparisons, searches and campaigns, and those on the way to them."""
     folders = [path for path in _beside(incomplete) if path.is_dir()]
     results = [str(path) for path in folders if any((path / mark).is_file() for mark in _MARKS)]
     inside = (path for path in folders if str(path) in results or not results)

@@ -20,7 +20,7 @@ PIPE_WIDTH = 80
 
 
 def fixed_width() -> int | None:
-    """The width of a pipe; a terminal, or the environment, is asked anew for each line."""
+    """Return the width of a pipe; a terminal, or the environment, is asked anew for each line."""
     return None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
 
 
@@ -35,15 +35,25 @@ class Stopped(Exception):
     """Message and exit code of a command that was interrupted."""
 
 
+def visible(text: str) -> str:
+    """``text`` with what would move a terminal's cursor, or hide something, written out: others may have chosen it.
+
+    Example:
+        >>> print(visible("north\x1b[2K"))
+        north\x1b[2K
+    """
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
 def say(text: str, style: str = "") -> None:
     """Print a sentence, broken between words."""
-    for line in textwrap.wrap(text, console.width, break_long_words=False, break_on_hyphens=False):
+    for line in textwrap.wrap(visible(text), console.width, break_long_words=False, break_on_hyphens=False):
         console.print(line, style=style, soft_wrap=True)
 
 
 def say_whole(text: str, style: str = "") -> None:
     """Print a line that is to be copied or searched for, however long it is: a path, a problem."""
-    console.print(text, style=style, soft_wrap=True)
+    console.print(visible(text), style=style, soft_wrap=True)
 
 
 def say_where(what: str, path: Path) -> None:
@@ -52,7 +62,7 @@ def say_where(what: str, path: Path) -> None:
 
 
 def command_lines(text: str) -> list[str]:
-    """A command over as many lines as it needs, as a shell takes them.
+    """Return a command over as many lines as it needs, as a shell takes them.
 
     Example:
         >>> command_lines("perfed show fedpac")

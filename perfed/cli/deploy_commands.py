@@ -1,17 +1,21 @@
-"""The commands of a federation of real sites: ``perfed deploy | site | submit``."""
+"""The commands of who runs a federation's server: ``perfed deploy | submit``.
+
+``submit`` needs no torch, so that it is there at once; what ``deploy`` needs is imported when it runs.
+"""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from perfed.cli import complete
-from perfed.cli.commands import app
-from perfed.cli.options import JsonOption, Settings
-from perfed.cli.wording import App
-from perfed.errors import PerfedError
+from perfed.cli.app import app
+from perfed.cli.console import CTRL_C, Stopped, say, say_where, say_whole
+from perfed.cli.options import Settings
+from perfed.errors import PerfedError, some
 
 
 @app.command(
@@ -59,140 +63,65 @@ def deploy_command(
     chosen = [name for name, value in given.items() if value is not None]
     if len(chosen) != 1:
         raise PerfedError(f"one of {', '.join(given)} is needed (given: {', '.join(chosen) or 'none'})")
-    from perfed.cli import deploying
-
     if extend is not None:
-        return deploying.extend_command(extend, names)
+        return _extend(extend, names)
     if renew is not None:
-        return deploying.renew_command(renew, days, server_name or [])
+        return _renew(renew, days, server_name or [])
     if rotate is not None:
-        return deploying.rotate_command(rotate[1], rotate[0])
+        return _rotate(rotate[1], rotate[0])
     if out is None:
         raise PerfedError("--out: a directory for the files is needed")
-    server = deploying.Place(tls, host, port, superlink_port, server_name or [], dir_on_server)
-    deploying.deploy_command(str(experiment), settings or [], names, server, out, days)
+    from perfed.cli.execution import chosen_experiment
+    from perfed.deploy.deployment import Deployment
+    from perfed.deploy.write import deploy
+
+    checked = chosen_experiment(str(experiment), settings or [])
+    where = dir_on_server or str(out.absolute())
+    names_of_server = tuple(server_name or ())
+    deployment = Deployment(checked.name, tuple(names), where, tls, host, port, superlink_port, names_of_server)
+    deploy(checked, deployment, out, days)
+    say_where("deployment", out)
+    say_where("the server's administrator reads", out / "README.md")
+    for site in deployment.sites:
+        say_where(f"for {site}", out / "sites" / site)
+    if deployment.tls:
+        say("Private keys are among them: hand each on over a channel that nobody else reads.")
 
 
-site_app = App(invoke_without_command=True, help="Be a site of a federation; its log and its own model.")
-app.add_typer(site_app, name="site")
-SiteFolder = Annotated[
-    Path | None, typer.Option("--dir", help="the site's folder: log, states; perfed-site-NAME if not given")
-]
+def _extend(folder: Path, sites: list[str]) -> None:
+    """Add sites to a deployment."""
+    from perfed.deploy.server_files import STUDY_FILE, app_hash
+    from perfed.deploy.write import extend
+    from perfed.experiment.config import read
+
+    deployment = extend(folder, sites)
+    for site in sites:
+        say_where(f"for {site}", folder / "sites" / site)
+    if deployment.tls:
+        say_whole(f"to be known to the SuperLink: sh {folder / 'server' / 'register.sh'} {' '.join(sites)}")
+    if submitted := app_hash(read((folder / STUDY_FILE).read_text(encoding="utf-8"), str(folder / STUDY_FILE))):
+        say_whole(f"tell the other sites the SHA-256 of what is submitted from now on: {submitted}")
 
 
-@site_app.callback(epilog="Example: perfed site --data a.csv --server fed.example.org:8443 --name a --study study.toml")
-def site_command(
-    context: typer.Context,
-    data: Annotated[Path | None, typer.Option("--data", help="the site's table, a file or a folder with one")] = None,
-    server: Annotated[str, typer.Option("--server", help="HOST:PORT of the server")] = "",
-    name: Annotated[str, typer.Option("--name", help="of this site, as the server knows it")] = "",
-    key: Annotated[Path | None, typer.Option("--key", help="the site's private key")] = None,
-    ca: Annotated[
-        Path | None, typer.Option("--ca", help="certificate of the authority that the server's is of")
-    ] = None,
-    study: Annotated[
-        Path | None, typer.Option("--study", help="the study to take part in, and no other; its file is needed")
-    ] = None,
-    any_study: Annotated[
-        bool, typer.Option("--any-study", help="in place of --study: take part in whatever study the server has")
-    ] = False,
-    policy: Annotated[
-        Path | None, typer.Option("--policy", help="what is allowed at most, whatever the study needs, a .toml file")
-    ] = None,
-    folder: SiteFolder = None,
-    consent: Annotated[
-        str | None,
-        typer.Option(
-            "--consent",
-            metavar="HASH|yes|any",
-            help="agree to what leaves, by the hash that 'perfed site preview' prints; else you are asked",
-        ),
-    ] = None,
-) -> None:
-    """Be a site: answer the server's messages with what is made of one table, until stopped."""
-    if context.invoked_subcommand is not None:
-        return
-    for option, value in (("--data", data), ("--server", server), ("--name", name)):
-        if not value:
-            raise PerfedError(f"{option} is needed; 'perfed site --help' lists all options")
-    if (study is None) != any_study:
-        raise PerfedError(
-            "--study FILE or --any-study is needed, and not both: with --study the site takes part in that study and "
-            "in no other; with --any-study the server's administrator chooses target, columns and method"
-        )
-    from perfed.cli import deploying
-    from perfed.engine.flower.probe import Server
+def _renew(folder: Path, days: int, server_names: list[str]) -> None:
+    """Give a deployment's server a new certificate."""
+    from perfed.deploy.write import renew
 
-    assert data is not None
-    place = folder or Path(f"perfed-site-{name}")
-    deploying.site_command(data, Server(server, ca, key), name, study, policy, place, consent)
+    last_day = renew(folder, days, server_names)
+    say(f"valid until {last_day}; restart the SuperLink and reload the proxy, which still have the one before")
 
 
-@site_app.command("preview", epilog="Example: perfed site preview --data north.csv --study study.toml --name north")
-def site_preview_command(
-    data: Annotated[Path, typer.Option("--data", help="the site's table, a file or a folder with one")],
-    study: Annotated[Path, typer.Option("--study", help="the study that the site would take part in")],
-    name: Annotated[str, typer.Option("--name", help="of this site, as the server knows it")],
-    as_json: JsonOption = False,
-) -> None:
-    """Show every value, fact, entry and shape that would leave the site, without a server."""
-    from perfed.cli import deploying
+def _rotate(folder: Path, site: str) -> None:
+    """Make a site of a deployment a new key."""
+    from perfed.deploy.write import rotate
 
-    deploying.site_preview_command(data, study, name, as_json)
-
-
-@site_app.command("log", epilog="Example: perfed site log --dir perfed-site-north")
-def site_log_command(
-    folder: SiteFolder = None,
-    as_json: JsonOption = False,
-    head: Annotated[bool, typer.Option("--head", help="say the last hash alone, to be noted elsewhere")] = False,
-    export: Annotated[
-        Path | None, typer.Option("--export", help="new file for the log, signed with the site's key if it has one")
-    ] = None,
-    exported: Annotated[Path | None, typer.Option("--verify", help="a file of --export, to be checked")] = None,
-    key: Annotated[Path | None, typer.Option("--key", help="with --verify: the site's public key")] = None,
-) -> None:
-    """List every message that has left the site or arrived, and check that no line of the log was changed."""
-    chosen = [name for name, on in (("--head", head), ("--export", export), ("--verify", exported)) if on]
-    if len(chosen) > 1 or (key is not None and exported is None):
-        raise PerfedError("at most one of --head, --export and --verify can be given, and --key with --verify alone")
-    from perfed.cli import site_log
-
-    if exported is not None:
-        return site_log.verify_command(exported, key)
-    if export is not None:
-        return site_log.export_command(folder, export)
-    if head:
-        return site_log.head_command(folder)
-    site_log.site_log_command(folder, as_json)
-
-
-@site_app.command("leave", epilog="Example: perfed site leave --dir perfed-site-north")
-def site_leave_command(folder: SiteFolder = None) -> None:
-    """Leave the study: the log says when, the server is told, and the site does not start again."""
-    from perfed.cli import site_log
-
-    site_log.leave_command(folder)
-
-
-@site_app.command("export", epilog="Example: perfed site export --data north.csv --format onnx")
-def site_export_command(
-    data: Annotated[
-        Path | None, typer.Option("--data", help="the site's table; that of the last start if not given")
-    ] = None,
-    format_: Annotated[str, typer.Option("--format", help="onnx, pt2 or safetensors")] = "onnx",
-    out: Annotated[
-        Path | None, typer.Option("--out", help="file; NAME.FORMAT in the site's folder if not given")
-    ] = None,
-    run: Annotated[
-        str | None, typer.Option("--run", help="an earlier run, by its folder in runs/; the present one if not given")
-    ] = None,
-    folder: SiteFolder = None,
-) -> None:
-    """Write the site's own model, which the server does not have, and a model card."""
-    from perfed.cli import deploying
-
-    deploying.site_export_command(folder, data, format_, out, run)
+    fingerprint = rotate(folder, site)
+    server = folder / "server"
+    say_where(f"for {site}, its new key", folder / "sites" / site / f"{site}.key")
+    say_whole(f"its fingerprint: {fingerprint}")
+    say_whole("The SuperLink knows the key before until you bar it, and then the new one:")
+    say_whole(f"sh {server / 'bar.sh'} {site}")
+    say_whole(f"sh {server / 'register.sh'} {site}")
 
 
 @app.command("submit", epilog="Example: perfed submit deployment")
@@ -217,10 +146,30 @@ def submit_command(
     ] = False,
 ) -> None:
     """Start a deployment's run, or go on with it, and follow it to its end; or end it."""
-    from perfed.cli import submitting
+    from perfed.deploy import submit
 
+    place = (out or directory / submit.RESULTS).resolve()
+    again = f"'{shlex.join(['perfed', 'submit', str(directory), *(['--out', str(out)] if out else [])])}'"
     if stop:
-        return submitting.stop_command(directory, out)
+        done = submit.stop(directory, place)
+        where = f"after round {done}" if done else "before the end of its first round"
+        return say_whole(f"the run in {place} was ended {where}; {again} goes on from there")
     newer = {"at_least": (float(at_least), 0.0), "ratio": (ratio, 1e6)}  # apps of older deployments lack the keys
     said = {name: value for name, (value, usual) in newer.items() if value != usual}
-    submitting.submit_command(directory, out, wait=wait, deadline=deadline, norm=norm, **said)
+    config = {"out": str(place), "wait": wait, "deadline": deadline, "norm": norm, **said}
+    try:
+        submit.submit(directory, config, _show, directory / "server" / "submit.log")
+    except KeyboardInterrupt:
+        reason = f"interrupted; the run goes on, and {again} follows it (with --stop: ends it)"
+        raise Stopped(reason, CTRL_C) from None
+    say_where("results", place)
+
+
+def _show(told: dict[str, Any]) -> None:
+    """Say how far a submitted run is: a line for each stage and each round, which takes seconds."""
+    if "stage" in told:
+        say_whole(told["stage"])
+    elif "round" in told:
+        reached = "" if told["accuracy"] is None else f", {100 * told['accuracy']:.1f} %"
+        lost = "; ".join(f"{name.replace('_', ' ')}: {some(ids)}" for name, ids in told["counts"].items() if ids)
+        say(f"round {told['round']} of {told['rounds']}{reached}{lost and f' ({lost})'}")

@@ -9,13 +9,16 @@ from typing import NoReturn
 
 import typer
 
-from perfed.cli import campaign_commands, deploy_commands, site_commands  # noqa: F401 - they add their commands
-from perfed.cli.commands import app
-from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped
-from perfed.cli.wording import no_such_option
+from perfed.cli.app import app, no_such_option
+from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped, visible
 from perfed.errors import PerfedError
 from perfed.machine import TERMINATED, by_sigterm, sigterm_as_exit
 from perfed.plugins import IMPORTED, own_mistakes
+
+# They add their commands, in the order of the help.
+# isort: off
+from perfed.cli import data_commands, train_commands, result_commands  # noqa: F401
+from perfed.cli import list_commands, deploy_commands, site_commands  # noqa: F401
 
 
 def main() -> None:
@@ -59,5 +62,5 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"perfed: {' '.join(message.split())}", file=sys.stderr)
+    print(f"perfed: {visible(' '.join(message.split()))}", file=sys.stderr)
     raise SystemExit(code)

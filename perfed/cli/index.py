@@ -18,7 +18,7 @@ from typing import Any
 from perfed.errors import PerfedError
 from perfed.machine import write_atomic
 
-LISTS = ("methods", "datasets", "experiments", "terms", "leaderboards")
+LISTS = ("methods", "datasets", "experiments", "extensions", "leaderboards")
 """What can be listed."""
 
 _PACKAGE = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""What ``perfed list`` and ``perfed show`` know: methods, data sets, experiments, terms, leaderboards.
+"""What ``perfed list`` and ``perfed show`` know: methods, data sets, experiments, extensions, leaderboards.
 
 ``python -m perfed.cli.listing`` prints it for :mod:`perfed.cli.index`, which the command line reads.
 """
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 import perfed.methods.presets  # noqa: F401 - registers methods and presets
@@ -22,15 +23,13 @@ from perfed.datasets.description import in_words
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, experiment_names, find_experiment
 from perfed.experiment.estimators import baseline_names
+from perfed.experiment.overrides import SECTIONS
 from perfed.experiment.published import board_names, find_board
+from perfed.method.extension import extension_class, extension_id, extension_names
 from perfed.method.method import Method
 from perfed.method.registry import Entry, entry, known_names, method_id
-from perfed.method.term import term_class, term_id, term_names
 from perfed.methods.titles import display_name
-from perfed.participation.clock import Clock
-from perfed.participation.settings import Participation
 from perfed.plugins import bare_name
-from perfed.run.settings import Evaluation
 from perfed.training.plan import ENGINES
 from perfed.training.schedule import takes_schedule
 
@@ -77,7 +76,7 @@ _TRY_WITH = {
 # Settings whose types alone do not say it.
 _ALLOWED = {
     "placement": "table",
-    "terms": "list of terms (perfed list terms)",
+    "extensions": "list of extensions (perfed list extensions)",
     "lr": "number >= 0, or table of numbers",
     "weight_decay": "number >= 0, or table of numbers",
 }
@@ -90,8 +89,8 @@ _SHARED_OPTIONS = {
 def _method(name: str) -> dict[str, Any]:
     item = entry(name)
     fields = {**item.method.model_fields}
-    for term in item.terms:
-        fields.update(term.model_fields)
+    for extension in item.extensions:
+        fields.update(extension.model_fields)
     made_of = {"base": item.base, "policy": item.policy} if item.base else {}
     differs = _differs(item)
     found = re.findall(r"\(([^()]*\b\d{4}\b[^()]*)\)", item.summary)
@@ -150,8 +149,8 @@ def _allowed(key: str, field: FieldInfo) -> str:
     return f"{words}, or schedule" if takes_schedule(field.annotation) else words
 
 
-def _term(name: str) -> dict[str, Any]:
-    item = term_class(name)
+def _extension(name: str) -> dict[str, Any]:
+    item = extension_class(name)
     summary = (item.__doc__ or name).strip().splitlines()[0]
     return {"name": name, "summary": summary, "settings": _settings(item.model_fields, {})}
 
@@ -187,7 +186,7 @@ def _dataset(name: str) -> dict[str, Any]:
 
 
 def facts_of(name: str) -> dict[str, dict[str, Any]]:
-    """What ``METHOD+POLICY`` is, or ``module:NAME`` in a file of the user's own: by kind its facts.
+    """Return what ``METHOD+POLICY`` is, or ``module:NAME`` in a file of the user's own: by kind its facts.
 
     Raises:
         PerfedError: the module cannot be imported, or has nothing of that name; says what it has.
@@ -196,7 +195,7 @@ def facts_of(name: str) -> dict[str, dict[str, Any]]:
     for kind, known, facts in (
         ("method", method_id, _method),
         ("data set", dataset_id, _dataset),
-        ("term", term_id, _term),
+        ("extension", extension_id, _extension),
     ):
         try:
             found[kind] = facts(known(name))
@@ -266,9 +265,9 @@ def _leaderboards() -> list[dict[str, Any]]:
 def all_lists() -> dict[str, Any]:
     """Return all lists by name, and the names that help and hints need."""
     lists = {"methods": [_method(name) for name in known_names()], "datasets": [_dataset(n) for n in dataset_names()]}
-    lists |= {"experiments": _experiments(), "terms": [_term(name) for name in term_names()]}
+    lists |= {"experiments": _experiments(), "extensions": [_extension(name) for name in extension_names()]}
     lists["leaderboards"] = _leaderboards()
-    tables = (Experiment, Participation, Clock, Evaluation)
+    tables: tuple[type[BaseModel], ...] = (Experiment, *SECTIONS.values())
     named = {"training": list(Method.model_fields), "settings": [key for table in tables for key in table.model_fields]}
     named |= {"engines": [*ENGINES], "baselines": [*baseline_names(), "sklearn:module.Class", "pooled:NAME"]}
     return {**lists, **named}

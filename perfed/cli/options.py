@@ -1,8 +1,9 @@
-"""What several commands take on the command line."""
+"""What several commands take on the command line: single options, and blocks of them that commands share."""
 
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,63 +12,6 @@ import typer
 
 from perfed.cli import complete
 from perfed.errors import PerfedError
-
-
-@dataclass(frozen=True)
-class Workers:
-    """Workers of ``--engine ray``: how many, and the address of their Ray, or of that of ``--jobs``; as given."""
-
-    number: int | None = None
-    address: str | None = None
-
-    def engine(self, given: str | None, jobs: int = 1) -> str | None:
-        """The engine: who asks for workers asks for Ray, unless it is for ``jobs`` side by side.
-
-        Raises:
-            PerfedError: another was given.
-        """
-        if self == Workers() or given == "ray" or (jobs > 1 and self.number is None):
-            return given
-        if given is not None:
-            raise PerfedError(f"--workers and --ray-address are of --engine ray (given: --engine {given})")
-        return "ray"
-
-
-@dataclass(frozen=True)
-class Training:
-    """How a command that trains does it: options that all of these share, as they were given."""
-
-    engine: str | None = None
-    device: str | None = None
-    data_dir: Path | None = None
-    out: Path | None = None
-    ray: Workers = Workers()
-    jobs: int = 1
-
-
-@dataclass(frozen=True)
-class Shown:
-    """What a command prints: JSON in place of text, all metrics, execution plans."""
-
-    as_json: bool = False
-    all_metrics: bool = False
-    verbose: bool = False
-
-
-def check_new(file: Path) -> None:
-    """Whether ``file`` can be written without loss.
-
-    Raises:
-        PerfedError: it is there.
-    """
-    if file.exists():
-        raise PerfedError(f"{file}: exists already; choose another name")
-
-
-def file_name(site: str) -> str:
-    """A site's name as that of a file."""
-    return re.sub(r"[^\w.-]", "_", site)
-
 
 ExperimentName = Annotated[
     str,
@@ -78,39 +22,6 @@ ExperimentName = Annotated[
 Settings = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="settings to change, e.g. rounds=5")
 ]
-EngineOption = Annotated[
-    str | None,
-    typer.Option(
-        "--engine",
-        help="one of: {engines} ; else the experiment's",
-        autocompletion=complete.engines,
-    ),
-]
-WorkersOption = Annotated[
-    int | None, typer.Option("--workers", min=1, help="of --engine ray; else as many as there are free cores or GPUs")
-]
-RayOption = Annotated[
-    str | None,
-    typer.Option(
-        "--ray-address",
-        metavar="HOST:PORT",
-        help="a Ray cluster for --engine ray or --jobs, or 'auto'; else RAY_ADDRESS, or this machine alone",
-    ),
-]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="'cpu', 'cuda', ... in place of the experiment's")]
-DataOption = Annotated[Path | None, typer.Option("--data-dir", help="folder of data files, before PERFED_DATA")]
-OutOption = Annotated[Path | None, typer.Option("--out", help="directory for results; runs/NAME-TIME if not given")]
-JobsOption = Annotated[
-    int, typer.Option("--jobs", min=1, metavar="N", help="runs side by side, each in a process of its own")
-]
-RunArgument = Annotated[Path, typer.Argument(help="a run's directory", autocompletion=complete.run_directories)]
-SiteOption = Annotated[str, typer.Option("--site", help="the client's id")]
-TrustOption = Annotated[
-    bool, typer.Option("--trust", help="read files of a joined site that can run code: you know who made them")
-]
-MethodsOption = Annotated[
-    str, typer.Option("--methods", help="names separated by commas", autocompletion=complete.several_methods)
-]
 ComparedOption = Annotated[
     str,
     typer.Option(
@@ -119,6 +30,123 @@ ComparedOption = Annotated[
         autocompletion=complete.several_methods,
     ),
 ]
+SeedsOption = Annotated[str, typer.Option("--seeds", help="as in compare")]
+DataOption = Annotated[Path | None, typer.Option("--data-dir", help="folder of data files, before PERFED_DATA")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON alone; all else goes to standard error")]
-AllMetricsOption = Annotated[bool, typer.Option("--all-metrics", help="every metric, with more columns")]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="print execution plans too")]
+FormatOption = Annotated[str, typer.Option("--format", help="onnx, pt2 or safetensors")]
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a command that trains does it: a block of options, as they were given."""
+
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help="one of: {engines} ; else the experiment's", autocompletion=complete.engines),
+    ] = None
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", min=1, help="of --engine ray; else as many as there are free cores or GPUs"),
+    ] = None
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            "--ray-address",
+            metavar="HOST:PORT",
+            help="a Ray cluster for --engine ray or --jobs, or 'auto'; else RAY_ADDRESS, or this machine alone",
+        ),
+    ] = None
+    device: Annotated[str | None, typer.Option("--device", help="'cpu', 'cuda', ... in place of the experiment's")] = (
+        None
+    )
+    data_dir: DataOption = None
+    out: Annotated[Path | None, typer.Option("--out", help="directory for results; runs/NAME-TIME if not given")] = None
+    jobs: Annotated[
+        int, typer.Option("--jobs", min=1, metavar="N", help="runs side by side, each in a process of its own")
+    ] = 1
+
+    @property
+    def asked_engine(self) -> str | None:
+        """The engine: who asks for workers asks for Ray, unless it is for ``jobs`` side by side.
+
+        Raises:
+            PerfedError: another was given.
+        """
+        asked = self.workers is not None or (self.ray_address is not None and self.jobs == 1)
+        if asked and self.engine not in (None, "ray"):
+            raise PerfedError(f"--workers and --ray-address are of --engine ray (given: --engine {self.engine})")
+        return "ray" if asked else self.engine
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a command prints: JSON in place of text, all metrics, execution plans."""
+
+    as_json: JsonOption = False
+    all_metrics: Annotated[bool, typer.Option("--all-metrics", help="every metric, with more columns")] = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="print execution plans too")] = False
+
+
+@dataclass(frozen=True)
+class Source:
+    """Which site's model of which run is meant; ``trust``: its files may run code."""
+
+    directory: Annotated[Path, typer.Argument(help="a run's directory", autocompletion=complete.run_directories)]
+    site: Annotated[str, typer.Option("--site", help="the client's id")]
+    data_dir: DataOption = None
+    trust: Annotated[
+        bool, typer.Option("--trust", help="read files of a joined site that can run code: you know who made them")
+    ] = False
+
+
+@dataclass(frozen=True)
+class Files:
+    """What ``perfed report`` writes beside what it always does."""
+
+    latex: Annotated[Path | None, typer.Option("--latex", help="file for a LaTeX table (booktabs)")] = None
+    csv: Annotated[Path | None, typer.Option("--csv", help="CSV file: a row per method and metric")] = None
+    figures: Annotated[Path | None, typer.Option("--figures", help="folder for the figures as SVG and PDF")] = None
+    out: Annotated[
+        Path | None, typer.Option("--out", help="HTML file; of one directory its report.html if not given")
+    ] = None
+
+    def check(self) -> None:
+        """Refuse what cannot be written, before anything is.
+
+        Raises:
+            PerfedError: a folder that is not there, or a folder in a file's place.
+        """
+        files = {"--out": self.out, "--latex": self.latex, "--csv": self.csv}
+        for option, path in files.items():
+            if path is not None and path.is_dir():
+                raise PerfedError(f"{option} {path}: is a folder; give the name of a file")
+        for option, path in {**files, "--figures": self.figures}.items():
+            if path is not None and not path.parent.is_dir():
+                raise PerfedError(f"{option} {path}: there is no folder {path.parent}")
+        if self.figures is not None and self.figures.exists() and not self.figures.is_dir():
+            raise PerfedError(f"--figures {self.figures}: is a file; give the name of a folder")
+
+
+def check_new(file: Path) -> None:
+    """Refuse a file that is there: nothing is written over.
+
+    Raises:
+        PerfedError: it is there.
+    """
+    if file.exists():
+        raise PerfedError(f"{file}: exists already; choose another name")
+
+
+def file_name(site: str) -> str:
+    """Return a site's name as that of a file."""
+    return re.sub(r"[^\w.-]", "_", site)
+
+
+def default_out(name: str) -> Path:
+    """Return where results go that nobody names a place for."""
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def with_seed(settings: list[str] | None, seed: int | None) -> list[str]:
+    """Return the settings, with ``--seed`` among them."""
+    return [*(settings or []), *([] if seed is None else [f"seed={seed}"])]

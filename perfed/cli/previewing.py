@@ -18,7 +18,7 @@ YES = "yes"
 _MEANS = {"named": "columns that the study names and this site has"}
 
 
-def site_preview_command(data: Path, study: str, name: str, as_json: bool) -> None:
+def preview(data: Path, study: str, name: str, as_json: bool) -> None:
     """Show all that would leave a site."""
     shown = Preview.of(name, data, study)
     if as_json:
@@ -97,7 +97,7 @@ def _whole(shown: Preview) -> Iterator[str]:
         shape = "x".join("?" if length is None else str(length) for length in entry["shape"]) or "1"
         yield f"  {entry['name']}: {shape} {entry['dtype']}"
     yield f"  the metrics {', '.join(shown.metrics)} of your model on your test rows"
-    yield "and your site's name, and errors in one line"
+    yield "and your site's name, and a fixed sentence where something fails"
     yield f"hash of all this, for --consent: {shown.digest}"
 
 

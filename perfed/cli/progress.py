@@ -29,7 +29,7 @@ _NARROW = 70  # terminals below this have no bars
 
 
 def duration(seconds: float | None) -> str:
-    """Hours, minutes and seconds; ``?`` where they are not known.
+    """Return hours, minutes and seconds; ``?`` where they are not known.
 
     Example:
         >>> duration(59.6), duration(3725.0), duration(None)
@@ -96,7 +96,7 @@ class Work:
         self.already(self.finished)
 
     def already(self, finished: int) -> None:
-        """So many runs were done in earlier sittings."""
+        """Count runs that were done in earlier sittings."""
         self.finished = finished
         self.all.before = self.all.done = finished
 
@@ -108,7 +108,7 @@ class Work:
             self.told(label, None)
 
     def told(self, label: str, news: ProgressEvent | None) -> None:
-        """How far the run with this label is; None where it has ended."""
+        """Note how far the run with this label is; ``None``: it has ended."""
         if news is None:
             self.running.pop(label, None)
             self.finished += 1
@@ -124,7 +124,7 @@ class Work:
     # What is shown -----------------------------------------------------------------------------------------
 
     def lines(self) -> list[str]:
-        """Everything in one line, with as much of the run's label as fits; of several runs a line for each."""
+        """Return everything in one line, with as much of the run's label as fits; of several runs a line for each."""
         now, running = self.clock(), list(self.running.values())
         passed = f"{duration(now - self.all.began)} elapsed, {duration(self.all.left(now))} left"
         if len(running) == 1:

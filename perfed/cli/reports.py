@@ -1,30 +1,45 @@
-"""What ``perfed report`` does: the page anew, tables, and files for papers."""
+"""What ``perfed report`` does: the page anew, tables, and files for papers.
+
+Figures are the report's own drawings as SVG and, with libraries, as PDF, with an index of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import logging
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 from perfed import report
-from perfed.cli.campaigning import report_campaign
-from perfed.cli.console import alone_on_stdout, print_json, say_where, say_whole
-from perfed.cli.files import Files, command_line
-from perfed.cli.options import Shown
-from perfed.cli.terminal import conclusion_json, print_conclusion
-from perfed.cli.training import default_out
-from perfed.errors import PerfedError
+from perfed.cli.console import alone_on_stdout, say, say_where, say_whole
+from perfed.cli.options import Files, Shown, default_out
+from perfed.cli.terminal import print_conclusion, print_parts
+from perfed.errors import PerfedError, some
 from perfed.experiment.comparison import Comparison, Conclusion
+from perfed.experiment.study import Study
+from perfed.machine import write_atomic
 from perfed.methods.titles import meant
 from perfed.report import verdict, with_communication, write_report
+from perfed.report.campaign import Part, campaign_csv, grids
 from perfed.report.comparison import judged_table
 from perfed.report.load_runs import Gathered, gathered
-from perfed.report.papers import csv_text, latex
+from perfed.report.page.campaign import sweep_figures
+from perfed.report.page.gallery import gallery
+from perfed.report.page.paper import FAMILY, SPACE
+from perfed.report.papers import csv_text, latex, latex_file
 from perfed.report.runs import Run, main_metric, methods_of
 from perfed.run.directory import marker_of
 
+BOLD = f"{FAMILY}-Bold"
+ToPdf = Callable[[str], tuple[bytes, list[str]]]
+"""From an SVG to a PDF, and what is not in it as it should be."""
 
-def report_command(
+
+def report_all(
     directories: Sequence[Path], reference: str | None, communication: float | None, files: Files, show: Shown
 ) -> None:
     """Write the report of one or several directories anew, print their tables and verdict, and write files."""
@@ -33,7 +48,7 @@ def report_command(
             raise PerfedError(
                 f"{directory}: is a campaign or a sweep, reported alone, without --reference and --communication"
             )
-        return report_campaign(directory, files, show)
+        return _report_campaign(directory, files, show)
     files.check()
     with alone_on_stdout(show.as_json):
         places, empty = _places(directories)
@@ -45,12 +60,34 @@ def report_command(
         for note in found.notes:
             say_whole(note, style="yellow")
         written = _write(files, directories, concluded, show.all_metrics)
-        if show.as_json:
-            print_json(conclusion_json(concluded, notes=found.notes, files=[str(path) for path in written]))
-            return
-        for path in written:
-            say_where("written", path)
-        print_conclusion(concluded, show.all_metrics)
+        print_conclusion(concluded, show, notes=found.notes, files=written)
+
+
+def _report_campaign(directory: Path, files: Files, show: Shown) -> None:
+    """Write a campaign's reports anew, print its tables, and write files."""
+    files.check()
+    with alone_on_stdout(show.as_json):
+        study = Study.read(directory)
+        page, parts = study.conclude()
+        if not parts:
+            raise PerfedError(f"{directory}: no run has started yet")
+        if files.out is not None:
+            write_atomic(files.out, page.read_text(encoding="utf-8"))
+        written = write_files(
+            files,
+            lambda: _campaign_latex(study, parts),
+            lambda: campaign_csv(parts, study.key),
+            lambda: sweep_figures(parts, study.key),
+        )
+        print_parts(study, page, parts, show, files=written)
+
+
+def _campaign_latex(study: Study, parts: Sequence[Part]) -> str:
+    name = study.path.resolve().name
+    if study.key:
+        name = str(next(iter(study.comparisons.values())).table.get("name", name))
+    comments = [f"table: {command_line()}", *(f"runs: {one.origin}" for one in study.comparisons.values())]
+    return latex_file((grid.latex(name) for grid in grids(parts, study.key)), comments)
 
 
 def _places(directories: Sequence[Path]) -> tuple[list[Path], list[str]]:
@@ -117,7 +154,8 @@ def _write(files: Files, directories: Sequence[Path], found: Conclusion, all_met
     name = name or next((run.summary.dataset for run in found.runs if run.summary), "")
     table, metric = judged_table(found.runs, found.verdict), main_metric(found.runs)
     rows = table if all_metrics else [row for row in table if row.metric == metric]
-    return files.write(
+    return write_files(
+        files,
         lambda: latex(rows, name, _origins(directories, found.runs)),
         lambda: csv_text(table),
         lambda: report.figures(found.runs),
@@ -130,3 +168,113 @@ def _origins(directories: Sequence[Path], runs: Sequence[Run]) -> list[str]:
     known = {place for one in comparisons for place in one.started()}
     others = [f"perfed run {run.directory / 'config.toml'}" for run in runs if run.directory not in known]
     return [f"table: {command_line()}", *(f"runs: {told}" for told in [*(one.origin for one in comparisons), *others])]
+
+
+# Files for papers ------------------------------------------------------------------------------------------
+
+
+def pdf_maker() -> ToPdf:
+    """Return what makes a PDF of an SVG, with the letters that it needs of its fonts.
+
+    Raises:
+        PerfedError: a library is not installed; names the extra.
+    """
+    try:
+        from matplotlib import get_data_path  # its fonts
+        from reportlab.graphics.renderPDF import drawToString
+        from reportlab.pdfbase.pdfmetrics import getFont
+        from svglib.fonts import FontMap
+        from svglib.svglib import svg2rlg
+    except ImportError:
+        raise PerfedError(
+            'PDF needs svglib and matplotlib: pip install "perfed[figures]"; the figures are there as SVG'
+        ) from None
+    fonts, folder = FontMap(), Path(get_data_path()) / "fonts" / "ttf"
+    fonts.register_font(FAMILY, str(folder / "DejaVuSans.ttf"), rlgFontName=FAMILY)
+    fonts.register_font(FAMILY, str(folder / "DejaVuSans-Bold.ttf"), weight="bold", rlgFontName=BOLD)
+
+    def to_pdf(svg: str) -> tuple[bytes, list[str]]:
+        heard = _Heard()
+        logger = logging.getLogger("svglib")
+        logger.addHandler(heard)
+        try:
+            drawing = svg2rlg(io.BytesIO(svg.encode()), font_map=fonts)
+        finally:
+            logger.removeHandler(heard)
+        if drawing is None:
+            raise PerfedError("a figure could not be made a PDF; it is there as SVG")
+        drawing.initialFontName = FAMILY  # reportlab would name Helvetica, which it does not embed
+        content = bytes(drawToString(drawing, initialFontName=FAMILY))
+        return content, [*heard.lines, *_absent(svg, lambda name: getFont(name).face.charToGlyph)]
+
+    return to_pdf
+
+
+class _Heard(logging.Handler):
+    """What svglib complains of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep what is said."""
+        self.lines.append(record.getMessage())
+
+
+def _absent(svg: str, letters: Callable[[str], Mapping[int, int]]) -> list[str]:
+    """A line on characters that the font does not have, if there are any."""
+    missing: dict[str, None] = {}
+    for text in ElementTree.fromstring(svg).iter(f"{{{SPACE}}}text"):
+        has = letters(BOLD if text.get("font-weight") == "bold" else FAMILY)
+        missing |= dict.fromkeys(letter for letter in text.text or "" if ord(letter) not in has)
+    return [f"{FAMILY} lacks {some([*missing], 10)}: boxes in their place; the SVG has them"] if missing else []
+
+
+def command_line() -> str:
+    """Return the command as it was given."""
+    return shlex.join(["perfed", *sys.argv[1:]])
+
+
+def write_files(
+    files: Files, latex: Callable[[], str], csv: Callable[[], str], figures: Callable[[], Mapping[str, str]]
+) -> list[Path]:
+    """Make and write what was asked for, except for the page; return the paths, and say them.
+
+    ``figures`` are SVG by the stem of their names; a PDF that cannot be made, or not as its SVG, is said.
+    """
+    written = []
+    for path, text in ((files.latex, latex), (files.csv, csv)):
+        if path is not None:
+            write_atomic(path, text())
+            written.append(path)
+    if files.figures is not None:
+        made, problems = _write_figures(figures(), files.figures)
+        written += made
+        for problem in problems:
+            say(problem, style="yellow")
+    for path in written:
+        say_where("written", path)
+    return written
+
+
+def _write_figures(drawn: Mapping[str, str], folder: Path) -> tuple[list[Path], list[str]]:
+    """Write figures, and ``index.html`` that shows them; return the paths, and lines on PDFs."""
+    folder.mkdir(exist_ok=True)
+    written, problems = [], []
+    for stem, svg in drawn.items():
+        written.append(folder / f"{stem}.svg")
+        write_atomic(written[-1], svg)
+    try:
+        to_pdf = pdf_maker()
+        for stem, svg in drawn.items():
+            content, lines = to_pdf(svg)
+            problems += [f"{stem}.pdf: {line}" for line in lines]
+            written.append(folder / f"{stem}.pdf")
+            write_atomic(written[-1], content)
+    except PerfedError as error:
+        problems.append(str(error))
+    index = folder / "index.html"
+    write_atomic(index, gallery(drawn, written, command_line()))
+    written.append(index)
+    return written, problems

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from perfed.cli.console import say, say_where, say_whole
-from perfed.cli.options import check_new, file_name
+from perfed.cli.options import Source, check_new, file_name
 from perfed.data.client import Client
 from perfed.data.csv_text import csv_text
 from perfed.data.federation import Federation
 from perfed.data.new_client import new_client, new_client_from_frame
-from perfed.data.site_data import arrays_in
+from perfed.data.reading import read_arrays
 from perfed.data.tables.files import read_table
 from perfed.data.tables.kinds import Column, read
 from perfed.data.tables.problems import refuse
@@ -28,21 +27,10 @@ from perfed.run.site import DOMAIN, FACTS, SiteModel, joined_sites, load_site
 _TARGET = "y"
 
 
-@dataclass(frozen=True)
-class Source:
-    """Which site's model of which run is meant; ``trust``: its files may run code."""
-
-    directory: Path
-    site: str
-    data_dir: Path | None = None
-    trust: bool = False
-
-
-def export_command(source: Source, format_: str, file: Path) -> None:
-    """Write one site's model, and its card beside it."""
+def check_format(format_: str) -> None:
+    """Refuse a format that there is not."""
     if format_ not in FORMATS:
         raise PerfedError(f"--format {format_}: unknown format; allowed: {', '.join(FORMATS)}")
-    write_model(_site(source), file, format_)
 
 
 def write_model(model: SiteModel, file: Path, format_: str) -> None:
@@ -62,9 +50,8 @@ def write_model(model: SiteModel, file: Path, format_: str) -> None:
     say_where("card", beside)
 
 
-def predict_command(source: Source, file: Path, out: Path) -> None:
+def predict(model: SiteModel, file: Path, out: Path) -> None:
     """Write what one site's model says of the rows of a file, behind their ids, or else their numbers in it."""
-    model = _site(source)
     frame, notes = read_table(file)
     if not len(frame):
         raise PerfedError(f"{file}: there are no rows")
@@ -91,12 +78,13 @@ def predict_command(source: Source, file: Path, out: Path) -> None:
     say_where(f"{len(frame)} rows", out)
 
 
-def join_command(directory: Path, file: Path, site: str, data_dir: Path | None) -> None:
+def join(source: Source, file: Path) -> None:
     """Let a new site make its own model against what a finished run shares; no other file of the run changes."""
-    folder = directory / "joined" / file_name(site)
+    site = source.site
+    folder = source.directory / "joined" / file_name(site)
     if (folder / FACTS).exists():
         raise PerfedError(f"{folder}: site '{site}' has joined already")
-    run = opened(directory, data_dir=data_dir)
+    run = opened(source.directory, data_dir=source.data_dir)
     model = run.join(_newcomer(run.federation, site, file, run.seed))
     model.save(folder)
     write_atomic(folder / "card.md", card(model.facts))
@@ -105,8 +93,8 @@ def join_command(directory: Path, file: Path, site: str, data_dir: Path | None) 
     say_where(f"site '{site}'", folder)
 
 
-def _site(source: Source) -> SiteModel:
-    """The model of a site of the run, or of one that has joined it."""
+def model_of(source: Source) -> SiteModel:
+    """Return the model of a site of the run, or of one that has joined it."""
     joined = joined_sites(source.directory)
     if source.site in joined:
         return load_site(joined[source.site], source.trust)
@@ -115,7 +103,7 @@ def _site(source: Source) -> SiteModel:
 
 def _newcomer(federation: Federation, site: str, file: Path, seed: int) -> Client:
     if file.suffix == ".npz":
-        return new_client(federation, site, arrays_in(file), seed)
+        return new_client(federation, site, read_arrays(file), seed)
     frame, _ = read_table(file)
     if any(client.table is not None for client in federation):
         return new_client_from_frame(federation, site, frame, str(file), seed)

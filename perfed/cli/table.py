@@ -27,7 +27,7 @@ def print_table(table: TextTable) -> None:
 
 
 def fitted(table: TextTable, width: int) -> Iterator[Text]:
-    """The lines of a table, in as many parts below each other as the width needs, each with the names of the rows.
+    """Return the lines of a table, in as many parts below each other as the width needs, each with its rows' names.
 
     Headers are broken between words, names are shortened with an ellipsis where there are too many columns; other cells
     stay whole.
@@ -101,7 +101,7 @@ def _longest_word(text: str) -> str:
 
 
 def shortened(name: str, width: int) -> str:
-    """A name with an ellipsis in its middle, where it is too long.
+    """Return a name with an ellipsis in its middle, where it is too long.
 
     Example:
         >>> shortened("sklearn:random-forest", 12), shortened("fedpac", 12)

@@ -1,22 +1,28 @@
-"""What the commands print at their end: a run, a search's choices, a comparison."""
+"""What the commands print at their end, as text or JSON: a run, a comparison, several, a search, a leaderboard."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from perfed.cli.console import say, say_where
+from perfed.cli.console import print_json, say, say_where
+from perfed.cli.options import Shown
 from perfed.cli.table import print_table
+from perfed.data.federation import Federation
 from perfed.engine.metrics import metric_of
 from perfed.engine.metrics import shown as with_unit
 from perfed.experiment.comparison import Conclusion
-from perfed.experiment.search import Choice
-from perfed.report import TextTable, Verdict, all_tables, comparison_rows, first_tables, reported_by
+from perfed.experiment.published import Leaderboard
+from perfed.experiment.search import Choice, Search
+from perfed.experiment.study import Study
+from perfed.report import TextTable, all_tables, comparison_rows, first_tables, reported_by
+from perfed.report.board import Figure, board_notes
+from perfed.report.campaign import Part, campaign_rows, grids
 from perfed.report.comparison import judged_table
-from perfed.report.runs import Run
 from perfed.report.text import UNKNOWN, axis_title
 from perfed.run.callbacks.targets import described
 from perfed.run.directory import plain
@@ -28,8 +34,25 @@ SITES = 12
 _ALONE = ": one client at a time ("  # how a plan says what cannot be stacked
 
 
+def print_run(directory: Path, summary: dict[str, Any], report: Path, show: Shown) -> None:
+    """Print a run's summary, and where its report is."""
+    if show.as_json:
+        return print_json(plain({"directory": directory, "summary": summary, "report": report}))
+    print_summary(summary, show.verbose)
+    say_where("report", report)
+
+
+def say_outcome(label: str, summary: dict[str, Any], verbose: bool) -> None:
+    """Say what came of one run of several, in a line; ``verbose``: its notes too."""
+    found = [f"{name} {values['mean']:.4g}" for name, values in summary["metrics"].items()]
+    text = f"{100 * summary['accuracy']['mean']:.1f} %" if "accuracy" in summary else ", ".join(found)
+    say(f"{label}: {text} in {summary['wall_seconds']:.1f} s")
+    for note in summary["notes"] if verbose else ():
+        say(f"  {note}", style="dim")
+
+
 def print_summary(summary: dict[str, Any], verbose: bool) -> None:
-    """A run's notes, metrics, metrics by domain and times to the target accuracies (``summary.json``).
+    """Print a run's notes, metrics, metrics by domain and times to the target accuracies (``summary.json``).
 
     ``verbose``: the execution plan too.
     """
@@ -87,18 +110,30 @@ def _number(name: str, value: float | None) -> str:
     return UNKNOWN if value is None else f"{metric_of(name).scale * value:.4g}"
 
 
-def print_choice(chosen: Mapping[str, Choice], runs: int) -> None:
-    """What a search of ``runs`` runs chose, by method."""
+def print_choice(search: Search, chosen: Mapping[str, Choice], show: Shown) -> None:
+    """Print what a search chose, by method, and where the rest is."""
+    if show.as_json:
+        methods = {method: asdict(choice) for method, choice in chosen.items()}
+        return print_json(plain({"directory": search.path, "runs": search.size, "chosen": methods}))
     rows = [[m, with_unit(choice.metric, choice.mean), " ".join(choice.settings)] for m, choice in chosen.items()]
-    print_table(TextTable(f"chosen on validation data ({runs} runs)", ["Method", "Validation", "Settings"], rows))
+    print_table(
+        TextTable(f"chosen on validation data ({search.size} runs)", ["Method", "Validation", "Settings"], rows)
+    )
     for method, choice in chosen.items():
         for note in choice.notes:
             say(f"{method}: {note}")
+    say_where("chosen settings", search.path / "chosen.toml")
+    say_where("whole grid", search.path / "grid.json")
 
 
-def print_conclusion(found: Conclusion, all_metrics: bool) -> None:
-    """A comparison's tables, where its report is, and at the end the verdict."""
-    print_tables(found.runs, found.verdict, all_metrics)
+def print_conclusion(found: Conclusion, show: Shown, **more: Any) -> None:
+    """Print a comparison's tables, where its report is, and at the end the verdict; ``more`` that JSON has."""
+    if show.as_json:
+        return print_json(plain({**_conclusion(found), **more}))
+    for table in (all_tables if show.all_metrics else first_tables)(found.runs, found.verdict):
+        print_table(table)
+    if found.verdict is not None and len(found.verdict.sites) <= SITES:
+        print_table(found.verdict.site_table)
     if found.oracle is not None:
         _say_oracle(found.oracle, ", mean over seeds")
     say_where("report", found.report)
@@ -106,22 +141,43 @@ def print_conclusion(found: Conclusion, all_metrics: bool) -> None:
         say(sentence)
 
 
-def conclusion_json(found: Conclusion, **more: Any) -> dict[str, Any]:
-    """What ``--json`` prints of a comparison."""
-    content = {
+def _conclusion(found: Conclusion) -> dict[str, Any]:
+    return {
         "runs": comparison_rows(found.runs),
         "table": [asdict(row) for row in judged_table(found.runs, found.verdict)],
         "verdict": None if found.verdict is None else found.verdict.to_dict(),
         "oracle_accuracy": found.oracle,
-        "report": str(found.report),
+        "report": found.report,
     }
-    plain_: dict[str, Any] = plain({**content, **more})
-    return plain_
 
 
-def print_tables(runs: Sequence[Run], found: Verdict | None, all_metrics: bool) -> None:
-    """The first tables or all; the sites one by one where they are few."""
-    for table in (all_tables if all_metrics else first_tables)(runs, found):
-        print_table(table)
-    if found is not None and len(found.sites) <= SITES:
-        print_table(found.site_table)
+def print_parts(study: Study, page: Path, parts: Sequence[Part], show: Shown, **more: Any) -> None:
+    """Print the tables of a campaign or sweep, the first sentence on each comparison, and where the report is."""
+    if show.as_json:
+        content = {"directory": study.path, "key": study.key, "table": campaign_rows(parts), "report": page}
+        return print_json(plain({**content, **more}))
+    for grid in grids(parts, study.key):
+        print_table(grid.table)
+    for part in parts:
+        for sentence in part.sentences[:1]:
+            say(f"{part.name}: {sentence}")
+    say_where("report", page)
+
+
+def print_board(made: Leaderboard, figures: Sequence[Figure], table: TextTable, report: Path, show: Shown) -> None:
+    """Print a leaderboard's table, what to mind, and where its report is."""
+    if show.as_json:
+        rows = [asdict(figure) for figure in figures]
+        return print_json(plain({"directory": made.path, "report": report, "rows": rows}))
+    print_table(table)
+    for line in (*board_notes(figures), f"theirs: {made.board.source}"):
+        say(line, style="dim")
+    say_where("report", report)
+
+
+def print_federation(federation: Federation) -> None:
+    """Print who holds how much of what, and what of it is to be minded."""
+    header, *rows = federation.facts.rows()
+    print_table(TextTable("", header, rows))
+    for sentence in federation.facts.sentences():
+        say(sentence)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from math import isfinite
 from typing import Any
 
 import torch
@@ -26,18 +27,18 @@ def new_inputs(client: Client, x: Any, domain: Any, num_domains: int) -> tuple[T
     inputs = as_tensor(x, "x", client.id)
     if tuple(inputs.shape[1:]) != client.input_shape:
         raise PerfedError(f"{where} has inputs of shape {client.input_shape}, not {tuple(inputs.shape[1:])}")
-    _check_finite(f"{where}: new", inputs, client.feature_names)
+    _check_inputs(f"{where}: new", inputs, client.feature_names)
     if domain is None:
         return inputs, None
     ids = domain_ids(as_tensor(domain, "domain", client.id))
     if ids.shape != (len(inputs),):
         raise PerfedError(f"{where}: new inputs and domain ids must have the same length")
-    check_ids(where, "new", ids, num_domains)
+    check_ids(f"{where}: new", ids, num_domains)
     return inputs, ids
 
 
 def check_client(client: Client, num_classes: int | None, survival: bool = False) -> None:
-    """Refuse a client's data that no model can be trained or tested on; of deferred data what is known of them.
+    """Refuse a client's data that no model can be trained or tested on; samples are looked at once, then facts alone.
 
     Raises:
         PerfedError: no training data, lengths, shapes or types that do not fit, labels that there are not, values that
@@ -59,10 +60,9 @@ def check_client(client: Client, num_classes: int | None, survival: bool = False
             raise PerfedError(
                 f"{where}: {name} inputs have shape {split.input_shape}, training inputs {client.input_shape}"
             )
-        if split.deferred:  # its samples are checked when they are read
-            _check_classes(f"{where}: {name}", split, num_classes, survival)
-        else:
+        if not split.sound:
             check_samples(f"{where}: {name}", split, client.feature_names, num_classes, survival)
+        _check_classes(f"{where}: {name}", split, num_classes, survival)
     if client.feature_names is not None and (len(client.feature_names),) != client.input_shape:
         raise PerfedError(
             f"{where}: {len(client.feature_names)} feature names for inputs of shape {client.input_shape}"
@@ -76,17 +76,17 @@ def _kind(split: Split) -> str:
 def check_samples(
     where: str, split: Split, feature_names: Sequence[str] | None, num_classes: int | None, survival: bool
 ) -> None:
-    """Refuse samples that no model can be trained or tested on; ``where`` is the client and the split.
+    """Refuse samples that no model can be trained or tested on, else mark them as sound; ``where``: client and split.
 
     Raises:
-        PerfedError: lengths that differ, values that are not finite, labels that there are not.
+        PerfedError: lengths that differ, values that are not finite, labels that there are not, odd domain ids.
     """
     x, y = split.x, split.y
     if y.shape[0] != len(split) or (split.domain is not None and split.domain.shape != (len(split),)):
         raise PerfedError(f"{where} inputs, targets and domain ids must have the same length")
-    _check_finite(where, x, feature_names)
-    if split.has_values and not bool(torch.isfinite(y).all()):
-        raise PerfedError(f"{where} targets hold NaN or infinity; targets must be finite")
+    if not isfinite(split.largest):
+        _check_inputs(where, x, feature_names)
+    check_finite(where, y)
     if num_classes is not None:
         if y.ndim != 1:
             raise PerfedError(f"{where} labels have shape {tuple(y.shape)}; ({len(split)},) is needed")
@@ -96,10 +96,19 @@ def check_samples(
             raise PerfedError(f"{where} label {bad} is outside the classes 0..{num_classes - 1}")
     if survival:
         _check_survival(f"{where} targets", y)
+    if split.domain is not None:
+        check_ids(where, split.domain, None)
+    vars(split)["sound"] = True
+
+
+def check_finite(where: str, y: Tensor) -> None:
+    """Refuse targets that hold NaN or infinity."""
+    if y.is_floating_point() and not bool(torch.isfinite(y).all()):
+        raise PerfedError(f"{where} targets hold NaN or infinity; targets must be finite")
 
 
 def _check_classes(where: str, split: Split, num_classes: int | None, survival: bool) -> None:
-    """The same of what is known of samples that are not read."""
+    """The same of what is known of samples."""
     if num_classes is not None and split.has_values:
         raise PerfedError(f"{where} targets are values; labels of {num_classes} classes are needed")
     if num_classes is not None and len(split.held_classes) > num_classes:
@@ -123,7 +132,7 @@ def _check_survival(where: str, y: Tensor) -> None:
         raise PerfedError(f"{where} hold the event {float(y[row, 1]):g} in row {row}; allowed: 0 (censored), 1")
 
 
-def _check_finite(where: str, x: Tensor, feature_names: Sequence[str] | None) -> None:
+def _check_inputs(where: str, x: Tensor, feature_names: Sequence[str] | None) -> None:
     finite = torch.isfinite(x)
     if not bool(finite.all()):
         first = torch.nonzero(~finite)[0].tolist()
@@ -141,46 +150,47 @@ def check_domains(clients: Sequence[Client], names: Sequence[str] | None) -> Non
     Raises:
         PerfedError: names the client and the split.
     """
+
     # There may be very many clients: no list of all their splits.
-    samples, first = 0, dict[bool, tuple[Client, str]]()
-    for client in clients:
-        for name in SPLITS:
-            if (split := client.split(name)) is not None:
-                samples += len(split)
-                first.setdefault(split.has_domains, (client, name))
+    def splits() -> Iterator[tuple[str, str, Split]]:
+        return ((c.id, name, split) for c in clients for name in SPLITS if (split := c.split(name)) is not None)
+
+    refuse_mixed_domains((client, name, split.has_domains) for client, name, split in splits())
+    samples = None
+    for client, name, split in splits():
+        if not split.has_domains:
+            return
+        last, where = len(split.held_domains or ()) - 1, f"client '{client}': {name}"
+        check_range(where, 0, last, None if names is None else len(names))
+        if names is None:
+            samples = sum(len(split) for _, _, split in splits()) if samples is None else samples
+            if last >= samples:
+                problem = "ids count the domains from 0, and there are fewer samples than that"
+                raise PerfedError(f"{where} domain id {last} is not allowed: {problem}")
+
+
+def refuse_mixed_domains(known: Iterable[tuple[str, str, bool]]) -> None:
+    """Refuse domain ids that only some samples have; ``known``: by client and split, whether it has them."""
+    first = dict[bool, tuple[str, str]]()
+    for client, name, there in known:
+        first.setdefault(there, (client, name))
     if len(first) == 2:
         (client, name), (other, given) = first[False], first[True]
         raise PerfedError(
-            f"client '{client.id}': {name} samples without domain ids, while client '{other.id}' has them for its "
+            f"client '{client}': {name} samples without domain ids, while client '{other}' has them for its "
             f"{given} samples; all samples of all clients need one, or none"
         )
-    for client in clients if True in first else ():
-        for name in SPLITS:
-            if (split := client.split(name)) is not None:
-                _check_domains_of(f"client '{client.id}'", name, split, samples, None if names is None else len(names))
 
 
-def _check_domains_of(where: str, name: str, split: Split, samples: int, domains: int | None) -> None:
-    if split.deferred:
-        last = len(split.held_domains or ()) - 1
-        _check_range(where, name, 0, last, domains)
-    else:
-        assert split.domain is not None
-        check_ids(where, name, split.domain, domains)
-        last = int(split.domain.max())
-    if domains is None and last >= samples:
-        problem = "ids count the domains from 0, and there are fewer samples than that"
-        raise PerfedError(f"{where}: {name} domain id {last} is not allowed: {problem}")
-
-
-def check_ids(where: str, name: str, domain: Tensor, domains: int | None) -> None:
+def check_ids(where: str, domain: Tensor, domains: int | None) -> None:
     """Domain ids are integers from 0 on, below ``domains`` if that is known."""
     if domain.dtype != torch.int64:
-        raise PerfedError(f"{where}: {name} domain ids must be integers, not {domain.dtype}")
-    _check_range(where, name, int(domain.min()), int(domain.max()), domains)
+        raise PerfedError(f"{where} domain ids must be integers, not {domain.dtype}")
+    check_range(where, int(domain.min()), int(domain.max()), domains)
 
 
-def _check_range(where: str, name: str, low: int, high: int, domains: int | None) -> None:
+def check_range(where: str, low: int, high: int, domains: int | None) -> None:
+    """Refuse domain ids outside of 0..``domains`` - 1, of which the smallest and largest are ``low`` and ``high``."""
     if low < 0 or (domains is not None and high >= domains):
-        allowed = "at least 0" if domains is None else f"from 0 to {domains - 1}, as there are {domains} domain names"
-        raise PerfedError(f"{where}: {name} domain id {low if low < 0 else high} is not allowed; ids are {allowed}")
+        allowed = "at least 0" if domains is None else f"from 0 to {domains - 1}, as there are {domains} domains"
+        raise PerfedError(f"{where} domain id {low if low < 0 else high} is not allowed; ids are {allowed}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ class Split:
         x: inputs, ``(samples, *input_shape)``, a floating-point tensor.
         y: targets, ``(samples,)`` int64 class labels or ``(samples, ...)`` floating-point values.
         domain: ``(samples,)`` int64 domain ids, or ``None`` where domains are unknown.
+        sound: whether the samples were checked (:func:`perfed.data.checks.check_samples`), or made of such.
 
     Example:
         >>> split = Split(torch.eye(3), torch.tensor([0, 1, 1]))
@@ -32,6 +34,7 @@ class Split:
     x: Tensor
     y: Tensor
     domain: Tensor | None = None
+    sound: bool = field(default=False, init=False, compare=False)
 
     def __len__(self) -> int:
         return self.x.shape[0]
@@ -40,6 +43,19 @@ class Split:
         return f"<Split: {len(self)} samples of shape {self.input_shape}>"
 
     # Facts, which a deferred split knows without reading -----------------------------------------------------
+
+    @cached_property
+    def known(self) -> SplitFacts:
+        """All that is known of the samples without them, counted once; of survival without events."""
+        domains = None if self.domain is None else tuple(torch.bincount(self.domain).tolist())
+        classes = None if self.has_values else tuple(torch.bincount(self.y).tolist())
+        return SplitFacts(len(self), self.input_shape, self.target_shape, classes, domains)
+
+    @cached_property
+    def largest(self) -> float:
+        """Largest absolute value of the inputs; not finite where one of them is not."""
+        low, high = torch.aminmax(self.x)
+        return max(-float(low), float(high))
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -63,8 +79,8 @@ class Split:
 
     @property
     def held_classes(self) -> Counts:
-        """Samples of class 0, 1, ..., up to the last that occurs."""
-        return tuple(torch.bincount(self.y).tolist())
+        """Samples of class 0, 1, ..., up to the last that occurs; nothing where targets are values."""
+        return self.known.classes or ()
 
     @property
     def has_domains(self) -> bool:
@@ -74,7 +90,7 @@ class Split:
     @property
     def held_domains(self) -> Counts | None:
         """Samples of domain 0, 1, ..., up to the last that occurs; ``None`` where domains are unknown."""
-        return None if self.domain is None else tuple(torch.bincount(self.domain).tolist())
+        return self.known.domains
 
     @property
     def events(self) -> int:
@@ -91,9 +107,7 @@ class Split:
 
     def facts(self, survival: bool = False) -> SplitFacts:
         """All that is known of the samples without them."""
-        classes = None if self.has_values else self.held_classes
-        events = self.events if survival else None
-        return SplitFacts(len(self), self.input_shape, self.target_shape, classes, self.held_domains, events)
+        return replace(self.known, events=self.events) if survival else self.known
 
     def mark(self, where: str, before: int) -> int:
         """``before``, changed by ``where`` the samples are, their shape and their targets."""
@@ -118,20 +132,35 @@ class Split:
             change: can be pickled, and gives equal samples for equal ones.
             facts: what becomes of them, where that is known; otherwise a deferred split is read once for them.
         """
-        return change(self)
+        made = change(self)
+        return made if facts is None else self._vouch(made, facts(self.known))
 
     def take(self, index: Tensor) -> Split:
         """The samples at ``index`` (int64, in that order)."""
-        return Split(self.x[index], self.y[index], None if self.domain is None else self.domain[index])
+        domain = None if self.domain is None else self.domain[index]
+        return self._vouch(Split(self.x[index], self.y[index], domain))
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Split:
         """The same samples on ``device``, with floating-point inputs and targets in ``dtype``."""
         y = self.y.to(device, dtype) if torch.is_floating_point(self.y) else self.y.to(device)
-        return Split(self.x.to(device, dtype), y, None if self.domain is None else self.domain.to(device))
+        made = Split(self.x.to(device, dtype), y, None if self.domain is None else self.domain.to(device))
+        narrow = dtype.itemsize < self.x.dtype.itemsize and len(self) and not self.largest <= torch.finfo(dtype).max
+        return made if narrow else self._vouch(made, vars(self).get("known"))
 
     def with_targets(self, change: Callable[[Tensor], Tensor]) -> Split:
         """The same inputs with other targets of the same shape and kind, made of those that there are."""
-        return replace(self, y=change(self.y))
+        return self._vouch(replace(self, y=change(self.y)), self.known if self.has_values else None)
+
+    def with_facts(self, facts: SplitFacts) -> Split:
+        """The same samples, which need not be counted any more."""
+        vars(self)["known"] = facts
+        return self
+
+    def _vouch(self, made: Split, facts: SplitFacts | None = None) -> Split:
+        """``made`` of these samples in a way that keeps them sound, with what is known of it."""
+        if self.sound and not (made.has_values and not bool(torch.isfinite(made.y).all())):
+            vars(made)["sound"] = True
+        return made if facts is None else made.with_facts(facts)
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -31,6 +32,11 @@ def with_domain_input(federation: Federation) -> Federation:
             f"(client '{federation.ids[0]}': train samples without domain ids)"
         )
 
+    return replace(federation, clients=tuple(with_domain(client, names) for client in federation))
+
+
+def with_domain(client: Client, names: Sequence[str]) -> Client:
+    """``client`` with the one-hot domain, of those called ``names``, of every sample behind its inputs."""
     extend = _Extended(len(names))
 
     def extended(split: Split | None) -> Split | None:
@@ -39,13 +45,10 @@ def with_domain_input(federation: Federation) -> Federation:
         inputs, *rest = split.input_shape
         return split.then(extend, lambda facts: replace(facts, input_shape=(inputs + len(names), *rest)))
 
-    def client_with(client: Client) -> Client:
-        features = client.feature_names and (*client.feature_names, *(f"domain {name}" for name in names))
-        splits = {name: extended(getattr(client, name)) for name in SPLITS}
-        table = client.table and replace(client.table, domain_input=True)
-        return replace(client, feature_names=features, table=table, **splits)  # type: ignore[arg-type]
-
-    return replace(federation, clients=tuple(client_with(client) for client in federation))
+    features = client.feature_names and (*client.feature_names, *(f"domain {name}" for name in names))
+    splits = {name: extended(getattr(client, name)) for name in SPLITS}
+    table = client.table and replace(client.table, domain_input=True)
+    return replace(client, feature_names=features, table=table, **splits)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

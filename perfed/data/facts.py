@@ -6,14 +6,17 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Annotated, Any
 
-from perfed.errors import PerfedError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from perfed.errors import PerfedError, first_problem
 
 SPLITS = ("train", "validation", "test")
 
-Shape = tuple[int, ...]
-Counts = tuple[int, ...]
+_Whole = Annotated[int, Field(ge=0, lt=1 << 53)]
+Shape = tuple[_Whole, ...]
+Counts = tuple[_Whole, ...]
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,14 @@ class SplitFacts:
         PerfedError: no samples, a negative number, counts whose sum is not the number of samples, or more events.
     """
 
-    samples: int
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    samples: _Whole
     input_shape: Shape
     target_shape: Shape = ()
     classes: Counts | None = None
     domains: Counts | None = None
-    events: int | None = None
+    events: _Whole | None = None
 
     def __post_init__(self) -> None:
         if self.samples < 1 or min(*self.input_shape, *self.target_shape, self.events or 0, 0) < 0:
@@ -75,10 +80,12 @@ class ClientFacts:
         True
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
     id: str
     splits: Mapping[str, SplitFacts]
     feature_names: tuple[str, ...] | None = None
-    mark: int = 0
+    mark: _Whole = 0
     held: tuple[bool, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -103,33 +110,32 @@ class ClientFacts:
 
     def plain(self) -> dict[str, Any]:
         """The facts as values that JSON has."""
-        splits = {name: _plain_split(facts) for name, facts in self.splits.items()}
-        names = None if self.feature_names is None else list(self.feature_names)
-        held = {} if self.held is None else {"held": list(self.held)}
-        return {"id": self.id, "splits": splits, "feature_names": names, "mark": self.mark, **held}
+        plain: dict[str, Any] = _FACTS.dump_python(self, mode="json")
+        return plain
 
     @classmethod
-    def of_plain(cls, value: Any) -> ClientFacts:
+    def of_plain(cls, values: Any, client: str | None = None) -> ClientFacts:
         """The inverse of :meth:`plain`, for values that came from elsewhere.
+
+        Args:
+            values: as they came.
+            client: whose they are; ``None``: as they say themselves.
 
         Raises:
             PerfedError: the values are no facts of a client; says what is wrong.
         """
-        where = "facts of a client"
-        more = ("held",) if isinstance(value, Mapping) and "held" in value else ()
-        table = _table(value, where, ("id", "splits", "feature_names", "mark", *more))
-        client = table["id"] if isinstance(table["id"], str) else _wrong(where, "id", table["id"], "a text")
-        where = f"facts of client '{client}'"
-        if not isinstance(table["splits"], Mapping):
-            _wrong(where, "splits", table["splits"], "a table")
-        splits = {str(name): _split_of(given, f"{where}: {name}") for name, given in table["splits"].items()}
-        names = table["feature_names"]
-        if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
-            _wrong(where, "feature_names", names, "a list of texts")
-        mark, held = _whole(table["mark"], where, "mark"), table.get("held")
-        if held is not None and not (isinstance(held, list) and all(isinstance(each, bool) for each in held)):
-            _wrong(where, "held", held, "a list of true and false")
-        return cls(client, splits, None if names is None else tuple(names), mark, None if held is None else tuple(held))
+        said = values.get("id") if client is None and isinstance(values, Mapping) else client
+        where = f"facts of client '{said}'" if isinstance(said, str) else "facts of a client"
+        try:
+            found = _FACTS.validate_json(json.dumps(values), strict=True)
+        except ValidationError as error:
+            raise PerfedError(f"{where}: {first_problem(error, '')}".replace(": facts: ", ": ")) from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise PerfedError(f"{where}: these are no plain values ({error})") from None
+        return found if client is None else replace(found, id=client)
+
+
+_FACTS = TypeAdapter(ClientFacts)
 
 
 def trimmed(counts: Counts) -> Counts:
@@ -143,47 +149,3 @@ def trimmed(counts: Counts) -> Counts:
 def padded(counts: Counts, number: int) -> list[int]:
     """``counts`` with zeros behind them, ``number`` in all, or as many as there are."""
     return [*counts, *([0] * (number - len(counts)))]
-
-
-_LISTS = ("input_shape", "target_shape", "classes", "domains")
-
-
-def _plain_split(facts: SplitFacts) -> dict[str, Any]:
-    lists = {name: getattr(facts, name) for name in _LISTS}
-    values = {name: None if value is None else list(value) for name, value in lists.items()}
-    return {"samples": facts.samples, **values, "events": facts.events}
-
-
-def _split_of(value: Any, where: str) -> SplitFacts:
-    table = _table(value, where, ("samples", *_LISTS, "events"))
-    lists: dict[str, Any] = {}
-    for name in _LISTS:
-        given = table[name]
-        if given is None and not name.endswith("shape"):
-            lists[name] = None
-        elif isinstance(given, list):
-            lists[name] = tuple(_whole(number, where, name) for number in given)
-        else:
-            _wrong(where, name, given, "a list of numbers")
-    events = None if table["events"] is None else _whole(table["events"], where, "events")
-    samples = _whole(table["samples"], where, "samples")
-    try:
-        return SplitFacts(samples, **lists, events=events)
-    except PerfedError as error:
-        raise PerfedError(f"{where}: {str(error).removeprefix('facts: ')}") from None
-
-
-def _table(value: Any, where: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping) or set(value) != set(keys):
-        raise PerfedError(f"{where}: a table with {', '.join(keys)} is needed")
-    return value
-
-
-def _whole(value: Any, where: str, name: str) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53:
-        return value
-    return _wrong(where, name, value, "a whole number from 0 on")
-
-
-def _wrong(where: str, name: str, value: Any, needed: str) -> NoReturn:
-    raise PerfedError(f"{where}: {name} is {value!r:.40}; {needed} is needed")

@@ -7,23 +7,35 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
+from warnings import warn
 
 import torch
 from torch.utils.data import Dataset
 
 from perfed.data.augment import CropFlip
 from perfed.data.checks import check_client, check_domains
-from perfed.data.client import SPLITS, Client, Split, sizes_of
+from perfed.data.client import SPLITS, Client, sizes_of
 from perfed.data.facts import ClientFacts
-from perfed.data.federation_schema import FederationSchema
+from perfed.data.federation_schema import AgreedColumn, FederationSchema, Scale
 from perfed.data.folder import ClientFolder
 from perfed.data.inputs import arrays_of
-from perfed.data.labels import Classes, Task, coded
-from perfed.data.lazy import HOLD, Source, SplitCache, elsewhere
-from perfed.data.metadata_scan import Arrays, FromArrays, surveyed
+from perfed.data.labels import Classes, Task, task_of
+from perfed.data.lazy import HOLD, lazy_clients, refuse_read
+from perfed.data.site_arrays import (
+    Arrays,
+    FromArrays,
+    Labels,
+    SiteArrays,
+    read_by,
+    refuse_unknown,
+    scanned,
+    schema_of,
+    schema_of_facts,
+    targets_in,
+)
 from perfed.data.summary import FederationFacts
-from perfed.data.tables.options import Mode, Scales, TableOptions
+from perfed.data.tables.options import TableOptions
 from perfed.data.target_scale import TargetScale
 from perfed.errors import PerfedError
 
@@ -47,7 +59,7 @@ class Federation:
             known beyond it (censored). The model's one output is the logarithm of the hazard.
         target_scale: what the targets of a regression were standardised by (:meth:`standardised`). Metrics and
             predictions are in the unit of the data.
-        agreement: what sites with tables have agreed on, by which each makes its client.
+        columns: where sites with tables have one schema, its columns.
 
     Raises:
         PerfedError: no clients, duplicate ids, a client without training data, labels outside the
@@ -72,16 +84,11 @@ class Federation:
     classes: Classes | None = None
     survival: bool = False
     target_scale: TargetScale | None = None
-    agreement: FederationSchema | None = None
+    columns: tuple[AgreedColumn, ...] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", tuple(sorted(self.clients, key=lambda c: c.id)))
-        if not self.clients:
-            raise PerfedError(f"federation '{self.name}' has no clients; at least one is needed")
-        ids = [c.id for c in self.clients]
-        for first, second in pairwise(ids):
-            if first == second:
-                raise PerfedError(f"client id '{first}' occurs twice; ids must be unique")
+        refuse_unusable(self.name, self.ids)
         for client in self.clients:
             check_client(client, self.num_classes, self.survival)
             if self.augment is not None and len(client.input_shape) != 3:
@@ -110,11 +117,8 @@ class Federation:
         cls,
         clients: Mapping[str, Mapping[str, Any] | Dataset[Any]] | Sequence[Mapping[str, Any] | Dataset[Any]],
         *,
-        task: Task | None = None,
-        num_classes: int | None = None,
         name: str = "data",
-        class_names: Sequence[str] | None = None,
-        domain_names: Sequence[str] | None = None,
+        **labels: Unpack[Labels],
     ) -> Federation:
         """Build a federation from numpy arrays, tensors, data frames or torch data sets.
 
@@ -145,30 +149,52 @@ class Federation:
             >>> Federation.from_arrays(data).num_classes
             2
         """
+        refuse_unknown(labels)
         if not isinstance(clients, Mapping | list | tuple):
             raise PerfedError(
                 f"clients must be a mapping from id to data, or a list (given: {type(clients).__name__}); "
                 'one client alone is {"id": data}'
             )
         pairs = clients.items() if isinstance(clients, Mapping) else ((f"{i:03d}", c) for i, c in enumerate(clients))
-        if num_classes is not None and task in ("regression", "survival"):
-            raise PerfedError(f"num_classes is for classification, and task is {task}; leave one of them out")
+        task = labels.get("task")
+        if labels.get("num_classes") is not None:
+            if task in ("regression", "survival"):
+                raise PerfedError(f"num_classes is for classification, and task is {task}; leave one of them out")
+            task = "classification"
         read = [(str(key), *arrays_of(str(key), given, SPLITS)) for key, given in pairs]
-        targets = [(f"client '{i}': {split}", y) for i, parts, _ in read for split, (_, y, _) in parts.items()]
-        task = task if num_classes is None else "classification"
-        values, classes = coded(targets, task, num_classes, class_names)
-        left = iter(values)
-        built = []
-        for i, parts, features in read:
-            splits = {split: Split(x, next(left), domain) for split, (x, _, domain) in parts.items()}
-            built.append(Client(i, splits["train"], splits.get("test"), splits.get("validation"), features))
-        if classes is not None and class_names is None and classes != tuple(range(len(classes))):
-            class_names = tuple(map(str, classes))
-        names = None if class_names is None else tuple(class_names)
-        domains = None if domain_names is None else tuple(domain_names)
-        size = None if classes is None else len(classes)
-        survival = task == "survival"
-        return cls(tuple(built), size, name, names, domain_names=domains, classes=classes, survival=survival)
+        refuse_unusable(name, [site for site, _, _ in read])
+        targets = [target for site, parts, _ in read for target in targets_in(site, parts)]
+        task = task_of(targets, task)
+        sites = [SiteArrays(site, parts, names, task, standardised=False) for site, parts, names in read]
+        schema = schema_of([site.seen for site in sites], labels)
+        return federation_of((site.client(schema) for site in sites), schema, name, labels.get("class_names"))
+
+    @classmethod
+    def from_datasets(
+        cls, clients: Mapping[str, tuple[Dataset[Any], Dataset[Any]]], *, name: str = "data", **labels: Unpack[Labels]
+    ) -> Federation:
+        """Build a federation from torch data sets, to train on and to test on.
+
+        Args:
+            clients: per client id two map-style data sets whose samples are ``(inputs, target)`` or ``(inputs, target,
+                domain id)``; each is read once.
+            name: what reports call the data.
+            labels: ``task``, ``num_classes``, ``class_names`` and ``domain_names`` of :meth:`from_arrays`.
+
+        Raises:
+            PerfedError: no pair of data sets, or as :meth:`from_arrays`.
+
+        Example:
+            >>> from torch.utils.data import TensorDataset
+            >>> samples = TensorDataset(torch.eye(3), torch.tensor([0, 1, 1]))
+            >>> Federation.from_datasets({"clinic": (samples, samples)})
+            <Federation 'data': 1 clients, 3 train, 3 test samples, 2 classes>
+        """
+        for client, pair in clients.items():
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise PerfedError(f"client '{client}' is a {type(pair).__name__}; (train, test) is needed")
+        pairs = {client: {"train": train, "test": test} for client, (train, test) in clients.items()}
+        return cls.from_arrays(pairs, name=name, **labels)
 
     @property
     def task(self) -> Task:
@@ -186,23 +212,22 @@ class Federation:
     @classmethod
     def from_source(
         cls,
-        read: Arrays,
+        read: Arrays | None,
         clients: Iterable[str | ClientFacts],
         *,
-        task: Task | None = None,
-        num_classes: int | None = None,
         name: str = "data",
-        class_names: Sequence[str] | None = None,
-        domain_names: Sequence[str] | None = None,
         hold: int = HOLD,
+        **labels: Unpack[Labels],
     ) -> Federation:
         """Build a federation whose samples are read when they are used, such as one that is larger than memory.
 
         Args:
             read: from a client's id to what :meth:`from_arrays` takes for one client; the arrays may be memory-mapped.
-                Equal calls give equal arrays. Other processes call it too, where it can be pickled.
-            clients: their ids, or what is known of them. Of ids each client is read once, one after the other, and only
-                facts are kept; with facts nothing is read, and labels are 0, 1, ... below ``num_classes``.
+                Equal calls give equal arrays. Other processes call it too, where it can be pickled. ``None``: samples
+                stay at their sites, as a server sees them, and to read any is an error.
+            clients: their ids, or what is known of them (:meth:`perfed.data.client.Client.facts`). Of ids each client
+                is read once, one after the other, and only facts are kept; with facts nothing is read, and labels are
+                0, 1, ... below ``num_classes``.
             task, num_classes, name, class_names, domain_names: as for :meth:`from_arrays`; floating-point targets need
                 ``task``.
             hold: bytes of samples that are kept in memory, those used last.
@@ -216,29 +241,26 @@ class Federation:
             >>> Federation.from_source(read, ["1", "2"])
             <Federation 'data': 2 clients, 6 train samples, 2 classes>
         """
+        refuse_unknown(labels)
         given = list(clients)
         known = [facts for facts in given if isinstance(facts, ClientFacts)]
-        classes: Classes | None = None if num_classes is None else tuple(range(num_classes))
-        if num_classes is None and known and class_names is not None:
-            classes = tuple(range(len(class_names)))
-        if known and len(known) < len(given):
+        if (known and len(known) < len(given)) or (read is None and not known):
             raise PerfedError("clients: give the facts of all clients, or only ids")
-        if not known:
+        if not known and read is not None:
             ids = [str(client) for client in given]
-            known, classes = surveyed(ids, read, task, num_classes, class_names)
-        return cls._deferred(FromArrays(read, classes), known, task, name, class_names, domain_names, hold)
+            return _lazy(read, read, ids, name, hold, labels)
+        schema = schema_of_facts(known, labels)
+        samples = refuse_read if read is None else FromArrays(read, schema.classes)
+        return federation_of(lazy_clients(samples, known, schema, hold), schema, name, labels.get("class_names"))
 
     @classmethod
     def from_folder(
         cls,
         path: Path | str,
         *,
-        task: Task | None = None,
-        num_classes: int | None = None,
         name: str = "data",
-        class_names: Sequence[str] | None = None,
-        domain_names: Sequence[str] | None = None,
         hold: int = HOLD,
+        **labels: Unpack[Labels],
     ) -> Federation:
         """Build a federation whose samples are in the files of a folder and read when they are used.
 
@@ -251,50 +273,16 @@ class Federation:
         Raises:
             PerfedError: no such folder, no client in it, a file that cannot be read, or as :meth:`from_source`.
         """
+        refuse_unknown(labels)
         folder = ClientFolder.of(Path(path))
-        known, classes = surveyed(folder.places, folder.heads, task, num_classes, class_names)
-        return cls._deferred(FromArrays(folder, classes), known, task, name, class_names, domain_names, hold)
-
-    @classmethod
-    def _deferred(
-        cls,
-        read: FromArrays,
-        known: Sequence[ClientFacts],
-        task: Task | None,
-        name: str,
-        class_names: Sequence[str] | None,
-        domain_names: Sequence[str] | None,
-        hold: int,
-    ) -> Federation:
-        classes, survival = read.classes, task == "survival"
-        if classes is not None and class_names is None and classes != tuple(range(len(classes))):
-            class_names = tuple(map(str, classes))
-        size = None if classes is None else len(classes)
-        source = Source(read, size, survival, SplitCache(hold))
-        names, domains = (None if given is None else tuple(given) for given in (class_names, domain_names))
-        clients = tuple(source.client(facts) for facts in known)
-        return cls(clients, size, name, names, domain_names=domains, classes=classes, survival=survival)
+        return _lazy(folder, folder.heads, list(folder.places), name, hold, labels)
 
     @classmethod
     def of_facts(cls, facts: Iterable[ClientFacts], num_classes: int | None, **about: Any) -> Federation:
-        """A federation as a server sees it whose clients' samples stay at their sites; to read any is an error.
-
-        Args:
-            facts: of each client, as :meth:`perfed.data.client.Client.facts` gives them at its site.
-            num_classes: of the whole federation.
-            about: its other attributes by name, such as ``domain_names`` or ``survival``.
-
-        Raises:
-            PerfedError: any fault listed for :class:`Federation` that facts show.
-
-        Example:
-            >>> from perfed.data.facts import SplitFacts
-            >>> facts = ClientFacts("north", {"train": SplitFacts(3, (2,), classes=(1, 2))})
-            >>> Federation.of_facts([facts], num_classes=2).clients[0].train.x
-            Traceback (most recent call last):
-            perfed.errors.PerfedError: client 'north': its data stay at the site
-        """
-        return cls(elsewhere(facts, num_classes, bool(about.get("survival"))), num_classes, **about)
+        """Do as ``from_source(None, facts)``, the name of this for a version."""
+        warn("Federation.of_facts is called from_source(None, facts) now", FutureWarning, stacklevel=2)
+        task: Task | None = "survival" if about.get("survival") else None
+        return replace(cls.from_source(None, facts, num_classes=num_classes, task=task), **about)
 
     @classmethod
     def from_frames(
@@ -302,23 +290,11 @@ class Federation:
         frames: Mapping[str, Any],
         *,
         target: str,
-        event: str | None = None,
-        domain: str | None = None,
-        drop: Sequence[str] = (),
-        numbers: Sequence[str] = (),
-        dates: Sequence[str] = (),
-        categories: Sequence[str] = (),
-        group: str | None = None,
-        task: Task | None = None,
         test: Mapping[str, Any] | float = 0.2,
-        folds: int = 0,
-        columns: Mode = "own",
-        scales: Scales = "auto",
-        preprocess: Any = None,
-        seed: int = 0,
         name: str = "tables",
         sources: Mapping[str, str] | None = None,
         test_sources: Mapping[str, str] | None = None,
+        **options: Any,
     ) -> Federation:
         """Build a federation from one pandas data frame per site, a row per sample, as the sites have them.
 
@@ -327,11 +303,13 @@ class Federation:
 
         Args:
             frames: per site; columns may differ.
-            target, event, domain, drop, numbers, dates, categories, group, task, folds, columns, scales, preprocess,
-                seed: see :class:`perfed.data.tables.options.TableOptions`.
+            target: the column to predict; of survival the time.
             test: the share of each site's rows to test on, or a data frame of such rows per site.
             name: what reports call the data.
             sources, test_sources: what messages call each site's frame, such as a file; rows are called by its index.
+            options: what other columns are for: ``event``, ``domain``, ``drop``, ``numbers``, ``dates``,
+                ``categories``, ``group``, ``task``, ``folds``, ``columns``, ``preprocess``, ``seed``; see
+                :class:`perfed.data.tables.options.TableOptions`.
 
         Raises:
             PerfedError: a :class:`perfed.data.tables.problems.TableProblems` with all faults of rows and columns, one
@@ -343,70 +321,19 @@ class Federation:
             >>> Federation.from_frames({"north": north}, target="sick", test=0.5).classes
             ('no', 'yes')
         """
-        options = TableOptions(
-            target=target,
-            event=event,
-            domain=domain,
-            drop=drop,
-            numbers=numbers,
-            dates=dates,
-            categories=categories,
-            group=group,
-            task=task,
-            test_fraction=test if not isinstance(test, Mapping) else 0.0,
-            folds=folds,
-            columns=columns,
-            scales=scales,
-            preprocess=preprocess,
-            seed=seed,
-        )
         tests = test if isinstance(test, Mapping) else None
-        return cls.of_tables(frames, options, name=name, tests=tests, sources=sources, test_sources=test_sources)
+        meant = TableOptions(target, **options, test_fraction=0.0 if isinstance(test, Mapping) else test)
+        return of_tables(frames, meant, name=name, tests=tests, sources=sources, test_sources=test_sources)
 
-    @classmethod
-    def of_tables(
-        cls, frames: Mapping[str, Any], options: TableOptions, *, name: str = "tables", **more: Any
-    ) -> Federation:
-        """As :meth:`from_frames`; ``more`` as :func:`perfed.data.tables.frames.build`."""
-        from perfed.data.tables.frames import build
-
-        built = build(frames, options, **more)
-        notes = {"told": built.told, "remarks": built.remarks, "doubts": built.doubts}
-        return cls.of_agreement(tuple(built.clients.values()), built.agreement, name=name, notes=notes)
-
-    @classmethod
-    def of_agreement(
-        cls,
-        clients: tuple[Client, ...],
-        agreement: FederationSchema,
-        *,
-        name: str = "data",
-        notes: Mapping[str, Any] | None = None,
-    ) -> Federation:
-        """Clients that were made by one agreement, be they all that there are or those at one place.
-
-        Args:
-            clients: their targets coded, or standardised, by the agreement.
-            agreement: what holds at all sites.
-            name: what reports call the data.
-            notes: see :class:`Federation`.
-
-        Raises:
-            PerfedError: any fault listed for :class:`Federation`.
-        """
-        classes = agreement.classes
-        plain = classes is None or classes == tuple(range(len(classes)))
-        return cls(
-            clients,
-            None if classes is None else len(classes),
-            name,
-            None if plain else tuple(map(str, classes or ())),
-            notes=notes or {},
-            domain_names=agreement.domain_names,
-            classes=classes,
-            survival=agreement.task == "survival",
-            target_scale=agreement.target_scale,
-            agreement=agreement,
+    @cached_property
+    def schema(self) -> FederationSchema:
+        """What all clients agree on, by which a new site makes its client too."""
+        return FederationSchema(
+            task=self.task,
+            classes=self.classes,
+            domains=self.domain_names or self.num_domains or None,
+            scale=None if self.target_scale is None else Scale(**vars(self.target_scale)),
+            columns=self.columns,
         )
 
     def standardised(self) -> Federation:
@@ -495,3 +422,66 @@ class Federation:
     def to(self, *, dtype: torch.dtype, device: torch.device | str = "cpu") -> Federation:
         """The same federation on ``device``, with floating-point inputs and targets in ``dtype``."""
         return replace(self, clients=tuple(client.to(dtype, device) for client in self.clients))
+
+
+def federation_of(
+    clients: Iterable[Client],
+    schema: FederationSchema,
+    name: str = "data",
+    class_names: Sequence[str] | None = None,
+    notes: Mapping[str, Any] | None = None,
+) -> Federation:
+    """Put clients together that were made by one schema, be they all that there are or those at one place.
+
+    Args:
+        clients: their targets coded, or standardised, by the schema.
+        schema: what holds at all sites.
+        name: what reports call the data.
+        class_names: of the classes (default: what the data call them, where that is more than 0, 1, ...).
+        notes: see :class:`Federation`.
+
+    Raises:
+        PerfedError: any fault listed for :class:`Federation`.
+    """
+    classes = schema.classes
+    if class_names is None and classes is not None and classes != tuple(range(len(classes))):
+        class_names = tuple(map(str, classes))
+    return Federation(
+        tuple(clients),
+        None if classes is None else len(classes),
+        name,
+        None if class_names is None else tuple(class_names),
+        notes=notes or {},
+        domain_names=schema.domain_names,
+        classes=classes,
+        survival=schema.task == "survival",
+        target_scale=schema.target_scale,
+        columns=schema.columns,
+    )
+
+
+def of_tables(frames: Mapping[str, Any], options: TableOptions, *, name: str = "tables", **more: Any) -> Federation:
+    """Do as :meth:`Federation.from_frames`; ``more`` as :func:`perfed.data.tables.frames.build`."""
+    from perfed.data.tables.frames import build
+
+    clients, schema, notes = build(frames, options, **more)
+    return federation_of(clients.values(), schema, name, notes=notes)
+
+
+def refuse_unusable(name: str, ids: Sequence[str]) -> None:
+    """Refuse no clients, and two of one id."""
+    if not ids:
+        raise PerfedError(f"federation '{name}' has no clients; at least one is needed")
+    for first, second in pairwise(sorted(ids)):
+        if first == second:
+            raise PerfedError(f"client id '{first}' occurs twice; ids must be unique")
+
+
+def _lazy(read: Arrays, look: Arrays, ids: Sequence[str], name: str, hold: int, labels: Labels) -> Federation:
+    """Clients of whose arrays each is looked at once, by ``look``, and read by ``read`` when it is used."""
+    refuse_unusable(name, ids)
+    seen = [scanned(client, *arrays_of(client, read_by(look, client), SPLITS), labels.get("task")) for client in ids]
+    schema = schema_of(seen, labels)
+    known = (site.facts(schema) for site in seen)
+    clients = lazy_clients(FromArrays(read, schema.classes), known, schema, hold)
+    return federation_of(clients, schema, name, labels.get("class_names"))

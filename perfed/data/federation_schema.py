@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -26,6 +26,15 @@ class _Message(BaseModel):
     """Values that travel as JSON."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    of_tasks: ClassVar[Mapping[str, Task]] = {}
+    """Fields that go with one task and nothing else."""
+
+    @model_validator(mode="after")
+    def _of_task(self) -> Self:
+        for name, task in self.of_tasks.items():
+            if getattr(self, name) is not None and (given := vars(self)["task"]) != task:
+                raise PerfedError(_goes_with(name, task, given))
+        return self
 
     def plain(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -43,11 +52,19 @@ class _Message(BaseModel):
             PerfedError: an unknown, missing, wrong or too long field; names it.
         """
         try:
-            return cls.model_validate_json(json.dumps(values))
+            made = cls.model_validate_json(json.dumps(values))
         except ValidationError as error:
             raise PerfedError(f"{where}: {first_problem(error, '')}") from None
         except (TypeError, ValueError, RecursionError) as error:
             raise PerfedError(f"{where}: these are no plain values ({error})") from None
+        for name, task in cls.of_tasks.items():
+            if getattr(made, name) is None and vars(made)["task"] == task:
+                raise PerfedError(f"{where}: {_goes_with(name, task, task)}")
+        return made
+
+
+def _goes_with(name: str, task: Task, given: Task) -> str:
+    return f"'{name}' goes with {task} and nothing else, and task is {given}"
 
 
 class ToldColumn(_Message):
@@ -89,13 +106,16 @@ class SiteMetadata(_Message):
         labels: of classification, whether its labels are "numbers", "texts", or some of them ("mixed").
         classes: of classification, its labels as texts, sorted; ``None`` otherwise.
         numbers: the same as whole numbers, sorted, if all of them are.
-        sums: of regression, what it tells of its training targets; ``None`` otherwise.
+        sums: of regression, what it tells of its training targets; ``None`` where these stay as they are, in one
+            process, and otherwise.
         domains: names of its domains, or how many there are where they are numbers; ``None`` without domains.
         columns: where sites have one schema, its columns that may enter; ``None`` otherwise.
         named: of the columns that the study names and that not all sites need to have
             (:attr:`perfed.data.tables.options.TableOptions.named`), those that it has; ``None`` where the study
             names none.
     """
+
+    of_tasks = {"labels": "classification", "classes": "classification", "sums": "regression"}
 
     task: Task
     labels: LabelsAre | None = None
@@ -108,10 +128,6 @@ class SiteMetadata(_Message):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        needed = {"labels": "classification", "classes": "classification", "sums": "regression"}
-        for name, task in needed.items():
-            if (getattr(self, name) is not None) != (self.task == task):
-                raise PerfedError(f"'{name}' goes with {task} and nothing else, and task is {self.task}")
         if self.numbers is not None and self.labels != "numbers":
             raise PerfedError("'numbers' are given, and labels are not")
         for name in ("classes", "numbers"):
@@ -145,9 +161,12 @@ class FederationSchema(_Message):
         task: of the targets.
         classes: of classification, in order: class j is ``classes[j]``; ``None`` otherwise.
         domains: names of the domains 0, 1, ..., or their number; ``None`` without domains.
-        scale: of regression, what targets are standardised by; ``None`` otherwise.
+        scale: of regression, what targets are standardised by; ``None`` where they stay as they are, in one process,
+            and otherwise.
         columns: those that enter, in order, where sites have one schema; ``None`` otherwise.
     """
+
+    of_tasks = {"classes": "classification", "scale": "regression"}
 
     task: Task
     classes: Annotated[tuple[_Whole | _Name, ...], Field(max_length=100_000)] | None = None
@@ -157,9 +176,6 @@ class FederationSchema(_Message):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        for name, task in (("classes", "classification"), ("scale", "regression")):
-            if (getattr(self, name) is not None) != (self.task == task):
-                raise PerfedError(f"'{name}' goes with {task} and nothing else, and task is {self.task}")
         classes = self.classes or ()
         if len(set(classes)) < len(classes) or len({type(label) for label in classes}) > 1:
             raise PerfedError("'classes' hold one twice, or texts and numbers")
@@ -216,7 +232,8 @@ def agreed(
     if not problems and options is not None and classes is not None:
         problems += _doubtful(classes, where, said=task_of_study is not None)
     refuse(problems)
-    scale = TargetScale.of_sums([told.sums for told in tolds.values() if told.sums]) if task == "regression" else None
+    sums = [told.sums for told in tolds.values() if told.sums is not None]
+    scale = TargetScale.of_sums(sums) if len(sums) == len(tolds) else None
     scales = {} if options is None or not options.one_scale else _column_scales(tolds)
     schema = next(iter(shared_columns(held, mode, scales).values())) if mode != "own" else None
     columns = (

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from perfed.data.reading import reason_of
 from perfed.errors import PerfedError
 
 _BROKEN = (OSError, ValueError, KeyError, EOFError, BadZipFile)
@@ -114,5 +115,4 @@ def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
 
 
 def _unreadable(place: Path, error: BaseException, what: str = "") -> PerfedError:
-    reason = " ".join(str(error).split())[:200] or type(error).__name__
-    return PerfedError(f"{place}: {what}cannot be read: {reason}")
+    return PerfedError(f"{place}: {what}cannot be read: {reason_of(error)}")

@@ -28,67 +28,58 @@ def no_labels(needs: str, task: Task) -> PerfedError:
     return PerfedError(f"{needs} class labels; these targets are {_TARGETS[task]}")
 
 
-def coded(
-    targets: Sequence[tuple[str, Tensor | NDArray[np.str_]]],
-    task: Task | None,
-    num_classes: int | None,
-    class_names: Sequence[str] | None,
-) -> tuple[list[Tensor], Classes | None]:
-    """Targets as floating-point values, or as numbers of classes, and what the data call these classes.
+Targets = Sequence[tuple[str, Tensor | NDArray[np.str_]]]
+"""Where targets are from, for messages, and the targets themselves."""
 
-    Integers and texts are labels unless ``task`` says otherwise. The classes are the labels that occur, sorted; with
-    ``num_classes``, or more ``class_names`` than labels, they are 0, 1, ...; texts among ``class_names`` are in their
-    order.
 
-    Args:
-        targets: where each is from, for messages, and the targets themselves.
-        task: what they are for; ``None``: what their type says.
-        num_classes, class_names: as in :meth:`perfed.data.federation.Federation.from_arrays`.
-
-    Returns:
-        int64 (classification) or floating-point (regression, survival) targets, and the labels of the classes.
+def task_of(targets: Targets, task: Task | None = None) -> Task:
+    """Say what targets are for: integers and texts are labels, unless ``task`` says otherwise.
 
     Raises:
-        PerfedError: targets of several kinds, labels that are no whole numbers, or floating-point targets that look
-            like labels, which need ``task``.
+        PerfedError: targets of several kinds, or floating-point ones that look like labels, which need ``task``.
     """
-    if not targets:
-        return [], None
     texts = [isinstance(y, np.ndarray) for _, y in targets]
     floats = [isinstance(y, Tensor) and torch.is_floating_point(y) for _, y in targets]
     if task not in (None, *_TARGETS):
         raise PerfedError(f"task = {task!r} is not allowed; allowed: {', '.join(_TARGETS)}")
-    values = task in ("regression", "survival")
-    if any(texts) and (not all(texts) or values):
+    if any(texts) and (not all(texts) or task in ("regression", "survival")):
         where = next(where for (where, _), text in zip(targets, texts, strict=True) if text)
-        wanted = f"numbers are needed for {task}" if values else "those of others are numbers"
+        wanted = "those of others are numbers" if task in (None, "classification") else f"numbers are needed for {task}"
         raise PerfedError(f"{where} targets are texts; {wanted}")
-    if task is None and any(floats) and not all(floats):
+    if task is not None:
+        return task
+    if any(floats) and not all(floats):
         one, other = targets[floats.index(False)][0], targets[floats.index(True)][0]
         raise PerfedError(f"{one} targets are integers and {other} targets floating-point; use one kind, or say task")
-    if task is None and all(floats):
-        _check_values(targets)
-    if values or (task is None and all(floats)):
-        return [y if torch.is_floating_point(y) else y.double() for _, y in targets if isinstance(y, Tensor)], None
-    labels = [_whole(where, y) if isinstance(y, Tensor) else y for where, y in targets]
-    found = np.unique(np.concatenate([y.reshape(-1) for y in labels]))
+    if not all(floats):
+        return "classification"
+    _check_values(targets)
+    return "regression"
+
+
+def classes_of(found: Classes, num_classes: int | None, class_names: Sequence[str] | None) -> Classes:
+    """Name the classes: the labels that were ``found``, sorted.
+
+    With ``num_classes``, or more ``class_names`` than labels, they are 0, 1, ...; texts among ``class_names`` are in
+    their order.
+
+    Raises:
+        PerfedError: another number of texts than ``num_classes``.
+    """
     names = len(class_names) if class_names is not None else 0
-    classes: Classes
-    if any(texts):
+    if any(isinstance(label, str) for label in found):
         classes = tuple(map(str, found if class_names is None else class_names))
         if num_classes not in (None, len(classes)):
             shown = ", ".join(map(str, classes))
             raise PerfedError(f"the labels are {shown}, and num_classes is {num_classes}; name all with class_names")
-    elif num_classes is None and names <= len(found):
-        classes = tuple(int(label) for label in found)
-    else:
-        classes = tuple(range(num_classes or names))
-    return [positions(where, y, classes) for (where, _), y in zip(targets, labels, strict=True)], classes
+        return classes
+    return found if num_classes is None and names <= len(found) else tuple(range(num_classes or names))
 
 
-def _check_values(targets: Sequence[tuple[str, Any]]) -> None:
-    values = torch.cat([y.detach().reshape(-1).double().cpu() for _, y in targets])
-    single = all(y[0].numel() == 1 for _, y in targets)
+def _check_values(targets: Targets) -> None:
+    found_in = [y for _, y in targets if isinstance(y, Tensor)]
+    values = torch.cat([y.detach().reshape(-1).double().cpu() for y in found_in])
+    single = all(y[0].numel() == 1 for y in found_in)
     found = values.unique() if single else values
     most = min(_FEW, max(2, len(values) // 2))
     whole = bool((torch.isfinite(found) & (found == found.round())).all())
@@ -100,7 +91,14 @@ def _check_values(targets: Sequence[tuple[str, Any]]) -> None:
         )
 
 
-def _whole(where: str, y: Tensor) -> NDArray[np.int64]:
+def whole(where: str, y: Tensor | NDArray[Any]) -> NDArray[Any]:
+    """Labels as whole numbers or texts.
+
+    Raises:
+        PerfedError: other numbers.
+    """
+    if not isinstance(y, Tensor):
+        return y
     if torch.is_floating_point(y):
         odd = y[~torch.isfinite(y) | (y != y.round())]
         if len(odd):
@@ -108,7 +106,7 @@ def _whole(where: str, y: Tensor) -> NDArray[np.int64]:
     return y.detach().cpu().long().numpy()
 
 
-def positions(where: str, y: NDArray[Any], classes: Classes) -> Tensor:
+def _positions(where: str, y: NDArray[Any], classes: Classes) -> Tensor:
     """The position of each label in ``classes``; labels 0, 1, ... stay, even outside of them."""
     if classes == tuple(range(len(classes))):
         return torch.from_numpy(y)
@@ -133,9 +131,9 @@ def as_classes(where: str, y: Tensor | NDArray[np.str_], classes: Classes | None
         if not isinstance(y, Tensor):
             raise PerfedError(f"{where} targets are texts; numbers are needed for regression")
         return y if torch.is_floating_point(y) else y.double()
-    labels = _whole(where, y) if isinstance(y, Tensor) else y
+    labels = whole(where, y)
     if any(isinstance(label, str) for label in classes):
         labels = labels.astype(str)
     elif labels.dtype.kind == "U":
         raise PerfedError(f"{where} targets are texts; the classes are {', '.join(map(str, classes))}")
-    return positions(where, labels, classes)
+    return _positions(where, labels, classes)

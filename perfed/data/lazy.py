@@ -18,9 +18,11 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from perfed.data.checks import check_ids, check_samples
+from perfed.data.checks import check_samples
 from perfed.data.client import Client, Split
-from perfed.data.facts import ClientFacts, Counts, SplitFacts
+from perfed.data.facts import ClientFacts, SplitFacts
+from perfed.data.federation_schema import FederationSchema
+from perfed.data.reading import reason_of
 from perfed.errors import PerfedError
 
 HOLD = 256 << 20
@@ -101,9 +103,8 @@ class Source:
         except PerfedError:
             raise
         except Exception as error:
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
             who = f"client{'s' if len(clients) > 1 else ''} {', '.join(repr(client.id) for client in clients[:3])}"
-            raise PerfedError(f"{who}: {name} samples cannot be read: {reason}") from error
+            raise PerfedError(f"{who}: {name} samples cannot be read: {reason_of(error)}") from error
         for client, split in zip(clients, found, strict=True):
             self._check(client, name, split)
         return list(found)
@@ -113,8 +114,6 @@ class Source:
         if len(split) == 0:
             raise PerfedError(f"{where} samples: there are none, but the client's facts say {said.samples}")
         check_samples(where, split, client.feature_names, self.num_classes, self.survival)
-        if split.domain is not None:
-            check_ids(f"client '{client.id}'", name, split.domain, None)
         _check_facts(where, split.facts(self.survival), said)
 
     def client(self, facts: ClientFacts) -> Client:
@@ -167,6 +166,7 @@ class LazySplit(Split):
     changes: tuple[Change, ...]
     known: SplitFacts
     itemsize: int
+    sound = True  # checked when they are read
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LazySplit, tuple(getattr(self, slot) for slot in _SLOTS)
@@ -230,19 +230,9 @@ class LazySplit(Split):
         return len(self) * prod(self.input_shape) * self.itemsize
 
     @property
-    def held_classes(self) -> Counts:
-        """Samples of class 0, 1, ..., up to the last that occurs."""
-        return self.known.classes or ()
-
-    @property
     def has_domains(self) -> bool:
         """Whether the domain of every sample is known."""
         return self.known.domains is not None
-
-    @property
-    def held_domains(self) -> Counts | None:
-        """Samples of domain 0, 1, ..., up to the last that occurs; ``None`` where domains are unknown."""
-        return self.known.domains
 
     @property
     def events(self) -> int:
@@ -328,13 +318,26 @@ def loaded(splits: Sequence[Split]) -> list[Split]:
     return [found[at] for at in range(len(splits))]
 
 
-def elsewhere(facts: Iterable[ClientFacts], num_classes: int | None, survival: bool) -> tuple[Client, ...]:
-    """Clients as a server knows them whose samples stay where they are; to read any is an error."""
-    source = Source(stays, num_classes, survival)
+def lazy_clients(
+    read: Callable[[Sequence[str], str], Sequence[Split]],
+    facts: Iterable[ClientFacts],
+    schema: FederationSchema,
+    hold: int = HOLD,
+) -> tuple[Client, ...]:
+    """Make the clients that ``facts`` are of, their samples unread.
+
+    Args:
+        read: see :class:`Source`; :func:`refuse_read` where samples stay at their sites.
+        facts: labels counted by the schema's classes.
+        schema: of the federation.
+        hold: bytes of samples that are kept in memory.
+    """
+    number = None if schema.classes is None else len(schema.classes)
+    source = Source(read, number, schema.task == "survival", SplitCache(hold))
     return tuple(source.client(known) for known in facts)
 
 
-def stays(clients: Sequence[str], split: str) -> NoReturn:
+def refuse_read(clients: Sequence[str], split: str) -> NoReturn:
     """Read nothing: the samples are at a site of their own.
 
     Raises:

@@ -78,13 +78,13 @@ def read_json(file: Path) -> Any:
 
 
 def read_arrays(
-    file: Path, names: Sequence[str], optional: Sequence[str] = (), fault: str = "cannot be read"
+    file: Path, names: Sequence[str] | None = None, optional: Sequence[str] = (), fault: str = "cannot be read"
 ) -> dict[str, NDArray[Any]]:
     """Those arrays of an ``.npz`` file; the others are not read, and pickled objects never are.
 
     Args:
         file: the file.
-        names: of arrays that it must have.
+        names: of arrays that it must have; ``None``: all that there are.
         optional: of those that it may have.
         fault: what is said of one that is no such file.
 
@@ -94,9 +94,12 @@ def read_arrays(
     try:
         refuse_unpacked(file)
         with np.load(file, allow_pickle=False) as held:
-            return {name: held[name] for name in (*names, *(name for name in optional if name in held))}
+            wanted = held if names is None else (*names, *(name for name in optional if name in held))
+            return {name: held[name] for name in wanted}
     except PerfedError:
         raise
+    except FileNotFoundError:
+        raise PerfedError(f"{file}: no such file") from None
     except Exception as error:  # zipfile, zlib, struct and numpy raise each their own
         raise PerfedError(f"{file}: {fault}: {reason_of(error)}") from None
 

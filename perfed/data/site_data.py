@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
-
-from perfed.data.checks import check_client, check_domains, check_ids
-from perfed.data.client import SPLITS, Client
+from perfed.data.client import Client
 from perfed.data.federation_schema import FederationSchema, SiteMetadata
-from perfed.data.inputs import arrays_of, client_of
-from perfed.data.labels import Task, coded
-from perfed.data.reading import refuse_unpacked
+from perfed.data.reading import read_arrays
+from perfed.data.site_arrays import SiteArrays
 from perfed.data.tables.files import NOTE, read_table, tables_in
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.problems import TableProblems, refuse
 from perfed.data.tables.site_rows import SiteTableData
-from perfed.data.target_scale import Sums
 from perfed.errors import PerfedError
 
 _ARRAYS = ".npz"
@@ -63,7 +56,7 @@ def site_data(site: str, path: Path, options: TableOptions | None = None) -> Sit
     if file.suffix.lower() == _ARRAYS:
         if test is not None:
             raise PerfedError(f"{test}: an {_ARRAYS} file has its rows to test on as x_test and y_test")
-        arrays = SiteArrays(site, arrays_in(file))
+        arrays = SiteArrays.of(site, read_arrays(file))
         arrays.told()
         return arrays
     if options is None:
@@ -92,25 +85,6 @@ def problems(
         return [str(error)]
 
 
-def arrays_in(file: Path) -> dict[str, Any]:
-    """The arrays of an ``.npz`` file; pickled objects are never read.
-
-    Raises:
-        PerfedError: no such file, or another one.
-    """
-    try:
-        refuse_unpacked(file)
-        with np.load(file, allow_pickle=False) as held:
-            return dict(held)
-    except PerfedError:
-        raise
-    except FileNotFoundError:
-        raise PerfedError(f"{file}: no such file") from None
-    except Exception as error:  # zipfile, zlib and numpy raise each their own
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise PerfedError(f"{file}: cannot be read as {_ARRAYS} ({reason})") from None
-
-
 def _files(path: Path) -> tuple[Path, Path | None]:
     """The file with the site's rows, and one with those to test on."""
     if not path.is_dir():
@@ -126,68 +100,3 @@ def _files(path: Path) -> tuple[Path, Path | None]:
             f"{path}: one file with the site's rows is needed, and at most one called 'test'; found: {held}"
         )
     return mains[0], next(iter(tests), None)
-
-
-@dataclass(frozen=True, eq=False)
-class SiteArrays:
-    """Arrays at their site.
-
-    Attributes:
-        site: its name.
-        given: as :meth:`perfed.data.federation.Federation.from_arrays` takes them for one client.
-        task: as that method takes it.
-    """
-
-    site: str
-    given: Mapping[str, Any]
-    task: Task | None = None
-
-    def told(self, fewest: int = 1) -> SiteMetadata:
-        """What the site tells before it trains; arrays have no categories.
-
-        Raises:
-            PerfedError: what :meth:`perfed.data.federation.Federation.from_arrays` refuses.
-        """
-        parts, _ = arrays_of(self.site, self.given, SPLITS)
-        targets = [(f"client '{self.site}': {split}", y) for split, (_, y, _) in parts.items()]
-        values, classes = coded(targets, self.task, None, None)
-        domains = None
-        for split, (_, _, ids) in parts.items():
-            if ids is not None:
-                check_ids(f"client '{self.site}'", split, ids, None)
-                domains = max(domains or 0, int(ids.max()) + 1)
-        if classes is None:
-            task = self.task or "regression"
-            sums = Sums.of(values[list(parts).index("train")]) if task == "regression" else None
-            return SiteMetadata(task=task, sums=sums, domains=domains)
-        numbers = tuple(label for label in classes if isinstance(label, int)) or None
-        return SiteMetadata(
-            task="classification",
-            labels="numbers" if numbers else "texts",
-            classes=tuple(sorted(map(str, classes))),
-            numbers=numbers,
-            domains=domains,
-        )
-
-    def faults(self, agreement: FederationSchema) -> list[str]:
-        """What keeps the site from the agreement, in one line; nothing otherwise."""
-        try:
-            self.client(agreement)
-        except PerfedError as error:
-            return [str(error)]
-        return []
-
-    def client(self, agreement: FederationSchema) -> Client:
-        """The site's client.
-
-        Raises:
-            PerfedError: the arrays do not fit the agreement.
-        """
-        task = self.told().task
-        if task != agreement.task:
-            raise PerfedError(f"site '{self.site}': the target is of {task}, and the study is of {agreement.task}")
-        client = client_of(self.site, self.given, agreement.classes, agreement.target_scale)
-        check_client(client, None if agreement.classes is None else len(agreement.classes), task == "survival")
-        number = agreement.domains if isinstance(agreement.domains, int) else len(agreement.domains or ())
-        check_domains([client], [str(domain) for domain in range(number)])
-        return client

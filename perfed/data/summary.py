@@ -78,7 +78,7 @@ class FederationFacts:
         tables = [client.table for client in clients if client.table is not None]
         holders = holders_of(tables)
         sites = [facts_of(c, holders, len(classes), len(domains), survival=survival) for c in clients]
-        told, doubts, remarks = (list(notes[key]) if tables else [] for key in ("told", "doubts", "remarks"))
+        told, doubts, remarks = (list(notes.get(key, ())) if tables else [] for key in ("told", "doubts", "remarks"))
         return cls(sites, list(classes), list(domains), columns_of(tables), told, [*doubts, *remarks])
 
     def rows(self) -> list[list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from perfed.data.client import Client
-from perfed.data.federation import Federation
+from perfed.data.federation import Federation, of_tables
 from perfed.data.federation_schema import FederationSchema
 from perfed.data.tables.files import Sites, read_sites, table_files, tables_in
 from perfed.data.tables.options import Mode, Scales, TableOptions
@@ -69,23 +69,11 @@ class TableSettings(BaseModel):
 
     def options(self, seed: int) -> TableOptions:
         """What the columns are for, and the split of this seed."""
-        return TableOptions(
-            target=self.target,
-            event=self.event or None,
-            domain=self.domain or None,
-            drop=self.drop,
-            numbers=self.numbers,
-            dates=self.dates,
-            categories=self.categories,
-            group=self.group or None,
-            task=None if self.task == "auto" else self.task,
-            test_fraction=0.0 if self.test_files else self.test_fraction,
-            folds=self.folds,
-            columns=self.columns,
-            scales=self.scales,
-            preprocess=self.preprocess or None,
-            seed=seed,
-        )
+        given: dict[str, Any] = {
+            field.name: value for field in fields(TableOptions) if (value := getattr(self, field.name, ""))
+        }
+        given |= {"test_fraction": 0.0 if self.test_files else self.test_fraction, "seed": seed}
+        return TableOptions(**given | ({"task": None} if self.task == "auto" else {}))
 
 
 @dataset("tables", shared=TableSettings, paths=("files", "test_files"))
@@ -98,7 +86,7 @@ def tables(seed: int, data_dir: Path | None, **given: Any) -> Federation:
     settings = TableSettings.model_construct(**given)
     read = _sites(settings.files, settings.site_column)
     tests = _sites(settings.test_files, settings.site_column)
-    federation = Federation.of_tables(
+    federation = of_tables(
         read.parsed,
         settings.options(seed),
         tests=tests.parsed or None,

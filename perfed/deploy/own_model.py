@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from perfed.deploy.site_agent import Part
+from perfed.deploy.part import Part
 from perfed.engine.flower.site import background_of, model_message
 from perfed.engine.flower.wire import work_of
 from perfed.engine.host import Host

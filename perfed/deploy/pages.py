@@ -8,8 +8,9 @@ from ipaddress import ip_address
 from typing import Any
 
 from perfed.deploy.deployment import Deployment
+from perfed.deploy.part import own_modules
 from perfed.deploy.server_files import app_hash, filled, values_of
-from perfed.deploy.study import own_modules, settings_of, told_before
+from perfed.deploy.study import settings_of, told_before
 from perfed.deploy.trial import entries_sent
 from perfed.engine.flower.version import RANGE
 from perfed.experiment.config import Experiment

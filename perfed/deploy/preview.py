@@ -14,7 +14,7 @@ from typing import Any
 from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
 from perfed.data.site_data import site_data
 from perfed.data.tables.options import TableOptions
-from perfed.deploy.site_agent import Part, asked, facts_by, table_options, told_by
+from perfed.deploy.part import Part, asked, facts_by, table_options, told_by
 from perfed.deploy.trial import allowed_in
 from perfed.engine.flower.audit_log import OutgoingLog
 from perfed.engine.flower.checks import Entry

@@ -15,11 +15,11 @@ from uuid import uuid4
 from pydantic import BaseModel
 
 from perfed.data.facts import ClientFacts
-from perfed.data.federation import Federation
+from perfed.data.federation import Federation, federation_of
 from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
-from perfed.data.lazy import elsewhere
+from perfed.data.lazy import lazy_clients, refuse_read
 from perfed.data.reading import checked, read_json
-from perfed.deploy.site_agent import table_options
+from perfed.deploy.part import table_options
 from perfed.deploy.submit import JOURNAL, LINE, goes_on
 from perfed.engine.flower.engine import RATIO, FlowerEngine, Limits
 from perfed.engine.flower.journal import Journal
@@ -38,6 +38,7 @@ AGREED = "agreed.json"
 """File of a run's directory: what sites told, what was agreed, and the facts of each."""
 LOOK = 10.0
 """Seconds between two looks for who is missing."""
+_SAID = 2000  # characters of what a site says of an error, at most
 
 
 class _Known(BaseModel):
@@ -107,7 +108,7 @@ def main(transport: Transport, config: Mapping[str, Any], *, study: str) -> None
 def _main(transport: Transport, settings: Settings, study: str) -> None:
     out = Path(settings.out)
     try:
-        with locked(_made(_made(out) / JOURNAL)):
+        with locked(_made(out / JOURNAL)):
             _alone(transport, settings, study, out)
     except BlockingIOError:
         raise PerfedError(
@@ -230,7 +231,7 @@ class Opening:
             raise PerfedError(f"{file.parent}: holds a run of another study; submit with another --out")
         agreement = self._agreement() if known is None else FederationSchema.of_plain(known["agreement"], str(file))
         told = self._ask("agreement", {"agreement": agreement.plain()}, "facts")
-        facts = {site: ClientFacts.of_plain({**values, "id": site}) for site, values in told.items()}
+        facts = {site: ClientFacts.of_plain(values, site) for site, values in told.items()}
         plain = {site: facts[site].plain() for site in sorted(facts)}
         if known is not None:
             facts = {site: ClientFacts.of_plain(values) for site, values in (known["facts"] | plain).items()}
@@ -242,9 +243,8 @@ class Opening:
         if known is None:
             content = {"study": study, "agreement": agreement.plain(), "facts": plain}
             write_atomic(_made(file.parent) / file.name, json.dumps(content, indent=1) + "\n")
-        classes = None if agreement.classes is None else len(agreement.classes)
-        clients = elsewhere(facts.values(), classes, agreement.task == "survival")
-        return Federation.of_agreement(clients, agreement, name=self._experiment.data.name)
+        clients = lazy_clients(refuse_read, facts.values(), agreement)
+        return federation_of(clients, agreement, self._experiment.data.name)
 
     def _agreement(self) -> FederationSchema:
         told = {site: SiteMetadata.of_plain(v, f"site '{site}'") for site, v in self._ask("study", {}, "told").items()}
@@ -260,7 +260,7 @@ class Opening:
         for site in self._sites:
             header = self._heard[site]
             if "error" in header or (header.get("refuses") and not self._over(site)):
-                failed.setdefault(str(header.get("error", header.get("refuses"))), []).append(f"'{site}'")
+                failed.setdefault(str(header.get("error", header.get("refuses")))[:_SAID], []).append(f"'{site}'")
         if failed:
             lines = (f"site{'s' if len(of) > 1 else ''} {some(of)}: {error}" for error, of in failed.items())
             raise PerfedError("; ".join(lines))
@@ -270,8 +270,11 @@ class Opening:
         """Hear what the sites reply; one that was in another run is told where that is over, as it is now."""
         messages = {site: pack({**content, "ended": self._over(site)}, {}) for site in sites}
         for reply in self._transport.exchange(messages, self._deadline):
-            failure = {"error": reply.error.removeprefix(f"site '{reply.site}': ")}
-            self._heard[reply.site] = failure if reply.body is None else unpack(reply.body)[0]
+            error = reply.error.removeprefix(f"site '{reply.site}': ")
+            try:
+                self._heard[reply.site] = {"error": error} if reply.body is None else unpack(reply.body)[0]
+            except PerfedError as nonsense:
+                self._heard[reply.site] = {"error": str(nonsense)}
 
     def _over(self, site: str) -> str:
         """The run that the site has said it is in, where no other program on this machine is at work on it; else empty.

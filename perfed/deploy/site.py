@@ -11,8 +11,9 @@ from pathlib import Path
 
 from perfed.data.site_data import problems
 from perfed.deploy.leaving import check_stays
+from perfed.deploy.part import Part, same_study, table_options
 from perfed.deploy.policy import Policy
-from perfed.deploy.site_agent import Part, Station, same_study, table_options
+from perfed.deploy.site_agent import Station
 from perfed.deploy.trial import allowed_in
 from perfed.engine.flower.probe import Server
 from perfed.errors import PerfedError

@@ -1,215 +1,30 @@
-"""A site in a deployment: what it tells before a run, the client that is made of its data, and its part of the run."""
+"""A site in a deployment: it answers every message of the server, and writes down what arrives and what leaves."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-from pydantic import BaseModel
-
-from perfed.data.client import Client
-from perfed.data.domain_input import completed
-from perfed.data.federation import Federation
 from perfed.data.federation_schema import FederationSchema
-from perfed.data.reading import checked, read_json
 from perfed.data.site_data import SiteData, site_data
-from perfed.data.tables.checks import FEWEST
-from perfed.data.tables.options import TableOptions
-from perfed.datasets.tables import TableSettings
 from perfed.deploy.leaving import left, said
+from perfed.deploy.part import Part, facts_by, own_modules, same_study, table_options, told_by
 from perfed.deploy.policy import Policy
 from perfed.deploy.server_files import app_hash
-from perfed.deploy.trial import protocol_of
-from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.audit_log import OutgoingLog
-from perfed.engine.flower.dry_run import allowed_by
 from perfed.engine.flower.hash_chain import LOG
 from perfed.engine.flower.message import pack, unframe
 from perfed.engine.flower.refusal import Refused, Said, detail, refusing, said_of
 from perfed.engine.flower.site import Site
-from perfed.engine.flower.store import SiteStore, Stored
-from perfed.engine.setup import Setup
-from perfed.errors import PerfedError, some
-from perfed.experiment.config import Experiment, read
-from perfed.machine import installed_version, write_atomic
-from perfed.training.device import usable_device
-from perfed.training.plan import Plan
-
-_RUN = "run.json"  # the run that the site is in: its id and place, its study, what was agreed, and since when
-_RUNS = "runs"  # folder of its states
-
-
-def table_options(experiment: Experiment) -> TableOptions:
-    """What the columns of the sites' tables are for."""
-    return TableSettings.model_construct(**experiment.data.options).options(experiment.seed)
-
-
-def told_by(own: SiteData) -> dict[str, Any]:
-    """What a site tells the server before its facts, as it leaves."""
-    return own.told(FEWEST).plain()
-
-
-def facts_by(client: Client, agreement: FederationSchema) -> dict[str, Any]:
-    """What a site tells the server once all have agreed, as it leaves: counts, shapes, a hash of its inputs' names."""
-    return client.facts(agreement.task == "survival").nameless.plain()
-
-
-def same_study(one: str, other: str) -> bool:
-    """Whether two studies ask the same of a site; others may have joined one of them."""
-    return asked(one) == asked(other)
-
-
-def asked(study: str) -> dict[str, Any]:
-    """What a study asks of a site, as plain values: all of it but for the names of sites."""
-    plain = read(study, "the study").model_dump(mode="json")
-    plain["data"].pop("files", None)
-    return plain
-
-
-class _Held(BaseModel):
-    """What ``run.json`` of a site holds."""
-
-    run: str
-    study: str
-    place: str
-    since: str
-    agreement: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Part:
-    """A run as a site has agreed to it.
-
-    Attributes:
-        site: its name.
-        data: its file or folder.
-        run: id of the run.
-        study: the experiment, as TOML.
-        agreement: what holds at all sites.
-        place: the directory of its results on the server.
-        since: when the site first agreed to it.
-        own: the data, where they have been read already.
-    """
-
-    site: str
-    data: Path
-    run: str
-    study: str
-    agreement: FederationSchema
-    place: str
-    since: str
-    own: SiteData | None = field(default=None, compare=False, repr=False)
-
-    @classmethod
-    def of(cls, folder: Path, site: str, data: Path) -> Part | None:
-        """The run that the site in ``folder`` is in; ``None`` where it is in none.
-
-        Raises:
-            PerfedError: the file that says so is damaged.
-        """
-        return cls._in(folder / _RUN, site, data) if (folder / _RUN).exists() else None
-
-    @classmethod
-    def earlier(cls, folder: Path, site: str, data: Path, run: str) -> Part:
-        """The run with the id ``run``, in which the site in ``folder`` is or was.
-
-        Raises:
-            PerfedError: it was in no such run, or the file that says so is damaged.
-        """
-        file = Stored(folder / _RUNS, run).path / _RUN
-        if not file.exists():
-            held = sorted(found.parent.name for found in (folder / _RUNS).glob(f"*/{_RUN}"))
-            raise PerfedError(f"{folder}: nothing is kept of run '{run}'; allowed: {some(held) or 'none'}")
-        return cls._in(file, site, data)
-
-    @classmethod
-    def _in(cls, file: Path, site: str, data: Path) -> Part:
-        held = checked(_Held, read_json(file), file)
-        agreement = FederationSchema.of_plain(held.agreement, str(file))
-        return cls(site, data, held.run, held.study, agreement, held.place, held.since)
-
-    def write(self, folder: Path) -> None:
-        """Let :meth:`of` and, once the site is in another run, :meth:`earlier` find it."""
-        content = {name: getattr(self, name) for name in ("run", "place", "since", "study")}
-        content["agreement"] = self.agreement.plain()
-        kept = self.stored(folder).path
-        kept.mkdir(parents=True, exist_ok=True)
-        for place in (kept, folder):
-            write_atomic(place / _RUN, json.dumps(content, indent=1) + "\n")
-
-    @property
-    def held(self) -> dict[str, str]:
-        """What the site tells a server of another run: it finds out whether anybody is at work on this one."""
-        refuses = (
-            f"busy since {self.since} with run {self.run}, whose results are in {self.place} on the server; "
-            "wait for its end, or end it ('perfed submit DIR --stop')"
-        )
-        return {"busy": self.run, "place": self.place, "refuses": refuses}
-
-    @cached_property
-    def experiment(self) -> Experiment:
-        """The study, parsed and checked."""
-        return read(self.study, "the study")
-
-    @cached_property
-    def federation(self) -> Federation:
-        """The site's client alone, by the agreement, with inputs as the study has them in type and place.
-
-        Raises:
-            PerfedError: its data do not fit.
-        """
-        experiment = self.experiment
-        own = self.own or site_data(self.site, self.data, table_options(experiment))
-        alone = Federation.of_agreement((own.client(self.agreement),), self.agreement, name=experiment.data.name)
-        options = experiment.data.options
-        made = completed(alone, options["validation_fraction"], options["domain_input"], experiment.seed)
-        return made.to(dtype=experiment.torch_dtype, device=self.device)
-
-    @cached_property
-    def device(self) -> torch.device:
-        """Where the site computes."""
-        return usable_device(self.experiment.device, f"device = '{self.experiment.device}'")
-
-    @cached_property
-    def setup(self) -> Setup:
-        """Method, model and seed of the study."""
-        experiment, model = self.experiment, self.experiment.model_for(self.federation)
-        return Setup(experiment.built_method, model, experiment.seed, experiment.torch_dtype, self.device)
-
-    @property
-    def plan(self) -> Plan:
-        """One client at a time, on the study's threads."""
-        return Plan("sequential", threads=self.experiment.plan.threads)
-
-    @cached_property
-    def allowed(self) -> Allowed:
-        """What the site answers in the run.
-
-        Raises:
-            PerfedError: the study's method refuses such sites; see :func:`allowed_by`.
-        """
-        setup, federation, domains = self.setup, self.federation, self.agreement.domains
-        protocol = protocol_of(self.experiment, len(domains) if isinstance(domains, tuple) else domains or 0)
-        try:
-            return allowed_by(federation.clients[0], setup.info(federation), setup, protocol)
-        except PerfedError as error:
-            raise PerfedError(f"the study was tried on made-up rows: {error}") from None
-
-    def states(self, folder: Path) -> SiteStore:
-        """Where the site in ``folder`` keeps its states of the run; this process is the site until it is closed."""
-        return SiteStore(folder / _RUNS, self.run)
-
-    def stored(self, folder: Path) -> Stored:
-        """The same to read, while another process is the site."""
-        return Stored(folder / _RUNS, self.run)
+from perfed.engine.flower.store import SiteStore
+from perfed.errors import PerfedError
+from perfed.experiment.config import read
+from perfed.machine import installed_version
+from perfed.plugins import only_modules
 
 
 class _Busy(PerfedError):
@@ -250,6 +65,7 @@ class Station:
         self._log = OutgoingLog(folder / LOG)
         pinned = "any study" if study is None else f"a study with SHA-256 {hashlib.sha256(study.encode()).hexdigest()}"
         self._log.note(f"site '{site}' has started for {pinned}, with perfed {installed_version()}")
+        self._modules = [] if study is None else own_modules(read(study, "the study"))
         self._left = False  # since it was started
         self._store: SiteStore | None = None
         self._site: Site | None = None
@@ -304,7 +120,8 @@ class Station:
         try:
             with refusing(Said.MESSAGE):
                 header, _ = unframe(data)
-            return self._answered(header, data)
+            with only_modules(self._modules):  # whatever the server's study names
+                return self._answered(header, data)
         except _Busy as error:  # the server says next whether that run is over
             return pack({"kind": "error", "site": self._name, "error": str(error), **error.held}, {})
         except Exception as error:  # whatever failed, its words may say something of the rows

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from perfed.data.labels import Task
 from perfed.data.tables.options import words
-from perfed.deploy.site_agent import table_options
+from perfed.deploy.part import table_options
 from perfed.deploy.trial import task_of
 from perfed.engine.gap import GAP
 from perfed.errors import PerfedError
@@ -19,7 +17,6 @@ FASTEST = 5.0
 
 _SAID = ("target", "event", "domain", "drop", "numbers", "dates", "categories", "group", "columns")
 _WHERE = {"classification": "where the target holds classes", "regression": "where it holds numbers"}
-_OWN = re.compile(r"([A-Za-z_][\w.]*):[A-Za-z_]\w*")  # module:NAME
 
 
 def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
@@ -88,24 +85,6 @@ def _check_time(experiment: Experiment) -> None:
             f"participation.deadline.seconds = {seconds}: these are real seconds in a deployment, where an exchange "
             f"alone takes {FASTEST:g}; it must be at least {FASTEST:g}"
         )
-
-
-def own_modules(study: Experiment) -> list[str]:
-    """Modules of the user's that the study names (``module:NAME``): they must be where its programs run."""
-    texts = _texts(study.model_dump(mode="json", exclude={"name", "description"}))
-    return sorted({match[1] for text in texts if (match := _OWN.fullmatch(text))})
-
-
-def _texts(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from value  # a method's own table
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _texts(item)
 
 
 def told_before(study: Experiment) -> list[str]:

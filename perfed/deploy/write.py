@@ -15,7 +15,7 @@ from perfed.deploy.pages import Credentials, readme, site_files
 from perfed.deploy.server_files import BAR, STUDY_FILE, app_files, server_files
 from perfed.deploy.study import study_of
 from perfed.errors import PerfedError
-from perfed.experiment.config import Experiment, read
+from perfed.experiment.config import Experiment, read, readable
 from perfed.machine import private_files, write_atomic
 
 DAYS = 365
@@ -56,6 +56,17 @@ def deploy(experiment: Experiment, deployment: Deployment, out: Path, days: int 
         raise
 
 
+def study_in(folder: Path) -> Experiment:
+    """The study of the deployment in ``folder``.
+
+    Raises:
+        PerfedError: its file is none.
+    """
+    file = folder / STUDY_FILE
+    with readable(file):
+        return read(file.read_text(encoding="utf-8"), str(file))
+
+
 @private_files()
 def extend(folder: Path, names: Sequence[str]) -> Deployment:
     """Add sites to the deployment in ``folder``: their folders, with TLS their keys, and their names in the study.
@@ -69,9 +80,7 @@ def extend(folder: Path, names: Sequence[str]) -> Deployment:
     if not names:
         raise PerfedError("--extend: the new sites are given with --sites, e.g. --sites east")
     deployment = before.with_sites(names)
-    study = study_of(
-        read((folder / STUDY_FILE).read_text(encoding="utf-8"), str(folder / STUDY_FILE)), deployment.sites
-    )
+    study = study_of(study_in(folder), deployment.sites)
     for site in names:
         if (folder / "sites" / site).exists():
             raise PerfedError(f"{folder / 'sites' / site} is there already; choose another name")
@@ -131,7 +140,7 @@ def rotate(folder: Path, site: str) -> str:
     if site not in deployment.sites:
         raise PerfedError(f"--rotate {site}: no such site; allowed: {', '.join(deployment.sites)}")
     tls.check_installed()
-    study = read((folder / STUDY_FILE).read_text(encoding="utf-8"), str(folder / STUDY_FILE))
+    study = study_in(folder)
     authority, own = folder / "tls/ca.crt", folder / "sites" / site
     own.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as made:

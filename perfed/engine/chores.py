@@ -8,18 +8,18 @@ from typing import Any
 import torch
 
 from perfed.method.exchange import Reply
+from perfed.method.extension import BoundExtensions
 from perfed.method.method import Method
-from perfed.method.term import Travelling
 from perfed.model.chain import Parameters
 from perfed.training.cohort import Cohort
 from perfed.training.step import Step
-from perfed.training.update import Gradient, Replaced
+from perfed.training.steprules import CustomStep, Gradient
 
 
 def gradient(method: Method, cohort: Cohort, shared: dict[str, Any]) -> Reply:
     """Gradient of each client's mean training loss in the shared parameters, at the received ones, for policies.
 
-    Without terms, in one mini-batch of all samples; dropout is drawn as in training.
+    Without extensions, in one mini-batch of all samples; dropout is drawn as in training.
     """
     cohort.load(shared)
     names = cohort.shared_parameters
@@ -31,7 +31,7 @@ def gradient(method: Method, cohort: Cohort, shared: dict[str, Any]) -> Reply:
         return params
 
     with cohort.rehearsal():
-        cohort.fit(names, steps=1, samples=cohort.samples().in_batches("all"), update=Replaced(note))
+        cohort.fit(names, steps=1, samples=cohort.samples().in_batches("all"), update=CustomStep(note))
     return Reply(gradient=found, num_samples=cohort.num_samples)
 
 
@@ -45,15 +45,15 @@ def settle(method: Method, cohort: Cohort, shared: dict[str, Any]) -> None:
         cohort.fit(cohort.personal_parameters, epochs=method.local_epochs)
     elif method.fits_unused:
         getattr(method, method.fits_unused)(cohort, shared=shared)
-        cohort.close_terms()
+        cohort.close_extensions()
 
 
 def personalise_unused(method: Method, cohort: Cohort, unused: dict[str, Any], **payload: Any) -> None:
     """:func:`settle` with what ``unused`` holds, then the method's ``personalise`` with its ``payload``."""
-    carried, cohort.carried = cohort.carried, unused.pop("terms")
-    cohort.terms = Travelling(method.terms)
+    carried, cohort.carried = cohort.carried, unused.pop("extensions")
+    cohort.extensions = BoundExtensions(method.extensions)
     settle(method, cohort, **unused)
-    cohort.terms, cohort.carried = None, carried
+    cohort.extensions, cohort.carried = None, carried
     method.personalise(cohort, **payload)
 
 

@@ -16,8 +16,8 @@ from perfed.engine.host import Exchange
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo
 from perfed.method.exchange import Each, Fold, Replies, Reply, ServerState
+from perfed.method.extension import payload_of, received
 from perfed.method.method import Method
-from perfed.method.term import payload_of
 from perfed.participation.invitation import Invitation
 from perfed.tree import Tree
 
@@ -110,7 +110,7 @@ class RoundClients:
         self.ids = sorted(ids)
         self.round = round_
         self.losses: list[torch.Tensor] = []
-        self.carrying: list[Replies] = []  # replies of the exchanges that carried terms
+        self.carrying: list[Replies] = []  # replies of the exchanges that carried extensions
         self.state: ServerState | None = None
         self.invitation: Invitation | None = None
         self.arrived: dict[str, float] = {}
@@ -137,7 +137,7 @@ class RoundClients:
     def run(
         self, program: Callable[..., Reply | None], *, reduce: Mapping[str, Fold] | None = None, **payload: Any
     ) -> Replies:
-        """One exchange without terms (:meth:`Clients.run <perfed.method.exchange.Clients.run>`)."""
+        """One exchange without extensions (:meth:`Clients.run <perfed.method.exchange.Clients.run>`)."""
         return self.exchange(_program_name(self.method, program), payload, reduce or {})
 
     def train(
@@ -148,14 +148,14 @@ class RoundClients:
         reduce: Mapping[str, Fold] | None = None,
         **payload: Any,
     ) -> Replies:
-        """One exchange in which terms travel along (:meth:`Clients.train <perfed.method.exchange.Clients.train>`)."""
-        terms = self.method.terms
-        if not terms:
+        """One exchange in which extensions travel along (:meth:`perfed.method.exchange.Clients.train`)."""
+        extensions = self.method.extensions
+        if not extensions:
             return self.run(program, reduce=reduce, **payload)
         assert self.state is not None
-        payload["terms"] = payload_of(terms, self.state)
+        payload["extensions"] = payload_of(extensions, self.state)
         name = _program_name(self.method, program)
-        replies = self.exchange(name, payload, reduce or {}, terms="all" if closing else "penalties")
+        replies = self.exchange(name, payload, reduce or {}, extensions="all" if closing else "penalties")
         if closing:
             self.carrying.append(replies)
         return replies
@@ -166,24 +166,24 @@ class RoundClients:
         payload: Mapping[str, Any],
         reduce: Mapping[str, Fold] = MappingProxyType({}),
         *,
-        terms: Literal["nothing", "penalties", "all"] = "nothing",
+        extensions: Literal["nothing", "penalties", "all"] = "nothing",
     ) -> Replies:
         """One exchange; see :class:`perfed.engine.host.Exchange`."""
         record = self.record
         index = record.exchanges + FIRST_EXCHANGE[self._kind]
-        exchange = Exchange(program, self.round, index, self._measure, terms)
-        folds = {name: self._counted(name, fold) for name, fold in reduce.items()}
+        exchange = Exchange(program, self.round, index, self._measure, extensions)
         record.outputs = []
         kept = record.outputs if self._keeps else None
         sent = sum(_sent(value, len(self.ids)) for value in payload.values())
-        replies, record.after = self._engine.run(exchange, payload, self.ids, folds, kept, self._asked())
+        replies, record.after = self._engine.run(
+            exchange, payload, self.ids, reduce, kept, self._asked(), self._arriving
+        )
         if self.invitation is not None:
             self._arrived(replies)
         record.exchanges += 1
         for client, losses in self._engine.courses.items():
             record.courses.setdefault(client, []).extend(losses)
         self.losses.append(replies.train_loss)
-        record.bytes_up += sum(tree.size(value) for name, value in replies.content.items() if name not in folds)
         # The first exchange goes to all invited clients, those whose replies are not used among them.
         record.bytes_down += sent * self._invited // len(self.ids) if record.exchanges == 1 else sent
         return replies
@@ -213,24 +213,26 @@ class RoundClients:
             raise NobodyReplied
         self.ids = record.participants = replies.ids
 
-    def _counted(self, name: str, fold: Fold) -> Fold:
-        """``fold`` that counts the bytes of entry ``name`` of every reply."""
-
-        def counting(total: Any, reply: dict[str, Any]) -> Any:
-            self.record.bytes_up += tree.size(reply[name])
-            return fold(total, reply)
-
-        return counting
+    def _arriving(self, client: str, reply: dict[str, Any]) -> dict[str, Any]:
+        """Count the bytes of a reply, and let the extensions undo what they did to it at the client."""
+        self.record.bytes_up += tree.size(reply)
+        if not self.method.extensions:
+            return reply
+        assert self.state is not None
+        try:
+            return received(self.method.extensions, self.state, reply)
+        except PerfedError as error:
+            raise PerfedError(f"the reply of client '{client}': {error}") from None
 
 
 def _program_name(method: Method, program: Callable[..., Any]) -> str:
     owner, name = getattr(program, "__self__", None), getattr(program, "__name__", "")
     if owner is method:
         return name
-    for term in method.terms:
-        if owner is term:
-            return f"{term.name}.{name}"
-    raise PerfedError(f"a client program must be a method of the method or of one of its terms, not {program!r}")
+    for extension in method.extensions:
+        if owner is extension:
+            return f"{extension.name}.{name}"
+    raise PerfedError(f"a client program must be a method of the method or of one of its extensions, not {program!r}")
 
 
 def _sent(value: Any, clients: int) -> int:

@@ -94,12 +94,14 @@ class Engine(ABC):
         reduce: Mapping[str, Fold] | None = None,
         outputs: list[Outputs] | None = None,
         invitation: Invitation | None = None,
+        incoming: Callable[[str, dict[str, Any]], dict[str, Any]] = lambda _, reply: reply,
     ) -> tuple[Replies, Metrics]:
         """Run a program at ``ids``; their new states stay pending until :meth:`commit`.
 
         Entries named in ``reduce`` are folded in the sorted order of ids and dropped; their totals are in the replies.
         What the measured models say of every sample is appended to ``outputs``, if given. With an ``invitation``, as
-        :meth:`perform` takes it, replies may be those of fewer clients.
+        :meth:`perform` takes it, replies may be those of fewer clients. ``incoming`` gets each client's id and reply
+        where it arrives, and returns what stands for it from there on.
 
         Returns:
             Replies in sorted id order, and each client's metrics if ``exchange.measure`` asks for them.
@@ -110,7 +112,7 @@ class Engine(ABC):
         chunks = self._chunks(ids, by_id=bool(reduce))
         for done in self._sound(self._works(exchange, payload, chunks, outputs is not None), exchange, invitation):
             for row, client in enumerate(done.ids):
-                inbox.add(client, partial(_made, done, row, exchange))
+                inbox.add(client, partial(_arriving, done, row, exchange, incoming))
                 losses[client] = done.losses[row]
             self._pending.update({client: self.holder.keep(state) for client, state in done.states.items()})
             self.courses |= done.courses
@@ -268,6 +270,13 @@ def _outlier(extents: Mapping[str, float]) -> str:
     if not others or largest < _FAR * others[0][1]:
         return ""
     return f"; before, client '{first}' sent values up to {largest:.1e}, the others up to {others[0][1]:.1e}"
+
+
+def _arriving(
+    done: Done, row: int, exchange: Exchange, incoming: Callable[[str, dict[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """What stands for one client's reply."""
+    return incoming(done.ids[row], _made(done, row, exchange))
 
 
 def _made(done: Done, row: int, exchange: Exchange) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from perfed.engine.states import State
 from perfed.errors import ClientsDiverged, PerfedError
 from perfed.method.declared import FederationInfo
 from perfed.method.exchange import Reply, check_rows
+from perfed.method.extension import BoundExtensions, sent
 from perfed.method.method import Method
-from perfed.method.term import Travelling
 from perfed.model.chain import Shape
 from perfed.model.placement import Layout
 from perfed.training.batches import moved_on
@@ -39,19 +39,20 @@ class Exchange:
     """One exchange of a round: which program, in which round, as which exchange.
 
     Attributes:
-        program: name of the method's client program, or ``term.program``, or ``:CHORE`` (:mod:`perfed.engine.chores`).
+        program: name of the method's client program, or ``extension.program``, or ``:CHORE``
+            (:mod:`perfed.engine.chores`).
         round: from 1; 0 is the preparation.
         index: number of the exchange within the round; -1: on copies, no client's state changes.
         measure: split on which to score the clients' models right after the program, or ``None``.
-        terms: what the method's terms do: ``"nothing"``, ``"penalties"`` in local training, or ``"all"``: also add to
-            the reply.
+        extensions: what the method's extensions do: ``"nothing"``, ``"penalties"`` in local training (and what
+            they make of gradients), or ``"all"``: also add to the reply.
     """
 
     program: str
     round: int
     index: int
     measure: str | None = None
-    terms: Literal["nothing", "penalties", "all"] = "nothing"
+    extensions: Literal["nothing", "penalties", "all"] = "nothing"
 
     @property
     def place(self) -> str:
@@ -203,6 +204,8 @@ class Host:
     def worked(self, work: Work) -> tuple[Cohort, Reply]:
         """The clients of ``work`` after its program, side by side, and their reply."""
         cohort = self.cohort([self.clients[i] for i in work.ids], work.exchange, work.states)
+        if self.setup.method.extensions:
+            cohort.delivered = self._delivered(work)  # apart: programs may train in place what they get
         return cohort, self._call(cohort, work.exchange, self._delivered(work))
 
     def cohort(self, clients: Sequence[Client], exchange: Exchange, states: Mapping[str, Tree]) -> Cohort:
@@ -238,23 +241,27 @@ class Host:
 
     def _call(self, cohort: Cohort, exchange: Exchange, payload: dict[str, Any]) -> Reply:
         method = self.setup.method.in_round(exchange.round)
-        cohort.carried = payload.pop("terms", {})
-        if exchange.terms != "nothing":
-            cohort.terms = Travelling(method.terms)
+        cohort.carried = payload.pop("extensions", {})
+        if exchange.extensions != "nothing":
+            cohort.extensions = BoundExtensions(method.extensions)
         where, program = self._program(exchange.program, method)
         reply = Reply.of(program(cohort, **payload), where)
-        if exchange.terms == "all":
-            reply["terms"] = cohort.terms_reply()
+        if exchange.extensions == "all":
+            reply["extensions"] = cohort.extensions_reply()
         check_rows(reply, where, cohort.ids)
+        if not (method.extensions and exchange.lasting):
+            return reply
+        reply = sent(method.extensions, cohort, reply)
+        check_rows(reply, "what extensions made of a reply", cohort.ids)
         return reply
 
     def _program(self, name: str, method: Method) -> tuple[str, Callable[..., Reply | None]]:
         """What messages call a program of ``method``, and the program itself."""
         if name.startswith(":"):
             return name[1:], partial(CHORES[name[1:]], method)
-        term, _, own = name.rpartition(".")
-        owner: Any = next(t for t in method.terms if t.name == term) if term else method
-        return f"{term or type(owner).__name__}.{own}", getattr(owner, own)
+        extension, _, own = name.rpartition(".")
+        owner: Any = next(t for t in method.extensions if t.name == extension) if extension else method
+        return f"{extension or type(owner).__name__}.{own}", getattr(owner, own)
 
     def _delivered(self, work: Work) -> dict[str, Any]:
         """The payload with a leading client axis: what is shared is expanded, each client's own stacked."""

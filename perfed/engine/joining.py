@@ -10,7 +10,7 @@ from perfed.engine.clients import RoundClients
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.method.exchange import ServerState
-from perfed.method.term import payload_of
+from perfed.method.extension import payload_of
 from perfed.participation.settings import Participation
 
 
@@ -33,15 +33,17 @@ class _Joining(Server):
         if method.joins == "settle":
             self._settle(server, clients)
         elif method.joins is not None:
-            clients.exchange(method.joins, {"terms": payload_of(method.terms, server)}, terms="penalties")
+            clients.exchange(
+                method.joins, {"extensions": payload_of(method.extensions, server)}, extensions="penalties"
+            )
 
 
 def joined(server: Server, client: Client, rounds: int) -> Server:
     """A server with one client more, which has done its preparation and ``rounds`` rounds of local training.
 
     It trains what the method trains of a client that was never used (:attr:`perfed.method.method.Method.joins`), with
-    the penalties of its terms, always against the newest shared parameters; parameter sets of the server and of all
-    other clients are those of ``server``.
+    its extensions, always against the newest shared parameters; parameter sets of the server and of all other
+    clients are those of ``server``.
 
     Raises:
         PerfedError: a method whose server makes each client's model from what the client has sent, or that projects
@@ -57,7 +59,7 @@ def joined(server: Server, client: Client, rounds: int) -> Server:
             f"client '{client.id}' has the domain {wider.domain_name(wider.num_domains - 1)}, which no other client "
             "has, so that nothing is known of it; train anew with it"
         )
-    new = _Joining(wider, server.setup, server.plan, Participation(), rounds)
+    new = _Joining(wider, server.setup, server.plan, Participation(), rounds, engine=type(server.engine))
     kept = new.snapshot()
     sets = {name: _with_rows(value, server.sets[name], new, name) for name, value in kept.server.items()}
     clients = {**kept.clients, **server.snapshot().clients}

@@ -16,13 +16,12 @@ from perfed.engine.engine import Engine, InProcessEngine
 from perfed.engine.evaluate import Metrics, Outputs
 from perfed.engine.gap import linear_head
 from perfed.engine.metrics import Scoring
-from perfed.engine.ray.engine import RayEngine
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import weighted_mean
 from perfed.method.exchange import ServerState
+from perfed.method.extension import end_round, payload_of
 from perfed.method.method import Method
-from perfed.method.term import absorb, payload_of
 from perfed.model.chain import Model
 from perfed.model.placement import PER_DOMAIN
 from perfed.participation.clock import Clock, Population
@@ -41,6 +40,7 @@ class Server:
         plan: how work is cut up.
         participation, clock: who takes part in a round, and how long the clients take.
         rounds: number of rounds of the whole run.
+        engine: makes what runs client programs; default: in this process.
 
     ``working``, ``told`` and ``hold`` are the engine's own, ``hold`` its :meth:`~perfed.engine.states.States.keep`.
 
@@ -55,12 +55,11 @@ class Server:
         plan: Plan,
         participation: Participation,
         rounds: int,
-        engine: Callable[[Federation, Setup, Plan], Engine] | None = None,
+        engine: Callable[[Federation, Setup, Plan], Engine] = InProcessEngine,
         clock: Clock | None = None,
     ) -> None:
         federation = setup.seen(federation)
-        engine = engine or (RayEngine if plan.engine == "ray" else InProcessEngine)
-        self.setup = setup
+        self.setup, self._finishes = setup, setup.method.finishes
         self.clock, self.participation = clock or Clock(), participation
         who = Population.of(federation, setup.method.batch_size, setup.method.epochs_in, setup.method.epoch_steps)
         self.selection = Selection(participation, self.clock, who, setup.seed, rounds)
@@ -194,13 +193,14 @@ class Server:
     def _ended(self, record: RoundRecord, number: int, choice: Choice) -> RoundRecord:
         """Tell the policy, do the method's work with all clients after the round, and count the time."""
         self._observe(record, number)
-        everyone = RoundClients(self.engine, [*self.engine.clients], number, "finish", None)
-        extra = self._transaction(everyone, self._finish)
-        record.bytes_up += extra.bytes_up
-        record.bytes_down += extra.bytes_down
         record.seconds = choice.seconds + self.clock.communication * max(0, record.exchanges - 1)
-        record.seconds += self.selection.waiting_for_all(number) if extra.exchanges else 0.0
-        record.exchanges += min(1, extra.exchanges)  # those with everybody are one wait
+        if self._finishes:
+            everyone = RoundClients(self.engine, [*self.engine.clients], number, "finish", None)
+            extra = self._transaction(everyone, self._finish)
+            record.bytes_up += extra.bytes_up
+            record.bytes_down += extra.bytes_down
+            record.seconds += self.selection.waiting_for_all(number) if extra.exchanges else 0.0
+            record.exchanges += min(1, extra.exchanges)  # those with everybody are one wait
         record.replied = choice.replied
         return record
 
@@ -209,6 +209,7 @@ class Server:
         policy, gradient = self.selection.policy, None
         if policy.wants_gradient:
             clients = RoundClients(self.engine, record.participants, number, "observe", None)
+            clients.state = self.state
             reply = clients.exchange(":gradient", {"shared": self.state.shared})
             self.engine.discard()
             mean = weighted_mean(reply.gradient, reply.num_samples)
@@ -235,27 +236,27 @@ class Server:
         return self._transaction(clients, self._settle).bytes_down
 
     def _settle(self, server: ServerState, clients: RoundClients) -> None:
-        sent = {"shared": server.shared, "terms": payload_of(clients.method.terms, server)}
-        clients.exchange(":settle", sent, terms="penalties")
+        sent = {"shared": server.shared, "extensions": payload_of(clients.method.extensions, server)}
+        clients.exchange(":settle", sent, extensions="penalties")
 
     def _prepare(self, server: ServerState, clients: RoundClients) -> None:
         method = clients.method
         method.check(server, clients.info)
-        for term in method.terms:
-            term.prepare(server, clients)
+        for extension in method.extensions:
+            extension.prepare(server, clients)
         method.prepare(server, clients)
 
     def _round(self, server: ServerState, clients: RoundClients) -> None:
         method, before = clients.method, server.tree()
         method.round(server, clients)
-        if method.terms:
-            absorb(method.terms, server, clients.carrying, before)
+        if method.extensions:
+            end_round(method.extensions, server, clients.carrying, before)
 
     def _finish(self, server: ServerState, clients: RoundClients) -> None:
         method = clients.method
         method.finish(server, clients)
-        for term in method.terms:
-            term.finish(server, clients)
+        for extension in method.extensions:
+            extension.finish(server, clients)
 
     def _transaction(self, clients: RoundClients, program: Callable[..., None]) -> RoundRecord:
         before = self.state.tree()
@@ -292,6 +293,8 @@ class Server:
         payload = method.download(self.state)
         metrics = self.engine.evaluate(payload, rest, split, round_, outputs)
         if fitted:
-            payload |= {"unused": {"shared": self.state.shared, "terms": payload_of(method.terms, self.state)}}
+            payload |= {
+                "unused": {"shared": self.state.shared, "extensions": payload_of(method.extensions, self.state)}
+            }
             metrics |= self.engine.evaluate(payload, fitted, split, round_, outputs, program=":personalise_unused")
         return metrics

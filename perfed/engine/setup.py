@@ -60,10 +60,12 @@ class Setup:
         self._places: dict[Shape, dict[str, Placement]] = {}
         self._values: dict[Any, Parameters] = {}
         self.sets: dict[str, ParameterSet] = dict(method.sets())
-        for term in method.terms:
-            for name, declared in term.sets().items():
+        for extension in method.extensions:
+            for name, declared in extension.sets().items():
                 if name in self.sets or name == "shared":
-                    raise PerfedError(f"the parameter set '{name}' is declared twice; rename it in term '{term.name}'")
+                    raise PerfedError(
+                        f"the parameter set '{name}' is declared twice; rename it in extension '{extension.name}'"
+                    )
                 self.sets[name] = declared
         if method.local_steps is not None:
             self.sets[POSITION] = ParameterSet("client", init=_none_seen)
@@ -164,8 +166,8 @@ class Setup:
         for name, module in self.chain(shape).named_modules():
             if isinstance(module, BATCH_NORM) and stage_of(name) in per_domain:
                 raise PerfedError(f"'{name}' is batch-norm, which cannot be {PER_DOMAIN}; use another normalisation")
-        for term in self.method.terms:
-            term.check(info, self.method.moves_shared)
+        for extension in self.method.extensions:
+            extension.check(info, self.method.moves_shared)
         everything = self._per_domain(everything, places, info)
         sets: dict[str, Any] = {"shared": {name: t for name, t in everything.items() if places[name] in SENT}}
         for name, declared in self.sets.items():

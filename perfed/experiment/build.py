@@ -38,14 +38,14 @@ class Stages(Table):
     head: _Stage = None
 
     def build(self, num_outputs: int, words: Sequence[str] = ()) -> Model:
-        """The model whose head has ``num_outputs``; ``words`` as in :func:`build_stage`."""
+        """Return the model whose head has ``num_outputs``; ``words`` as in :func:`build_stage`."""
         return Model(
             **{stage: build_stage(f"model.{stage}", getattr(self, stage), num_outputs, words) for stage in STAGES}
         )
 
 
 def build_stage(where: str, spec: Any, num_outputs: int, words: Sequence[str] = ()) -> StageFactory | None:
-    """A stage from its settings: ``"none"``, a preset's name, or a table with ``kind`` and the preset's parameters.
+    """Return a stage from its settings: ``"none"``, a preset's name, or a table with ``kind`` and its parameters.
 
     ``kind = "package.module:function"`` calls a user's function with the input shape and the table's other values; it
     returns any ``torch.nn.Module``. For a head, ``out`` defaults to the number of outputs. ``words``: what token ids

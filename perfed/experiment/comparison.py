@@ -33,6 +33,27 @@ def federated(names: Sequence[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
+class Resources:
+    """What whoever works on runs may choose anew each time.
+
+    Attributes:
+        data_dir: first folder in which data files are looked for.
+        device: in place of the experiments'.
+    """
+
+    data_dir: Path | None = None
+    device: torch.device | None = None
+
+    def with_device(self, table: dict[str, Any]) -> dict[str, Any]:
+        """Return an experiment's table with the device that was chosen."""
+        return table if self.device is None else {**table, "device": str(self.device)}
+
+
+USUAL = Resources()
+"""Data files where they usually are, and the experiments' own devices."""
+
+
+@dataclass(frozen=True)
 class ComparisonSpec:
     """Methods (and baselines) x seeds of one experiment.
 
@@ -60,17 +81,17 @@ class ComparisonSpec:
             self.experiment(method, 0)
         validate(self.table)
 
-    def check_starts(self, seed: int, data_dir: Path | None, device: torch.device | None) -> None:
+    def check_starts(self, seed: int, resources: Resources = USUAL) -> None:
         """Build every method's run without starting it, so that bad settings and data are found before any training."""
         experiments = {method: self.experiment(method, seed) for method in federated(self.methods)}
         self._check_policies()
         shared = validate({**self.table, "seed": seed})
-        federation = shared.data.load(seed, data_dir)
+        federation = shared.data.load(seed, resources.data_dir)
         for name in filter(is_baseline, self.methods):
             SklearnRun(name, shared, federation)
         for method, experiment in experiments.items():
             try:
-                start(experiment, federation=federation, device=device)
+                start(experiment, federation=federation, device=resources.device)
             except PerfedError as error:
                 raise PerfedError(f"{method}: {error}") from None
 
@@ -191,13 +212,10 @@ class Comparison(ComparisonSpec):
             raise PerfedError(f"{self.path}: no run has started yet")
         return started
 
-    def with_more(self, more: ComparisonSpec, data_dir: Path | None, device: torch.device | None) -> Self:
+    def with_more(self, more: ComparisonSpec, resources: Resources) -> Self:
         """Return the comparison with those of the methods and seeds of ``more`` that it lacks; nothing is written.
 
-        Args:
-            more: its experiment may differ in the tables of new methods alone.
-            data_dir: first folder in which data files are looked for.
-            device: in place of the experiment's.
+        The experiment of ``more`` may differ in the tables of new methods alone.
 
         Raises:
             PerfedError: settings or data that are not those of the runs, or a method that cannot start.
@@ -207,8 +225,8 @@ class Comparison(ComparisonSpec):
         table = self._same(more.table, added)
         after = replace(self, table=table, methods=[*self.methods, *added], seeds=[*self.seeds, *seeds])
         if added or seeds:
-            self._check_data(data_dir)
-            after.check_starts(after.seeds[-1], data_dir, device)
+            self._check_data(resources)
+            after.check_starts(after.seeds[-1], resources)
         return after
 
     def _same(self, after: dict[str, Any], added: list[str]) -> dict[str, Any]:
@@ -224,13 +242,13 @@ class Comparison(ComparisonSpec):
                 )
         return {**after, **({"device": self.table["device"]} if "device" in self.table else {})}
 
-    def _check_data(self, data_dir: Path | None) -> None:
+    def _check_data(self, resources: Resources) -> None:
         """Refuse clients that are not those of the runs that have finished."""
         for seed in self.seeds:
             places = [RunDirectory(self.directory(method, seed)) for method in federated(self.methods)]
             known = {place.newest()[1].get("data") for place in places if place.finished} - {None}
             if known:
-                data = validate({**self.table, "seed": seed}).data.load(seed, data_dir)
+                data = validate({**self.table, "seed": seed}).data.load(seed, resources.data_dir)
                 if data.fingerprint not in known:
                     raise PerfedError(
                         f"{self.path}: the data have other clients, samples or targets than when its runs with "

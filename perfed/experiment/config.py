@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
@@ -14,17 +15,17 @@ import torch
 from pydantic import BaseModel, Field, PositiveInt, PrivateAttr, ValidationError, model_validator
 
 from perfed.data.federation import Federation
-from perfed.datasets import Data, located
+from perfed.datasets import Data, dataset_id, located
 from perfed.errors import PerfedError, did_you_mean, first_problem
 from perfed.experiment.build import Stages
-from perfed.experiment.tables import canonical, merged
+from perfed.method.extension import extension_id
 from perfed.method.method import Method
-from perfed.method.registry import entry
+from perfed.method.registry import entry, method_id
 from perfed.methods.build import build_method
 from perfed.model.chain import Model
 from perfed.model.columns import by_columns
 from perfed.participation.clock import Clock
-from perfed.participation.settings import Participation
+from perfed.participation.settings import Participation, policy_name
 from perfed.plugins import bare_name, known_as
 from perfed.run.callbacks import build_callbacks
 from perfed.run.settings import Evaluation, Snapshots
@@ -91,7 +92,7 @@ class Experiment(BaseModel):
         return torch.float64 if self.dtype == "float64" else torch.float32
 
     def to_toml(self) -> str:
-        """The complete experiment as TOML; :func:`read` of it gives the same experiment."""
+        """Return the complete experiment as TOML; :func:`read` of it gives the same experiment."""
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
     @property
@@ -108,7 +109,7 @@ class Experiment(BaseModel):
         return {**self.model_dump(exclude=names), "data": data, "model": stages.given, "method": method}
 
     def build_model(self, num_outputs: int, words: Sequence[str] = ()) -> Model:
-        """The model, with the method's own ``model`` table on top; the head gets ``num_outputs``.
+        """Return the model, with the method's own ``model`` table on top; the head gets ``num_outputs``.
 
         ``words``: what the token ids of the inputs stand for.
         """
@@ -119,7 +120,7 @@ class Experiment(BaseModel):
         return by_columns(self.build_model(federation.num_outputs, federation.words or ()), federation.named_inputs)
 
     def build_participation(self) -> Participation:
-        """The participation; a preset brings its policy.
+        """Return the participation; a preset brings its policy.
 
         Raises:
             PerfedError: the experiment names another one.
@@ -157,9 +158,9 @@ def read(text: str, where: str) -> Experiment:
 
 
 def validate(table: Mapping[str, Any]) -> Experiment:
-    """An experiment from nested dictionaries; everything that can be checked without the data is.
+    """Return an experiment from nested dictionaries; everything that can be checked without the data is.
 
-    Names of methods, terms, data set and policy may be written in any case.
+    Names of methods, extensions, data set and policy may be written in any case.
 
     Raises:
         PerfedError: an unknown key, method, data set or setting, or a value that is not allowed; names the key.
@@ -201,14 +202,19 @@ def _problem(error: ValidationError, model: type[BaseModel], where: str) -> Perf
     return PerfedError(f"{problem}{hint}; allowed: {', '.join(holder.model_fields)}")
 
 
+def shipped_files(folder: str) -> dict[str, Traversable]:
+    """Return the TOML files of a folder of this package, by their names without the ending, sorted."""
+    found = (item for item in resources.files(f"perfed.experiment.{folder}").iterdir() if item.name.endswith(".toml"))
+    return {item.name.removesuffix(".toml"): item for item in sorted(found, key=lambda item: item.name)}
+
+
 def experiment_names() -> list[str]:
-    """Names of the experiments that come with the package, sorted."""
-    folder = resources.files("perfed.experiment.shipped")
-    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+    """Return names of the experiments that come with the package, sorted."""
+    return [*shipped_files("shipped")]
 
 
 def find_experiment(name: str) -> dict[str, Any]:
-    """The TOML table of a shipped experiment, in any case, or of the file ``name``.
+    """Return the TOML table of a shipped experiment, in any case, or of the file ``name``.
 
     ``extends = "OTHER"`` takes everything the file does not say from another experiment, or file beside it: tables are
     merged key by key,
@@ -238,7 +244,7 @@ def _extended(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
 def _table(name: str) -> dict[str, Any]:
     path = Path(name)
     if shipped := known_as(name, experiment_names()):
-        text = (resources.files("perfed.experiment.shipped") / f"{shipped}.toml").read_text(encoding="utf-8")
+        text = shipped_files("shipped")[shipped].read_text(encoding="utf-8")
     elif path.suffix == ".toml" and path.is_file():
         try:
             text = path.read_text(encoding="utf-8")
@@ -256,6 +262,59 @@ def _table(name: str) -> dict[str, Any]:
     if path.is_file() and isinstance(table.get("data"), dict):
         table["data"] = located(table["data"], path.parent)
     return table
+
+
+def merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables ``base`` with those of ``over`` on top, key by key.
+
+    ``data`` and stages with a ``kind`` count as a whole.
+    """
+    result = dict(base)
+    for key, value in over.items():
+        whole = key == "data" or (isinstance(value, dict) and "kind" in value)
+        both = isinstance(value, dict) and isinstance(base.get(key), dict) and not whole
+        result[key] = merged(base[key], value) if both else value
+    return result
+
+
+def canonical(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``table`` with the names of its methods, extensions, data set and policy as perfed writes them.
+
+    Tables of a method under two spellings become one, of which what comes later wins. What is not known stays as it
+    is: validation says so.
+
+    Example:
+        >>> canonical({"method": "FedPAC", "methods": {"FedPAC": {"lr": 0.1}}, "data": {"name": "Digits"}})
+        {'method': 'fedpac', 'methods': {'fedpac': {'lr': 0.1}}, 'data': {'name': 'digits'}}
+    """
+    result = dict(table)
+    if "method" in result:
+        result["method"] = _known(method_id, result["method"])
+    for section, key, known in (("data", "name", dataset_id), ("participation", "policy", policy_name)):
+        if isinstance(found := result.get(section), Mapping) and key in found:
+            result[section] = {**found, key: _known(known, found[key])}
+    if isinstance(methods := result.get("methods"), Mapping):
+        own: dict[str, Any] = {}
+        for name, settings in methods.items():
+            own = merged(own, {_known(method_id, name): _with_extensions(settings)})
+        result["methods"] = own
+    return result
+
+
+def _with_extensions(settings: Any) -> Any:
+    """A method's table; its extensions as perfed writes them, also those of a file that calls them terms."""
+    if isinstance(settings, Mapping) and "terms" in settings and "extensions" not in settings:
+        settings = {"extensions" if key == "terms" else key: value for key, value in settings.items()}
+    if not isinstance(settings, Mapping) or not isinstance(extensions := settings.get("extensions"), list):
+        return settings
+    return {**settings, "extensions": [_known(extension_id, name) for name in extensions]}
+
+
+def _known(known: Callable[[str], str], name: Any) -> Any:
+    try:
+        return known(name) if isinstance(name, str) else name
+    except PerfedError:
+        return name
 
 
 @contextmanager

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
-
-import torch
 
 from perfed.data.federation import Federation
 from perfed.datasets.catalogue import Data
-from perfed.experiment.comparison import Comparison, ComparisonSpec
+from perfed.experiment.comparison import USUAL, Comparison, ComparisonSpec, Resources
 from perfed.experiment.config import Experiment
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.sklearn_run import SklearnRun
@@ -54,13 +51,11 @@ class RunFactory:
 
     Attributes:
         comparisons: by name, whose runs they are: in directories, or in memory where they have none.
-        data_dir: first folder in which data files are looked for.
-        device: in place of the experiments'.
+        resources: that they are made with.
     """
 
     comparisons: Mapping[str, ComparisonSpec]
-    data_dir: Path | None = None
-    device: torch.device | None = None
+    resources: Resources = USUAL
     _data: tuple[tuple[int, Data], Federation] | None = field(default=None, init=False, repr=False)
 
     def label(self, name: str, method: str, seed: int) -> str:
@@ -84,15 +79,15 @@ class RunFactory:
             experiment = of.experiment(method, seed)
             return SklearnRun(method, experiment, self._federation(experiment), where)
         if where is not None and (where / "config.toml").exists():
-            return resume(where, data_dir=self.data_dir, device=self.device)
+            return resume(where, data_dir=self.resources.data_dir, device=self.resources.device)
         experiment = of.experiment(method, seed)
-        return start(experiment, federation=self._federation(experiment), out=where, device=self.device)
+        return start(experiment, federation=self._federation(experiment), out=where, device=self.resources.device)
 
     def _federation(self, experiment: Experiment) -> Federation:
         which = experiment.seed, experiment.data
         if self._data is None or self._data[0] != which:
             self._data = None  # before there are two
-            self._data = which, experiment.data.load(experiment.seed, self.data_dir)
+            self._data = which, experiment.data.load(experiment.seed, self.resources.data_dir)
         return self._data[1]
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import tomli_w
@@ -11,6 +13,8 @@ import tomli_w
 from perfed.data.federation import Federation
 from perfed.data.labels import Task
 from perfed.data.summary import columns_of
+from perfed.data.tables.problems import TableProblems
+from perfed.datasets import load
 from perfed.report.warnings import MOSTLY
 
 _WHAT = {
@@ -68,6 +72,32 @@ _BASELINES: dict[Task, list[str]] = {
     "survival": ["sklearn:cox"],
 }
 _SURVIVAL_BATCH = "batch_size = 256  # events are compared with the rows of their batch: the whole site, if it can be"
+
+
+def fitting(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
+    """Return the federation of tables with the split and the columns that fit, and these settings.
+
+    That is five folds where each site has the rows, and named columns where two sites have one of the same name.
+
+    Args:
+        settings: options of the data set "tables", without those on the split and the columns.
+
+    Raises:
+        TableProblems: the tables have problems whatever the split.
+    """
+    split: dict[str, Any] = {} if "test_files" in settings else {"folds": 5}
+    try:
+        federation = load("tables", {**settings, **split}, seed=0)
+    except TableProblems:
+        split = {} if "test_files" in settings else {"test_fraction": 0.2}
+        federation = load("tables", {**settings, **split}, seed=0)
+    tables = [client.table for client in federation if client.table is not None]
+    times = Counter(name for table in tables for name in table.columns_there)
+    if max(times.values(), default=0) > 1:
+        named = {**settings, **split, "columns": "named"}
+        with suppress(TableProblems):  # kinds that differ
+            return load("tables", named, seed=0), named
+    return federation, {**settings, **split, "columns": "own"}
 
 
 def compared(settings: Mapping[str, Any], federation: Federation) -> list[str]:

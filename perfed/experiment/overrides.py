@@ -9,18 +9,22 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel
+
 from perfed.datasets import describe
 from perfed.errors import PerfedError
-from perfed.experiment.config import Experiment
-from perfed.experiment.tables import canonical
+from perfed.experiment.config import Experiment, canonical
+from perfed.method.extension import extension_class
 from perfed.method.method import Method
 from perfed.method.registry import entry
-from perfed.method.term import term_class
 from perfed.methods.build import setting_names
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.plugins import bare_name
 from perfed.run.settings import Evaluation
+
+SECTIONS: dict[str, type[BaseModel]] = {"participation": Participation, "clock": Clock, "evaluation": Evaluation}
+"""Tables whose keys may be given without the table's name."""
 
 _COMMAS = re.compile(r",(?![^\[{]*[\]}])")
 """Those that are not within brackets."""
@@ -28,7 +32,7 @@ _PART = r"""(?:'[^']+'|"[^"]+"|[^.'"\s]+)"""
 
 
 def parse_value(text: str) -> Any:
-    """A value from the command line: TOML (numbers, true, lists, tables), else the text itself.
+    """Return a value from the command line: TOML (numbers, true, lists, tables), else the text itself.
 
     A shell takes quotes away, so a flat list may hold texts without them.
 
@@ -74,7 +78,7 @@ def override(table: dict[str, Any], assignments: Iterable[str], methods: Sequenc
 
 
 def grid_points(grid: Sequence[str]) -> list[list[str]]:
-    """Every combination of the values of ``key=v1,v2,...``, each a list of assignments.
+    """Return every combination of the values of ``key=v1,v2,...``, each a list of assignments.
 
     Raises:
         PerfedError: no or an empty axis, a key that is there twice, or one that is not for all methods alike.
@@ -97,7 +101,7 @@ def grid_points(grid: Sequence[str]) -> list[list[str]]:
 
 
 def axis_of(entry: str, where: str = "") -> list[str]:
-    """The assignments of ``key=v1,v2,...``; commas within brackets are of a value.
+    """Return the assignments of ``key=v1,v2,...``; commas within brackets are of a value.
 
     Raises:
         PerfedError: of another form, or a value that is there twice; starts with ``where``.
@@ -118,15 +122,15 @@ def axis_of(entry: str, where: str = "") -> list[str]:
 
 
 def resolve(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[tuple[str, ...]]:
-    """Where the key of an assignment belongs, as paths; several if it is a setting of several methods."""
-    first, *rest = key_path(key)
+    """Return where the key of an assignment belongs, as paths; several if it is a setting of several methods."""
+    first, *rest = key_path("extensions" if key == "terms" else key)  # their name in version 0.1
     if first in Experiment.model_fields:
         return [(first, *rest)]
     return [(*path, *rest) for path in _places(table, first, methods)]
 
 
 def key_path(key: str) -> tuple[str, ...]:
-    """The parts of a dotted key, without the quotes that TOML wants around names with a dot or a colon.
+    """Return the parts of a dotted key, without the quotes that TOML wants around names with a dot or a colon.
 
     Raises:
         PerfedError: no part between two dots, or an open quote.
@@ -146,15 +150,15 @@ def _places(table: Mapping[str, Any], key: str, methods: Sequence[str]) -> list[
     name = _section(table, "data").get("name")
     if key in _data_options(name):
         places["data"] = [("data", key)]
-    holders = [m for m in methods if key in setting_names(m) | _term_settings(table, m)]
-    if key in Method.model_fields and key != "terms":
+    holders = [m for m in methods if key in setting_names(m) | _extension_settings(table, m)]
+    if key in Method.model_fields and key != "extensions":
         tables, named = _section(table, "methods"), {bare_name(m) for m in _with_bases(methods)}
         places["training"] = [("training", key)] + [
             ("methods", m, key) for m in tables if bare_name(m) in named and key in _section(tables, m)
         ]
     elif holders:
         places["methods"] = [("methods", m, key) for m in holders]
-    for section, cls in (("participation", Participation), ("clock", Clock), ("evaluation", Evaluation)):
+    for section, cls in SECTIONS.items():
         if key in cls.model_fields:
             places[section] = [(section, key)]
     if len(places) == 1:
@@ -187,27 +191,20 @@ def _data_options(name: Any) -> set[str]:
 
 
 def _unknown(key: str, data: Any, methods: Sequence[str]) -> str:
-    known = {
-        *Experiment.model_fields,
-        *Method.model_fields,
-        *Participation.model_fields,
-        *Clock.model_fields,
-        *Evaluation.model_fields,
-    }
-    for method in methods:
-        known |= setting_names(method)
-    known |= _data_options(data)
+    tables: tuple[type[BaseModel], ...] = (Experiment, Method, *SECTIONS.values())
+    known = {key for table in tables for key in table.model_fields} | _data_options(data)
+    known |= {key for method in methods for key in setting_names(method)}
     near = difflib.get_close_matches(key, sorted(known), n=3)
     hint = f"did you mean: {', '.join(near)}?" if near else f"allowed: {', '.join(sorted(known))}"
     return f"unknown key '{key}'; {hint}"
 
 
-def _term_settings(table: Mapping[str, Any], method: str) -> set[str]:
-    """Settings of the terms that the table adds to ``method``."""
+def _extension_settings(table: Mapping[str, Any], method: str) -> set[str]:
+    """Settings of the extensions that the table adds to ``method``."""
     tables = [_section(_section(table, "methods"), name) for name in _with_bases([method])]
-    names: Any = next((t["terms"] for t in tables if "terms" in t), [])
-    known = [term_class(name) for name in names if isinstance(name, str)] if isinstance(names, list) else []
-    return {setting for term in known for setting in term.model_fields}
+    names: Any = next((t["extensions"] for t in tables if "extensions" in t), [])
+    known = [extension_class(name) for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return {setting for extension in known for setting in extension.model_fields}
 
 
 def _copy(table: Mapping[str, Any]) -> dict[str, Any]:

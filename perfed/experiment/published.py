@@ -6,23 +6,20 @@ import json
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib import resources
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any
 
-import torch
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from perfed.engine.metrics import chosen, metric_of
 from perfed.errors import PerfedError, did_you_mean, first_problem
-from perfed.experiment.comparison import Comparison, ComparisonSpec
-from perfed.experiment.config import readable
+from perfed.experiment.comparison import USUAL, Comparison, ComparisonSpec, Resources
+from perfed.experiment.config import merged, readable, shipped_files
 from perfed.experiment.jobs import Execute
 from perfed.experiment.overrides import grid_points, override
 from perfed.experiment.search import Search, read_grid
 from perfed.experiment.study import Study
-from perfed.experiment.tables import merged
 from perfed.machine import write_atomic
 from perfed.plugins import known_as
 from perfed.report.board import Figure, board_table, write_board
@@ -110,8 +107,7 @@ class Board(BaseModel):
 
 def board_names() -> list[str]:
     """Return names of the leaderboards that come with the package, sorted."""
-    folder = resources.files("perfed.experiment.boards")
-    return sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+    return [*shipped_files("boards")]
 
 
 def find_board(name: str) -> Board:
@@ -127,9 +123,8 @@ def find_board(name: str) -> Board:
     known = board_names()
     if (shipped := known_as(name, known)) is None:
         raise PerfedError(f"unknown leaderboard '{name}'{did_you_mean(name, known)}; allowed: {', '.join(known)}")
-    text = (resources.files("perfed.experiment.boards") / f"{shipped}.toml").read_text(encoding="utf-8")
     try:
-        return Board.model_validate(tomllib.loads(text))
+        return Board.model_validate(tomllib.loads(shipped_files("boards")[shipped].read_text(encoding="utf-8")))
     except ValidationError as error:
         raise first_problem(error, name) from None
 
@@ -205,13 +200,12 @@ class Leaderboard:
                 raise PerfedError(f"--row: {self.name} runs no row '{name}'{hint}; it runs '{known}'")
         return [row for row in rows.values() if row.name in self.rows or not self.rows]
 
-    def execute(self, data_dir: Path | None, device: torch.device | None, executed: With) -> list[str]:
+    def execute(self, executed: With, resources: Resources = USUAL) -> list[str]:
         """Do what is not done yet, row by row, and write what came of it after each.
 
         Args:
-            data_dir: first folder in which data files are looked for.
-            device: in place of the experiments'.
             executed: makes what executes the runs of a row, which it gets the name and number of.
+            resources: that the runs are made with.
 
         Returns:
             Why runs failed.
@@ -219,38 +213,36 @@ class Leaderboard:
         failed: list[str] = []
         for row in self.run:
             try:
-                study = self._study(row, data_dir, device, executed)
+                study = self._study(row, resources, executed)
                 if left := len(study.left()):
-                    _, errors = study.execute(data_dir, device, executed(row.name, left))
+                    _, errors = study.execute(resources, executed(row.name, left))
                     failed += [f"{row.name}: {error}" for error in errors]
             except PerfedError as error:
                 failed.append(f"{row.name}: {error}")
             self.conclude()
         return failed
 
-    def _study(self, row: Row, data_dir: Path | None, device: torch.device | None, executed: With) -> Study:
+    def _study(self, row: Row, resources: Resources, executed: With) -> Study:
         """The row's comparison; new, it is of what a search chose, where the row has a grid."""
         place, seeds = self.path / row.folder, list(range(self.seeds))
         table = {**self.board.table(row, self.settings), "name": f"{self.name}: {row.name}"}
         if row.grid:
-            table = self._tuned(row, table, data_dir, device, executed)
+            table = self._tuned(row, table, resources, executed)
         if not marker_of(place)[0]:
-            return Study.create(place, ComparisonSpec(table, [row.method], seeds), data_dir, device)
+            return Study.create(place, ComparisonSpec(table, [row.method], seeds), resources)
         found = replace(Comparison.read(place), seeds=seeds)
         self._check_same(place, found.table, table)
         found.write()
         return Study(place, {"": found})
 
-    def _tuned(
-        self, row: Row, table: dict[str, Any], data_dir: Path | None, device: torch.device | None, executed: With
-    ) -> dict[str, Any]:
+    def _tuned(self, row: Row, table: dict[str, Any], resources: Resources, executed: With) -> dict[str, Any]:
         """The experiment with what a search on validation rows chooses, or has chosen."""
         where = self.path / "tuning" / row.folder
         planned = ComparisonSpec(table, [row.method], list(range(self.board.tune_seeds)))
         there = bool(marker_of(where)[0])
-        search = Search.read(where) if there else Search.create(where, planned, row.grid, data_dir, device)
+        search = Search.read(where) if there else Search.create(where, planned, row.grid, resources)
         self._check_same(where, [search.table, search.points], [table, grid_points(row.grid)])
-        search.execute(data_dir, device, executed(f"tuning {row.name}", search.size))
+        search.execute(resources, executed(f"tuning {row.name}", search.size))
         return search.chosen
 
     @staticmethod

@@ -12,13 +12,13 @@ from perfed.data.tables.problems import pandas
 from perfed.datasets.in_memory import in_memory
 from perfed.errors import PerfedError
 from perfed.experiment.comparison import Comparison, ComparisonSpec, Conclusion, federated
+from perfed.experiment.config import canonical
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.jobs import Execute, Jobs, in_turn
 from perfed.experiment.planned import known_methods
 from perfed.experiment.search import Search
 from perfed.experiment.start import opened
 from perfed.experiment.study import Study
-from perfed.experiment.tables import canonical
 from perfed.experiment.worker import Source
 from perfed.methods.titles import meant
 from perfed.report import write_report
@@ -169,7 +169,7 @@ def compare(
         if tune and federated(names):
             RunDirectory.create(path)
             table = _tuned(path / "tune", table, names, numbers, tune, execute)
-        study = Study.create(path, ComparisonSpec(table, names, numbers), None, None)
+        study = Study.create(path, ComparisonSpec(table, names, numbers))
         found, failed = study.execute(execute=execute)
     return ComparisonResult(path, tuple(names), tuple(numbers), tuple(map(str, failed)), federation, found[""], kept)
 
@@ -193,6 +193,6 @@ def _tuned(
     path: Path, table: dict[str, Any], methods: list[str], seeds: list[int], grid: Sequence[str], execute: Execute
 ) -> dict[str, Any]:
     """The experiment with each method's chosen settings, on the training samples that they were chosen with."""
-    search = Search.create(path, ComparisonSpec(table, federated(methods), seeds), grid, None, None)
+    search = Search.create(path, ComparisonSpec(table, federated(methods), seeds), grid)
     search.execute(execute=execute)
     return {**search.chosen, "data": search.held_out["data"]}

@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import tomli_w
-import torch
 from pydantic import BaseModel, ConfigDict
 
 from perfed.data.held_out import TUNING_FRACTION
 from perfed.data.reading import checked, read_json
 from perfed.engine.metrics import main_metric, metric_of, shown
 from perfed.errors import PerfedError
-from perfed.experiment.comparison import ComparisonSpec
+from perfed.experiment.comparison import USUAL, ComparisonSpec, Resources
 from perfed.experiment.config import readable
 from perfed.experiment.factory import Key, RunFactory
 from perfed.experiment.jobs import Execute, in_turn
@@ -94,8 +93,7 @@ class Search(ComparisonSpec):
         path: Path,
         planned: ComparisonSpec,
         grid: Sequence[str],
-        data_dir: Path | None,
-        device: torch.device | None,
+        resources: Resources = USUAL,
     ) -> Search:
         """Check the grid, then make the directory; every method must know every key, or the budgets would differ.
 
@@ -103,7 +101,7 @@ class Search(ComparisonSpec):
             PerfedError: a bad grid or setting, or ``path`` is taken.
         """
         points, methods, seeds = grid_points(grid), planned.methods, planned.seeds
-        table = planned.table if device is None else {**planned.table, "device": str(device)}
+        table = resources.with_device(planned.table)
         search = cls(table, methods, seeds, points, path)
         for method in methods:
             for point in points:
@@ -114,7 +112,7 @@ class Search(ComparisonSpec):
                         f"--grid with method '{method}' (all methods get the same grid): {error}"
                     ) from None
         search._check_sections()
-        search.check_data(data_dir, device)
+        search.check_data(resources)
         RunDirectory.create(path)
         write_marker(path, "search", {"methods": methods, "seeds": seeds, "points": points, "experiment": table})
         return search
@@ -165,22 +163,20 @@ class Search(ComparisonSpec):
                     "give one method, or a setting of the methods, the training or the model"
                 )
 
-    def check_data(self, data_dir: Path | None, device: torch.device | None) -> None:
+    def check_data(self, resources: Resources) -> None:
         """Build every method's run at the first point without starting it, so that missing data are found first."""
-        self.at(self.points[0], self.methods).check_starts(self.seeds[0], data_dir, device)
+        self.at(self.points[0], self.methods).check_starts(self.seeds[0], resources)
 
     def execute(
         self,
-        data_dir: Path | None = None,
-        device: torch.device | None = None,
+        resources: Resources = USUAL,
         execute: Execute = in_turn,
         begun: Callable[[int], None] = lambda runs: None,
     ) -> dict[str, Choice]:
         """Run the points that have no result yet, and write what was chosen.
 
         Args:
-            data_dir: first folder in which data files are looked for.
-            device: in place of the experiment's.
+            resources: that the runs are made with.
             execute: executes the runs, one after the other or side by side (:mod:`perfed.experiment.jobs`).
             begun: called once with the number of runs that earlier sittings did.
 
@@ -196,7 +192,7 @@ class Search(ComparisonSpec):
             begun(len(results) * len(self.seeds))
             points = {" ".join(point): point for point in self.points}
             left = [(name, method, seed) for method in self.methods for name in points for seed in self.seeds]
-            factory = _Tries(self.comparisons, data_dir, device)
+            factory = _Tries(self.comparisons, resources)
             outcomes: dict[Key, dict[str, Any] | PerfedError] = {}
             with closing(execute(factory, [key for key in left if (key[1], key[0]) not in tried])) as found:
                 for key, outcome in found:

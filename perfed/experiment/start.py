@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from perfed.data.federation import Federation
+from perfed.data.domain_input import completed
+from perfed.data.facts import ClientFacts
+from perfed.data.federation import Federation, federation_of
+from perfed.data.federation_schema import FederationSchema
+from perfed.data.lazy import lazy_clients, refuse_read
+from perfed.datasets.tables import site_client
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
-from perfed.experiment.site_alone import site_alone
-from perfed.method.term import full_name
+from perfed.method.extension import full_name
 from perfed.plugins import POOLED, SKLEARN
 from perfed.run.callback import Callback
 from perfed.run.callbacks import build_callbacks
@@ -31,10 +36,10 @@ def start(
     out: Path | str | None = None,
     federation: Federation | None = None,
     device: torch.device | str | None = None,
-    server: Callable[..., Server] = Server,
+    server: Callable[..., Server] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """A new run of ``experiment``; with ``out``, its directory is made and the configuration written.
+    """Return a new run of ``experiment``; with ``out``, its directory is made and the configuration written.
 
     ``device``: in place of the experiment's. ``server``: as in :class:`~perfed.run.run.Run`. ``callbacks``: behind
     those of the experiment; the configuration does not have them.
@@ -66,10 +71,10 @@ def resume(
     federation: Federation | None = None,
     device: torch.device | str | None = None,
     rounds: int | None = None,
-    server: Callable[..., Server] = Server,
+    server: Callable[..., Server] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """The run in ``path``, at its last whole checkpoint; ends with the same bits as if never interrupted.
+    """Return the run in ``path``, at its last whole checkpoint; ends with the same bits as if never interrupted.
 
     A run whose ``config.toml`` asks for more rounds than it was made with, or that is given more ``rounds``, goes on to
     those, finished or not.
@@ -105,7 +110,7 @@ def opened(
     federation: Federation | None = None,
     site: str | None = None,
 ) -> Run:
-    """The run in ``path`` as its last whole checkpoint has it, to be looked at: nothing is written.
+    """Return the run in ``path`` as its last whole checkpoint has it, to be looked at: nothing is written.
 
     ``site``: whose model is wanted alone. Where sites have tables, no other site's is then read, if the run has
     finished.
@@ -113,7 +118,7 @@ def opened(
     Raises:
         PerfedError: as :func:`resume`, or there is no checkpoint yet.
     """
-    alone = None if site is None or federation is not None else site_alone(RunDirectory(Path(path)), site)
+    alone = None if site is None or federation is not None else _site_alone(RunDirectory(Path(path)), site)
     run, _, directory = _found(path, data_dir, alone or federation, None, None)
     found = directory.load(run.server.hold)
     if found is None:
@@ -122,13 +127,45 @@ def opened(
     return run
 
 
+def _site_alone(directory: RunDirectory, site: str) -> Federation | None:
+    """What :meth:`perfed.run.own_model.OwnModels.site` needs for ``site``; no other site's table is read.
+
+    Returns:
+        ``None`` where all data are needed: the run is not of tables or has not finished, does not have the site, or
+        makes something of the data of all clients.
+
+    Raises:
+        PerfedError: the site's table cannot be read, or is another than that of the run.
+    """
+    kept = directory.read_sites()
+    if kept is None or site not in kept["facts"]:
+        return None
+    experiment = read(directory.read_config(), str(directory.path / "config.toml"))
+    if experiment.built_method.changes_data or experiment.evaluation.split == "validation":
+        return None
+    where = str(directory.path / "sites.json")
+    agreement = FederationSchema.of_plain(kept["agreement"], where)
+    try:
+        facts = {name: ClientFacts.of_plain(values) for name, values in kept["facts"].items()}
+    except PerfedError as error:
+        raise PerfedError(f"{where}: {error}") from None
+    options = experiment.data.options
+    own = site_client(options, experiment.seed, site, agreement)
+    alone = federation_of([own], agreement, experiment.data.name)
+    made = completed(alone, options["validation_fraction"], options["domain_input"], experiment.seed)
+    (client,) = made
+    if replace(client.facts(made.survival), feature_names=None) != facts.pop(site):
+        raise PerfedError(f"site '{site}': its data are not those that the run in {directory.path} was begun with")
+    return replace(made, clients=(client, *lazy_clients(refuse_read, facts.values(), agreement)))
+
+
 def _found(
     path: Path | str,
     data_dir: Path | None,
     federation: Federation | None,
     device: torch.device | str | None,
     rounds: int | None,
-    server: Callable[..., Server] = Server,
+    server: Callable[..., Server] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> tuple[Run, Experiment, RunDirectory]:
     """The run of the configuration in ``path``, at its start."""
@@ -161,7 +198,7 @@ def _check_models(directory: RunDirectory) -> None:
 
 
 def is_done(path: Path) -> bool:
-    """Whether nothing is left to do for the run in ``path``: it has finished, and its configuration is still the same.
+    """Return whether the run in ``path`` has finished, and its configuration is still the same: nothing is left to do.
 
     Where it is not the same, :func:`resume` says why it cannot go on, or goes on.
     """
@@ -225,7 +262,7 @@ def _on(experiment: Experiment, device: torch.device | str | None) -> Experiment
 
 
 def _build(
-    experiment: Experiment, federation: Federation, server: Callable[..., Server], callbacks: Sequence[Callback]
+    experiment: Experiment, federation: Federation, server: Callable[..., Server] | None, callbacks: Sequence[Callback]
 ) -> Run:
     return Run(
         federation,
@@ -262,5 +299,7 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
 
 
 def _with_modules(table: dict[str, Any]) -> dict[str, Any]:
-    """A method's table whose own terms say their module, so that another process finds them."""
-    return {**table, "terms": [full_name(name) for name in table["terms"]]} if "terms" in table else table
+    """A method's table whose own extensions say their module, so that another process finds them."""
+    return (
+        {**table, "extensions": [full_name(name) for name in table["extensions"]]} if "extensions" in table else table
+    )

@@ -9,10 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-
 from perfed.errors import PerfedError
-from perfed.experiment.comparison import Comparison, ComparisonSpec, Conclusion, Failure, federated, folder_names
+from perfed.experiment.comparison import (
+    USUAL,
+    Comparison,
+    ComparisonSpec,
+    Conclusion,
+    Failure,
+    Resources,
+    federated,
+    folder_names,
+)
 from perfed.experiment.config import readable
 from perfed.experiment.factory import Key, RunFactory
 from perfed.experiment.jobs import Execute, in_turn
@@ -45,8 +52,7 @@ class Study:
         cls,
         path: Path,
         planned: ComparisonSpec | Mapping[str, ComparisonSpec],
-        data_dir: Path | None,
-        device: torch.device | None,
+        resources: Resources = USUAL,
         key: str = "",
     ) -> Self:
         """Check that all methods of all comparisons can start on the data, and make the directory.
@@ -59,7 +65,7 @@ class Study:
                 settings. Nothing is begun then.
         """
         if isinstance(planned, ComparisonSpec):
-            made = cls(path, {"": _checked(planned, path, data_dir, device)})
+            made = cls(path, {"": _checked(planned, path, resources)})
             RunDirectory.create(path)
             made.write()
             return made
@@ -75,9 +81,9 @@ class Study:
             where = path / folders[name]
             with problems_of(name):
                 if marker_of(where)[0] == "comparison":
-                    found[name] = Comparison.read(where).with_more(spec, data_dir, device)
+                    found[name] = Comparison.read(where).with_more(spec, resources)
                 else:
-                    found[name] = _checked(spec, where, data_dir, device)
+                    found[name] = _checked(spec, where, resources)
         new = [one.path for one in found.values() if not marker_of(one.path)[0]]
         for place in [*([path] if before is None else []), *new]:
             RunDirectory.create(place)
@@ -104,9 +110,9 @@ class Study:
             key = str(content["key"])
         return cls(path, {name: Comparison.read(folder) for name, folder in folders.items()}, key)
 
-    def runs(self, data_dir: Path | None = None, device: torch.device | None = None) -> RunFactory:
+    def runs(self, resources: Resources = USUAL) -> RunFactory:
         """Return what makes the runs ready."""
-        return RunFactory(self.comparisons, data_dir, device)
+        return RunFactory(self.comparisons, resources)
 
     @property
     def keys(self) -> list[Key]:
@@ -123,13 +129,12 @@ class Study:
         return any(comparison.begun for comparison in self.comparisons.values())
 
     def outcomes(
-        self, data_dir: Path | None = None, device: torch.device | None = None, execute: Execute = in_turn
+        self, resources: Resources = USUAL, execute: Execute = in_turn
     ) -> Generator[tuple[Key, Outcome], None, None]:
         """Do the runs that are not finished; those after a run that failed go on.
 
         Args:
-            data_dir: first folder in which data files are looked for.
-            device: in place of the experiments'.
+            resources: that they are made with.
             execute: executes the runs, one after the other or side by side (:mod:`perfed.experiment.jobs`).
 
         Raises:
@@ -137,7 +142,7 @@ class Study:
         """
         failed = []
         try:
-            with closing(execute(self.runs(data_dir, device), self.left())) as found:
+            with closing(execute(self.runs(resources), self.left())) as found:
                 for key, outcome in found:
                     if isinstance(outcome, PerfedError):
                         failed.append(outcome := PerfedError(f"{_title(*key)}: {outcome}"))
@@ -164,15 +169,14 @@ class Study:
 
     def execute(
         self,
-        data_dir: Path | None = None,
-        device: torch.device | None = None,
+        resources: Resources = USUAL,
         execute: Execute = in_turn,
         tell: Callable[[str, Outcome], None] = lambda label, outcome: None,
     ) -> tuple[dict[str, Conclusion], list[PerfedError]]:
         """Do the runs that are not finished, and write what each comparison says when the last of its runs has ended.
 
         Args:
-            data_dir, device, execute: as in :meth:`outcomes`.
+            resources, execute: as in :meth:`outcomes`.
             tell: is told of every run that ends.
 
         Returns:
@@ -181,7 +185,7 @@ class Study:
         left, failed = Counter(name for name, *_ in self.left()), dict[Key, PerfedError]()
         label = self.runs().label
         found = {name: one.conclude(failures=()) for name, one in self.comparisons.items() if not left[name]}
-        with closing(self.outcomes(data_dir, device, execute)) as outcomes:
+        with closing(self.outcomes(resources, execute)) as outcomes:
             for key, outcome in outcomes:
                 tell(label(*key), outcome)
                 if isinstance(outcome, PerfedError):
@@ -222,11 +226,10 @@ class Study:
         return page, parts
 
 
-def _checked(spec: ComparisonSpec, where: Path, data_dir: Path | None, device: torch.device | None) -> Comparison:
+def _checked(spec: ComparisonSpec, where: Path, resources: Resources) -> Comparison:
     """The comparison to be, whose first runs can start."""
-    spec.check_starts(spec.seeds[0], data_dir, device)
-    table = spec.table if device is None else {**spec.table, "device": str(device)}
-    return Comparison(table, spec.methods, spec.seeds, where)
+    spec.check_starts(spec.seeds[0], resources)
+    return Comparison(resources.with_device(spec.table), spec.methods, spec.seeds, where)
 
 
 def _title(name: str, method: str, seed: int) -> str:
@@ -244,8 +247,7 @@ def extend(
     seeds: Sequence[int],
     experiment: dict[str, Any] | None,
     settings: Sequence[str],
-    data_dir: Path | None,
-    device: torch.device | None,
+    resources: Resources = USUAL,
 ) -> Study:
     """Add methods and seeds to the comparison in ``path``; runs that are done stay as they are.
 
@@ -254,7 +256,7 @@ def extend(
         methods, seeds: new ones and, if the user names them, those that are there.
         experiment: if it was given anew: it must be the same.
         settings: assignments; they may be about new methods alone.
-        data_dir, device: as in :meth:`Study.create`.
+        resources: as in :meth:`Study.create`.
 
     Raises:
         PerfedError: no comparison there, nothing new, settings or data that are not those of its runs, or a method that
@@ -270,6 +272,6 @@ def extend(
         )
     names = list(dict.fromkeys([*before.methods, *methods]))
     table = override(before.table if experiment is None else experiment, settings, federated(names))
-    after = before.with_more(ComparisonSpec(table, [*methods], [*seeds]), data_dir, device)
+    after = before.with_more(ComparisonSpec(table, [*methods], [*seeds]), resources)
     after.write()
     return Study(path, {"": after})

@@ -74,7 +74,7 @@ class FederationInfo:
 
 @dataclass(frozen=True)
 class ParameterSet:
-    """A named set of tensors that a method or term keeps between rounds.
+    """A named set of tensors that a method or extension keeps between rounds.
 
     Attributes:
         home: ``"server"``; ``"client"`` (kept by each client); ``"table"`` (on the server, one row per client id).

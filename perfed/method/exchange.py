@@ -218,12 +218,12 @@ class Clients(Protocol):
         reduce: Mapping[str, Fold] | None = None,
         **payload: Any,
     ) -> Replies:
-        """An exchange (:meth:`run`) in which the method's terms travel along.
+        """An exchange (:meth:`run`) in which the method's extensions travel along.
 
         What they send arrives as :attr:`Cohort.carried <perfed.training.cohort.Cohort.carried>`, their penalties are in
         every fit, they add to the replies once the program has ended, and update their state after the round.
 
         Args:
             program, reduce, payload: as in :meth:`run`.
-            closing: whether the terms add to the replies; not so in an exchange that comes before the round's last.
+            closing: whether the extensions add to the replies; not so in an exchange before the round's last.
         """

@@ -7,17 +7,17 @@ holds hyper-parameters only; everything that changes is in named parameter sets.
 
 from __future__ import annotations
 
-import operator
-from typing import Any, ClassVar, Self
+import warnings
+from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Clients, ServerState
-from perfed.method.term import Term
+from perfed.method.extension import Extension
 from perfed.model.chain import Chain, Model
 from perfed.model.placement import SHARED, Placement, place
 from perfed.training.cohort import Cohort
@@ -73,7 +73,15 @@ class Method(LocalTraining):
         description="where parameters live: stage, pattern on names or module type -> personal, shared, per-domain "
         "(whole stages) or frozen",
     )
-    terms: tuple[Term, ...] = Field((), description="terms added to local training (perfed.method.term)")
+    extensions: tuple[Extension, ...] = Field((), description="what rides along its rounds (perfed.method.extension)")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _extensions_by_their_old_name(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "terms" not in values:
+            return values
+        warnings.warn("a method's terms are called extensions now", FutureWarning, stacklevel=2)
+        return {"extensions" if name == "terms" else name: value for name, value in values.items()}
 
     # Server programs ---------------------------------------------------------------------------------------
 
@@ -89,14 +97,14 @@ class Method(LocalTraining):
         """
 
     def prepare(self, server: ServerState, clients: Clients) -> None:
-        """Runs once before the first round, with all clients, after the terms' own preparation."""
+        """Runs once before the first round, with all clients, after the extensions' own preparation."""
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """One round. May use only the server state at its start, the replies, and keyed randomness."""
         raise NotImplementedError
 
     def finish(self, server: ServerState, clients: Clients) -> None:
-        """Runs after each round, with all clients, before the terms' own work; the two are one transaction."""
+        """Runs after each round, with all clients, before the extensions' own work; the two are one transaction."""
 
     def download(self, server: ServerState) -> dict[str, Any]:
         """What a client needs from the server to have its own model: the payload of :meth:`personalise`."""
@@ -107,6 +115,12 @@ class Method(LocalTraining):
     def local_data(self, client: Client, key: Tensor) -> Client:
         """What the client makes of its data before the run starts, and then works on."""
         return client
+
+    @property
+    def finishes(self) -> bool:
+        """Whether the method or an extension works with all clients after each round (:meth:`finish`)."""
+        own = type(self).finish is not Method.finish
+        return own or any(type(extension).finish is not Extension.finish for extension in self.extensions)
 
     @property
     def changes_data(self) -> bool:
@@ -130,16 +144,11 @@ class Method(LocalTraining):
         """
         return self.local_epochs
 
-    def in_round(self, round_: int) -> Self:
-        """Return the method of round ``round_``: its numbers, and those of its terms, are those of their schedules."""
-        made, terms = super().in_round(round_), tuple(term.in_round(round_) for term in self.terms)
-        return made if all(map(operator.is_, terms, self.terms)) else made.model_copy(update={"terms": terms})
-
     @property
     def all_settings(self) -> dict[str, Any]:
-        """Every setting of the method and its terms; where names are the same, the method's, then the first term's."""
-        parts = (*reversed(self.terms), self)
-        found = {key: part.stated(key) for part in parts for key in part.model_dump(exclude={"terms"})}
+        """Every setting of the method and its extensions; of equal names the method's, then the first extension's."""
+        parts = (*reversed(self.extensions), self)
+        found = {key: part.stated(key) for part in parts for key in part.model_dump(exclude={"extensions"})}
         return {key: found[key] for key in sorted(found)}
 
     def notes(self, federation: Federation, model: Model) -> list[str]:

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from perfed.errors import PerfedError
+from perfed.method.extension import Extension
 from perfed.method.method import Method
-from perfed.method.term import Term
 from perfed.participation.settings import POLICIES
 from perfed.plugins import POOLED, SKLEARN, check_free, check_own, known_as, own_name
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A registered method: a class, the terms it always has, and settings that differ from the class's defaults.
+    """A registered method: a class, the extensions it always has, and settings that differ from the class's defaults.
 
     A preset also has the name of its method (``base``) and a participation ``policy``. ``module``: where it was
     registered. ``title``: what readers see in place of the name; empty where nobody has said it.
@@ -29,7 +29,7 @@ class Entry:
 
     name: str
     method: type[Method]
-    terms: tuple[type[Term], ...] = ()
+    extensions: tuple[type[Extension], ...] = ()
     defaults: Mapping[str, Any] | None = None
     summary: str = ""
     base: str = ""
@@ -48,7 +48,7 @@ PRESETS: dict[str, Entry] = {}
 def register(
     name: str,
     *,
-    terms: tuple[type[Term], ...] = (),
+    extensions: tuple[type[Extension], ...] = (),
     defaults: Mapping[str, Any] | None = None,
     summary: str = "",
     title: str = "",
@@ -57,7 +57,7 @@ def register(
 
     Args:
         name: as used on the command line.
-        terms: term classes that belong to this method; their hyper-parameters become the method's.
+        extensions: extension classes that belong to this method; their hyper-parameters become the method's.
         defaults: settings that differ from the class's own defaults.
         summary: one line for ``perfed list methods``; default: the first line of the class's docstring.
         title: the name as its paper prints it, for readers (:func:`perfed.methods.titles.display_name`); default: the
@@ -81,7 +81,7 @@ def register(
         taken = known_as(name, every)
         check_free("method", name, None if taken is None else every[taken].module, module)
         text = summary or (cls.__doc__ or name).strip().splitlines()[0]
-        METHODS[name] = Entry(name, cls, terms, defaults, text, module=module, title=title)
+        METHODS[name] = Entry(name, cls, extensions, defaults, text, module=module, title=title)
         return cls
 
     return add
@@ -109,7 +109,7 @@ def entry(name: str) -> Entry:
         PerfedError: there is none; says what is allowed.
 
     Example:
-        >>> [term.__name__ for term in entry("fedpac").terms]
+        >>> [extension.__name__ for extension in entry("fedpac").extensions]
         ['Prototypes']
     """
     if name.startswith((SKLEARN, POOLED)):

@@ -23,7 +23,7 @@ class APFL(Method):
     """Mixture ``alpha v + (1 - alpha) w`` of a local and the global model (Deng et al. 2020, Algorithm 1).
 
     On every mini-batch w takes a step on its own loss, and v one by the gradient at the mixture (which carries the
-    factor alpha; Adam undoes a constant factor). Both losses have the terms' penalties, and the reported training
+    factor alpha; Adam undoes a constant factor). Both losses have the extensions' penalties, and the reported training
     loss is their sum. Parameters that are placed personal are not mixed; they are trained on both losses. Batch-norm
     keeps statistics of w, which are averaged, and of the mixture, which stay with v; where it is placed personal, those
     of the mixture, which is what is evaluated.
@@ -68,7 +68,7 @@ class APFL(Method):
         cohort.penalties = ()  # both losses have them
         cohort.fit(STAGES, epochs=self.local_epochs, also={"local": local, "w": apart}, loss=both)
         cohort.state["local"] = local
-        cohort.close_terms()  # they look at w
+        cohort.close_extensions()  # they look at w
         reply = Reply(shared=cohort.shared())
         cohort.load(local, self.mixture(mixed, local, cohort.model))
         return reply

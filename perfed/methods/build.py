@@ -9,17 +9,17 @@ from pydantic import ValidationError
 
 import perfed.methods.presets  # noqa: F401 - registers methods and presets
 from perfed.errors import PerfedError, first_problem
+from perfed.method.extension import Extension, extension_class
 from perfed.method.method import Method
 from perfed.method.registry import entry
-from perfed.method.term import Term, term_class
 
 
 def setting_names(method: str) -> set[str]:
-    """Names of the settings that ``[methods.NAME]`` may hold: the method's own and those of its terms."""
+    """Names of the settings that ``[methods.NAME]`` may hold: the method's own and those of its extensions."""
     found = entry(method)
     names = set(found.method.model_fields)
-    for term in found.terms:
-        names |= set(term.model_fields)
+    for extension in found.extensions:
+        names |= set(extension.model_fields)
     return names
 
 
@@ -30,7 +30,8 @@ def build_method(
 
     Args:
         name: of the method.
-        settings: the method's hyper-parameters and those of its terms; ``terms`` may list further terms by name.
+        settings: the method's hyper-parameters and those of its extensions; ``extensions`` may list further ones by
+            name (``terms`` in version 0.1).
         training: settings that every method has (optimiser, learning rate, ...); ``settings`` win.
 
     Raises:
@@ -38,7 +39,7 @@ def build_method(
 
     Example:
         >>> method = build_method("fedpac", {"lr": 0.03, "alignment": 0.5}, {"batch_size": 10})
-        >>> method.lr, method.batch_size, method.terms[0].alignment
+        >>> method.lr, method.batch_size, method.extensions[0].alignment
         (0.03, 10, 0.5)
     """
     found = entry(name)
@@ -48,29 +49,31 @@ def build_method(
             f"the run participation = Participation(policy='{found.policy}')"
         )
     for key in training or {}:
-        if key not in Method.model_fields or key == "terms":
-            allowed = sorted(set(Method.model_fields) - {"terms"})
+        if key not in Method.model_fields or key == "extensions":
+            allowed = sorted(set(Method.model_fields) - {"extensions"})
             raise PerfedError(f"unknown key 'training.{key}'; allowed: {', '.join(allowed)}")
     settings = settings or {}
     merged = {**(found.defaults or {}), **(training or {}), **settings}
-    extra = merged.pop("terms", [])
+    if "terms" in merged and "extensions" in merged:
+        raise PerfedError(f"methods.{name}.terms: is called extensions now; write one of them")
+    extra = merged.pop("extensions", merged.pop("terms", []))
     if not isinstance(extra, list | tuple) or not all(isinstance(name, str) for name in extra):
-        raise PerfedError(f"methods.{name}.terms: must be a list of names (given: {extra!r})")
-    classes: list[type[Term]] = [*found.terms, *(term_class(t) for t in extra)]
+        raise PerfedError(f"methods.{name}.extensions: must be a list of names (given: {extra!r})")
+    classes: list[type[Extension]] = [*found.extensions, *(extension_class(t) for t in extra)]
     for cls in classes:
         if classes.count(cls) > 1:
-            raise PerfedError(f"methods.{name}.terms: '{cls.name}' would be there twice; once is allowed")
+            raise PerfedError(f"methods.{name}.extensions: '{cls.name}' would be there twice; once is allowed")
     own = {key: value for key, value in merged.items() if key in found.method.model_fields}
     rest = {key: value for key, value in merged.items() if key not in own}
-    terms = []
+    extensions = []
     for cls in classes:
         mine = {key: rest.pop(key) for key in list(rest) if key in cls.model_fields}
-        terms.append(_checked(cls, mine, f"methods.{name}"))
+        extensions.append(_checked(cls, mine, f"methods.{name}"))
     if rest:
         known = sorted(set(found.method.model_fields).union(*(cls.model_fields for cls in classes)))
         raise PerfedError(f"unknown key 'methods.{name}.{next(iter(rest))}'; allowed: {', '.join(known)}")
     where = f"methods.{name}" if set(own) <= set(settings) else f"training or methods.{name}"
-    method: Method = _checked(found.method, {**own, "terms": tuple(terms)}, where)
+    method: Method = _checked(found.method, {**own, "extensions": tuple(extensions)}, where)
     return method
 
 

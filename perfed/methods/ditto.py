@@ -11,10 +11,10 @@ from perfed.method.declared import ParameterSet
 from perfed.method.exchange import Reply, ServerState
 from perfed.method.registry import register
 from perfed.methods.fedavg import FedAvg
-from perfed.methods.proximal import STEP, ProximalStep, implicit_notes
+from perfed.methods.proximal import STEP, ProximalKind, implicit_notes
 from perfed.model.chain import STAGES, Model
 from perfed.training.cohort import Cohort
-from perfed.training.update import Near
+from perfed.training.steprules import ProximalStep
 
 
 @register("ditto", title="Ditto")
@@ -29,7 +29,7 @@ class Ditto(FedAvg):
     fits_unused: ClassVar[str] = "train"
 
     lam: float = Field(1.0, ge=0, description="lambda: how strongly v is pulled to the global model")
-    proximal: ProximalStep = Field("explicit", description=STEP)
+    proximal: ProximalKind = Field("explicit", description=STEP)
 
     def sets(self) -> dict[str, ParameterSet]:
         """``local``: each client's v."""
@@ -43,13 +43,13 @@ class Ditto(FedAvg):
         """w on the local loss, then v on the local loss near the w that was received."""
         cohort.load(shared)
         cohort.fit(STAGES, epochs=self.local_epochs)
-        cohort.close_terms()  # they look at w
+        cohort.close_extensions()  # they look at w
         reply = Reply(shared=cohort.shared(), num_samples=cohort.num_samples)
         cohort.fit(
             cohort.shared_parameters,
             epochs=self.local_epochs,
             params=cohort.state["local"],
-            update=Near(shared, self.lam, self.proximal),
+            update=ProximalStep(shared, self.lam, self.proximal),
         )
         cohort.load(cohort.state["local"])
         return reply

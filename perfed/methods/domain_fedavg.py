@@ -143,7 +143,7 @@ class FedAvgDomainFT(FedAvg):
     """FedAvg; each client evaluates a copy per domain, fine-tuned on its own samples of the domain (Zhong et al. 2023).
 
     The paper's "FedAvg + separate FT" (section 5, B.3.3), read as local fine-tuning, on the local loss alone (without
-    terms); ``fedavg-separate-ft`` is the federated reading. Samples of a domain that the client has no training
+    extensions); ``fedavg-separate-ft`` is the federated reading. Samples of a domain that the client has no training
     samples of get the global model.
     """
 

@@ -18,7 +18,7 @@ from perfed.model.chain import STAGES, Parameters
 from perfed.training.cohort import Cohort
 from perfed.training.early_stopping import until_converged
 from perfed.training.step import Step, mean_loss
-from perfed.training.update import Gradient, Replaced
+from perfed.training.steprules import CustomStep, Gradient
 
 
 @register("fedala", title="FedALA")
@@ -73,7 +73,7 @@ class FedALA(FedAvg):
             return {name: (w[name] - self.eta * g).clamp(0, 1) for name, g in gradient(w, batches[0]).items()}
 
         data = cohort.samples().part(self.share, cohort.key("aggregation"))
-        learn = partial(cohort.fit, (), also={"weights": weights}, loss=loss, samples=data, update=Replaced(clipped))
+        learn = partial(cohort.fit, (), also={"weights": weights}, loss=loss, samples=data, update=CustomStep(clipped))
         apart = torch.stack([(cohort.model[n] != old[n]).flatten(1).any(1) for n in weights]).any(0)
         with cohort.rehearsal():
             learn(epochs=(apart & known).long().cpu().numpy())

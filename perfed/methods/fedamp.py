@@ -15,10 +15,10 @@ from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Clients, Reply, ServerState, each
 from perfed.method.method import Method
 from perfed.method.registry import register
-from perfed.methods.proximal import STEP, ProximalStep, implicit_notes
+from perfed.methods.proximal import STEP, ProximalKind, implicit_notes
 from perfed.model.chain import STAGES, Model, Parameters
 from perfed.training.cohort import Cohort
-from perfed.training.update import Near
+from perfed.training.steprules import ProximalStep
 
 
 @register("fedamp", title="FedAMP")
@@ -42,7 +42,7 @@ class FedAMP(Method):
     alpha: float = Field(1.0, gt=0, description="alpha_k: step of the message passing")
     sigma: float = Field(1.0, gt=0, description="squared distance of two models at which attention falls to 1/e")
     lam: float = Field(1.0, ge=0, description="lambda: weight of the attraction between models")
-    proximal: ProximalStep = Field("explicit", description=STEP)
+    proximal: ProximalKind = Field("explicit", description=STEP)
 
     def sets(self) -> dict[str, ParameterSet]:
         """``models``: w_i of every client on the server; ``sent``: whether the client has ever sent it."""
@@ -85,7 +85,7 @@ class FedAMP(Method):
     def train(self, cohort: Cohort, cloud: dict[str, Any]) -> Reply:
         """The proximal problem, from and around the cloud's model u_i."""
         cohort.load(cloud)
-        cohort.fit(STAGES, epochs=self.local_epochs, update=Near(cloud, self.lam / self.alpha, self.proximal))
+        cohort.fit(STAGES, epochs=self.local_epochs, update=ProximalStep(cloud, self.lam / self.alpha, self.proximal))
         return Reply(shared=cohort.shared())
 
     def notes(self, federation: Federation, model: Model) -> list[str]:

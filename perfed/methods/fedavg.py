@@ -8,8 +8,8 @@ from perfed.maths.aggregate import Average, client_mean
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
-from perfed.methods.terms.proximal import Proximal
-from perfed.methods.terms.server_optimizer import ServerOptimizer
+from perfed.methods.extensions.proximal import Proximal
+from perfed.methods.extensions.server_optimizer import ServerOptimizer
 from perfed.model.chain import STAGES
 from perfed.training.cohort import Cohort
 
@@ -17,26 +17,26 @@ from perfed.training.cohort import Cohort
 @register(
     "fedprox",
     title="FedProx",
-    terms=(Proximal,),
+    extensions=(Proximal,),
     summary="FedAvg with a proximal term to the received model in local training (Li et al. 2020, Algorithm 2)",
 )
 @register(
     "fedadam",
     title="FedAdam",
-    terms=(ServerOptimizer,),
+    extensions=(ServerOptimizer,),
     summary="FedAvg whose server takes Adam's steps along the mean change (Reddi et al. 2021, Algorithm 2)",
 )
 @register(
     "fedyogi",
     title="FedYogi",
-    terms=(ServerOptimizer,),
+    extensions=(ServerOptimizer,),
     defaults={"server_optimizer": "yogi"},
     summary="FedAvg whose server takes Yogi's steps along the mean change (Reddi et al. 2021, Algorithm 2)",
 )
 @register(
     "fedadagrad",
     title="FedAdagrad",
-    terms=(ServerOptimizer,),
+    extensions=(ServerOptimizer,),
     defaults={"server_optimizer": "adagrad", "beta1": 0.0},
     summary="FedAvg whose server takes Adagrad's steps along the mean change (Reddi et al. 2021, Algorithm 2)",
 )

@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import Field
 
 from perfed.method.registry import register
+from perfed.methods.extensions.proximal import Proximal
 from perfed.methods.fedavg import FedAvg
-from perfed.methods.terms.proximal import Proximal
 from perfed.model.chain import STAGES
 from perfed.training.cohort import Cohort
 
@@ -16,7 +16,7 @@ from perfed.training.cohort import Cohort
 @register(
     "fedprox-ft",
     title="FedProx-FT",
-    terms=(Proximal,),
+    extensions=(Proximal,),
     summary="FedProx; each client evaluates a copy fine-tuned on its own data, without the proximal term",
 )
 @register("fedavg-ft", title="FedAvg-FT")
@@ -26,6 +26,6 @@ class FedAvgFT(FedAvg):
     finetune_epochs: int = Field(10, ge=0, description="local epochs of fine-tuning before evaluation")
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """Fine-tune the whole model from the global one, on the local loss alone (without terms)."""
+        """Fine-tune the whole model from the global one, on the local loss alone (without extensions)."""
         cohort.load(payload["shared"])
         cohort.fit(STAGES, epochs=self.finetune_epochs)

@@ -26,7 +26,7 @@ class FedBABU(FedAvg):
     finetune_epochs: int = Field(5, ge=0, description="local epochs of fine-tuning before evaluation")
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """Fine-tune a copy of the model, whose head is the client's own, on the local loss alone (without terms)."""
+        """Fine-tune a copy of the model, whose head is the client's own, on the loss alone (without extensions)."""
         cohort.load(payload["shared"])
         frozen = [name for name, place in cohort.places.items() if place == FROZEN and stage_of(name) == "head"]
         cohort.places = {**cohort.places, **dict.fromkeys(frozen, PERSONAL)}

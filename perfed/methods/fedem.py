@@ -30,8 +30,8 @@ class FedEM(Method):
     client. Predicts with the mixture (eq. 5).
 
     Beyond the paper: before evaluation every client (also one that never took part) does the E-step and the M-step of
-    its mixture weights with the received components. Terms' penalties act on each component; those that are means over
-    samples (prototypes) weigh a sample by ``q_m``, as the loss does.
+    its mixture weights with the received components. Extensions' penalties act on each component; those that are means
+    over samples (prototypes) weigh a sample by ``q_m``, as the loss does.
     Personal parameters, if the placement has any, are one set per client that all components use: each component's
     training starts from the same values, and the mean of the results weighted by the mixture weights is kept.
     """
@@ -139,7 +139,7 @@ class FedEM(Method):
 class FedEMFT(FedEM):
     """FedEM; each client evaluates copies of the components fine-tuned on its own data (Xu et al. 2023, Table 1).
 
-    Fine-tuning is the M-step of the components, on the local loss alone (without terms).
+    Fine-tuning is the M-step of the components, on the local loss alone (without extensions).
     """
 
     finetune_epochs: int = Field(10, ge=0, description="local epochs of fine-tuning before evaluation")

@@ -9,32 +9,32 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed.method.exchange import Reply, ServerState
+from perfed.method.extension import payload_of
 from perfed.method.registry import register
-from perfed.method.term import payload_of
+from perfed.methods.extensions.prototypes import Prototypes
 from perfed.methods.local import Local
-from perfed.methods.terms.prototypes import Prototypes
 from perfed.training.cohort import Cohort
 
 
 @register(
     "fedproto-l",
     title="FedProto-L",
-    terms=(Prototypes,),
+    extensions=(Prototypes,),
     defaults={"predict_with": "classifier", "source": "own"},
     summary="FedProto with each client's own class means and no communication (Xu et al. 2023, appendix C)",
 )
 @register(
     "fedproto-g",
     title="FedProto-G",
-    terms=(Prototypes,),
+    extensions=(Prototypes,),
     defaults={"predict_with": "classifier"},
     summary="FedProto predicting with the local classifier (Xu et al. 2023, appendix C)",
 )
-@register("fedproto", title="FedProto", terms=(Prototypes,))
+@register("fedproto", title="FedProto", extensions=(Prototypes,))
 class FedProto(Local):
     """Local models aligned to the clients' common class means; nearest mean predicts (Tan et al. 2022, Algorithm 1).
 
-    What is shared is the prototypes term. Before the first class means exist, clients predict with the local
+    What is shared is the prototypes extension. Before the first class means exist, clients predict with the local
     classifier; a class without a mean is never predicted after that.
     """
 
@@ -43,8 +43,8 @@ class FedProto(Local):
     )
 
     def download(self, server: ServerState) -> dict[str, Any]:
-        """The terms' payload, with the class means."""
-        return {"terms": payload_of(self.terms, server)}
+        """The extensions' payload, with the class means."""
+        return {"extensions": payload_of(self.extensions, server)}
 
     def train(self, cohort: Cohort) -> Reply:
         """Local training with the alignment to the received class means."""

@@ -14,7 +14,7 @@ from perfed.method.registry import register
 from perfed.model.chain import STAGES, Parameters
 from perfed.training.cohort import Cohort
 from perfed.training.step import Step
-from perfed.training.update import Directed, Gradient, Replaced
+from perfed.training.steprules import CustomStep, DirectionStep, Gradient
 
 
 @register("hf-maml", title="HF-MAML")
@@ -53,7 +53,7 @@ class HFMAML(Method):
         cohort.fit(
             STAGES,
             epochs=self.local_epochs,
-            update=Directed(self.meta_gradient, streams=2 if self.variant == "first-order" else 3),
+            update=DirectionStep(self.meta_gradient, streams=2 if self.variant == "first-order" else 3),
         )
         return Reply(shared=cohort.shared())
 
@@ -76,11 +76,11 @@ class HFMAML(Method):
         return {name: t - self.alpha * found[name] for name, t in w.items()}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
-        """Steps of length alpha from the global model, on the local loss alone (without terms)."""
+        """Steps of length alpha from the global model, on the local loss alone (without extensions)."""
         cohort.load(payload["shared"])
         cohort.fit(
             STAGES,
             steps=self.adapt_steps,
             samples=cohort.samples().in_batches("all" if self.adapt_batch == "all" else None),
-            update=Replaced(self._inner),
+            update=CustomStep(self._inner),
         )

@@ -35,7 +35,7 @@ class Local(Method):
             )
 
     def round(self, server: ServerState, clients: Clients) -> None:
-        """One exchange in which nothing but the terms' tensors travels."""
+        """One exchange in which nothing but the extensions' tensors travels."""
         clients.train(self.train)
 
     def train(self, cohort: Cohort) -> Reply:

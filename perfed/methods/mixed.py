@@ -74,10 +74,11 @@ class Mixed(Local):
         return Model(head=lambda shape: _linear(last(shape), shape))
 
     def check(self, server: ServerState, info: FederationInfo) -> None:
-        """Refuse shared parameters, weights of classes, and terms, for there are no mini-batches."""
+        """Refuse shared parameters, weights of classes, and extensions, for there are no mini-batches."""
         super().check(server, info)
-        if self.terms:
-            raise PerfedError(f"mixed takes no mini-batch steps, and term '{self.terms[0].name}' goes inside these")
+        if self.extensions:
+            name = self.extensions[0].name
+            raise PerfedError(f"mixed takes no mini-batch steps, and extension '{name}' goes inside these")
         if self.class_weights != "none":
             raise PerfedError("mixed maximises a likelihood, and class_weights is no part of one; use 'none'")
 

@@ -13,12 +13,12 @@ from perfed.method.declared import ParameterSet
 from perfed.method.exchange import Clients, Reply, ServerState
 from perfed.method.method import Method
 from perfed.method.registry import register
-from perfed.methods.proximal import STEP, ProximalStep, implicit_notes
+from perfed.methods.proximal import STEP, ProximalKind, implicit_notes
 from perfed.model.chain import STAGES, Model, Parameters, stage_of
 from perfed.training.cohort import Cohort
 from perfed.training.optim import OptimizerState
 from perfed.training.step import Step
-from perfed.training.update import Gradient, Replaced
+from perfed.training.steprules import CustomStep, Gradient
 
 
 @register("pfedme", title="pFedMe")
@@ -41,7 +41,7 @@ class PFedMe(Method):
         None, gt=0, validate_default=True, description="learning rate of w; default: lr, which is that of theta"
     )
     beta: float = Field(1.0, gt=0, description="step of the server")
-    proximal: ProximalStep = Field("explicit", description=STEP)
+    proximal: ProximalKind = Field("explicit", description=STEP)
 
     @field_validator("eta")
     @classmethod
@@ -87,8 +87,8 @@ class PFedMe(Method):
             moved = {name: t.lerp(inner.params[name], self._rate(name)) for name, t in w.items()}
             return {**inner.params, **moved, **{f"theta/{name}": inner.params[name] for name in theta}}
 
-        cohort.fit(STAGES, epochs=self.local_epochs, also={"theta": theta}, update=Replaced(step))
-        cohort.close_terms()  # they look at w
+        cohort.fit(STAGES, epochs=self.local_epochs, also={"theta": theta}, update=CustomStep(step))
+        cohort.close_extensions()  # they look at w
         reply = Reply(shared=cohort.shared())
         cohort.state["theta"] = {**cohort.shared(), **theta}
         cohort.load(theta)

@@ -17,7 +17,7 @@ def _needs_sgd(value: Proximal, info: ValidationInfo) -> Proximal:
     return value
 
 
-ProximalStep = Annotated[Proximal, AfterValidator(_needs_sgd)]
+ProximalKind = Annotated[Proximal, AfterValidator(_needs_sgd)]
 """Type of the setting ``proximal``: the step of SGD on the quadratic term."""
 
 STEP = "SGD's step on the quadratic term; 'explicit' where it is stable, lr times the term's weight < 2 (1 + momentum)"

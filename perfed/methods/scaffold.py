@@ -17,7 +17,7 @@ from perfed.method.registry import register
 from perfed.model.chain import STAGES, Parameters, stage_of
 from perfed.training.cohort import Cohort
 from perfed.training.step import Step
-from perfed.training.update import Corrected
+from perfed.training.steprules import GradientTransform
 
 
 @register("scaffold", title="SCAFFOLD")
@@ -88,7 +88,7 @@ class Scaffold(Method):
                 of_domains[torch.from_numpy(step.rows)] += next(iter(step.seen.values()))
             return {name: g + step.of(drift[name]) if name in drift else g for name, g in grads.items()}
 
-        cohort.fit(STAGES, epochs=self.local_epochs, update=Corrected(correct))
+        cohort.fit(STAGES, epochs=self.local_epochs, update=GradientTransform(correct))
         for name in drift:
             steps = of_domains if stage_of(name) in cohort.per_domain else cohort.steps_done
             rate = (self.total_weight(steps) * self.lr_of(stage_of(name))).to(drift[name])

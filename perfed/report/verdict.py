@@ -39,7 +39,7 @@ class SiteVerdict:
 
     A site's few test rows favour by chance one method or another. So a method's mean over the seeds there is brought
     nearer to its mean over all sites, as if :data:`WORTH` more rows of the site had the latter
-    (:meth:`perfed.report.gains.ClientTable.shrunk`), and the best after that is chosen. Models that say the same of
+    (:meth:`perfed.report.paired.ClientTable.shrunk`), and the best after that is chosen. Models that say the same of
     every row (:func:`perfed.report.warnings.constant`) come after all others.
 
     Attributes:

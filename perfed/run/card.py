@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import datetime
-import platform
 import re
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.stats import binomtest  # type: ignore[import-untyped]
 
@@ -16,7 +14,6 @@ from perfed.data.client import SPLITS, Client, Split
 from perfed.data.federation import Federation
 from perfed.data.labels import Task
 from perfed.engine.metrics import metrics_of
-from perfed.machine import installed_version
 
 _RESAMPLES = 1000
 _INTERVAL = (2.5, 97.5)
@@ -66,13 +63,8 @@ def data_facts(client: Client, federation: Federation) -> dict[str, Any]:
     return found
 
 
-def versions() -> dict[str, str]:
-    """Of what made the model."""
-    return {"perfed": installed_version(), "torch": torch.__version__, "python": platform.python_version()}
-
-
 def today() -> str:
-    """The date, as 2031-01-31."""
+    """Return the date, as 2031-01-31."""
     return datetime.date.today().isoformat()
 
 
@@ -118,7 +110,7 @@ def _scores(y: NDArray[Any], logs: NDArray[np.float64], task: Task, num_classes:
 
 
 def card(facts: dict[str, Any]) -> str:
-    """The model card of a site, Markdown.
+    """Return the model card of a site, Markdown.
 
     Args:
         facts: of its :class:`~perfed.run.site.SiteModel`.
@@ -146,7 +138,7 @@ def card(facts: dict[str, Any]) -> str:
 
 
 def is_card_of(facts: dict[str, Any], text: str) -> bool:
-    """Whether ``text`` is :func:`card` of the same model, be it of another day."""
+    """Return whether ``text`` is :func:`card` of the same model, be it of another day."""
     dated = re.compile(r"; written on \S+\.")
     return dated.sub("", text) == dated.sub("", card(facts))
 

@@ -115,7 +115,7 @@ class CheckpointFiles:
         return sorted(self.checkpoints.glob("state-*.json"), reverse=True)
 
     def load(self, keep: Callable[[Tree], Tree] = lambda state: state) -> Checkpoint | None:
-        """The newest checkpoint that is whole; ``None`` if none was written yet.
+        """Return the newest checkpoint that is whole; ``None`` if none was written yet.
 
         Args:
             keep: makes of each client's state, once it was read, what stands for it.

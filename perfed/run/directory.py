@@ -100,7 +100,7 @@ class RunDirectory(CheckpointFiles):
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
-        """A new run directory.
+        """Return a new run directory.
 
         Raises:
             PerfedError: ``path`` already holds a run, a comparison, a search or a campaign, or is not a directory.
@@ -140,7 +140,7 @@ class RunDirectory(CheckpointFiles):
         write_atomic(self.path / "config.toml", text)
 
     def read_config(self) -> str:
-        """The experiment, as ``config.toml`` has it."""
+        """Return the experiment, as ``config.toml`` has it."""
         try:
             return (self.path / "config.toml").read_text(encoding="utf-8")
         except OSError:
@@ -207,7 +207,7 @@ class RunDirectory(CheckpointFiles):
         write_atomic(self.path / "sites.json", json.dumps(content, separators=(",", ":")) + "\n")
 
     def read_sites(self) -> dict[str, Any] | None:
-        """What :meth:`write_sites` wrote; ``None`` where nothing was, as by older runs."""
+        """Return what :meth:`write_sites` wrote; ``None`` where nothing was, as by older runs."""
         file = self.path / "sites.json"
         return checked(_Sites, read_json(file), file).model_dump() if file.exists() else None
 
@@ -216,7 +216,7 @@ class RunDirectory(CheckpointFiles):
         write_atomic(self.path / "summary.json", json.dumps(plain(summary), indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
-        """The summary of a run that is finished, from ``summary.json``."""
+        """Return the summary of a run that is finished, from ``summary.json``."""
         file = self.path / "summary.json"
         content: dict[str, Any] = read_json(file)
         checked(Summary, content, file)

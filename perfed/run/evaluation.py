@@ -33,7 +33,7 @@ from perfed.run.totals import RunTotals
 def scored_split(
     method: Method, federation: Federation, split: str, name: str, seed: int
 ) -> tuple[Federation, str, list[str]]:
-    """The clients' data as the method may use them, the split that is scored, and what the run's notes say of it.
+    """Return the clients' data as the method may use them, the split that is scored, and what notes say of it.
 
     What a method that uses validation data has weighed cannot be what it is scored on.
 
@@ -60,7 +60,7 @@ def scored_split(
 
 
 def scoring_of(settings: Evaluation, federation: Federation, seen: Federation) -> Scoring:
-    """What is measured of each client's own model.
+    """Return what is measured of each client's own model.
 
     Args:
         settings: of the evaluation.
@@ -132,7 +132,7 @@ class Evaluator:
         server.measure(self.scoring)
 
     def notes(self) -> list[str]:
-        """What the run's notes say of the metrics."""
+        """Return what the run's notes say of the metrics."""
         notes = [predictions.NOT_KEPT] if self._too_many else []
         if self.federation.num_domains and self.settings.when == "after":
             notes.append("no metrics per domain: they are measured before local training (evaluation.when)")
@@ -151,26 +151,26 @@ class Evaluator:
         return notes
 
     def with_extremes(self, domains: Metrics) -> Metrics:
-        """Metrics by domain with mean, least and largest over the domains that have enough samples."""
+        """Return metrics by domain with mean, least and largest over the domains that have enough samples."""
         return with_extremes(domains, few_samples(self.domain_samples))
 
     def is_due(self, number: int) -> bool:
-        """Whether round ``number`` is one that is evaluated."""
+        """Return whether round ``number`` is one that is evaluated."""
         return number % self.settings.every == 0 or number > self.rounds - self.settings.last
 
     def keeps(self, number: int, when: str) -> bool:
-        """Whether the metrics ``when`` ("before" or "after" local training) of round ``number`` are what is reported,
-        so that what the models say of every sample then is kept.
+        """Return whether the metrics ``when`` ("before" or "after" local training) of a round are what is reported, so
+        that what the models say of every sample then is kept.
         """
         own = (self.settings.when, self.settings.stop) == (when, "last")
         return own and number > self.rounds - self.settings.last and not self._too_many
 
     def has_models(self, done: RoundRecord) -> bool:
-        """Whether the round left models to be scored; those of participants are not there where nobody replied."""
+        """Return whether the round left models to be scored; there are none of participants where nobody replied."""
         return bool(done.participants) or (self.settings.who, self.settings.when) == ("all", "before")
 
     def measure(self, number: int, done: RoundRecord, totals: RunTotals) -> dict[str, Any]:
-        """The metrics after round ``number``, as in ``rounds.jsonl``; each client's go into ``totals``.
+        """Return the metrics after round ``number``, as in ``rounds.jsonl``; each client's go into ``totals``.
 
         What the models say of every sample becomes arrays of ``done``, where it is kept.
 

@@ -59,7 +59,7 @@ def export(model: SiteModel, file: Path | str, format_: Format) -> dict[str, Any
 
 
 def onnx_file(model: SiteModel) -> tuple[bytes, float]:
-    """An ONNX model and its largest difference to what ``model`` says.
+    """Return an ONNX model and its largest difference to what ``model`` says.
 
     Raises:
         PerfedError: as :func:`export`.
@@ -138,7 +138,7 @@ def _rows(model: SiteModel) -> tuple[dict[str, NDArray[Any]], tuple[torch.Tensor
 
 
 def onnx_inputs(table: TablePreprocessor, frame: Any) -> dict[str, NDArray[Any]]:
-    """The rows of a data frame as an ONNX file of the site takes them: columns ``(rows, 1)`` by name."""
+    """Return the rows of a data frame as an ONNX file of the site takes them: columns ``(rows, 1)`` by name."""
     ready = table.read(frame)
     texts = {column.name for column in table.columns if column.kind == "category"}
     found = {name: ready[[name]].to_numpy(object if name in texts else np.float32) for name in table.feature_names_in_}

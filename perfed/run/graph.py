@@ -72,7 +72,7 @@ class GraphNetwork(nn.Module):
         ]
 
     def forward(self, x: Tensor, domain: Tensor | None = None) -> Tensor:
-        """What the program says of inputs, and of domain ids where it takes them."""
+        """Return what the program says of inputs, and of domain ids where it takes them."""
         given, tensors = (x,) if domain is None else (x, domain), dict(self.named_buffers())
         values: dict[str, Any] = dict(zip(self.inputs, given, strict=True))
         values.update({name: tensors[path] for name, path in self.held.items()})
@@ -110,7 +110,7 @@ def write_graph(program: ExportedProgram, file: Path) -> None:
 
 
 def read_graph(file: Path) -> GraphNetwork:
-    """What :func:`write_graph` wrote. Whatever the file holds, no more is done than to call torch's own operations.
+    """Return what :func:`write_graph` wrote; whatever the file holds, only torch's own operations are called.
 
     Raises:
         NotData: an operation that is not one of torch's on tensors and sizes.

@@ -12,7 +12,7 @@ from perfed.data.summary import Holders, holders_of
 
 
 def holdings(federation: Federation) -> dict[str, Any]:
-    """What each client holds, in numbers: rows, training rows of each class and domain, inputs, columns of its table.
+    """Return what each client holds, in numbers: rows, training rows by class and domain, inputs, columns.
 
     ``data`` changes with ids, sizes, shapes and targets (:attr:`Federation.fingerprint`); ``doubts`` are what makes
     results on tables doubtful, a line each. No row's content.
@@ -44,12 +44,12 @@ def _held(client: Client, classes: int, domains: int, holders: Holders) -> dict[
 
 
 def sites(federation: Federation) -> dict[str, Any] | None:
-    """Of a federation of tables what a site's own model needs beside the site's own table; else ``None``.
+    """Return what a site's own model needs of a federation of tables beside its own table; else ``None``.
 
     ``agreement`` (:class:`perfed.data.federation_schema.FederationSchema`) and ``facts`` of each client
     (:class:`perfed.data.facts.ClientFacts`, without the names of its inputs). No row's content.
     """
-    if federation.agreement is None or any(client.table is None for client in federation):
+    if any(client.table is None for client in federation):
         return None
     facts = {c.id: replace(c.facts(federation.survival), feature_names=None).plain() for c in federation}
-    return {"agreement": federation.agreement.plain(), "facts": facts}
+    return {"agreement": federation.schema.plain(), "facts": facts}

@@ -15,7 +15,7 @@ _ML, _ML_VERSION = "ai.onnx.ml", 3
 
 
 def onnx_package(name: str) -> Any:
-    """The module ``name`` of the extra ``perfed[onnx]``.
+    """Return the module ``name`` of the extra ``perfed[onnx]``.
 
     Raises:
         PerfedError: it is not installed; names the extra.
@@ -114,7 +114,7 @@ def _domain_ids(helper: Any, table: TablePreprocessor) -> list[Any]:
 
 
 def example_columns(table: TablePreprocessor, rows: int, generator: np.random.Generator) -> dict[str, NDArray[Any]]:
-    """Columns like those of the site, drawn: numbers around their mean, categories that training has seen."""
+    """Return columns like those of the site, drawn: numbers around their mean, categories that training has seen."""
     ranges: dict[str, tuple[float, float]] = {}
     for _, part, names in getattr(table.transformer, "transformers_", ()):
         for step in [step for _, step in getattr(part, "steps", ())]:

@@ -22,10 +22,11 @@ from perfed.errors import PerfedError, some
 from perfed.method.method import Method
 from perfed.model.chain import Chain, Parameters
 from perfed.run.callbacks.best import BestModels
-from perfed.run.card import data_facts, metrics_with_intervals, today, versions
+from perfed.run.card import data_facts, metrics_with_intervals, today
 from perfed.run.client_module import ClientModule
 from perfed.run.directory import plain
 from perfed.run.site import EXAMPLES, SiteModel, joined_sites, load_site, traced
+from perfed.run.summary import versions
 from perfed.training.cohort import Cohort
 
 
@@ -53,7 +54,7 @@ class OwnModels:
         raise NotImplementedError
 
     def predict(self, client: str, x: Any, domain: Tensor | NDArray[Any] | None = None) -> Tensor:
-        """What one client's own model says of new inputs, as in evaluation.
+        """Return what one client's own model says of new inputs, as in evaluation.
 
         Args:
             client: its id.
@@ -77,7 +78,7 @@ class OwnModels:
         return found if federation.target_scale is None else federation.target_scale.up(found)
 
     def site(self, client: str, trust: bool = False) -> SiteModel:
-        """One client's own model, apart from the run: it predicts, is saved and exported (:mod:`perfed.run.site`).
+        """Return one client's own model, apart from the run: it predicts, is saved, exported (:mod:`perfed.run.site`).
 
         Args:
             client: its id, or the name of a site that has joined the run (``perfed join``).
@@ -95,7 +96,7 @@ class OwnModels:
         return self._site(self.server, client)
 
     def join(self, client: Client, rounds: int | None = None) -> SiteModel:
-        """The model of a new client, which makes what is its own against what the others share; nothing else changes.
+        """Return the model of a new client, which trains what is its own; what the others share does not change.
 
         Args:
             client: with data for all its stages, of the federation's classes and domains
@@ -111,7 +112,7 @@ class OwnModels:
         return replace(site, facts={**site.facts, "joined": rounds})
 
     def model(self, client: str) -> tuple[Chain, Parameters]:
-        """One client's own model: the modules with its parameters loaded, and those parameters by name.
+        """Return one client's own model: the modules with its parameters loaded, and those parameters by name.
 
         Raises:
             PerfedError: an unknown client, or a method that predicts with more than these modules.
@@ -149,7 +150,7 @@ class OwnModels:
             "domains": domains if takes_domain else None,
             "data": data_facts(own, federation),
             "settings": method.all_settings,
-            "versions": versions(),
+            "versions": versions("torch", torch.__version__),
             "date": today(),
         }
         made = SiteModel(program, plain(facts), table)

@@ -30,14 +30,14 @@ NOT_KEPT = (
 
 
 def too_many(federation: Federation, split: str, evaluations: int = 1) -> bool:
-    """Whether the outputs of ``evaluations`` evaluations on ``split`` are more than :data:`MOST` numbers."""
+    """Return whether the outputs of ``evaluations`` evaluations on ``split`` are more than :data:`MOST` numbers."""
     splits = [found for client in federation if (found := client.split(split)) is not None]
     width = federation.num_classes or (1 if federation.survival else max(prod(s.target_shape) for s in splits))
     return evaluations * width * sum(map(len, splits)) > MOST
 
 
 def arrays_of(parts: Sequence[Outputs], federation: Federation, split: str) -> dict[str, NDArray[Any]]:
-    """The content of a file of predictions; samples are by client, in the order in which the client has them.
+    """Return the content of a file of predictions; samples are by client, in the order in which the client has them.
 
     Args:
         parts: of one evaluation, each client's samples one after the other.
@@ -82,14 +82,14 @@ class Predictions:
     outputs: NDArray[np.float64]
 
     def sites(self) -> Iterator[tuple[str, int, slice]]:
-        """Of each client its id, the mark of its samples, and where they are."""
+        """Yield each client's id, the mark of its samples, and where they are."""
         ends = np.cumsum(self.counts)
         for site, mark, start, end in zip(self.ids, self.marks.tolist(), ends - self.counts, ends, strict=True):
             yield site, mark, slice(int(start), int(end))
 
 
 def read(run: Path, evaluations: int = 1) -> list[Predictions]:
-    """Those of the run's last ``evaluations`` evaluations, which its metrics are the mean of; none were kept: empty.
+    """Return those of the run's last ``evaluations`` evaluations, which its metrics are the mean of, if kept.
 
     Raises:
         PerfedError: a file that cannot be read; names it.
@@ -98,7 +98,7 @@ def read(run: Path, evaluations: int = 1) -> list[Predictions]:
 
 
 def marks(run: Path) -> tuple[tuple[str, int], ...]:
-    """Of each client of the run's last evaluation its id and the mark of its samples; none were kept: empty.
+    """Return id and mark of each client of the run's last evaluation; empty where none were kept.
 
     Raises:
         PerfedError: a file that cannot be read; names it.

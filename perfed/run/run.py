@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from perfed.data.federation import Federation
 from perfed.engine.clients import RoundRecord
 from perfed.engine.evaluate import Metrics
+from perfed.engine.ray.engine import RayEngine
 from perfed.engine.server import Server
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
@@ -53,7 +55,7 @@ class Run(OwnModels):
         rounds, seed, dtype, device, participation, clock, evaluation, snapshots, plan: as in
             :class:`~perfed.experiment.config.Experiment`.
         directory: where results and checkpoints go (``None``: kept in memory), these ``checkpoint_seconds`` apart.
-        server: makes the run's server, in place of one whose clients are in this process.
+        server: makes the run's server, in place of one whose clients are here, in this process or on Ray's workers.
         callbacks: that ride along, in their order, behind those that evaluation and snapshots ask for.
 
     Attributes:
@@ -88,7 +90,7 @@ class Run(OwnModels):
         plan: Plan | None = None,
         directory: RunDirectory | None = None,
         checkpoint_seconds: float = 30.0,
-        server: Callable[..., Server] = Server,
+        server: Callable[..., Server] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         if rounds < 1:
@@ -104,6 +106,7 @@ class Run(OwnModels):
         watched = federation.ids[: self.snapshots.clients] if self.snapshots.losses else ()
         model = by_columns(model, federation.named_inputs)
         setup = Setup(method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"), watched)
+        server = server or (partial(Server, engine=RayEngine) if self.plan.engine == "ray" else Server)
         self.server = server(self.federation, setup, self.plan, participation or Participation(), rounds, clock=clock)
         self._evaluator = Evaluator(self.evaluation, self.server, self.federation, split, rounds)
         self._rounds = Rounds(self.server, self._evaluator, self.snapshots, rounds)

@@ -115,5 +115,5 @@ class Snapshots(BaseModel):
     shown: Annotated[tuple[PositiveInt, ...], LISTED] = Field((), exclude_if=unless(()))
 
     def shows(self, number: int, evaluated: bool) -> bool:
-        """Whether what methods show in round ``number`` is kept."""
+        """Return whether what methods show in round ``number`` is kept."""
         return number in self.shown if self.shown else evaluated

@@ -93,7 +93,7 @@ class SiteModel:
         return found
 
     def predict(self, x: Any, domain: Any = None) -> NDArray[Any]:
-        """The label of the likeliest class of every sample, or its value.
+        """Return the label of the likeliest class of every sample, or its value.
 
         Args:
             x: a data frame with the columns :attr:`feature_names_in_` in any order, or an array ``(samples, ...)``.
@@ -117,7 +117,7 @@ class SiteModel:
         return self.outputs(*self.arguments(x, domain))
 
     def outputs(self, *arguments: Tensor) -> NDArray[Any]:
-        """What the network says of what :meth:`arguments` gives."""
+        """Return what the network says of what :meth:`arguments` gives."""
         network = self.program.module()
         with torch.no_grad():
             parts = [network(*rows) for rows in zip(*(a.split(_ROWS) for a in arguments), strict=True)]
@@ -127,7 +127,7 @@ class SiteModel:
     # Inputs ------------------------------------------------------------------------------------------------
 
     def arguments(self, x: Any, domain: Any = None) -> tuple[Tensor, ...]:
-        """What the network gets of ``x``, checked: inputs, and domain ids where it needs them."""
+        """Return what the network gets of ``x``, checked: inputs, and domain ids where it needs them."""
         if self.table is not None:
             x, domain = self.table.transform(self._framed(x))
         elif column_names(x) is not None:
@@ -213,7 +213,7 @@ class SiteModel:
 
 
 def load_site(path: Path | str, trust: bool = False) -> SiteModel:
-    """The model that :meth:`SiteModel.save` wrote into ``path``.
+    """Return the model that :meth:`SiteModel.save` wrote into ``path``.
 
     No code in the files is run, unless they are trusted: ``network.pt2``, which is a network that is more than
     operations of torch or one that an earlier perfed wrote, and a pickled preprocessing run what they hold.
@@ -279,7 +279,7 @@ def quiet(name: str) -> Iterator[None]:
 
 
 def joined_sites(path: Path) -> dict[str, Path]:
-    """Where the models of the sites are that have joined the run in ``path`` (``perfed join``), by the sites' names."""
+    """Return where the models of the sites are that have joined the run in ``path`` (``perfed join``), by name."""
     found = {}
     for file in sorted(path.glob(f"joined/*/{FACTS}")):
         try:

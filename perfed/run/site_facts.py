@@ -74,7 +74,7 @@ class _Facts(_Strict):
 
 
 def read_facts(file: Path) -> dict[str, Any]:
-    """Content of ``site.json``.
+    """Return content of ``site.json``.
 
     Raises:
         PerfedError: it cannot be read, is of another version of perfed, or holds a value of another type.

@@ -18,7 +18,7 @@ from perfed.run.totals import RunProgress, RunTotals
 
 
 def nothing_shared(name: str, server: Server) -> list[str]:
-    """What a method that shares parameters is on a model without them: a note, or none.
+    """Return what a method that shares parameters is on a model without them: a note, or none.
 
     Args:
         name: of the method.
@@ -28,8 +28,12 @@ def nothing_shared(name: str, server: Server) -> list[str]:
     stages = [stage for stage, place in method.default_placement.items() if place in SENT]
     if server.sets["shared"] or not stages:
         return []
-    terms = [term.name for term in method.terms]
-    same = "'flic-class'" if terms == ["anchors"] else f"'local'{' with the terms ' if terms else ''}{', '.join(terms)}"
+    extensions = [extension.name for extension in method.extensions]
+    same = (
+        "'flic-class'"
+        if extensions == ["anchors"]
+        else f"'local'{' with the extensions ' if extensions else ''}{', '.join(extensions)}"
+    )
     return [f"{name} shares parameters of {', '.join(stages)} only, and this model has none: it is {same}"]
 
 
@@ -99,7 +103,7 @@ def summary_of(
 
 
 def table_of(server: Server, evaluator: Evaluator, totals: RunTotals) -> tuple[list[str], list[list[Any]]]:
-    """Columns and rows of ``clients.csv``."""
+    """Return columns and rows of ``clients.csv``."""
     before, after = totals.metrics, totals.other
     if evaluator.settings.when == "after":
         before, after = after, before

@@ -56,7 +56,7 @@ class RunTotals:
         self.recent_domains = [*self.recent_domains, domains][-last:]
 
     def never_used(self, ids: Sequence[str]) -> list[str]:
-        """Those of ``ids`` that no round has used yet."""
+        """Return those of ``ids`` that no round has used yet."""
         return [client for client in ids if client not in self.taken_part]
 
     @property
@@ -75,7 +75,7 @@ class RunTotals:
         return _mean(self.recent_domains)
 
     def copy(self) -> RunTotals:
-        """One that later rounds do not change."""
+        """Return one that later rounds do not change."""
         return replace(self, taken_part={**self.taken_part}, replied={**self.replied}, counts={**self.counts})
 
     def plain(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class RunTotals:
 
     @classmethod
     def of_plain(cls, values: Mapping[str, Any]) -> RunTotals:
-        """The inverse of :meth:`plain`.
+        """Return the inverse of :meth:`plain`.
 
         Raises:
             PerfedError: the values are those of another version.

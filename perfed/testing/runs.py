@@ -17,8 +17,8 @@ from perfed.engine.host import Done, Host, Work
 from perfed.engine.server import Server
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
+from perfed.method.extension import Extension
 from perfed.method.method import Method
-from perfed.method.term import Term
 from perfed.methods.fedbn import FedBN
 from perfed.model.chain import Model
 from perfed.model.columns import by_columns
@@ -98,8 +98,8 @@ def network_for(method: Method, num_classes: int = 3, *, dropout: float = 0.0) -
     return network(num_classes, dropout=dropout, batch_norm=isinstance(method, FedBN))
 
 
-def quick(kind: type[Method] | type[Term], **settings: Any) -> Any:
-    """Return a method or term with its defaults, but at most two epochs of everything, and mini-batches of four."""
+def quick(kind: type[Method] | type[Extension], **settings: Any) -> Any:
+    """Return a method or extension with its defaults, but at most two epochs of everything and mini-batches of 4."""
     short: dict[str, Any] = {}
     for name, field in kind.model_fields.items():
         is_number = isinstance(field.default, int) and not isinstance(field.default, bool)

@@ -26,15 +26,18 @@ from perfed.training.optim import Optimizer, optimizer_for
 from perfed.training.plan import Plan
 from perfed.training.settings import LocalTraining
 from perfed.training.step import Loss, Penalty, mean_loss, with_penalties
-from perfed.training.update import Near, Update
+from perfed.training.steprules import GradientTransform, StepRule, StepRules, Transform
 from perfed.training.view import View, Where
 
 
-class Companions(Protocol):
-    """What travels with a program: the terms of the method."""
+class Extensions(Protocol):
+    """What travels with a program: the extensions of the method."""
 
     def penalties(self, cohort: Cohort) -> Sequence[Penalty]:
         """What they add to the loss of local training."""
+
+    def transforms(self, cohort: Cohort) -> Sequence[Transform]:
+        """What they make of gradients."""
 
     def reply(self, cohort: Cohort) -> dict[str, Any]:
         """What they add to the program's reply."""
@@ -46,10 +49,11 @@ class Cohort(View):
     Attributes:
         model: working parameters and buffers by full name ``(n, ...)``. Personal ones start from the client's state
             and are committed when the round ends; shared ones are there after :meth:`load`.
-        state: the method's and terms' other parameter sets at home on the client, by name; assign to change them.
+        state: the method's and extensions' other parameter sets at home on the client, by name; assign to change them.
         received: the shared parameters as :meth:`load` got them.
-        carried: what the server sent for each of the method's terms, by the term's name.
-        terms: the terms, in an exchange that carries them.
+        carried: what the server sent for each of the method's extensions, by the extension's name.
+        delivered: the payload of the exchange, by name, as it came; empty without extensions.
+        extensions: the extensions, in an exchange that carries them.
         scratch: what a program leaves for the method's ``predict``, nested dictionaries of tensors ``(n, ...)``.
         watch: sees what is fitted before it is (:class:`perfed.training.loss_curve.LossCurve`).
     """
@@ -74,12 +78,14 @@ class Cohort(View):
         self.where, self.augment = where, augment
         self.received: Parameters = {}
         self.carried: Mapping[str, Any] = {}
-        self.terms: Companions | None = None
+        self.delivered: Mapping[str, Any] = {}
+        self.extensions: Extensions | None = None
         self.scratch: dict[str, Any] = {}
         self.watch: Callable[[Task], Task] = lambda task: task
         self._fits = 0
         self._penalties: Sequence[Penalty] | None = None
-        self._terms_reply: dict[str, Any] | None = None
+        self._transforms: Sequence[Transform] | None = None
+        self._extensions_reply: dict[str, Any] | None = None
         self._loss_sum, self._loss_steps = (torch.zeros(self.n, dtype=torch.float64) for _ in range(2))
 
     @property
@@ -97,7 +103,7 @@ class Cohort(View):
     def load(self, *parameters: Mapping[str, Tensor]) -> None:
         """Copy received parameters (full name -> ``(n, ...)``) into the working model."""
         self.forget()
-        self._penalties = None
+        self._penalties = self._transforms = None
         for tree in parameters:
             for name, tensor in tree.items():
                 self.received[name] = tensor
@@ -141,31 +147,38 @@ class Cohort(View):
         """Mini-batch steps of each client in this exchange so far, float64 ``(n,)``."""
         return self._loss_steps.clone()
 
-    # Terms -------------------------------------------------------------------------------------------------
+    # Extensions -------------------------------------------------------------------------------------------------
 
     @property
     def penalties(self) -> Sequence[Penalty]:
-        """What every fit adds to the loss: that of the terms, unless a program assigns others; anew after :meth:`load`.
+        """What every fit adds to the loss: that of the extensions, unless a program assigns others.
 
-        Those of the terms are made for the model as it was when they were first asked for.
+        Those of the extensions are for the model as it was when they were first asked for, made anew by :meth:`load`.
         """
         if self._penalties is None:
-            self._penalties = [] if self.terms is None else self.terms.penalties(self)
+            self._penalties = [] if self.extensions is None else self.extensions.penalties(self)
         return self._penalties
 
     @penalties.setter
     def penalties(self, penalties: Sequence[Penalty]) -> None:
         self._penalties = penalties
 
-    def close_terms(self) -> None:
-        """Let the terms look at the model as it is now; else they do once the program has ended."""
-        self.terms_reply()
+    @property
+    def transforms(self) -> Sequence[Transform]:
+        """What the extensions make of every gradient, one after the other; made anew after :meth:`load`."""
+        if self._transforms is None:
+            self._transforms = [] if self.extensions is None else self.extensions.transforms(self)
+        return self._transforms
 
-    def terms_reply(self) -> dict[str, Any]:
-        """What the terms add to the reply; made once."""
-        if self._terms_reply is None:
-            self._terms_reply = {} if self.terms is None else self.terms.reply(self)
-        return self._terms_reply
+    def close_extensions(self) -> None:
+        """Let the extensions look at the model as it is now; else they do once the program has ended."""
+        self.extensions_reply()
+
+    def extensions_reply(self) -> dict[str, Any]:
+        """What the extensions add to the reply; made once."""
+        if self._extensions_reply is None:
+            self._extensions_reply = {} if self.extensions is None else self.extensions.reply(self)
+        return self._extensions_reply
 
     # Local optimisation ------------------------------------------------------------------------------------
 
@@ -179,7 +192,7 @@ class Cohort(View):
         also: Mapping[str, Parameters] | None = None,
         loss: Loss | None = None,
         samples: Samples | None = None,
-        update: Update | None = None,
+        update: StepRule | Sequence[StepRule] = (),
     ) -> None:
         """Train some stages of each client's model on its own data, as if each client were alone.
 
@@ -201,10 +214,12 @@ class Cohort(View):
                 They may be called for different clients at the same time: what they keep must be in the step's block.
             samples: data in place of the training split, or in mini-batches of another size
                 (:meth:`Samples.in_batches <perfed.training.batches.Samples.in_batches>`).
-            update: how a step departs from the optimiser's own (:mod:`perfed.training.update`).
+            update: how a step departs from the optimiser's own, a rule or several
+                (:mod:`perfed.training.steprules`); gradients are those that :attr:`transforms` have made.
 
         Raises:
             ClientsDiverged: clients' losses became NaN or infinite.
+            PerfedError: rules that do not combine.
         """
         if (epochs is None) == (steps is None):
             raise ValueError("fit needs either epochs or steps")
@@ -223,7 +238,16 @@ class Cohort(View):
             target[name] = target[name].contiguous()
         task = self._task(trained, {**target, **extra}, loss, samples or self.samples())
         length = steps_of(task.samples.counts, task.batch_size, epochs, steps, self.settings.epoch_steps)
-        self._run(replace(task, steps=length, update=update.only(own) if isinstance(update, Near) else update))
+        self._run(replace(task, steps=length, rules=self._rules(update, own)))
+
+    def _rules(self, update: StepRule | Sequence[StepRule], own: Sequence[str]) -> StepRules | None:
+        """What the extensions make of gradients, then the rules of a fit, whose pull is on the parameters ``own``."""
+        own_rules = update if isinstance(update, Sequence) else [update]
+        given = [*map(GradientTransform, self.transforms), *own_rules]
+        if not given:
+            return None
+        rules = StepRules.of(given)
+        return replace(rules, near=rules.near.only(own)) if rules.near else rules
 
     def _run(self, task: Task) -> None:
         """Do ``task`` by the plan, and count its losses and steps."""
@@ -262,14 +286,14 @@ class Cohort(View):
     def rehearsal(self) -> Iterator[None]:
         """Fits inside count neither for :attr:`train_loss` and :attr:`steps_done` nor for the keys of later fits.
 
-        For trying things out on copies of parameters, as often as it takes.
+        Extensions leave their gradients as they are. For trying things out on copies, as often as it takes.
         """
-        before = self._fits, self._loss_sum.clone(), self._loss_steps.clone(), self.watch
-        self.watch = lambda task: task
+        before = self._fits, self._loss_sum.clone(), self._loss_steps.clone(), self.watch, self._transforms
+        self.watch, self._transforms = lambda task: task, ()
         try:
             yield
         finally:
-            self._fits, self._loss_sum, self._loss_steps, self.watch = before
+            self._fits, self._loss_sum, self._loss_steps, self.watch, self._transforms = before
 
     def optimizer(self, names: Sequence[str]) -> Optimizer:
         """The method's local optimiser for the parameters ``names``, also those of other sets (``set/name``)."""

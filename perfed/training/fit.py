@@ -21,7 +21,7 @@ from perfed.model.chain import Chain, Parameters, stage_of
 from perfed.training.batches import IntArray, Samples, Schedule, Stream, blocks, schedule
 from perfed.training.optim import Optimizer, OptimizerState, with_axes_of
 from perfed.training.step import Loss, Objective, Step
-from perfed.training.update import Corrected, Directed, Near, Replaced, Update
+from perfed.training.steprules import DirectionStep, StepRules
 
 _TRIAL_STEPS = 3
 
@@ -37,7 +37,7 @@ class Task:
         samples: the clients' data; its ``x`` is the input of stage number ``start``.
         keys: int64 ``(clients,)``.
         loss: one value per client, penalties included.
-        update: how a step departs from the optimiser's own; ``None``: not at all.
+        rules: how a step departs from the optimiser's own; ``None``: not at all.
         per_domain: stages whose parameters have a domain axis.
         objective: what the plain loss is.
         steps: mini-batch steps of each client.
@@ -55,7 +55,7 @@ class Task:
     batch_size: int
     steps: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     stream: Stream | None = None
-    update: Update | None = None
+    rules: StepRules | None = None
     augment: CropFlip | None = None
     per_domain: frozenset[str] = frozenset()
     objective: Objective = field(default_factory=Objective)
@@ -76,11 +76,12 @@ class Task:
 
     def descend(self, state: OptimizerState, grads: Parameters, seen: Parameters) -> None:
         """The optimiser's step for the clients that are still active, of the entries ``seen``."""
-        if isinstance(self.update, Near):
-            near = {name: t[: len(state.params[name])] for name, t in self.update.to.items()}
-            state.step(grads, near, self.update.pull, self.update.proximal, seen=seen)
-        else:
+        pull = self.rules.near if self.rules else None
+        if pull is None:
             state.step(grads, seen=seen)
+        else:
+            near = {name: t[: len(state.params[name])] for name, t in pull.to.items()}
+            state.step(grads, near, pull.pull, pull.proximal, seen=seen)
 
     def part(self, first: int, stop: int) -> Task:
         """The same fit for clients ``first..stop-1``; parameters are views."""
@@ -94,7 +95,7 @@ class Task:
         return replace(
             self,
             params={name: tensor[at] for name, tensor in self.params.items()},
-            update=self.update.of(at) if isinstance(self.update, Near) else self.update,
+            rules=self.rules and self.rules.for_clients(at),
             samples=self.samples.take(samples, self.samples.counts[clients]),
             keys=self.keys[at],
             raw=None if self.raw is None else self.raw[samples],
@@ -115,9 +116,9 @@ def run(task: Task, *, limit: int | None = None) -> tuple[Tensor, IntArray]:
     order = np.argsort(-task.steps, kind="stable")
     if (order != np.arange(len(order))).any():
         return _run_sorted(task, order)
-    streams = task.update.streams if isinstance(task.update, Directed | Replaced) else 1
-    keys = [task.keys, *(rng.key(task.keys, "stream", j) for j in range(1, streams))]
-    sequences = [task.stream, *(task.stream and task.stream.apart(j) for j in range(1, streams))]
+    further = range(1, task.rules.streams if task.rules else 1)
+    keys = [task.keys, *(rng.key(task.keys, "stream", j) for j in further)]
+    sequences = [task.stream, *(task.stream and task.stream.apart(j) for j in further)]
     plans = [
         schedule(task.samples, key, batch_size=task.batch_size, steps=task.steps, stream=sequence)
         for key, sequence in zip(keys, sequences, strict=True)
@@ -177,13 +178,13 @@ def _run(task: Task, plans: list[Schedule]) -> Tensor:
 
 def _step(task: Task, state: OptimizerState, batches: list[Step]) -> Tensor:
     """One step, the optimiser's or a rule's; the losses before it (of the first gradient)."""
-    if not isinstance(task.update, Directed | Replaced):
+    if task.rules is None or (rule := task.rules.rule) is None:
         return _descend(task, state, batches[0])
     gradient = _Gradient(task)
     params = {name: t.detach() for name, t in state.params.items()}
     seen = _seen(batches)
-    new = task.update.by(params, gradient, batches)
-    if isinstance(task.update, Directed):
+    new = rule.by(params, gradient, batches)
+    if isinstance(rule, DirectionStep):
         task.descend(state, new, seen)
     else:
         with torch.no_grad():
@@ -201,8 +202,8 @@ def _descend(task: Task, state: OptimizerState, step: Step) -> Tensor:
     inputs = [state.params[n] for n in names]
     found = torch.autograd.grad(losses, inputs, torch.ones_like(losses), allow_unused=True)
     grads = {n: g for n, g in zip(names, found, strict=True) if g is not None}
-    if isinstance(task.update, Corrected):
-        grads = task.update.by(step, grads)
+    if task.rules:
+        grads = task.rules.transformed(step, grads)
     task.descend(state, grads, _seen([step]))
     return losses.detach()
 
@@ -246,9 +247,12 @@ class _Gradient:
 
     def __call__(self, params: Parameters, batch: Step) -> Parameters:
         leaves, found = self._at(params, batch)
-        return {n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(leaves.items(), found, strict=True)}
+        grads = {n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(leaves.items(), found, strict=True)}
+        return self.task.rules.transformed(batch, grads) if self.task.rules else grads
 
     def along(self, vector: Parameters, params: Parameters, batch: Step) -> Parameters:
+        if self.task.rules and self.task.rules.transforms:
+            raise PerfedError("an extension changes gradients, and what it makes of them has no second derivative")
         leaves, found = self._at(params, batch, twice=True)
         pairs = [(g, vector[n]) for n, g in zip(leaves, found, strict=True) if g is not None and g.requires_grad]
         if not pairs:  # the loss is linear in the parameters

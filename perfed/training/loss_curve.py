@@ -37,7 +37,7 @@ class LossCurve:
         return replace(task, loss=loss)
 
     def losses(self, row: int) -> list[float]:
-        """Mean loss of each epoch of the client in ``row``, terms included, one fit after the other.
+        """Mean loss of each epoch of the client in ``row``, extensions included, one fit after the other.
 
         An epoch of a client is a pass over its own samples, of fits that have no epochs too; the last may be a part.
         """

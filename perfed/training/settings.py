@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -43,11 +44,16 @@ class Scheduled(BaseModel):
         return made
 
     def in_round(self, round_: int) -> Self:
-        """Return the settings of round ``round_``; what comes before round 1 has those of round 1."""
-        if not self._schedules:
-            return self
-        now = {name: getattr(self, name) for name, *_ in self._schedules}
-        return self.model_copy(update={name: _with(now, self._schedules, max(round_, 1))[name] for name in now})
+        """Return the settings of round ``round_``, in a tuple of settings too; before round 1 those of round 1."""
+        changed: dict[str, Any] = {}
+        for name, value in self:
+            if isinstance(value, tuple) and value and isinstance(value[0], Scheduled):
+                parts = tuple(part.in_round(round_) for part in value)
+                changed |= {name: parts} if any(map(operator.is_not, parts, value)) else {}
+        if self._schedules:
+            now = {name: getattr(self, name) for name, *_ in self._schedules}
+            changed |= {name: _with(now, self._schedules, max(round_, 1))[name] for name in now}
+        return self.model_copy(update=changed) if changed else self
 
     def stated(self, name: str) -> Any:
         """Return the setting ``name`` as files say it: a number, or the table of its schedule."""

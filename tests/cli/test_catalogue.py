@@ -8,8 +8,8 @@ import shlex
 import pytest
 from command_line import perfed
 
-from perfed.cli.catalogue import DIFFERENCES
 from perfed.cli.index import index
+from perfed.cli.list_commands import DIFFERENCES
 from perfed.experiment.comparison import ComparisonSpec, federated
 from perfed.experiment.config import find_experiment
 from perfed.experiment.overrides import override
@@ -88,4 +88,4 @@ def test_the_commands_to_try_start():
     for (experiment, settings), names in tried.items():
         parse_names(",".join(names), baselines=True)
         table = override(find_experiment(experiment), [*settings, "data.clients=4"], federated(names))
-        ComparisonSpec(table, names, [0]).check_starts(0, None, None)
+        ComparisonSpec(table, names, [0]).check_starts(0)

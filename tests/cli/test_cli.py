@@ -18,8 +18,8 @@ from command_line import EXPERIMENT, TINY, contents, is_plain, perfed, run_tiny
 
 from perfed.datasets import dataset_names
 from perfed.experiment.config import experiment_names, read
+from perfed.method.extension import extension_names
 from perfed.method.registry import method_names, preset_names
-from perfed.method.term import term_names
 from perfed.run.run import Run
 
 SPREAD = {"mean", "std", "min", "p10", "p90", "max"}
@@ -219,7 +219,7 @@ def test_an_interrupted_comparison_is_completed(compared, tmp_path):
             experiment_names,
             {"name", "summary", "method", "data", "rounds", "files", "model", "training", "try"},
         ),
-        ("terms", term_names, {"name", "summary", "settings"}),
+        ("extensions", extension_names, {"name", "summary", "settings"}),
     ],
 )
 def test_list(what, names, keys):
@@ -236,8 +236,8 @@ def test_list_describes_every_setting():
     methods = {item["name"]: item for item in json.loads(perfed("list", "methods", "--json").out)}
     lambda1 = methods["flic-hl"]["settings"]["lambda1"]
     assert lambda1["default"] == 1e-3 and "alignment" in lambda1["description"]
-    terms = json.loads(perfed("list", "terms", "--json").out)
-    for item in (*methods.values(), *terms):
+    extensions = json.loads(perfed("list", "extensions", "--json").out)
+    for item in (*methods.values(), *extensions):
         assert all(setting["description"] for setting in item["settings"].values())
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import typer
 
-from perfed.cli import campaign_commands  # noqa: F401 - it adds its commands
-from perfed.cli.commands import app
+from perfed.cli import entry  # noqa: F401 - it adds all commands
+from perfed.cli.app import app
 from perfed.experiment.comparison import federated
 from perfed.experiment.config import experiment_names, find_experiment, validate
 from perfed.experiment.overrides import axis_of, override

@@ -20,7 +20,7 @@ OWN = '''
 import numpy as np
 import perfed
 from perfed.datasets import dataset
-from perfed.terms import register_term
+from perfed.extensions import register_extension
 from pydantic import Field
 
 @perfed.register("{name}")
@@ -29,8 +29,8 @@ class Mine(perfed.build_method("fedavg").__class__):
 
     boldness: float = Field(0.25, ge=0, description="how far it goes")
 
-@register_term
-class Calm(perfed.Term):
+@register_extension
+class Calm(perfed.Extension):
     """Keeps calm."""
 
     name = "{name}-calm"
@@ -151,7 +151,7 @@ def test_without_methods_some_are_named_that_go_with_the_experiment(command, exp
     assert f"such as --methods {methods};" in said and "perfed list methods" in said
     assert len(said) < 200
     table = override(find_experiment(experiment), ["data.clients=4"], methods.split(","))
-    ComparisonSpec(table, methods.split(","), [0]).check_starts(0, None, None)
+    ComparisonSpec(table, methods.split(","), [0]).check_starts(0)
 
 
 # Commands and help ---------------------------------------------------------------------------------------------
@@ -201,7 +201,10 @@ def test_a_method_a_term_and_a_data_set_of_ones_own_are_shown(here):
     method = perfed("show", "mine_shown:bold")
     assert method.code == 0, method.err
     assert method.said.startswith("mine_shown:bold (method): A method of one's own")
-    assert "paper: Somebody 2031" in method.said and "boldness = 0.25 (number >= 0, or schedule) how far it goes" in method.said
+    assert (
+        "paper: Somebody 2031" in method.said
+        and "boldness = 0.25 (number >= 0, or schedule) how far it goes" in method.said
+    )
     assert "settings that every method has:" in method.said
     assert "perfed compare digits-label-skew --methods local,mine_shown:bold" in method.said
     assert "strength = 0.5" in perfed("show", "mine_shown:bold-calm").said

@@ -16,7 +16,8 @@ import pytest
 from command_line import EXPERIMENT, TINY, Outcome, is_plain, perfed
 from rich.console import Console
 
-from perfed.cli import site_commands
+from perfed.cli import entry  # noqa: F401 - it adds all commands
+from perfed.cli.app import app
 from perfed.cli.console import console, fixed_width
 from perfed.cli.index import LISTS, index
 from perfed.cli.table import fitted, print_table
@@ -198,7 +199,7 @@ def test_show(what):
 
 
 def test_help():
-    names = [command.name for command in site_commands.app.registered_commands]
+    names = [command.name for command in app.registered_commands]
     assert {"compare", "show", "report", "join"} <= set(names)
     for name in names:
         text = done(name, "--help").out

@@ -120,7 +120,7 @@ def test_ids_that_were_dropped_come_with_the_predictions(tmp_path, monkeypatch):
 
 
 def test_where_predictions_go_is_looked_at_before_anything_is_loaded(tmp_path, monkeypatch):
-    monkeypatch.setattr("perfed.cli.sites.predict_command", lambda *given: pytest.fail("it was loaded"))
+    monkeypatch.setattr("perfed.cli.sites.predict", lambda *given: pytest.fail("it was loaded"))
     out = tmp_path / "there.csv"
     out.touch()
     result = perfed("predict", tmp_path / "run", "new.csv", "--site", "000", "--out", out)

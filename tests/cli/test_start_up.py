@@ -48,7 +48,7 @@ def imported(*arguments: object, code: int = 0) -> list[str]:
         ("--help",),
         ("--version",),
         *((command, "--help") for command in COMMANDS),
-        *(("list", what) for what in ("methods", "datasets", "experiments", "terms")),
+        *(("list", what) for what in ("methods", "datasets", "experiments", "extensions")),
         ("list", "methods", "--json"),
         ("show", "heart-disease"),
     ],

@@ -321,7 +321,7 @@ def test_check_finds_what_has_become_wrong_and_what_no_method_can_do(tmp_path, m
         assert result.code == 2 and expected in result.err and result.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("program", ["import perfed", "import perfed.data.federation", "import perfed.cli.commands"])
+@pytest.mark.parametrize("program", ["import perfed", "import perfed.data.federation", "import perfed.cli.entry"])
 def test_pandas_is_imported_where_tables_are(program):
     code = f"import sys; {program}; print('pandas' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,10 +14,12 @@ from torch import nn
 
 from perfed.errors import ClientsDiverged, PerfedError
 from perfed.method.registry import entry, method_names
+from perfed.methods.extensions.clip import Clip
+from perfed.methods.extensions.prototypes import Prototypes
+from perfed.methods.extensions.proximal import Proximal
+from perfed.methods.extensions.server_optimizer import ServerOptimizer
+from perfed.methods.extensions.top_k import TopK
 from perfed.methods.flic.anchors import Anchors
-from perfed.methods.terms.prototypes import Prototypes
-from perfed.methods.terms.proximal import Proximal
-from perfed.methods.terms.server_optimizer import ServerOptimizer
 from perfed.model.chain import Model
 from perfed.model.presets import linear
 from perfed.testing import checks
@@ -28,7 +30,7 @@ ANCHORS = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
 NOTHING_SHARED = {"fedhenn", "fedproto", "fedproto-g", "fedproto-l", "flic-class", "local", "local-full", "mixed"}
 NO_SHARED_MODEL = {"fedamp", "fedem", "fedem-ft", "fedfomo", "hypcluster", "l2gd", "pfedhn"}
 WITH_PROXIMAL = {
-    f"{name} + proximal": lambda name=name, **s: make(name, more_terms=(Proximal(),), **s)
+    f"{name} + proximal": lambda name=name, **s: make(name, more_extensions=(Proximal(),), **s)
     for name in method_names()
     if name not in NOTHING_SHARED
 }
@@ -36,12 +38,12 @@ METHODS = {
     **{name: lambda name=name, **s: make(name, **s) for name in method_names()},
     **WITH_PROXIMAL,
     "fedavg-ft + personal embedding + anchors": lambda **s: make(
-        "fedavg-ft", placement={"embedding": "personal"}, more_terms=(ANCHORS,), **s
+        "fedavg-ft", placement={"embedding": "personal"}, more_extensions=(ANCHORS,), **s
     ),
     "fedrep + personal embedding + anchors + proximal": lambda **s: make(
-        "fedrep", placement={"embedding": "personal"}, more_terms=(ANCHORS, Proximal()), **s
+        "fedrep", placement={"embedding": "personal"}, more_extensions=(ANCHORS, Proximal()), **s
     ),
-    "local + anchors": lambda **s: make("local", more_terms=(ANCHORS,), **s),
+    "local + anchors": lambda **s: make("local", more_extensions=(ANCHORS,), **s),
 }
 
 _NOTHING, _PARTS = "no parameters are sent by this method, but placement has shared", "'per-domain' is for whole stages"
@@ -51,8 +53,8 @@ WITHOUT_DOMAIN_HEADS = {
 }
 """Methods by what they say; GPFL, FedCP and FedDBE put parts of their own into the head."""
 
-# A proximal term knows parameters and weights of samples, but no data: SRPFL alone takes every method through all
-# branches that the term adds to it, as coverage says; other shapes, domains and sizes are kept beside it.
+# A proximal extension knows parameters and weights of samples, but no data: SRPFL alone takes every method through all
+# branches that the extension adds to it, as coverage says; other shapes, domains and sizes are kept beside it.
 FOR_PROXIMAL = ("SRPFL", "input dimensions differ", "awkward domains", "a client with one sample")
 CASES = [(name, case) for name in METHODS for case in (FOR_PROXIMAL if name in WITH_PROXIMAL else FEDERATIONS)]
 
@@ -62,28 +64,32 @@ def test_two_rounds_leave_finite_states_and_metrics(name, case):
     checks.trains_on(case, METHODS[name], ENGINES if name == "fedavg" else TWO_ENGINES)
 
 
-TERMS = {
+EXTENSIONS = {
     "proximal": (Proximal(mu=3.0), NOTHING_SHARED),
     "server-optimizer": (ServerOptimizer(), NOTHING_SHARED | NO_SHARED_MODEL),
     "prototypes": (Prototypes(alignment=3.0), {"mixed"}),
+    "clip": (Clip(clip_norm=1e-3), {"mixed"}),
+    "top-k": (TopK(keep=0.05), NOTHING_SHARED | NO_SHARED_MODEL | {"pfedhn"}),
 }
 
 
 def own_terms(name: str) -> set[str]:
-    return {term.name for term in entry(name).terms}
+    return {extension.name for extension in entry(name).extensions}
 
 
-@pytest.mark.parametrize(("name", "term"), [(n, t) for n in method_names() for t in TERMS if t not in own_terms(n)])
-def test_a_term_changes_what_clients_say_or_is_refused_in_one_line(name, term):
-    def metrics(*more_terms):
-        method = make(name, more_terms=more_terms)
+@pytest.mark.parametrize(
+    ("name", "extension"), [(n, t) for n in method_names() for t in EXTENSIONS if t not in own_terms(n)]
+)
+def test_a_term_changes_what_clients_say_or_is_refused_in_one_line(name, extension):
+    def metrics(*more_extensions):
+        method = make(name, more_extensions=more_extensions)
         return train(serve(method, blobs((8, 6, 5)), model=network_for(method), rounds=4), 3).evaluate("test")
 
-    added, refused = TERMS[term]
+    added, refused = EXTENSIONS[extension]
     if name not in refused:
         assert metrics(added) != metrics()
         return
-    with pytest.raises(PerfedError, match=f"term '{term}' ") as error:
+    with pytest.raises(PerfedError, match=f"extension '{extension}' ") as error:
         metrics(added)
     assert "\n" not in str(error.value)
 
@@ -135,7 +141,7 @@ def test_training_is_better_than_guessing(name):
 
 
 NO_LABELS = dict.fromkeys(("fedpac-cc", "fedrod", "gpfl", "knnper"), "class labels; these targets are")
-REFUSED = {  # what methods that are not for a task say; names of terms are refused with whatever method they are in
+REFUSED = {  # what methods that are not for a task say; extensions are refused with whatever method they are in
     "regression": NO_LABELS,
     "survival": {**NO_LABELS, **dict.fromkeys(("fedem", "fedem-ft"), "fedem needs a likelihood of each sample")}
     | {"feddar-sa": "second-order aggregation has no Hessians of the Cox partial likelihood"},
@@ -147,18 +153,18 @@ REFUSED = {  # what methods that are not for a task say; names of terms are refu
 def test_other_tasks(name, task):
     """Every method trains for values and for survival, or says in one line that it does not."""
     refused = REFUSED[task].get(name.partition(" + ")[0])
-    terms = {term.name for term in METHODS[name]().terms}
-    if "prototypes" in terms:
-        refused = "the prototypes term needs class labels; these targets are"
-    elif "anchors" in terms and task == "survival":
-        refused = "the anchors term needs values or class labels; these targets are"
+    extensions = {extension.name for extension in METHODS[name]().extensions}
+    if "prototypes" in extensions:
+        refused = "the prototypes extension needs class labels; these targets are"
+    elif "anchors" in extensions and task == "survival":
+        refused = "the anchors extension needs values or class labels; these targets are"
     said = checks.deals_with(task, METHODS[name])
     assert re.search(refused, said) if refused else not said, said
 
 
 def test_anchors_need_personal_embeddings():
     with pytest.raises(PerfedError, match=r"anchors .*personal embedding"):
-        serve(make("fedavg", more_terms=(ANCHORS,)), blobs())
+        serve(make("fedavg", more_extensions=(ANCHORS,)), blobs())
 
 
 BLAMED = [

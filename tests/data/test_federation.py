@@ -208,7 +208,7 @@ def test_bad_domain_ids_are_refused_in_one_line_that_names_client_and_split(arra
 def test_domain_ids_must_have_a_name_where_there_are_names():
     federation = Federation.from_arrays({"a": mixed(), "b": mixed(test=(2, 0))})
     assert replace(federation, domain_names=("x", "y", "z")).num_domains == 3
-    message = "client 'b': test domain id 2 is not allowed; ids are from 0 to 1, as there are 2 domain names"
+    message = "client 'b': test domain id 2 is not allowed; ids are from 0 to 1, as there are 2 domains"
     with pytest.raises(PerfedError, match=message):
         replace(federation, domain_names=("x", "y"))
 

@@ -216,13 +216,14 @@ def test_a_server_builds_the_same_federation_of_facts_as_the_sites_have():
     told = json.loads(json.dumps([client.facts().plain() for client in EAGER]))
     facts = [ClientFacts.of_plain(value) for value in told]
     assert facts == [client.facts() for client in EAGER]
-    server = Federation.of_facts(facts, EAGER.num_classes, name=EAGER.name)
+    server = Federation.from_source(None, facts, num_classes=3, name=EAGER.name)
     one, other = (Population.of(f, 5, lambda round_: 1) for f in (server, EAGER))
     assert (
         one.ids == other.ids and (one.num_samples == other.num_samples).all() and (one.batches == other.batches).all()
     )
     assert holdings(server) | {"data": 0} == holdings(EAGER) | {"data": 0}
-    assert server.fingerprint == Federation.of_facts(facts, 3).fingerprint
+    with pytest.warns(FutureWarning, match=r"from_source\(None, facts\)"):
+        assert server.fingerprint == Federation.of_facts(facts, 3).fingerprint
     with pytest.raises(PerfedError, match=r"^client 'c1': its data stay at the site$"):
         server.clients[1].train.take(torch.tensor([0]))
 
@@ -230,14 +231,14 @@ def test_a_server_builds_the_same_federation_of_facts_as_the_sites_have():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda v: v | {"id": 3}, "facts of a client: id is 3; a text is needed"),
-        (lambda v: {"id": "c0"}, "facts of a client: a table with id, splits, feature_names, mark is needed"),
+        (lambda v: v | {"id": 3}, "facts of a client: id: input should be a valid string"),
+        (lambda v: {"id": "c0"}, "facts of client 'c0': splits: field required"),
         (lambda v: v | {"splits": {}}, "client 'c0' has no training data"),
-        (lambda v: v | {"mark": -1}, "facts of client 'c0': mark is -1; a whole number from 0 on is needed"),
-        (lambda v: v | {"feature_names": [1]}, r"feature_names is \[1\]; a list of texts"),
+        (lambda v: v | {"mark": -1}, "facts of client 'c0': mark: input should be greater than or equal to 0"),
+        (lambda v: v | {"feature_names": [1]}, "feature_names.0: input should be a valid string"),
         (
             lambda v: v | {"splits": {"train": v["splits"]["train"] | {"samples": 1.5}}},
-            "train: samples is 1.5",
+            "train.samples: input should be a valid integer",
         ),
         (lambda v: v | {"splits": {"train": v["splits"]["train"] | {"classes": [1]}}}, "samples of the classes are 1"),
         (lambda v: v | {"splits": {"dev": v["splits"]["train"]}}, "facts of 'dev'; allowed: train, validation, test"),

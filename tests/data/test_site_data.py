@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from perfed import Federation, PerfedError
+from perfed.data.federation import federation_of
 from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
 from perfed.data.site_data import problems, site_data
 from perfed.data.tables.options import TableOptions
@@ -40,7 +41,7 @@ def test_arrays_become_what_a_federation_makes_of_them(tmp_path, kind):
     messages = {name: json.dumps(site.told().plain()) for name, site in sites.items()}
     agreement = agreed({name: SiteMetadata.of_plain(json.loads(text), name) for name, text in messages.items()})
     agreement = FederationSchema.of_plain(json.loads(json.dumps(agreement.plain())), "the server")
-    made = Federation.of_agreement(tuple(site.client(agreement) for site in sites.values()), agreement)
+    made = federation_of((site.client(agreement) for site in sites.values()), agreement)
     expected = Federation.from_arrays(given)
     expected = expected.standardised() if expected.task == "regression" else expected
     for fact in ("task", "classes", "class_names", "num_classes", "num_domains", "target_scale"):
@@ -61,10 +62,10 @@ def test_arrays_become_what_a_federation_makes_of_them(tmp_path, kind):
 
 
 def test_survival_arrays_say_nothing():
-    from perfed.data.site_data import SiteArrays
+    from perfed.data.site_arrays import SiteArrays
 
     pairs = {"x_train": np.ones((4, 2)), "y_train": np.array([[1.0, 0], [2, 1], [3, 1], [4, 0]])}
-    site = SiteArrays("a", pairs, "survival")
+    site = SiteArrays.of("a", pairs, "survival")
     assert {key for key, value in site.told().plain().items() if value is not None} == {"task"}
     assert site.client(agreed({"a": site.told()})).train.y.tolist() == pairs["y_train"].tolist()
 
@@ -112,7 +113,7 @@ def test_what_is_wrong_with_a_site_s_file_is_said(tmp_path):
     assert problems("a", tmp_path / "b.csv", options) == [f"{tmp_path / 'b.csv'}: no such file"]
     assert problems("a", tmp_path / "b.npz") == [f"{tmp_path / 'b.npz'}: no such file"]
     (tmp_path / "b.npz").write_bytes(b"PK\x03\x04 no archive")
-    assert problems("a", tmp_path / "b.npz")[0].startswith(f"{tmp_path / 'b.npz'}: cannot be read as .npz (")
+    assert problems("a", tmp_path / "b.npz")[0].startswith(f"{tmp_path / 'b.npz'}: cannot be read: ")
     assert problems("a", file) == [f"{file}: the study is of arrays; an .npz file is needed"]
     assert problems("a", tmp_path, options)[0].endswith("at most one called 'test'; found: a.csv, b.npz")
     table(0).to_csv(file, index=False)

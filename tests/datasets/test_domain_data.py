@@ -344,7 +344,7 @@ def test_flic_embeddings_under_heads_per_domain_where_columns_lack(folder):
     write_adult(folder)
     federation = load("adult", {**OPTIONS, "missing": 0.4}, seed=0, data_dir=folder)
     assert len({client.input_shape for client in federation}) > 1
-    method = quick(FedDAR, placement={"embedding": "personal"}, terms=(quick(Anchors),))
+    method = quick(FedDAR, placement={"embedding": "personal"}, extensions=(quick(Anchors),))
     model = Model(embedding=mlp((6,), 4), body=mlp((), 3), head=linear(2))
     runs = [train(serve(method, federation, model=model, **options), 1) for options in ENGINES.values()]
     assert all(difference(run, runs[0]) < 1e-8 for run in runs[1:])

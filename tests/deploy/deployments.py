@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from command_line import Outcome, perfed
@@ -50,3 +51,9 @@ def deployed(folder: Path, *options: object) -> Path:
     done = deploy(study(folder), folder / "deployment", *options)
     assert done.code == 0, done.err
     return folder / "deployment"
+
+
+def open_to_others(folder: Path) -> dict[str, str]:
+    """Modes of files and folders, ``folder`` too, that others than their user may read, write or enter."""
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
+    return {path.relative_to(folder).as_posix(): oct(mode) for path, mode in modes.items() if mode & 0o077}

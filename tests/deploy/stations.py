@@ -72,7 +72,7 @@ class Stations:
         time.sleep(seconds if self.missing else 0)
         return self.missing
 
-    def exchange(self, messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+    def exchange(self, messages: Mapping[str, bytes], deadline: float, least: int = 0) -> Iterator[Answer]:
         if self.stop_after == 0:
             raise KeyboardInterrupt
         self.stop_after -= 1
@@ -115,7 +115,7 @@ def interrupted_by(stations: Stations, exchanges: int, act: Callable[[], None]) 
     """``act``, in which the sites may be asked by others, before they are asked for the ``exchanges``-th time."""
     ask, count = stations.exchange, [0]
 
-    def exchange(messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+    def exchange(messages: Mapping[str, bytes], deadline: float, least: int = 0) -> Iterator[Answer]:
         count[0] += 1
         if count[0] == exchanges:
             act()

@@ -154,7 +154,7 @@ def test_who_stops_following_is_told_that_the_run_goes_on(tmp_path, monkeypatch)
     def interrupted(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("perfed.cli.submitting.submit", interrupted)
+    monkeypatch.setattr("perfed.deploy.submit.submit", interrupted)
     done = perfed("submit", tmp_path, "--out", tmp_path / "run")
     assert done.code == 130
     assert f"interrupted; the run goes on, and 'perfed submit {tmp_path} --out {tmp_path}/run' follows it" in done.err

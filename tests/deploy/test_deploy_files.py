@@ -136,7 +136,7 @@ def test_pages_say_what_to_do_and_what_leaves(tmp_path):
         assert f"perfed site --data {site}.csv --server 127.0.0.1:8000 --name {site} --study study.toml\n" in page
         assert "`target = 'disease'`" in page and "the names of the classes" in page
         assert "which of these columns they have: patient." in page and "a checksum of your rows" in page
-        for entry in ("shared/body.0.weight", "num_samples", "terms/anchors/mean"):
+        for entry in ("shared/body.0.weight", "num_samples", "extensions/anchors/mean"):
             assert f"* `{entry}`" in page
         assert "embedding" not in page
         assert f"perfed site preview --data {site}.csv --study study.toml --name {site}\n" in page

@@ -26,7 +26,7 @@ VALUES: list[Any] = [None, True, -1, 0, 10**30, 1.5, "", "x" * 500, [], [[1]], {
 class Recorded(Stations):
     """Keeps what south was sent."""
 
-    def exchange(self, messages, deadline):
+    def exchange(self, messages, deadline, least=0):
         self.__dict__.setdefault("sent", []).append(messages["south"])
         return super().exchange(messages, deadline)
 

@@ -96,7 +96,7 @@ def test_what_is_sent_again_before_a_run_is_answered_as_before(tables, monkeypat
     with closing(Stations(tables)) as stations:
         ask = stations.exchange
 
-        def exchange(messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+        def exchange(messages: Mapping[str, bytes], deadline: float, least: int = 0) -> Iterator[Answer]:
             sent.append(messages["west"])
             return ask(messages, deadline)
 

@@ -17,15 +17,15 @@ from perfed.errors import PerfedError
 
 ENOUGH = """\
 programs = ["train", "anchors.pretrain", "personalise"]
-entries = ["shared/*", "num_samples", "terms/anchors/*", "loss"]
+entries = ["shared/*", "num_samples", "extensions/anchors/*", "loss"]
 metrics = ["accuracy", "loss", "auc"]
 rounds = 3
 bytes = 10000
 """
 TOO_LITTLE = [
     ('"anchors.pretrain", ', "", "programs: anchors.pretrain; allowed: train, personalise"),
-    ('"num_samples", ', "", "entries: num_samples; allowed: shared/*, terms/anchors/*, loss"),
-    (', "loss"]\nmetrics', "]\nmetrics", "entries: loss; allowed: shared/*, num_samples, terms/anchors/*"),
+    ('"num_samples", ', "", "entries: num_samples; allowed: shared/*, extensions/anchors/*, loss"),
+    (', "loss"]\nmetrics', "]\nmetrics", "entries: loss; allowed: shared/*, num_samples, extensions/anchors/*"),
     (', "auc"]', "]", "metrics: auc; allowed: accuracy, loss"),
     ("rounds = 3", "rounds = 2", "rounds: 3; allowed: at most 2"),
     ("bytes = 10000", "bytes = 100", "; allowed: at most 100"),
@@ -58,6 +58,7 @@ def test_a_policy_that_forbids_what_the_study_needs_says_so_at_the_start(before,
     with pytest.raises(PerfedError):
         submit(tables, text, stations)
     assert {unpack(reply)[0]["kind"] for reply in stations.left["north"]} == {"told", "error"}
+    assert not (tables / "at-north/run.json").exists()  # it has not joined
 
 
 @pytest.mark.long
@@ -67,7 +68,7 @@ def test_a_site_that_starts_again_with_less_does_not_go_on_with_more(tables, cha
     text, asked = study(tables), list[bytes]()
 
     class Heard(Stations):
-        def exchange(self, messages, deadline):
+        def exchange(self, messages, deadline, least=0):
             asked.append(messages["north"])
             return super().exchange(messages, deadline)
 

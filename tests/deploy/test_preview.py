@@ -22,7 +22,7 @@ from perfed.engine.flower.message import unpack
 def started(monkeypatch) -> list[str]:
     """Sites that would have been started."""
     sites: list[str] = []
-    monkeypatch.setattr("perfed.cli.deploying.run_site", lambda settings, *_: sites.append(settings.name))
+    monkeypatch.setattr("perfed.deploy.site.run_site", lambda settings, *_: sites.append(settings.name))
     return sites
 
 
@@ -76,6 +76,14 @@ def shown_and_left(path: Path, text: str) -> Iterator[tuple[Preview, list[dict[s
         assert measured and all({*shown.metrics} == {*metrics} for metrics in measured)
         entries = [entry for line in read(path / f"at-{site}" / LOG) for entry in line.get("entries", ())]
         yield shown, headers, [entry for entry in entries if entry["name"] != "reply///empty"]
+
+
+def test_a_value_of_four_rows_does_not_leave(tables):
+    table = pd.read_csv(tables / "south.csv").assign(pain=["stabbing"] * 4 + ["dull", "none"] * 18)
+    table.to_csv(tables / "south.csv", index=False)
+    text = study(tables, data={"name": "tables", "files": ["x"], "target": "ill", "columns": "union"})
+    told = json.dumps(Preview.of("south", tables / "south.csv", text).plain())
+    assert "stabbing" not in told and "dull" in told
 
 
 def test_all_of_it_is_printed(tables):

@@ -6,14 +6,12 @@ import os
 import stat
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from command_line import perfed
-from deployments import deployed
+from deployments import deployed, open_to_others
 from stations import COLUMNS, TABLE, Stations, study, submit
 
-from perfed.cli import deploying
 from perfed.experiment.config import validate
 from perfed.experiment.start import start
 
@@ -28,18 +26,12 @@ def umask() -> Iterator[None]:
     os.umask(before)
 
 
-def open_to_others(folder: Path) -> dict[str, str]:
-    """Modes of files and folders, ``folder`` too, that others than their user may read, write or enter."""
-    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
-    return {path.relative_to(folder).as_posix(): oct(mode) for path, mode in modes.items() if mode & 0o077}
-
-
 class Heard(Stations):
     """Stations that keep what the server has sent to north."""
 
     messages: list[bytes]
 
-    def exchange(self, messages, deadline):
+    def exchange(self, messages, deadline, least=0):
         self.messages = [*getattr(self, "messages", []), messages["north"]]
         return super().exchange(messages, deadline)
 
@@ -116,7 +108,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path, monkeypatch, mode):
     table.write_text("age,ill\n61,yes\n48,no\n70,yes\n55,no\n")
     key.write_text("a key\n")
     key.chmod(mode)
-    monkeypatch.setattr(deploying, "run_site", lambda settings, note, stop: None)
+    monkeypatch.setattr("perfed.deploy.site.run_site", lambda settings, note, stop: None)
     options = ("--data", table, "--server", "127.0.0.1:9", "--name", "north", "--dir", tmp_path / "site")
     options += ("--any-study", "--consent", "any")
     done = perfed("site", *options, "--key", key)

@@ -21,12 +21,15 @@ from stations import COLUMNS, Stations, answer_all, same_as_simulated, study, su
 from perfed.deploy import server_app
 from perfed.deploy import submit as submission
 from perfed.deploy.own_model import site_model
+from perfed.deploy.site_agent import Station
+from perfed.deploy.study import study_of
 from perfed.deploy.trial import entries_sent
 from perfed.engine.flower import journal, store
 from perfed.engine.flower.hash_chain import LOG, read
 from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.transport import Answer
 from perfed.errors import PerfedError
+from perfed.experiment.config import read as read_study
 from perfed.experiment.config import validate
 from perfed.experiment.start import opened
 from perfed.tree import map_leaves
@@ -128,6 +131,7 @@ def test_what_does_not_fit_is_said_in_one_line(tables, capsys, monkeypatch):
     other = Stations(tables, study=study(tables, rounds=7))
     with pytest.raises(PerfedError, match="the server's study is not the one that this site was given"):
         submit(tables, text, other)
+    assert {unpack(reply)[0]["kind"] for replies in other.left.values() for reply in replies} == {"error"}
     data = {"name": "tables", "files": ["x"], "target": "ill", "drop": ["smokr"], "columns": "union"}
     with pytest.raises(PerfedError, match=r"drop: no site has a column 'smokr' \(did you mean 'smoker'\?\)"):
         submit(tables, study(tables, data=data))
@@ -146,11 +150,24 @@ def test_what_does_not_fit_is_said_in_one_line(tables, capsys, monkeypatch):
         submit(tables, text)
 
 
+def test_a_site_joins_a_study_and_the_others_keep_what_they_were_given(tables):
+    """North and south have the study from before there was west."""
+    text = study(tables)
+    before = study_of(read_study(text, "the study"), ["north", "south"]).to_toml()
+    assert before != text
+    with closing(Stations(tables, text)) as stations:
+        for site in ("north", "south"):
+            stations.at[site].close()
+            stations.at[site] = Station(tables / f"at-{site}", site, tables / f"{site}.csv", before)
+        answer_all(tables, text, stations)
+    same_as_simulated(tables)
+
+
 def west_says(stations: Stations, change: Callable[[dict, dict], object]) -> Stations:
     """What west replies is changed on the way, where it is of the kind that ``change`` changes."""
     ask = stations.exchange
 
-    def exchange(messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+    def exchange(messages: Mapping[str, bytes], deadline: float, least: int = 0) -> Iterator[Answer]:
         for answer in ask(messages, deadline):
             header, tree = unpack(answer.body)
             if answer.site == "west":
@@ -164,12 +181,14 @@ def west_says(stations: Stations, change: Callable[[dict, dict], object]) -> Sta
 def test_a_site_that_sends_anchors_of_1e30_is_named_and_the_run_may_go_on_without_it(tables, capsys):
     def enlarge(header, tree):
         if header.get("round") == 2:
-            tree["reply"]["terms"] = map_leaves(tree["reply"].get("terms", {}), lambda _, t: torch.full_like(t, 1e30))
+            tree["reply"]["extensions"] = map_leaves(
+                tree["reply"].get("extensions", {}), lambda _, t: torch.full_like(t, 1e30)
+            )
 
     text, settings = study(tables), {"out": str(tables / "run"), "wait": 1.0, "deadline": 60.0, "norm": 0.0}
     with closing(west_says(Stations(tables), enlarge)) as stations:
         with pytest.raises(
-            PerfedError, match=r"round 2: refused: the reply of site 'west': the norm of entry 'reply/t"
+            PerfedError, match=r"round 2: refused: the reply of site 'west': the norm of entry 'reply/e"
         ):
             server_app.main(stations, settings, study=text)
         server_app.main(stations, {**settings, "at_least": 2.0}, study=text)
@@ -179,10 +198,10 @@ def test_a_site_that_sends_anchors_of_1e30_is_named_and_the_run_may_go_on_withou
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"samples": -5}, "samples is -5; a whole number from 0 on is needed"),
-        ({"classes": [-1, 100]}, "classes is -1; a whole number from 0 on is needed"),
-        ({"samples": 7}, "the samples of the classes are "),
-        ({"events": 1000}, "1000 samples have an event, of "),
+        ({"samples": -5}, "splits.train.samples: input should be greater than or equal to 0"),
+        ({"classes": [-1, 100]}, "splits.train.classes.0: input should be greater than or equal to 0"),
+        ({"samples": 7}, "splits.train: the samples of the classes are "),
+        ({"events": 1000}, "splits.train: 1000 samples have an event, of "),
     ],
 )
 def test_counts_that_cannot_be_are_refused_and_the_site_is_named(fields, said, tables):
@@ -190,8 +209,29 @@ def test_counts_that_cannot_be_are_refused_and_the_site_is_named(fields, said, t
         if "facts" in header:
             header["facts"]["splits"]["train"].update(fields)
 
-    with pytest.raises(PerfedError, match=f"^facts of client 'west': train: {said}"):
+    with pytest.raises(PerfedError, match=f"^facts of client 'west': {said}"):
         submit(tables, study(tables), west_says(Stations(tables), lie))
+
+
+@pytest.mark.parametrize("field", ["told", "facts"])
+@pytest.mark.parametrize("value", [None, "text", [1], {"id": "north"}, "nothing"])
+def test_what_is_no_told_and_no_facts_is_refused_and_the_site_is_named(field, value, tables):
+    def lie(header, tree):
+        if header.pop(field, None) is not None and value != "nothing":
+            header[field] = value
+
+    with pytest.raises(PerfedError, match=r"(site|client) 'west'") as error:
+        submit(tables, study(tables), west_says(Stations(tables), lie))
+    assert "\n" not in str(error.value)
+
+
+def test_bytes_that_are_no_message_are_refused_and_the_site_is_named(tables):
+    stations = Stations(tables)
+    ask = stations.exchange
+    nonsense = lambda answer: replace(answer, body=b"nonsense" * 10) if answer.site == "west" else answer  # noqa: E731
+    stations.exchange = lambda *given: map(nonsense, ask(*given))
+    with pytest.raises(PerfedError, match=r"^site 'west': these bytes are not of perfed"):
+        submit(tables, study(tables), stations)
 
 
 def test_a_site_that_does_not_return_ends_a_run_unless_enough_others_are_there(tables, capsys):
@@ -200,7 +240,7 @@ def test_a_site_that_does_not_return_ends_a_run_unless_enough_others_are_there(t
     with closing(Stations(tables)) as stations:
         ask, asked = stations.exchange, [0]
 
-        def exchange(messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+        def exchange(messages: Mapping[str, bytes], deadline: float, least: int = 0) -> Iterator[Answer]:
             asked[0] += 1
             without = ["west"] if asked[0] > 4 else []
             yield from ask({site: message for site, message in messages.items() if site not in without}, deadline)

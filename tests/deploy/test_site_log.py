@@ -39,6 +39,14 @@ def test_the_log_lists_what_arrived_and_what_left(site):
     assert "the site does not answer such a message" in lines[2] and "3 lines; the chain is whole" in lines[3]
 
 
+def test_a_server_moves_no_cursor_where_the_log_is_read(site):
+    """Two characters of control erase the line before."""
+    with OutgoingLog(site / LOG) as log:
+        log.arrived(pack({"kind": "work", "program": "train\x1b[1A\x1b[2K\r", "round": 3}, {}))
+    said = perfed("site", "log", "--dir", site).out
+    assert "\x1b" not in said and "\r" not in said and "program train\\x1b[1A\\x1b[2K\\r: " in said
+
+
 def test_the_head_stands_alone(site):
     assert perfed("site", "log", "--head", "--dir", site).out.strip() == read(site / LOG)[-1]["hash"]
 

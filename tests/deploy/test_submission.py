@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from command_line import Outcome, perfed
-from deployments import deployed
+from deployments import deployed, open_to_others
 from stations import Stations, answer_all, interrupted_by, same_as_simulated, study, submit
 
 from perfed.deploy import submit as submission
@@ -39,16 +40,17 @@ def test_a_run_that_goes_on_is_followed_and_not_begun_twice(tables, monkeypatch)
     def submitted(*ends: str) -> Flower:
         flower = Flower(*ends)
         flower.submitted = 7
-        (place / "server/flwr-submit").mkdir(exist_ok=True)
+        (place / "server/flwr-submit").mkdir(0o700, exist_ok=True)
         monkeypatch.setattr(submission, "Submitter", lambda *arguments: flower)
-        submission.submit(place, {"out": str(out)}, lambda told: None, tables / "log")
+        submission.submit(place, {"out": str(out)}, lambda told: None, place / "server/log")
         return flower
 
     assert submitted("finished:completed").followed == [8]
+    assert os.name == "nt" or not open_to_others(place)
     first = Stations(tables)
     ask, text = first.exchange, study(tables)
 
-    def exchange(messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+    def exchange(messages: Mapping[str, bytes], deadline: float, least: int = 0) -> Iterator[Answer]:
         if "followed" not in seen:
             seen["followed"] = submitted("finished:completed").followed
             seen["again"] = submitted("finished:failed", "finished:completed").followed

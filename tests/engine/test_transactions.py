@@ -287,7 +287,7 @@ class Replying(Method):
             "scalar": lambda: Reply(loss=torch.tensor(0.5)),
             "longer": lambda: Reply(loss=torch.zeros(n + 1)),
             "number": lambda: Reply(loss=0.5),
-            "list": lambda: Reply(terms={"own": [torch.zeros(n)]}),
+            "list": lambda: Reply(extensions={"own": [torch.zeros(n)]}),
             "tensor": lambda: torch.zeros(n),
         }[self.entry]()
 
@@ -299,7 +299,7 @@ class Replying(Method):
         ("scalar", r"entry 'loss' of the reply has shape \(\), but its first axis .* clients, 5: none for client 'c0'"),
         ("longer", r"entry 'loss' of the reply has shape \(6,\), but .* clients, 5: the last client is 'c4'"),
         ("number", r"Replying\.answer: entry 'loss' of the reply is a float; a tensor"),
-        ("list", r"Replying\.answer: entry 'terms/own' of the reply is a list; a tensor"),
+        ("list", r"Replying\.answer: entry 'extensions/own' of the reply is a list; a tensor"),
         ("tensor", r"Replying\.answer returned a Tensor; a client program returns a Reply, or None"),
     ],
 )

@@ -19,9 +19,9 @@ from perfed.experiment.start import start
 from perfed.method import registry
 from perfed.method.registry import method_names
 from perfed.methods.build import build_method
+from perfed.methods.extensions.proximal import Proximal
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.flic.anchors import Anchors
-from perfed.methods.terms.proximal import Proximal
 from perfed.training.plan import Path, PlanSettings
 
 SMALL = """
@@ -168,10 +168,10 @@ def test_a_training_setting_reaches_the_table_of_a_method_of_ones_own_under_a_po
 
 
 def test_added_terms_bring_their_settings():
-    table = small('terms=["proximal"]', "mu=0.5", methods=("hetfedrep",))
+    table = small('extensions=["proximal"]', "mu=0.5", methods=("hetfedrep",))
     method = validate({**table, "method": "hetfedrep"}).built_method
-    assert [type(term) for term in method.terms] == [Proximal]
-    assert method.terms[0].mu == 0.5
+    assert [type(extension) for extension in method.extensions] == [Proximal]
+    assert method.extensions[0].mu == 0.5
 
 
 def test_overriding_does_not_change_the_table_and_the_last_value_wins():
@@ -196,12 +196,12 @@ def test_an_ambiguous_key_lists_the_places(forgotten):
     assert override(toy, [f"{offered[1]}=full"], ["flic-class"])["methods"]["flic-class"]["covariance"] == "full"
 
 
-# Methods, terms and stages -----------------------------------------------------------------------------------
+# Methods, extensions and stages -----------------------------------------------------------------------------------
 
 
 def test_settings_are_split_between_the_method_and_its_terms():
     method = build_method("flic-hl", {"lambda1": 0.5, "body_epochs": 3, "lr": 0.1}, {"lr": 0.2, "batch_size": 7})
-    (anchors,) = method.terms
+    (anchors,) = method.extensions
     assert isinstance(anchors, Anchors)
     assert anchors.lambda1 == 0.5
     assert (method.body_epochs, method.lr, method.batch_size) == (3, 0.1, 7)
@@ -267,8 +267,8 @@ def test_a_function_that_returns_no_module_says_so():
         ("methods.flic-class=3", r"methods\.flic-class: .*dictionary"),
         ("methods.local.model=3", r"methods\.local\.model: must be a table \(given: 3\)"),
         ("methods.local.model={neck=3}", r"unknown key 'model\.neck'; allowed: embedding, body, head"),
-        ("methods.flic-class.terms=proximal", "terms: must be a list of names"),
-        ('terms=["nope"]', "unknown term 'nope'; allowed: anchors, prototypes, proximal, server-optimizer"),
+        ("methods.flic-class.extensions=proximal", "extensions: must be a list of names"),
+        ('extensions=["nope"]', "unknown extension 'nope'; allowed: anchors, prototypes, proximal, server-optimizer"),
         ("rate=0", "participation.rate: .*greater than 0"),
         ("rate=1.5", "participation.rate: .*less than or equal to 1"),
         ("participation.share=1", r"unknown key 'participation\.share'; allowed: policy, rate, last_round, fit_unused"),

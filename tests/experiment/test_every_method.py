@@ -23,5 +23,5 @@ SMALL = [
 @pytest.mark.parametrize("method", known_names())
 def test_every_method_runs_on_it_without_a_further_setting(tmp_path, method):
     table = override(find_experiment("digits-all-methods"), SMALL, federated([method]))
-    study = Study.create(tmp_path / "made", ComparisonSpec(table, [method], [0]), None, None)
+    study = Study.create(tmp_path / "made", ComparisonSpec(table, [method], [0]))
     assert study.runs()("", method, 0).execute()["rounds"] == 1

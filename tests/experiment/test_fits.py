@@ -69,8 +69,8 @@ def run(folder: Path, out: Path, experiment: tuple[str, ...], method: str, *sett
         (VIEWS, "ditto", (EMBEDDING,)),
         (VIEWS, "fedrep-srpfl", (EMBEDDING,)),
         ((*VIEWS, "model.embedding=none"), "fedpac", ("model.embedding=mlp", EMBEDDING)),
-        ((*VIEWS, "methods.fedavg-ft.terms=[anchors]"), "fedavg-ft", (EMBEDDING,)),
-        ((*SKEW, "methods.fedavg-ft.terms=[anchors]"), "fedavg-ft", ("model.embedding=mlp", EMBEDDING)),
+        ((*VIEWS, "methods.fedavg-ft.extensions=[anchors]"), "fedavg-ft", (EMBEDDING,)),
+        ((*SKEW, "methods.fedavg-ft.extensions=[anchors]"), "fedavg-ft", ("model.embedding=mlp", EMBEDDING)),
         (OWN, "fedpac", ("columns=common",)),
         (OWN, "fedpac", ("columns=union",)),
         (OWN, "fedpac", (EMBEDDING,)),
@@ -100,7 +100,9 @@ def test_columns_are_named_for_tables_of_sites_alone(folder, tmp_path):
 def test_a_comparison_is_refused_before_its_first_run(tmp_path):
     methods = ("--methods", "local,flic-hl")
     refused = perfed("compare", *SKEW, *SHORT, *methods, "--out", tmp_path / "out")
-    assert refused.code == 2 and refused.err.startswith("perfed: flic-hl: the anchors term aligns personal embeddings")
+    assert refused.code == 2 and refused.err.startswith(
+        "perfed: flic-hl: the anchors extension aligns personal embeddings"
+    )
     assert refused.out == "" and not (tmp_path / "out").exists()
     added = ("model.embedding=mlp", EMBEDDING)
     done = perfed("compare", *SKEW, *SHORT, *methods, *added, "--out", tmp_path / "out")

@@ -58,7 +58,7 @@ def execute(made: Leaderboard) -> list[str]:
         worked.append(what)
         return in_turn
 
-    assert made.execute(None, None, executed) == []
+    assert made.execute(executed) == []
     return worked
 
 
@@ -133,7 +133,7 @@ def test_what_was_run_otherwise_is_not_taken_for_the_same(tmp_path, board):
     with pytest.raises(PerfedError, match="holds digits with other settings; choose another --out"):
         Leaderboard.create(made.path, "digits", 1, ["rounds=2"])
     board["rows"][0]["experiment"] = {"training": {"lr": 0.2}}
-    (problem,) = made.execute(None, None, lambda what, runs: in_turn)
+    (problem,) = made.execute(lambda what, runs: in_turn)
     assert problem.startswith("FedAvg: ") and "was begun with another experiment" in problem
 
 

@@ -17,8 +17,8 @@ from perfed.experiment.config import experiment_names, find_experiment, validate
 from perfed.experiment.overrides import override
 from perfed.experiment.planned import parse_names
 from perfed.experiment.published import Leaderboard
+from perfed.method.extension import extension_class, extension_names
 from perfed.method.registry import entry, known_names, method_id
-from perfed.method.term import term_class, term_names
 from perfed.methods.titles import display_name
 
 DIGITS = ("clients=3", "samples=12", "test_samples=8", "rounds=1", "local_epochs=1", "plan.engine=stacked")
@@ -30,7 +30,7 @@ TABLE = {
     "rounds": 2,
     "data": {"name": "digits", "clients": 4},
     "model": {"body": {"kind": "mlp", "hidden": [8], "out": 4}, "head": "linear"},
-    "methods": {"fedrep": {"lr": 0.5, "terms": ["proximal"], "mu": 0.1}},
+    "methods": {"fedrep": {"lr": 0.5, "extensions": ["proximal"], "mu": 0.1}},
     "participation": {"policy": "srpfl"},
 }
 
@@ -71,7 +71,9 @@ def test_display_names(name, printed):
 def test_a_policy_a_term_a_data_set_and_an_experiment_in_any_case():
     assert method_id("FedPAC+SRPFL") == "fedpac+srpfl" and entry("FedPAC+SRPFL").policy == "srpfl"
     assert perfed.Participation(policy="FLANP") == perfed.Participation(policy="flanp")
-    assert [term_class(name.title()) for name in term_names()] == [term_class(name) for name in term_names()]
+    assert [extension_class(name.title()) for name in extension_names()] == [
+        extension_class(name) for name in extension_names()
+    ]
     assert [describe(name.upper()) for name in dataset_names()] == [describe(name) for name in dataset_names()]
     assert perfed.load("Digits", {"clients": 9}, seed=0).name == "digits"
     for name in experiment_names():
@@ -80,8 +82,8 @@ def test_a_policy_a_term_a_data_set_and_an_experiment_in_any_case():
 
 def test_python_builds_what_it_builds_by_the_name_in_small_letters():
     assert perfed.build_method("FedPAC", {"lr": 0.03}) == perfed.build_method("fedpac", {"lr": 0.03})
-    terms = [perfed.build_method("FedAvg", {"terms": [name]}).terms for name in ("Proximal", "proximal")]
-    assert terms[0] == terms[1]
+    extensions = [perfed.build_method("FedAvg", {"extensions": [name]}).extensions for name in ("Proximal", "proximal")]
+    assert extensions[0] == extensions[1]
 
 
 def test_a_table_in_another_spelling_is_the_same_experiment():
@@ -89,7 +91,7 @@ def test_a_table_in_another_spelling_is_the_same_experiment():
         **TABLE,
         "method": "FedRep",
         "data": {"name": "Digits", "clients": 4},
-        "methods": {"FEDREP": {"lr": 0.5, "terms": ["Proximal"], "mu": 0.1}},
+        "methods": {"FEDREP": {"lr": 0.5, "extensions": ["Proximal"], "mu": 0.1}},
         "participation": {"policy": "SRPFL"},
     }
     assert validate(other).to_toml() == validate(TABLE).to_toml()
@@ -205,7 +207,7 @@ def test_a_leaderboard_and_its_rows(tmp_path):
 @pytest.mark.parametrize(
     ("written", "known"),
     [
-        (("list", "Terms"), ("list", "terms")),
+        (("list", "Extensions"), ("list", "extensions")),
         (("show", "FedPAC"), ("show", "fedpac")),
         (("show", "kNN-Per"), ("show", "knnper")),
         (("show", "Digits"), ("show", "digits")),

@@ -223,9 +223,7 @@ def test_a_choice_on_the_edge_of_its_grid_is_named(tmp_path, noise):
 def test_edges_are_those_of_the_grid_not_of_what_is_allowed(tmp_path, scored, tried, best, said):
     key, _, value = best.partition("=")
     scored["is_best"] = lambda experiment: getattr(experiment.built_method, key) == parse_value(value)
-    grid = search.Search.create(
-        tmp_path / "out", ComparisonSpec(find_experiment(EXPERIMENT), ["local"], [0]), [tried], None, None
-    )
+    grid = search.Search.create(tmp_path / "out", ComparisonSpec(find_experiment(EXPERIMENT), ["local"], [0]), [tried])
     choice = grid.execute()["local"]
     assert choice.settings == [best] and len(choice.notes) == bool(said)
     assert all(note.startswith(f"{said} (validation accuracy 92.8 %); try ") for note in choice.notes)
@@ -243,9 +241,7 @@ def test_data_are_read_once_for_all_points_that_have_them(tmp_path, forgotten):
 
     plan = {"engine": "stacked", "threads": 1}
     table = {"rounds": 1, "data": {"name": "counted"}, "model": {"head": "linear"}, "plan": plan}
-    tuned = search.Search.create(
-        tmp_path / "a", ComparisonSpec(table, ["local", "fedavg"], [3]), ["lr=1e-3,1e-2"], None, None
-    )
+    tuned = search.Search.create(tmp_path / "a", ComparisonSpec(table, ["local", "fedavg"], [3]), ["lr=1e-3,1e-2"])
     asked.clear()
     tuned.execute()
     assert asked == [(3, 20)]

@@ -223,7 +223,7 @@ def test_hessians_over_the_limit_are_refused_before_anything_runs():
     # 2 domains x (3 x (84 + 1))^2 x 8 bytes are 1040400, one output more has 1065024; 1 MB are 1048576 bytes.
     settings = {"hessian_limit_mb": 1, "placement": {"embedding": "personal"}}
     model = wide(85, embedding=mlp((), 4))
-    refused = serve(make("feddar-sa", **settings, more_terms=(quick(Anchors),)), blobs(), model=model)
+    refused = serve(make("feddar-sa", **settings, more_extensions=(quick(Anchors),)), blobs(), model=model)
     refused.engine.run = None
     with pytest.raises(
         PerfedError, match=r"take 2 MB \(2 domains, .*3 x \(85 \+ 1\).*hessian_limit_mb = 1; .*at most 84"

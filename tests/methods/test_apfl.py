@@ -137,7 +137,7 @@ def test_the_mixture_serves_clients_that_no_single_model_can_serve():
 
 def test_with_personal_embeddings_and_anchors_and_for_regression():
     anchors = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
-    method = make("apfl", placement={"embedding": "personal"}, more_terms=(anchors,))
+    method = make("apfl", placement={"embedding": "personal"}, more_extensions=(anchors,))
     server = train(serve(method, blobs((8, 6, 1), dims=(3, 5))), 2)
     assert set(server.state.shared) == {n for n in network().build((3,)).tensors() if not n.startswith("embedding")}
     assert len(train(serve(make("apfl"), blobs((8, 6), regression=True)), 2).evaluate("test")) == 2

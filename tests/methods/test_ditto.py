@@ -110,6 +110,6 @@ def test_personal_parameters_are_trained_with_the_global_model():
 
 def test_with_personal_embeddings_and_anchors_and_for_regression():
     anchors = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
-    method = make("ditto", placement={"embedding": "personal"}, more_terms=(anchors,))
+    method = make("ditto", placement={"embedding": "personal"}, more_extensions=(anchors,))
     assert len(train(serve(method, blobs((8, 6, 1), dims=(3, 5))), 2).evaluate("test")) == 3
     assert len(train(serve(make("ditto"), blobs((8, 6), regression=True)), 2).evaluate("test")) == 2

@@ -71,21 +71,24 @@ def test_terms_are_of_local_training_and_see_the_received_model():
     method = make("fedala")
     server, seen = serve(method, FEDERATION), []
 
-    class Terms:
+    class Extensions:
         def penalties(self, cohort):
             seen.append({name: tensor.clone() for name, tensor in cohort.shared().items()})
             return [lambda step: 1e3 * step.params["head.weight"].flatten(1).sum(1)]
 
-    def learnt(terms):
+        def transforms(self, cohort):
+            return [lambda step, grads: {name: 2 * g for name, g in grads.items()}]
+
+    def learnt(extensions):
         group = cohort(method, FEDERATION)
         shared = {name: torch.stack([tensor] * 3) + 0.1 for name, tensor in server.state.shared.items()}
         half = {n: torch.full_like(t, 0.5) for n, t in group.state["aggregation"]["weights"].items()}
         group.state["aggregation"] = {"weights": half, "learnt": torch.tensor([True] * 3)}
-        group.terms = terms
+        group.extensions = extensions
         method.personalise(group, shared=shared)
         return shared, group.model["head.weight"]
 
-    (shared, with_terms), (_, without) = learnt(Terms()), learnt(None)
+    (shared, with_terms), (_, without) = learnt(Extensions()), learnt(None)
     assert all(torch.equal(seen[0][name], tensor) for name, tensor in shared.items())
     torch.testing.assert_close(with_terms, without)
 

@@ -141,7 +141,7 @@ def test_clients_that_are_far_apart_train_alone():
 
 def test_with_personal_embeddings_and_anchors_and_for_regression():
     anchors = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
-    method = make("fedamp", placement={"embedding": "personal"}, more_terms=(anchors,))
+    method = make("fedamp", placement={"embedding": "personal"}, more_extensions=(anchors,))
     server = train(serve(method, blobs((8, 6, 1), dims=(3, 5))), 2)
     assert not any(name.startswith("embedding") for name in server.state.models["c0"])
     assert len(train(serve(make("fedamp"), blobs((8, 6), regression=True)), 2).evaluate("test")) == 2

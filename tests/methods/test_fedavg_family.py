@@ -1,4 +1,4 @@
-"""FedAvg and what differs from it by a term or by where parameters live: FedProx, FedPer, LG-FedAvg."""
+"""FedAvg and what differs from it by an extension or by where parameters live: FedProx, FedPer, LG-FedAvg."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from planes import LINEAR, flat, planes, quadratic
 from perfed.experiment.config import validate
 from perfed.method.exchange import Replies, ServerState
 from perfed.methods.build import build_method
+from perfed.methods.extensions.prototypes import Prototypes
 from perfed.methods.flic.anchors import Anchors
-from perfed.methods.terms.prototypes import Prototypes
 from perfed.model.chain import STAGES, Model
 from perfed.model.presets import linear
 
@@ -202,8 +202,8 @@ FAMILY = ["fedprox", "fedprox-ft", "fedper", "lg-fedavg", "fedbabu", "fedrod", "
 
 @pytest.mark.parametrize("name", FAMILY)
 def test_terms_join_in_behind_personal_embeddings(name):
-    terms = (Anchors(pretrain_epochs=1, pretrain_batch_size=4), Prototypes())
-    method = make(name, more_terms=terms, placement={"embedding": "personal"})
+    extensions = (Anchors(pretrain_epochs=1, pretrain_batch_size=4), Prototypes())
+    method = make(name, more_extensions=extensions, placement={"embedding": "personal"})
     server = serve(method, blobs((9, 6, 1), dims=(3, 7)), rate=0.7)
     server.prepare()
     anchors = server.state.anchors["mean"].clone()

@@ -290,7 +290,7 @@ def test_only_heads_per_domain_alternate_with_the_rest(placement):
 
 def test_personal_embeddings_with_heads_per_domain():
     """FLIC's embeddings under FedDAR's heads: inputs of different lengths, aligned to anchors."""
-    settings = {"placement": {"embedding": "personal"}, "terms": (quick(Anchors),)}
+    settings = {"placement": {"embedding": "personal"}, "extensions": (quick(Anchors),)}
     runs = [
         train(
             serve(
@@ -357,7 +357,7 @@ def test_exact_heads_of_features_that_overflow_name_the_client():
 
 
 def test_exact_heads_are_for_plain_regression():
-    with pytest.raises(PerfedError, match="head_epochs = 'exact' is for regression without terms"):
+    with pytest.raises(PerfedError, match="head_epochs = 'exact' is for regression without extensions"):
         serve(make("feddar-wa", head_epochs="exact"), blobs((6, 5))).prepare()
     model = Model(body=mlp((6,), 3), head=mlp((4,), 1))
     with pytest.raises(PerfedError, match="'exact' trains no personal parameters, and the placement has some"):

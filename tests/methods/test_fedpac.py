@@ -11,9 +11,9 @@ from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 from perfed.maths.gap import generalisation_gap
 from perfed.method.method import Method
+from perfed.methods.extensions.prototypes import Prototypes
 from perfed.methods.fedpac import combination
 from perfed.methods.fedpac.combination import combination_weights
-from perfed.methods.terms.prototypes import Prototypes
 from perfed.model.chain import Model
 from perfed.model.presets import hidden_layer, mlp
 from perfed.participation.settings import Participation
@@ -29,7 +29,7 @@ GROUPS = {"labels": [[0, 1], [0, 1], [2, 3], [2, 3]], "num_classes": 4}
 
 
 def fedpac(alignment: float = 1.0, **settings) -> Method:
-    return make("fedpac", **settings).model_copy(update={"terms": (Prototypes(alignment=alignment),)})
+    return make("fedpac", **settings).model_copy(update={"extensions": (Prototypes(alignment=alignment),)})
 
 
 def heads(server):

@@ -1,4 +1,4 @@
-"""Alignment to class means: the prototypes term, and FedProto, which shares nothing else."""
+"""Alignment to class means: the prototypes extension, and FedProto, which shares nothing else."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import torch
 from engines import blobs, cohort, difference, make, network, quick, serve, train
 
 from perfed.method.exchange import Replies, ServerState
+from perfed.methods.extensions.prototypes import Prototypes
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.local import Local
-from perfed.methods.terms.prototypes import Prototypes
 from perfed.training.step import Step
 
 SPLIT = {"labels": [[0, 1], [1, 2], [0, 2]]}
 
 
-def penalty_of(group, term, payload, params=None) -> torch.Tensor:
+def penalty_of(group, extension, payload, params=None) -> torch.Tensor:
     """The penalty of one full batch, by a fit that only listens."""
     seen = []
-    inner = term.penalty(group, payload)
+    inner = extension.loss(group, payload)
 
     def listen(step: Step) -> torch.Tensor:
         value = inner(step)
@@ -50,9 +50,9 @@ def test_the_penalty_is_the_mean_squared_distance_to_the_centroid_of_the_class(u
                 total += float((f - target).square().sum()) / 5
         expected.append(0.7 * total / len(client.train))
         assert counts[row].sum() == len(client.train)
-    term = Prototypes(alignment=0.7, unknown_class=unknown)
+    extension = Prototypes(alignment=0.7, unknown_class=unknown)
     payload = known(centroids.expand(3, 3, 5), flags.expand(3, 3))
-    found = penalty_of(group, term, payload)
+    found = penalty_of(group, extension, payload)
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
 
 
@@ -74,7 +74,7 @@ def test_centroids_are_means_over_all_samples_and_absent_classes_keep_theirs():
     old = torch.full((3, 4), 9.0, dtype=torch.float64)
     server = ServerState({"centroids": {"mean": old, "known": torch.tensor([False, True, False])}})
     content = {"means": means, "counts": counts}
-    Prototypes().absorb(server, Replies(["a", "b"], {}, torch.zeros(2)), content)
+    Prototypes().on_replies(server, Replies(["a", "b"], {}, torch.zeros(2)), content)
     f, y = torch.cat(features), torch.cat(labels)
     expected = torch.stack([f[y == 0].mean(0), f[y == 1].mean(0), old[2]])
     torch.testing.assert_close(server.centroids["mean"], expected)
@@ -85,7 +85,7 @@ def test_without_alignment_and_in_the_first_round_fedproto_is_local_training():
     for rounds, alignment in ((1, 1.0), (3, 0.0)):
         local = train(serve(quick(Local), blobs(**SPLIT)), rounds)
         method = make("fedproto-g")
-        method = method.model_copy(update={"terms": (Prototypes(alignment=alignment),)})
+        method = method.model_copy(update={"extensions": (Prototypes(alignment=alignment),)})
         proto = train(serve(method, blobs(**SPLIT)), rounds)
         for client in ("c0", "c1", "c2"):
             for name, tensor in local.engine.states[client]["model"].items():
@@ -95,7 +95,7 @@ def test_without_alignment_and_in_the_first_round_fedproto_is_local_training():
 def test_alignment_brings_the_clients_class_means_together():
     spreads = []
     for alignment in (0.0, 20.0):
-        method = make("fedproto").model_copy(update={"terms": (Prototypes(alignment=alignment),), "lr": 0.02})
+        method = make("fedproto").model_copy(update={"extensions": (Prototypes(alignment=alignment),), "lr": 0.02})
         server = train(serve(method, blobs((24, 24, 24))), 15)
         (group,) = server.engine.cohorts(["c0", "c1", "c2"], server.setup.method.download(server.state))
         means = group.class_means()
@@ -139,8 +139,8 @@ def test_prediction_is_the_nearest_known_class_mean():
 
 def test_the_term_goes_with_other_methods():
     plain = train(serve(quick(FedAvg), blobs()), 3)
-    aligned = train(serve(quick(FedAvg, terms=(Prototypes(),)), blobs(), model=network()), 3)
+    aligned = train(serve(quick(FedAvg, extensions=(Prototypes(),)), blobs(), model=network()), 3)
     assert aligned.state.centroids["known"].all()
     assert any(not torch.allclose(aligned.state.shared[name], t) for name, t in plain.state.shared.items())
-    again = train(serve(quick(FedAvg, terms=(Prototypes(),)), blobs(), engine="sequential"), 3)
+    again = train(serve(quick(FedAvg, extensions=(Prototypes(),)), blobs(), engine="sequential"), 3)
     assert difference(again, aligned) < 1e-8

@@ -24,16 +24,16 @@ from perfed.run.callbacks.snapshots import embedded_samples
 from perfed.run.settings import Snapshots
 from perfed.training.early_stopping import best_epochs, hold_out
 from perfed.training.step import by_turns
-from perfed.training.update import Corrected
+from perfed.training.steprules import GradientTransform
 
 CLASSES, LATENT = 3, 3
 
 
 def flic(**settings):
     """FLIC-HL with these settings of the anchors (or, if the method has them, of the method)."""
-    terms = {name: value for name, value in settings.items() if name in Anchors.model_fields}
-    rest = {name: value for name, value in settings.items() if name not in terms}
-    return quick(entry("flic-hl").method, terms=(quick(Anchors, **terms),), **rest)
+    extensions = {name: value for name, value in settings.items() if name in Anchors.model_fields}
+    rest = {name: value for name, value in settings.items() if name not in extensions}
+    return quick(entry("flic-hl").method, extensions=(quick(Anchors, **extensions),), **rest)
 
 
 def embedded(server, client: str):
@@ -61,7 +61,7 @@ def alignment(server, client: str, means=None) -> float:
     return total
 
 
-# Without its terms FLIC is its base method --------------------------------------------------------------------
+# Without its extensions FLIC is its base method --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -200,8 +200,8 @@ def test_the_alignment_of_a_full_batch_is_the_closed_form_summed_over_classes():
     server = serve(flic(anchor_scale=1.0, batch_size=99), federation)
     server.engine.states = {c.id: server.setup.client_state(c, server.engine.info) for c in server.engine.federation}
     group = cohort(server.setup.method, federation)
-    term, means = server.setup.method.terms[0], server.state.anchors["mean"]
-    align = term.alignment(group, {"mean": means.expand(3, -1, -1)})
+    extension, means = server.setup.method.extensions[0], server.state.anchors["mean"]
+    align = extension.alignment(group, {"mean": means.expand(3, -1, -1)})
     found = {}
 
     def loss(step):
@@ -246,7 +246,7 @@ def test_clients_weigh_the_same_or_by_their_samples(monkeypatch):
     federation = blobs((9, 3), labels=[[0, 1], [1]])
     method = flic(anchor_average="samples")
     plain = loaded(method, federation)
-    reply = method.terms[0].after(plain, {"mean": torch.ones(2, CLASSES, LATENT).double()})
+    reply = method.extensions[0].client_update(plain, {"mean": torch.ones(2, CLASSES, LATENT).double()})
     assert reply["weight"].tolist() == [[9, 9, 0], [0, 3, 0]]
     bodies = []
     real = fedrep.client_mean
@@ -264,7 +264,7 @@ def test_send_all_changes_presence_only():
     for send_all in (False, True):
         method = flic(send_all=send_all)
         group = loaded(method, federation)
-        replies[send_all] = method.terms[0].after(group, {"mean": torch.ones(2, CLASSES, LATENT).double()})
+        replies[send_all] = method.extensions[0].client_update(group, {"mean": torch.ones(2, CLASSES, LATENT).double()})
     assert torch.equal(replies[False]["mean"], replies[True]["mean"])
     assert replies[False]["weight"].tolist() == [[1, 1, 0], [0, 1, 0]]
     assert bool((replies[True]["weight"] == 1).all())
@@ -286,27 +286,27 @@ def loaded(method, federation, seed=0):
 
 def test_the_step_on_the_anchors_uses_the_received_shared_parameters():
     federation, method = blobs((9, 6)), flic(lambda1=0.0, lambda2=1.0, anchor_lr=0.1)
-    term, payload = method.terms[0], {"mean": torch.randn(2, CLASSES, LATENT).double()}
+    extension, payload = method.extensions[0], {"mean": torch.randn(2, CLASSES, LATENT).double()}
     group = loaded(method, federation)
-    untouched = term.after(group, payload)["mean"]
+    untouched = extension.client_update(group, payload)["mean"]
     for name in group.received:  # local training of the body changes nothing
         group.model[name] = -3 * group.model[name]
-    assert torch.equal(term.after(group, payload)["mean"], untouched)
+    assert torch.equal(extension.client_update(group, payload)["mean"], untouched)
     group.model["head.weight"] = -group.model["head.weight"]  # the personal head does
-    assert not torch.equal(term.after(group, payload)["mean"], untouched)
+    assert not torch.equal(extension.client_update(group, payload)["mean"], untouched)
     group.model["head.weight"] = -group.model["head.weight"]
     group.received = {name: -3 * tensor for name, tensor in group.received.items()}
-    assert not torch.equal(term.after(group, payload)["mean"], untouched)
+    assert not torch.equal(extension.client_update(group, payload)["mean"], untouched)
 
 
 def test_the_anchors_gradient_is_that_of_the_objective():
     """Finite check: autograd of lambda1 W2^2 + lambda2 mean loss on samples, written down plainly."""
     federation = blobs((9, 6), labels=[[0, 1, 2], [1]])
     method = flic(lambda1=0.3, lambda2=0.7, anchor_samples=5, anchor_scale=2.0)
-    term, group = method.terms[0], loaded(method, federation)
+    extension, group = method.extensions[0], loaded(method, federation)
     means = torch.randn(2, CLASSES, LATENT, generator=torch.Generator().manual_seed(1)).double()
     held, centres = group.class_counts > 0, group.class_means("embedding")
-    found = term.anchor_gradient(group, {"mean": means})({"mean": means}, 1)["mean"]
+    found = extension.anchor_gradient(group, {"mean": means})({"mean": means}, 1)["mean"]
     noise = rng.normal(group.key("anchor step", 1), CLASSES * 5 * LATENT, torch.float64).view(2, CLASSES, 5, LATENT)
     for row in range(2):
         v = means[row].clone().requires_grad_(True)
@@ -351,11 +351,11 @@ def gradients(method, trained, federation):
         found.update({name: float(g.abs().max()) for name, g in grads.items()})
         return grads
 
-    penalty = method.terms[0].penalty(group, payload)
+    penalty = method.extensions[0].loss(group, payload)
     # A zero that touches every parameter, so that all of them have a gradient.
     touch = lambda step: sum(0.0 * step.params[n].flatten(1).sum(1) for n in group.trainable(trained))  # noqa: E731
     group.penalties = [penalty]
-    group.fit(trained, steps=1, loss=touch, update=Corrected(keep))
+    group.fit(trained, steps=1, loss=touch, update=GradientTransform(keep))
     return found
 
 
@@ -379,7 +379,7 @@ def test_the_calibration_is_the_mean_loss_on_samples_of_the_anchors():
     method = flic(lambda1=0.0, lambda2=2.0, anchor_scale=1e-20, batch_size=99)
     group = loaded(method, federation)
     means = torch.randn(CLASSES, LATENT, generator=torch.Generator().manual_seed(3)).double()
-    penalty = method.terms[0].penalty(group, {"mean": means.expand(3, -1, -1)})
+    penalty = method.extensions[0].loss(group, {"mean": means.expand(3, -1, -1)})
     found = {}
 
     def loss(step):
@@ -480,10 +480,10 @@ def test_validated_pretraining_differs_between_clients_and_agrees_across_engines
     for name, run in runs.items():
         assert difference(run, runs["sequential"]) <= 1e-8, name
     server = serve(flic(**settings), UNEQUAL)
-    term, group = server.setup.method.terms[0], cohort(flic(**settings), UNEQUAL, round_=0)
+    extension, group = server.setup.method.extensions[0], cohort(flic(**settings), UNEQUAL, round_=0)
     means = server.state.anchors["mean"].expand(4, -1, -1)
     before = {name: tensor.clone() for name, tensor in group.model.items()}
-    epochs = validated_epochs(group, term.anchors(group, {"mean": means}), batch_size=4, limit=40)
+    epochs = validated_epochs(group, extension.anchors(group, {"mean": means}), batch_size=4, limit=40)
     assert len(set(epochs.tolist())) > 1 and epochs.min() >= 1 and epochs.max() <= 40
     assert all(torch.equal(group.model[name], tensor) for name, tensor in before.items())
     assert group.steps_done.tolist() == [0, 0, 0, 0]
@@ -493,7 +493,7 @@ def test_validated_pretraining_differs_between_clients_and_agrees_across_engines
 
 
 def test_an_embedding_that_is_shared_in_part_is_refused():
-    method = make("fedavg", more_terms=(quick(Anchors),), placement={"embedding.2.*": "personal"})
+    method = make("fedavg", more_extensions=(quick(Anchors),), placement={"embedding.2.*": "personal"})
     with pytest.raises(PerfedError, match=r"aligns personal embeddings, but 'embedding\.0\.weight' is shared; add"):
         serve(method, blobs((6, 5))).prepare()
 
@@ -531,8 +531,8 @@ def test_realignment_brings_embeddings_nearer_to_the_new_anchors():
 
 
 def test_hetfedrep_with_realignment_only_is_the_published_baseline():
-    term = quick(Anchors, lambda1=0.0, lambda2=0.0, pretrain_epochs=0, realign_epochs=1)
-    server = train(serve(quick(HetFedRep, terms=(term,)), blobs((9, 6, 4))), 2)
+    extension = quick(Anchors, lambda1=0.0, lambda2=0.0, pretrain_epochs=0, realign_epochs=1)
+    server = train(serve(quick(HetFedRep, extensions=(extension,)), blobs((9, 6, 4))), 2)
     plain = train(serve(quick(HetFedRep), blobs((9, 6, 4))), 2)
     one, other = every_tensor(server), every_tensor(plain)
     assert not torch.equal(one["c0", "model", "embedding.0.weight"], other["c0", "model", "embedding.0.weight"])

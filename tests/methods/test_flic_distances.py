@@ -45,7 +45,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def flic(name="flic-hl", **settings):
     own = {key: settings.pop(key) for key in list(settings) if key in Anchors.model_fields}
-    return make(name, **settings).model_copy(update={"terms": (quick(Anchors, **own),)})
+    return make(name, **settings).model_copy(update={"extensions": (quick(Anchors, **own),)})
 
 
 def root(matrix: Tensor) -> Tensor:
@@ -185,10 +185,10 @@ def test_the_server_averages_factors_or_covariances_over_those_that_hold_the_ent
 @pytest.mark.parametrize("average", ["barycentre", "factors"])
 def test_what_the_server_averages_is_what_the_setting_says(average):
     k, factors, weight = 3, normal(2, 2, 3, 3).tril(), torch.tensor([[1.0, 2.0], [3.0, 1.0]]).double()
-    term = Anchors(covariance="full", covariance_average=average)
+    extension = Anchors(covariance="full", covariance_average=average)
     content = {"mean": normal(2, 2, k), "factor": packed(factors), "weight": weight}
     server = ServerState({"anchors": {name: torch.zeros_like(content[name][0]) for name in ("mean", "factor")}})
-    term.absorb(server, Replies(["a", "b"], content, torch.zeros(2)), content)
+    extension.on_replies(server, Replies(["a", "b"], content, torch.zeros(2)), content)
     found = unpacked(server.anchors["factor"], k)
     for entry, shares in enumerate((weight / weight.sum(0)).T):
         mean = torch.einsum("i,ijk->jk", shares, factors[:, entry])
@@ -346,7 +346,7 @@ def test_the_modes_of_an_anchor_move_to_those_of_the_samples():
     assert float(far["mixture"].max()) < 0.8 and float(far["w2"].min()) > 3
 
 
-# The term, with each setting ----------------------------------------------------------------------------------
+# The extension, with each setting ----------------------------------------------------------------------------------
 
 SETTINGS = {
     "diagonal": {"covariance": "diagonal"},
@@ -399,7 +399,7 @@ def test_the_step_on_learnt_covariances_follows_the_gradient_of_the_objective(co
     federation = blobs((24, 12), labels=[[0, 1, 2], [1]])
     method = flic(covariance=covariance, lambda1=0.3, lambda2=0.7, anchor_samples=5, anchor_scale=2.0)
     group, sent = loaded(method, federation)
-    found = method.terms[0].anchor_gradient(group, sent)(sent, 1)
+    found = method.extensions[0].anchor_gradient(group, sent)(sent, 1)
     noise = rng.normal(group.key("anchor step", 1), 3 * 5 * 3, torch.float64).view(2, 3, 5, 3)
     embedded = group.features("embedding").split([24, 12])
     for row, client in enumerate(federation):
@@ -438,7 +438,7 @@ def test_the_step_by_discrepancy_is_that_of_all_samples_of_a_class_however_many(
     settings = {"lambda1": 0.3, "lambda2": 0.0, "anchor_std": 0.5, "anchor_scale": 0.5}
     method = flic(distance="mmd", covariance=covariance, **settings)
     group, sent = loaded(method, federation)
-    found = method.terms[0].anchor_gradient(group, sent)(sent, 1)
+    found = method.extensions[0].anchor_gradient(group, sent)(sent, 1)
     embedded = group.features("embedding").split([300, 20])
     for row, client in enumerate(federation):
         leaves = {name: t[row].clone().requires_grad_() for name, t in sent.items()}
@@ -465,7 +465,7 @@ def test_transport_sees_two_modes_where_the_closed_form_sees_the_anchor(entropy,
     x = torch.tensor([-1.0, 1.0]).double().repeat(200)
     method = flic("flic-class", distance="ot", ot_entropy=entropy)
     group = on_a_line(method, x)
-    (found,) = losses_of(group, method.terms[0], {"mean": torch.zeros(1, 2, 1).double()})
+    (found,) = losses_of(group, method.extensions[0], {"mean": torch.zeros(1, 2, 1).double()})
     assert found + 2 * entropy * np.log(len(x)) == pytest.approx(expected, abs=0.1)
 
 
@@ -476,16 +476,16 @@ def test_the_step_by_transport_pairs_at_most_128_samples_at_a_time_and_weighs_th
     method = flic("flic-class", distance="ot", covariance="diagonal", lambda1=1.0, lambda2=0.0)
     group = on_a_line(method, x)
     sent = {"mean": torch.full((1, 2, 1), 0.5).double(), "factor": torch.full((1, 2, 1), 0.5).double()}
-    at = method.terms[0].anchor_gradient(group, sent)
+    at = method.extensions[0].anchor_gradient(group, sent)
     found = {name: torch.stack([at(sent, count)[name] for count in range(1, 41)]).mean(0)[0, 0] for name in sent}
     pairs = sum(len(part) / 300 * 2 * norm.pdf(norm.ppf((part < 0).double().mean())) for part in x.split(128))
     assert float(found["mean"]) == pytest.approx(2 * (0.5 - 1 / 3), abs=0.03)
     assert float(found["factor"]) == pytest.approx(2 * (0.5 - pairs), abs=0.03)
 
 
-def losses_of(group, term, sent) -> list[float]:
+def losses_of(group, extension, sent) -> list[float]:
     """The alignment of each client's samples, in one mini-batch."""
-    align, found = term.alignment(group, sent), {}
+    align, found = extension.alignment(group, sent), {}
 
     def loss(step):
         value = align(step)
@@ -499,10 +499,10 @@ def losses_of(group, term, sent) -> list[float]:
 def test_the_distance_of_mixtures_is_that_of_the_best_coupling():
     """Over all maps from the components of the samples to the modes of the anchor; proportions there are free."""
     federation = blobs((30, 11, 1), dims=(4, 6), labels=[[0, 1, 2], [0, 1], [2]])
-    term = (method := flic(distance="mixture", modes=3, anchor_scale=0.5, anchor_std=0.5)).terms[0]
+    extension = (method := flic(distance="mixture", modes=3, anchor_scale=0.5, anchor_std=0.5)).extensions[0]
     group, sent = loaded(method, federation)
     embedded = group.features("embedding").split([30, 11, 1])
-    found = losses_of(group, term, sent)
+    found = losses_of(group, extension, sent)
     for row, client in enumerate(federation):
         total = 0.0
         for label in client.train.y.unique().tolist():
@@ -522,10 +522,10 @@ def far(x: Tensor, mean: Tensor) -> float:
 
 def test_other_distances_are_those_of_each_class_and_its_anchor():
     federation = blobs((9, 5, 1), dims=(4, 6), labels=[[0, 1, 2], [0, 2], [1]])
-    term = (method := flic(distance="mmd", anchor_std=0.5)).terms[0]
+    extension = (method := flic(distance="mmd", anchor_std=0.5)).extensions[0]
     group, sent = loaded(method, federation)
     embedded = group.features("embedding").split([9, 5, 1])
-    found = losses_of(group, term, sent)
+    found = losses_of(group, extension, sent)
     draws = normal(20_000, 3)
     for row, client in enumerate(federation):
         labels = client.train.y.unique().tolist()
@@ -560,7 +560,7 @@ def test_the_alignment_is_with_the_covariances_as_they_came(covariance, modes):
                 far = plain_w2(z[own == j], sent["mean"][row, entry], sigma_of(sent["factor"][row, entry]))
                 total += float((own == j).double().mean() * far)
         expected.append(total)
-    assert losses_of(group, method.terms[0], sent) == pytest.approx(expected, rel=1e-6)
+    assert losses_of(group, method.extensions[0], sent) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("covariance", ["diagonal", "full"])
@@ -569,7 +569,7 @@ def test_samples_for_the_classifier_have_the_covariances_as_they_came(covariance
     method = flic(covariance=covariance, anchor_samples=many)
     group, sent = loaded(method, blobs((12,), labels=[[0, 2]]))
     monkeypatch.setattr(Step, "after", lambda step, stage, z: drawn.append(z) or apply(step, stage, z))
-    group.fit(("body", "head"), steps=1, loss=method.terms[0].penalty(group, sent))
+    group.fit(("body", "head"), steps=1, loss=method.extensions[0].loss(group, sent))
     for label, z in zip((0, 2), drawn[0][0].split(many), strict=True):
         torch.testing.assert_close(z.mean(0), sent["mean"][0, label], rtol=0, atol=0.05)
         torch.testing.assert_close(torch.cov(z.T), sigma_of(sent["factor"][0, label]), rtol=0, atol=0.05)
@@ -587,7 +587,7 @@ def test_what_is_learnt_travels_and_a_fixed_covariance_does_not():
     assert server.round(1).bytes_down == 4 * down["fixed"]
     method = flic(covariance="full")
     group, sent = loaded(method, blobs((9, 6), labels=[[0, 1], [1]]))
-    reply = method.terms[0].after(group, sent)
+    reply = method.extensions[0].client_update(group, sent)
     assert {name: tuple(t.shape) for name, t in reply.items()} == {
         "mean": (2, 3, 3),
         "factor": (2, 3, 6),

@@ -37,7 +37,7 @@ def values(clients=6, samples=40, seed=0) -> Federation:
 def flic(name="flic-hl", **settings):
     own = {key: settings.pop(key) for key in list(settings) if key in Anchors.model_fields}
     method = make(name, **settings)
-    return method.model_copy(update={"terms": (quick(Anchors, **own),)})
+    return method.model_copy(update={"extensions": (quick(Anchors, **own),)})
 
 
 def payload_for(group, seed=0):
@@ -89,7 +89,7 @@ def test_the_alignment_is_the_mean_squared_distance_to_the_place_of_the_response
     method, federation = flic(), blobs((9, 6, 1), regression=True)
     group = loaded(method, federation)
     sent = payload_for(group)
-    penalty, found = method.terms[0].alignment(group, sent), {}
+    penalty, found = method.extensions[0].alignment(group, sent), {}
 
     def loss(step):
         value = penalty(step)
@@ -112,7 +112,7 @@ def test_the_calibration_is_the_squared_error_at_the_places_of_the_responses():
     method = flic(lambda1=0.0, lambda2=2.0, anchor_scale=1e-20, batch_size=99)
     group = loaded(method, blobs((9, 6, 1), regression=True))
     sent = payload_for(group)
-    penalty, found = method.terms[0].penalty(group, sent), {}
+    penalty, found = method.extensions[0].loss(group, sent), {}
 
     def loss(step):
         value = penalty(step)
@@ -136,7 +136,7 @@ def test_the_step_on_the_two_points_follows_the_gradient_of_the_objective():
     method = flic(lambda1=0.3, lambda2=0.7, anchor_samples=5, anchor_scale=2.0)
     group = loaded(method, blobs((9, 6), regression=True))
     sent = payload_for(group)
-    found = method.terms[0].anchor_gradient(group, sent)(sent, 1)["mean"]
+    found = method.extensions[0].anchor_gradient(group, sent)(sent, 1)["mean"]
     noise = rng.normal(group.key("anchor step", 1), 16 * 5 * LATENT, torch.float64).view(2, 16, 5, LATENT)
     embedded = group.features("embedding").split([9, 6])
     for row, client in enumerate(group.clients):
@@ -222,11 +222,11 @@ def test_the_alignment_takes_a_groups_samples_as_one_set():
     plain = cohort(flic(), merged, model=network(4))
     plain.model.update({n: t.clone() for n, t in group.model.items()})
     found = []
-    for view, term, received in (
-        (group, grouped.terms[0], sent),
-        (plain, flic().terms[0], {"mean": torch.cat([means, means + 9]).expand(3, -1, -1)}),
+    for view, extension, received in (
+        (group, grouped.extensions[0], sent),
+        (plain, flic().extensions[0], {"mean": torch.cat([means, means + 9]).expand(3, -1, -1)}),
     ):
-        losses, align = {}, term.alignment(view, received)
+        losses, align = {}, extension.alignment(view, received)
 
         def loss(step, align=align, losses=losses):
             value = align(step)
@@ -245,7 +245,7 @@ def test_the_calibration_is_the_loss_of_the_groups_classes_together():
     server = serve(method, four_classes(), model=network(4))
     group.load({name: t.expand(3, *t.shape).clone() for name, t in server.state.shared.items()})
     means = torch.randn(2, LATENT, generator=torch.Generator().manual_seed(3)).double().expand(3, -1, -1)
-    penalty, found = method.terms[0].penalty(group, {"mean": means}), {}
+    penalty, found = method.extensions[0].loss(group, {"mean": means}), {}
 
     def loss(step):
         value = penalty(step)
@@ -268,7 +268,7 @@ def test_groups_must_hold_every_class_once(groups):
 
 
 def test_groups_are_lists_in_toml():
-    assert build_method("flic-class", {"meta_classes": [[0, 1], [2, 3]]}).terms[0].meta_classes == ((0, 1), (2, 3))
+    assert build_method("flic-class", {"meta_classes": [[0, 1], [2, 3]]}).extensions[0].meta_classes == ((0, 1), (2, 3))
     with pytest.raises(PerfedError, match="meta_classes"):
         build_method("flic-class", {"meta_classes": [[0, "1"], [2, 3]]})
 

@@ -14,7 +14,7 @@ from perfed.methods.build import build_method
 from perfed.methods.flic.anchors import Anchors
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
-from perfed.training.update import Directed
+from perfed.training.steprules import DirectionStep
 
 WHOLE = {"optimizer": "sgd", "batch_size": 100, "local_epochs": 1, "lr": 0.03}
 MINI = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.5}
@@ -90,7 +90,7 @@ def test_the_three_gradients_are_taken_on_independent_mini_batches():
         w = flat(server.state.shared)
         group = cohort(method, federation, model=LINEAR, seed=seed)
         group.load({name: t[None] for name, t in server.state.shared.items()})
-        group.fit(("head",), steps=1, update=Directed(method.meta_gradient, streams=3))
+        group.fit(("head",), steps=1, update=DirectionStep(method.meta_gradient, streams=3))
         step = (w - flat({name: t[0] for name, t in group.model.items()})) / lr
         inner = w - alpha * 2 * (x @ w - y)[:, None] * x  # (D, 4)
         outer = 2 * (inner @ x.T - y)[:, :, None] * x  # (D, D', 4)
@@ -173,7 +173,7 @@ def test_the_global_model_is_a_better_start_for_one_step_than_that_of_federated_
 
 def test_the_exact_variant_needs_second_derivatives():
     """The anchors' distance has none; the other variants do without."""
-    settings = {"placement": {"embedding": "personal"}, "more_terms": (Anchors(pretrain_epochs=1),)}
+    settings = {"placement": {"embedding": "personal"}, "more_extensions": (Anchors(pretrain_epochs=1),)}
     train(serve(make("hf-maml", **settings), blobs((8, 6))), 1)
     with pytest.raises(PerfedError, match="distance between Gaussians has no second derivative") as error:
         train(serve(make("hf-maml", variant="exact", **settings), blobs((8, 6))), 1)

@@ -8,9 +8,9 @@ from engines import ENGINES, assert_same_metrics, blobs, make, mean_accuracy, op
 
 from perfed.data.federation import Federation
 from perfed.engine.host import Exchange
+from perfed.methods.extensions.proximal import Proximal
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.hypcluster import HypCluster
-from perfed.methods.terms.proximal import Proximal
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
 
@@ -37,7 +37,7 @@ def test_two_groups_with_opposite_labels_get_different_models(engine, clusters):
 
 def test_one_cluster_is_fedavg():
     runs = [
-        train(serve(quick(kind, terms=(Proximal(mu=0.1),), **more), blobs((9, 6, 4, 1, 3)), rate=0.7), 3)
+        train(serve(quick(kind, extensions=(Proximal(mu=0.1),), **more), blobs((9, 6, 4, 1, 3)), rate=0.7), 3)
         for kind, more in ((FedAvg, {}), (HypCluster, {"clusters": 1}))
     ]
     for name, tensor in runs[0].state.shared.items():
@@ -60,7 +60,7 @@ def test_each_model_becomes_the_mean_of_its_own_clients_weighted_by_samples():
             for j in range(3)
         ]
         expected_choice[client.id] = int(torch.stack(losses).argmin())
-    reply, _ = server.engine.run(Exchange("train", 1, 0), {"models": before, "terms": {}}, federation.ids)
+    reply, _ = server.engine.run(Exchange("train", 1, 0), {"models": before, "extensions": {}}, federation.ids)
     server.engine.discard()
     assert dict(zip(reply.ids, reply.choice.tolist(), strict=True)) == expected_choice
     assert len(set(expected_choice.values())) == 2  # so that one model is chosen by nobody

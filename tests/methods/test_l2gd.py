@@ -149,7 +149,7 @@ def test_clients_that_do_not_take_part_keep_their_model():
 def test_flic_runs_on_it(engine):
     """FLIC's Table 2: personal embeddings, anchors, and x_i for everything behind the embedding."""
     anchors = Anchors(pretrain_epochs=2, pretrain_batch_size=4)
-    method = make("l2gd", placement={"embedding": "personal"}, more_terms=(anchors,))
+    method = make("l2gd", placement={"embedding": "personal"}, more_extensions=(anchors,))
     server = serve(method, blobs((12, 8, 1), dims=(3, 6)), **ENGINES[engine])
     server.prepare()
     before = {client: state["model"]["embedding.0.weight"].clone() for client, state in server.engine.states.items()}

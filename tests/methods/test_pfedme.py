@@ -159,7 +159,7 @@ def test_an_overshooting_step_of_w_is_an_error(settings):
 
 def test_with_personal_embeddings_and_anchors():
     anchors = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
-    method = make("pfedme", placement={"embedding": "personal"}, more_terms=(anchors,))
+    method = make("pfedme", placement={"embedding": "personal"}, more_extensions=(anchors,))
     server = serve(method, blobs((8, 6, 1), dims=(3, 5)))
     server.prepare()
     before = server.engine.states["c0"]["model"]["embedding.0.weight"].clone()

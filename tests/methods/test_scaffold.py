@@ -161,7 +161,7 @@ def test_adam_is_an_error_and_momentum_is_not():
 
 def test_with_personal_embeddings_and_anchors_and_for_regression():
     anchors = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
-    method = make("scaffold", placement={"embedding": "personal"}, more_terms=(anchors,))
+    method = make("scaffold", placement={"embedding": "personal"}, more_extensions=(anchors,))
     server = train(serve(method, blobs((8, 6, 1), dims=(3, 5))), 2)
     assert not any(name.startswith("embedding") for name in server.state.control)
     model = Model(body=hidden_layer(4), head=linear(1))

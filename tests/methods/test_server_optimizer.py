@@ -11,7 +11,7 @@ from planes import LINEAR, flat, planes
 
 from perfed.errors import PerfedError
 from perfed.methods.build import build_method
-from perfed.methods.terms.server_optimizer import ServerOptimizer
+from perfed.methods.extensions.server_optimizer import ServerOptimizer
 
 LOCAL = {"optimizer": "sgd", "lr": 0.1, "batch_size": 100, "local_epochs": 3}
 TAU, LR = 1e-3, 0.03
@@ -108,8 +108,8 @@ def test_a_large_tau_with_as_large_a_rate_is_the_method_itself():
     for name in ("fedavg", "fedrep", "fedpac", "scaffold"):
         settings = {"optimizer": "sgd", "lr": 1e-2}
         plain = train(serve(make(name, **settings), blobs()), 2)
-        term = ServerOptimizer(**off)
-        around = train(serve(make(name, more_terms=(term,), **settings), blobs()), 2)
+        extension = ServerOptimizer(**off)
+        around = train(serve(make(name, more_extensions=(extension,), **settings), blobs()), 2)
         around.state = type(around.state)({n: v for n, v in around.sets.items() if not n.startswith("server_")})
         assert difference(around, plain) < 1e-8, name
 
@@ -117,7 +117,8 @@ def test_a_large_tau_with_as_large_a_rate_is_the_method_itself():
 def test_batch_norms_statistics_are_the_methods():
     model = network(batch_norm=True)
     runs = [
-        train(serve(make("fedavg", more_terms=terms), blobs(), model=model), 1) for terms in ((), (ServerOptimizer(),))
+        train(serve(make("fedavg", more_extensions=extensions), blobs(), model=model), 1)
+        for extensions in ((), (ServerOptimizer(),))
     ]
     plain, stepped = (run.state.shared for run in runs)
     statistics = [name for name in plain if "running" in name or "num_batches" in name]
@@ -126,10 +127,10 @@ def test_batch_norms_statistics_are_the_methods():
 
 
 def test_parameters_of_each_domain_take_steps_of_their_own():
-    server = train(serve(make("feddar-wa", more_terms=(ServerOptimizer(),)), blobs()), 2)
+    server = train(serve(make("feddar-wa", more_extensions=(ServerOptimizer(),)), blobs()), 2)
     assert server.state.server_v["head.weight"].shape == server.state.shared["head.weight"].shape
 
 
 def test_a_method_without_shared_parameters_is_refused():
-    with pytest.raises(PerfedError, match=r"term 'server-optimizer' moves .* but the placement leaves none"):
-        serve(make("local", more_terms=(ServerOptimizer(),)), blobs()).prepare()
+    with pytest.raises(PerfedError, match=r"extension 'server-optimizer' moves .* but the placement leaves none"):
+        serve(make("local", more_extensions=(ServerOptimizer(),)), blobs()).prepare()

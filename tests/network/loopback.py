@@ -16,11 +16,11 @@ from multiprocessing.connection import Client
 from pathlib import Path
 
 import torch
+from flower_server import Certificate, register, superexec, superlink
 from safetensors.torch import load_file
 
 from perfed.engine.flower.node import Attendant, attend
 from perfed.engine.flower.probe import Server
-from perfed.engine.flower.processes import Certificate, superexec, superlink
 from perfed.engine.flower.submission import Submitter
 from perfed.experiment.config import Experiment
 from perfed.experiment.start import start
@@ -175,6 +175,9 @@ class Loopback(ExitStack):
         self.callback(site.close)
         self.sites[name] = site
         return site
+
+    def register(self, public_key: Path, name: str) -> None:
+        register(self.folder / "home", "perfed", public_key, name)
 
     def start(self, app: Path) -> None:
         self.run = self.submitter.submit(app, {"control": str(self.control)})

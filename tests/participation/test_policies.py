@@ -320,7 +320,9 @@ def test_the_time_of_a_scripted_run_equals_the_hand_computation(tmp_path):
     slow = _records(serve(make("fedavg"), federation, clock=scripted(tmp_path, 0.0)), 2)
     assert [record.seconds for record in slow] == [9.0, 5.0]
     # Alignment of everybody after each round: one more exchange, and the slowest client is waited for.
-    flic = _records(serve(make("hetfedrep", more_terms=(quick(Anchors, realign_epochs=1),)), federation, **options), 2)
+    flic = _records(
+        serve(make("hetfedrep", more_extensions=(quick(Anchors, realign_epochs=1),)), federation, **options), 2
+    )
     assert [record.seconds for record in flic] == [12.0 + 19.0, 12.0 + 15.0]
 
 

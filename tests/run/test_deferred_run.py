@@ -91,7 +91,7 @@ def test_it_is_the_same_run(tmp_path, method, dims, hold):
 def test_a_server_without_the_data_starts_as_the_simulation_does():
     eager = blobs(SIZES, validation=3)
     facts = [client.facts() for client in eager]
-    server = Federation.of_facts(facts, eager.num_classes, name=eager.name)
+    server = Federation.from_source(None, facts, num_classes=eager.num_classes, name=eager.name)
     runs = [
         Run(f, "fedrep", Model(body=hidden_layer(6), head=linear(3)), rounds=2, plan=Plan("stacked"))
         for f in (server, eager)

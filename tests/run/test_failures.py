@@ -38,17 +38,17 @@ class Mine(FedPer):
 OWN_TERM = '''
 from pydantic import Field
 
-from perfed.terms import Term, register_term
+from perfed.extensions import Extension, register_extension
 
 
-@register_term
-class Shrink(Term):
+@register_extension
+class Shrink(Extension):
     """Weight decay on the head, in the loss."""
 
     name = "shrink"
     shrinking: float = Field(5.0, ge=0, description="weight")
 
-    def penalty(self, cohort, payload):
+    def loss(self, cohort, payload):
         return lambda step: self.shrinking * step.params["head.0.weight"].square().flatten(1).sum(1)
 '''
 
@@ -330,10 +330,10 @@ def test_a_mistake_in_a_data_function_is_one_line(here, body, says):
 @pytest.mark.parametrize(
     "given",
     [
-        ('terms=["own_terms:shrink"]', "shrinking=3.0"),
-        ("terms=[own_terms:shrink]", "shrinking=3.0"),  # as the shell leaves it
-        ("terms=[own_terms:shrink, prototypes]", "methods.local.shrinking=3.0"),
-        ("methods.local.terms=['own_terms:shrink']", "methods.local.shrinking=3.0"),
+        ('extensions=["own_terms:shrink"]', "shrinking=3.0"),
+        ("extensions=[own_terms:shrink]", "shrinking=3.0"),  # as the shell leaves it
+        ("extensions=[own_terms:shrink, prototypes]", "methods.local.shrinking=3.0"),
+        ("methods.local.extensions=['own_terms:shrink']", "methods.local.shrinking=3.0"),
     ],
     ids=str,
 )
@@ -346,7 +346,7 @@ def test_a_run_with_a_term_in_a_file_of_ones_own_is_run_again_and_continued_by_a
     )
     assert plain.out != shrunk.out.replace("out", "plain")
     kept = read((here / "out" / "config.toml").read_text(), "config.toml").methods["local"]
-    assert kept["terms"][0] == "own_terms:shrink" and kept["shrinking"] == 3.0
+    assert kept["extensions"][0] == "own_terms:shrink" and kept["shrinking"] == 3.0
     first = json.loads((here / "out" / "summary.json").read_text())
     assert first["settings"]["shrinking"] == 3.0
     for name in ("summary.json", "checkpoint/state-000003.json"):
@@ -361,9 +361,11 @@ def test_a_run_with_a_term_in_a_file_of_ones_own_is_run_again_and_continued_by_a
 def test_the_configuration_of_a_run_names_the_module_of_a_term_that_a_script_imported(here):
     (here / "own_terms.py").write_text(OWN_TERM.replace('"shrink"', '"imported"').replace("head.0", "head"))
     importlib.import_module("own_terms")
-    table = read_experiment('methods.local={ terms = ["imported"] }')
+    table = read_experiment('methods.local={ extensions = ["imported"] }')
     start(table, out=here / "out").execute()
-    assert read((here / "out" / "config.toml").read_text(), "x").methods["local"]["terms"] == ["own_terms:imported"]
+    assert read((here / "out" / "config.toml").read_text(), "x").methods["local"]["extensions"] == [
+        "own_terms:imported"
+    ]
 
 
 def test_names_of_methods_are_printed_as_they_are(here):

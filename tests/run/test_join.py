@@ -102,7 +102,8 @@ def test_flic_s_embedding_is_aligned_to_the_anchors_of_the_others():
 
 def test_without_test_data_a_quarter_of_each_class_is_kept_for_it():
     federation = blobs((12, 12))
-    client = new_client(federation, "west", {"x": np.zeros((40, 4)), "y": np.arange(40) % 2})
+    given = {"x": np.zeros((40, 4)), "y": np.arange(40) % 2, "domain": np.zeros(40, int)}
+    client = new_client(federation, "west", given)
     assert (len(client.train), len(client.test)) == (30, 10)
     assert torch.bincount(client.test.y).tolist() == [5, 5]
 
@@ -114,7 +115,11 @@ def test_without_test_data_a_quarter_of_each_class_is_kept_for_it():
         ("west", {"x": np.zeros((8, 4)), "y": np.arange(8)}, "west.*label"),
         ("west", {"x": np.zeros((8, 3)), "y": np.arange(8) % 2}, r"shares 'embedding.*\(3,\)"),
         ("west", {"x": np.zeros((8, 4)), "y": ["ill", "well"] * 4}, "targets are texts; the classes are 0, 1, 2"),
-        ("west", {"x": np.zeros((8, 4)), "y": np.arange(8) % 2, "domain": np.full(8, 7)}, "has the domain 7, which no"),
+        (
+            "west",
+            {"x": np.zeros((8, 4)), "y": np.arange(8) % 2, "domain": np.full(8, 7)},
+            "ids are from 0 to 1, as there are 2 domains",
+        ),
         ("west", {"x": np.zeros((8, 4)), "y": np.arange(8) % 2, "colour": 1}, "unknown key 'colour'"),
     ],
 )

@@ -20,7 +20,7 @@ from perfed.model.chain import STAGES, Model, stage_of
 from perfed.model.presets import linear, mlp
 from perfed.training.batches import Samples, blocks, schedule, steps_of
 from perfed.training.cohort import Cohort
-from perfed.training.update import Corrected, Directed, Near, Replaced
+from perfed.training.steprules import CustomStep, DirectionStep, GradientTransform, ProximalStep
 
 SIZES = (13, 9, 4, 1)
 
@@ -348,8 +348,8 @@ def test_nothing_else_moves_such_a_head_either():
     def ahead(params, gradient, batches):
         return {name: tensor + 1 for name, tensor in params.items()}
 
-    towards_zero = Near({"head.weight": torch.zeros(4, 3, 3, 5).double()}, pull=0.5)
-    for update in (towards_zero, Replaced(ahead), Directed(ahead, streams=2)):
+    towards_zero = ProximalStep({"head.weight": torch.zeros(4, 3, 3, 5).double()}, pull=0.5)
+    for update in (towards_zero, CustomStep(ahead), DirectionStep(ahead, streams=2)):
         for optimizer in ("sgd", "adam"):
             group = with_heads(optimizer=optimizer, lr=0.1)
             before = group.model["head.weight"].clone()
@@ -360,7 +360,7 @@ def test_nothing_else_moves_such_a_head_either():
 
 def test_one_parameter_of_a_head_per_domain_can_be_trained_alone():
     group, expected = with_heads(), with_heads()
-    expected.fit("head", epochs=1, update=Corrected(lambda step, grads: {"head.weight": grads["head.weight"]}))
+    expected.fit("head", epochs=1, update=GradientTransform(lambda step, grads: {"head.weight": grads["head.weight"]}))
     group.fit(("head.weight",), epochs=1)
     torch.testing.assert_close(group.model["head.weight"][3], expected.model["head.weight"][3])  # one step
     assert torch.equal(group.model["head.bias"], with_heads().model["head.bias"])
@@ -425,7 +425,7 @@ def test_penalties_and_corrections_are_those_of_each_client():
         for row, client in enumerate(group.clients)
     ]
     group.penalties = [penalty]
-    group.fit(STAGES, epochs=2, update=Corrected(correct))
+    group.fit(STAGES, epochs=2, update=GradientTransform(correct))
     for row, module in enumerate(expected):
         assert_equal(group, row, module)
 
@@ -575,4 +575,4 @@ def test_a_matrix_that_cannot_be_factorised_names_the_client_whose_it_is(sizes, 
 
     says = r"^round 3: training of client 'c2' diverged: linalg\.cholesky failed on values that are no longer finite"
     with pytest.raises(PerfedError, match=says):
-        group.fit("head", epochs=2, loss=loss, update=Replaced(update) if way == "step" else None)
+        group.fit("head", epochs=2, loss=loss, update=CustomStep(update) if way == "step" else None)

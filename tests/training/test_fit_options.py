@@ -18,7 +18,7 @@ from perfed.model.presets import linear, mlp
 from perfed.training.cohort import Cohort
 from perfed.training.optim import explicit_is_stable
 from perfed.training.step import mean_loss
-from perfed.training.update import Near, Replaced
+from perfed.training.steprules import CustomStep, ProximalStep
 
 SIZES = (9, 6, 4, 1)
 CHUNKS = pytest.mark.parametrize("options", [{}, {"chunk": 1}, {"chunk": 3}], ids=["all", "one", "three"])
@@ -91,7 +91,7 @@ def test_the_step_near_a_reference_descends_on_the_term_as_torch_does(options, m
     method = quick(Local, batch_size=100, optimizer="sgd", lr=lr, momentum=momentum)
     group = cohort(method, federation, model=Model(head=linear(3)), **options)
     start, near = copies(group.model), {name: torch.randn_like(t) for name, t in group.model.items()}
-    group.fit(STAGES, epochs=4, update=Near(near, pull))
+    group.fit(STAGES, epochs=4, update=ProximalStep(near, pull))
     for row, client in enumerate(group.clients):
         own = {name: t[row].clone().requires_grad_() for name, t in start.items()}
         optimizer = torch.optim.SGD(list(own.values()), lr, momentum=momentum)
@@ -113,7 +113,7 @@ def test_the_proximal_step_is_the_implicit_one_where_asked_for_or_needed(options
     before = copies(held.model)
     free.fit(STAGES, steps=1)
     target = {name: torch.full_like(t, near) for name, t in before.items()}
-    held.fit(STAGES, steps=1, update=Near(target, pull, proximal))
+    held.fit(STAGES, steps=1, update=ProximalStep(target, pull, proximal))
     for name, start in before.items():
         gradient = (start - free.model[name]) / lr
         expected = (start / lr - gradient + pull * near) / (1 / lr + pull)
@@ -124,10 +124,10 @@ def test_the_proximal_step_is_the_implicit_one_where_asked_for_or_needed(options
 def test_an_infinite_pull_ends_at_the_reference_and_none_changes_nothing(options):
     held, free, plain = make(**options), make(**options), make(**options)
     target = {name: torch.randn_like(t) for name, t in held.model.items() if name != "head.bias"}
-    held.fit(STAGES, epochs=2, update=Near(target, 1e12))
+    held.fit(STAGES, epochs=2, update=ProximalStep(target, 1e12))
     assert all(torch.allclose(held.model[name], t, atol=1e-9) for name, t in target.items())
     assert not torch.allclose(held.model["head.bias"], plain.model["head.bias"])  # not named in ``near``
-    free.fit(STAGES, epochs=2, update=Near(target, 0.0))
+    free.fit(STAGES, epochs=2, update=ProximalStep(target, 0.0))
     plain.fit(STAGES, epochs=2)
     assert all(torch.equal(free.model[name], plain.model[name]) for name in plain.model)
 
@@ -141,7 +141,7 @@ def test_an_own_update_rule_can_be_plain_gradient_descent(options):
         found = gradient(params, batch)
         return {name: t - 0.1 * found[name] for name, t in params.items()}
 
-    own.fit(STAGES, epochs=2, update=Replaced(descend))
+    own.fit(STAGES, epochs=2, update=CustomStep(descend))
     plain.fit(STAGES, epochs=2)
     for name in plain.model:
         torch.testing.assert_close(own.model[name], plain.model[name], rtol=1e-12, atol=1e-13)
@@ -159,7 +159,7 @@ def test_an_own_update_rule_may_take_gradients_anywhere_and_gets_independent_bat
         return {name: t - 0.1 * middle[name] for name, t in params.items()}
 
     start = copies(group.model)
-    group.fit(STAGES, steps=1, update=Replaced(step, streams=3))
+    group.fit(STAGES, steps=1, update=CustomStep(step, streams=3))
     assert all(len(parts) == 3 for parts in seen)
     assert any(not torch.equal(parts[0], parts[1]) for parts in seen)
     data = [client.train for client in group.clients]
@@ -267,7 +267,7 @@ def test_the_resting_point_of_a_pulled_fit_does_not_depend_on_the_optimiser():
         for settings in (plain, {**plain, "momentum": 0.8}, {"optimizer": "adam", "lr": 3e-3}):
             group = cohort(quick(Local, batch_size=100, **settings), federation, model=Model(head=linear(3)))
             near = {name: torch.ones_like(t) for name, t in group.model.items()}
-            group.fit(STAGES, steps=3000, update=Near(near, pull))
+            group.fit(STAGES, steps=3000, update=ProximalStep(near, pull))
             ends.append({name: tensor[0].clone() for name, tensor in group.model.items()})
         data = federation.clients[0].train
         leaf = ends[0]["head.weight"].clone().requires_grad_()

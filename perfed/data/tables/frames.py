@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from perfed.data.client import Client
 from perfed.data.federation_schema import FederationSchema, agreed, in_words
@@ -18,26 +18,6 @@ from perfed.data.tables.targets import event_option, looks_like_event, numeric
 from perfed.errors import some
 
 
-@dataclass(frozen=True)
-class Built:
-    """What :meth:`perfed.data.federation.Federation.from_frames` is made of.
-
-    Attributes:
-        clients: per site.
-        agreement: what holds at all of them.
-        told: what sites tell each other before they train, in words.
-        remarks: what is worth knowing and no fault: columns that do not enter, names written in two ways, sites
-            with one class.
-        doubts: what makes results doubtful (:mod:`perfed.data.tables.doubts`).
-    """
-
-    clients: dict[str, Client]
-    agreement: FederationSchema
-    told: tuple[str, ...]
-    remarks: tuple[str, ...]
-    doubts: tuple[str, ...]
-
-
 def build(
     frames: Mapping[str, Frame | Parsed],
     options: TableOptions,
@@ -45,7 +25,7 @@ def build(
     tests: Mapping[str, Frame | Parsed] | None = None,
     sources: Mapping[str, str] | None = None,
     test_sources: Mapping[str, str] | None = None,
-) -> Built:
+) -> tuple[dict[str, Client], FederationSchema, dict[str, tuple[str, ...]]]:
     """Check the tables of all sites, and do in one process what they do over a network: tell, agree, prepare.
 
     Each site splits its rows and fits its preprocessing on its own training rows. What only all tables together show,
@@ -56,6 +36,11 @@ def build(
         options: what the columns are for.
         tests: the rows that each site is tested on, in place of a split; sites may be left out.
         sources, test_sources: where each site's rows come from, for messages (default: "site 'NAME'").
+
+    Returns:
+        A client per site; what holds at all of them; and notes: "told", what sites tell each other before they train,
+        in words, "remarks", what is worth knowing and no fault (columns that do not enter, names written in two ways,
+        sites with one class), and "doubts", what makes results doubtful (:mod:`perfed.data.tables.doubts`).
 
     Raises:
         TableProblems: everything that is wrong with rows and columns.
@@ -71,8 +56,8 @@ def build(
     clients = {site: rows.client(agreement) for site, rows in sites.items()}
     columns = {site: rows.as_agreed(agreement)[0] for site, rows in sites.items()}
     remarks = merged([*_hints(columns, data, options), *_remarks(columns, clients, data.task, drawn)])
-    found = tuple(doubts(data, columns, options))
-    return Built(clients, agreement, tuple(in_words(tolds, agreement)), tuple(remarks), found)
+    notes = {"told": in_words(tolds, agreement), "remarks": remarks, "doubts": doubts(data, columns, options)}
+    return clients, agreement, {name: tuple(lines) for name, lines in notes.items()}
 
 
 def _hints(held: Mapping[str, Sequence[Column]], data: Checked, options: TableOptions) -> Iterator[Problem]:

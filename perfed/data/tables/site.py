@@ -174,7 +174,8 @@ class TablePreprocessor:
         named = self._checked(frame)
         if self.domain is None or self.domain not in named:
             return None
-        ids, problems = domain_ids(named[self.domain], self.domain, self.domains)
+        texts, _ = read(named[self.domain], Column(self.domain, "category"))
+        ids, problems = domain_ids(texts, self.domain, self.domains)
         refuse([f"site '{self.site}': {problem}" for problem in problems])
         return ids
 
@@ -244,9 +245,14 @@ def _pickled(transformer: Any) -> bytes:
     return content.getvalue()
 
 
-def domain_ids(values: Any, name: str, domains: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
-    """The domain of every row as its place among ``domains``, and what is wrong: missing or unknown ones, by row."""
-    texts, _ = read(values, Column(name, "category"))
+def domain_ids(texts: Series, name: str, domains: Sequence[str]) -> tuple[NDArray[np.int64], list[str]]:
+    """The domain of every row as its place among ``domains``, and what is wrong: missing or unknown ones, by row.
+
+    Args:
+        texts: the column ``name``, read as categories.
+        name: of the column, for messages.
+        domains: their names.
+    """
     place = texts.map({domain: number for number, domain in enumerate(domains)})
     bad = texts.index[place.isna()]
     if not len(bad):

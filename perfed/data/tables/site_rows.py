@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from perfed.data.checks import check_client
 from perfed.data.client import Client
 from perfed.data.federation_schema import AgreedColumn, FederationSchema, SiteMetadata, ToldColumn
-from perfed.data.inputs import client_of
 from perfed.data.labels import Task
+from perfed.data.site_arrays import SiteArrays
 from perfed.data.tables.checks import UNDECIDED, Checked, Part, checked, holders, like_persons, unreadable
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column
 from perfed.data.tables.options import TableOptions, agreed_kinds, learnt
@@ -240,7 +239,8 @@ class SiteTableData:
             allowed = some([str(label) for label in agreement.classes])
             found += [f"{where} holds no known class {in_rows(bad)}; allowed: {allowed}"] if len(bad) else []
         if domain is not None:
-            found += domain_ids(part.frame[domain], domain, agreement.domain_names or ())[1]
+            texts, _ = part.rows[domain].read(Column(domain, "category"))
+            found += domain_ids(texts, domain, agreement.domain_names or ())[1]
         if self.options.columns == "common" and part is self.main:
             found += [unknown(c.name, names) for c in agreement.columns or () if c.name not in names]
         return found
@@ -266,10 +266,8 @@ class SiteTableData:
         entering = self._entering(known, agreement.columns)
         shared = len(agreement.columns or ()) if self.options.columns == "named" else None
         table = self._table(known, entering, rows["train"][1], agreement.domain_names or (), shared)
-        made = client_of(self.main.site, self._arrays(table, rows), agreement.classes, agreement.target_scale)
-        made = replace(made, table=table, held=table.held)
-        check_client(made, None if agreement.classes is None else len(agreement.classes), self.task == "survival")
-        return made
+        made = SiteArrays.of(self.main.site, self._arrays(table, rows), self.task)
+        return replace(made.client(agreement), table=table, held=table.held)
 
     def _entering(self, known: Sequence[Column], schema: Sequence[AgreedColumn] | None = None) -> list[Column]:
         """Those of the columns ``known`` that enter, and those that do elsewhere and that it lacks.
@@ -289,11 +287,6 @@ class SiteTableData:
             for c in schema
         ]
         return agreed + [column for column in own.values() if named and not column.constant]
-
-    def own_table(self, domains: Sequence[str]) -> TablePreprocessor:
-        """Its preprocessing of columns of its own."""
-        known = [self._learnt(column) for column in self.columns]
-        return self._table(known, self._entering(known), self.rows()["train"][1], domains)
 
     def _table(
         self,
@@ -347,7 +340,8 @@ class SiteTableData:
                 arrays[f"x_{split}"] = outputs(table.transformer, ready, f"site '{table.site}'")
                 arrays[f"y_{split}"] = y
                 if table.domain is not None:
-                    arrays[f"domain_{split}"] = domain_ids(frame[table.domain], table.domain, table.domains)[0]
+                    texts = self._read(Column(table.domain, "category"), split)
+                    arrays[f"domain_{split}"] = domain_ids(texts, table.domain, table.domains)[0]
         names = output_names(table.transformer)
         return arrays if names is None else {**arrays, "feature_names": names}
 

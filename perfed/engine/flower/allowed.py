@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from perfed.codec import flatten
-from perfed.engine.flower.checks import Bounds, Entry, Spec, like, wrong_header, wrong_tree
+from perfed.engine.flower.checks import Bounds, Entry, Spec, like, short, wrong_header, wrong_tree
 from perfed.engine.flower.wire import REPLY, sequence_of
 from perfed.engine.host import Exchange
 from perfed.errors import some
@@ -22,21 +21,21 @@ class Asked:
     Attributes:
         preparation: whether it is before the first round.
         index: number of the exchange within the round; -1: on a copy of the model.
-        program: of the method, of a term or of the engine.
+        program: of the method, of an extension or of the engine.
         measure: split on which the site's model is scored afterwards, or ``None``.
-        terms: see :class:`perfed.engine.host.Exchange`.
+        extensions: see :class:`perfed.engine.host.Exchange`.
     """
 
     preparation: bool
     index: int
     program: str
     measure: str | None
-    terms: str
+    extensions: str
 
     @classmethod
     def of(cls, exchange: Exchange) -> Self:
         """That of an exchange of some round."""
-        return cls(exchange.round == 0, exchange.index, exchange.program, exchange.measure, exchange.terms)
+        return cls(exchange.round == 0, exchange.index, exchange.program, exchange.measure, exchange.extensions)
 
 
 class Form(NamedTuple):
@@ -159,12 +158,12 @@ class Allowed:
             if name not in header:
                 return f"{name} is missing from the header"
             if not fits(header[name]):
-                return f"{name} is {_short(header[name])}; {needed} is needed"
+                return f"{name} is {short(header[name])}; {needed} is needed"
         if strange := sorted(header.keys() - _FIELDS.keys()):
-            return f"has {some([_short(name) for name in strange], 3)}, which nobody needs"
-        exchange = Exchange(*(header[name] for name in ("program", "round", "index", "measure", "terms")))
+            return f"has {some([short(name) for name in strange], 3)}, which nobody needs"
+        exchange = Exchange(*(header[name] for name in ("program", "round", "index", "measure", "extensions")))
         if exchange.round > self.rounds:
-            return f"round is {_short(exchange.round)}; the study has {self.rounds}"
+            return f"round is {short(exchange.round)}; the study has {self.rounds}"
         if not exchange.lasting and exchange.round == 0:
             return "round is 0; models are measured from round 1 on"
         if Asked.of(exchange) not in self.exchanges:
@@ -182,23 +181,23 @@ class Allowed:
             ("scoring", tuple(metrics) == self.metrics and (self.held or not held), list(self.metrics)),
         ):
             if not fits:
-                return f"{name} is {_short(header[name])}; {needed} is needed"
+                return f"{name} is {short(header[name])}; {needed} is needed"
         return None
 
     def _strange(self, exchange: Exchange) -> str:
         """What of an exchange is not of the study."""
         programs = {asked.program for asked in self.exchanges}
         if exchange.program not in programs:
-            return f"program is {_short(exchange.program)}"
+            return f"program is {short(exchange.program)}"
         splits = {asked.measure for asked in self.exchanges}
         if exchange.measure not in splits:
-            return f"measure is {_short(exchange.measure)}"
-        return f"program is {_short(exchange.program)} as exchange {exchange.index} of round {exchange.round}"
+            return f"measure is {short(exchange.measure)}"
+        return f"program is {short(exchange.program)} as exchange {exchange.index} of round {exchange.round}"
 
 
 def _asked(header: Mapping[str, Any]) -> Asked:
-    index, program, measure, terms = (header[name] for name in ("index", "program", "measure", "terms"))
-    return Asked(header["round"] == 0, index, program, measure, terms)
+    index, program, measure, extensions = (header[name] for name in ("index", "program", "measure", "extensions"))
+    return Asked(header["round"] == 0, index, program, measure, extensions)
 
 
 def _wrong_form(tree: Tree, forms: tuple[Form, ...]) -> str | None:
@@ -208,12 +207,6 @@ def _wrong_form(tree: Tree, forms: tuple[Form, ...]) -> str | None:
 
 def _ascending(numbers: list[int], below: int) -> bool:
     return all(0 <= number < below for number in numbers) and sorted(set(numbers)) == numbers
-
-
-def _short(value: Any, most: int = 60) -> str:
-    """``value`` as it would be written, cut where a sender made it long."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    return repr(text[:most]) if isinstance(value, str) else text[:most]
 
 
 def _is_count(value: Any) -> bool:
@@ -234,7 +227,7 @@ _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(("sequence", "base", "round", "clients", "domains"), (_is_count, "a whole number, not negative,")),
     "index": (lambda value: type(value) is int and value >= -1, "a whole number from -1 on"),
     **dict.fromkeys(("keep", "trained"), (_are_counts, "a list of whole numbers")),
-    **dict.fromkeys(("kind", "run", "program", "terms"), (lambda value: isinstance(value, str), "a text")),
+    **dict.fromkeys(("kind", "run", "program", "extensions"), (lambda value: isinstance(value, str), "a text")),
     "measure": (lambda value: value is None or isinstance(value, str), "a text or null"),
     "scoring": (_is_scoring, "names of metrics, and whether classes are held,"),
 }

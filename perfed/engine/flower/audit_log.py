@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from perfed.codec import flatten
+from perfed.engine.flower.checks import short
 from perfed.engine.flower.hash_chain import BEGINNING, line_of, walk
 from perfed.engine.flower.message import unframe, unpack
 from perfed.errors import PerfedError
@@ -113,7 +114,7 @@ class OutgoingLog:
         self._write(
             {
                 "arrived": "a message" if readable else "bytes that are no message",
-                **{name: _short(header[name]) for name in _ASKED if name in header},
+                **{name: _shown(header[name]) for name in _ASKED if name in header},
                 "bytes": len(body),
                 "sha256": hashlib.sha256(body).hexdigest(),
             }
@@ -173,7 +174,7 @@ class OutgoingLog:
         self.head, self._last, self._end = head, now, self._end + len(lines)
 
 
-def _short(value: Any, most: int = 100) -> Any:
+def _shown(value: Any, most: int = 100) -> Any:
     """``value``, or the beginning of how it is written where a sender made it long or nested."""
     plain = value is None or (isinstance(value, bool | int | str) and len(str(value)) <= most)
-    return value if plain else repr(value)[:most]
+    return value if plain else short(value, most)

@@ -36,6 +36,17 @@ class Entry(NamedTuple):
     counts: bool = False
 
 
+def short(value: Any, most: int = 60) -> str:
+    """``value`` as Python writes it, cut where a sender made it long.
+
+    Example:
+        >>> short("x" * 100, most=4)
+        "'xxx..."
+    """
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
 Spec = Mapping[str, Entry]
 """Path of a tensor (names joined by "/") -> what it must be like; all of them must be there, and no other."""
 
@@ -111,7 +122,7 @@ def wrong_header(header: Mapping[str, Any], expected: Mapping[str, Any]) -> str 
         if name not in header:
             return f"{name} is missing from the header; {value!r} is expected"
         if type(header[name]) is not type(value) or header[name] != value:
-            return f"{name} is {_short(header[name])}; {value!r} is expected"
+            return f"{name} is {short(header[name])}; {value!r} is expected"
     return None
 
 
@@ -127,7 +138,7 @@ def wrong_tree(tree: Tree, spec: Spec, bounds: Bounds) -> str | None:
     if lacking := sorted(spec.keys() - found.keys()):
         return f"lacks {some([repr(name) for name in lacking])}"
     if strange := sorted(found.keys() - spec.keys()):
-        return f"has {some([_short(name) for name in strange], 3)}, which nobody asked for"
+        return f"has {some([short(name) for name in strange], 3)}, which nobody asked for"
     for name, entry in spec.items():
         if problem := _wrong_tensor(found[name], entry):
             return f"entry '{name}' {problem}"
@@ -205,9 +216,3 @@ def _norm(tensors: Mapping[str, Tensor]) -> float:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _short(value: Any, most: int = 60) -> str:
-    """``value`` as it would be written, cut where a sender made it long."""
-    text = repr(value)
-    return text if len(text) <= most else f"{text[:most]}..."

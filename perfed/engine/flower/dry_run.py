@@ -156,7 +156,7 @@ def _participations(protocol: Protocol, sites: int) -> Iterator[Participation]:
 def _rounds(setup: Setup, rounds: int) -> list[int]:
     """The rounds that are rehearsed: a warm-up, say, ends with a number that is a setting."""
     method = setup.method
-    settings = [value for owner in (method, *method.terms) for value in owner.model_dump().values()]
+    settings = [value for owner in (method, *method.extensions) for value in owner.model_dump().values()]
     named = [number for value in settings if type(value) is int for number in (value, value + 1)]
     return sorted({*range(1, min(rounds, _ALL_ROUNDS) + 1), *(n for n in named if 1 <= n <= rounds), rounds})
 

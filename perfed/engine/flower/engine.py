@@ -44,7 +44,8 @@ class Limits:
         norm: Euclidean, of all numbers of one reply; ``None`` for any.
         ratio: of the norm of one entry to the median of the others' in the same exchange, to that of all that the site
             was sent, or to its number of training samples, whichever is the largest; ``None`` for any.
-        least: replies with which rounds and evaluations that need every site go on; 0: all of them.
+        least: replies with which rounds and evaluations that need every site go on, without those that are not
+            connected then or have not replied in ``seconds``; 0: all of them.
     """
 
     seconds: float = 600.0
@@ -102,9 +103,10 @@ class FlowerEngine(Engine):
         wanted = invitation or Invitation.of_all(list(asked), strict=self.strict or exchange.lasting)
         answers = self._journal.answers(sequence) if exchange.lasting else None  # others may be done again
         if answers is None:
-            answers = self._ask(asked, sequence, wanted)
+            least = self._limits.least if invitation or not exchange.lasting else 0
+            answers = self._ask(asked, sequence, wanted, least)
             failed = [answer.error for answer in answers if answer.body is None]
-            spared = 0 < self._limits.least <= len(answers) - len(failed) and (invitation or not exchange.lasting)
+            spared = 0 < least <= len(answers) - len(failed)
             if wanted.strict and failed and not spared:
                 raise PerfedError(f"round {exchange.round}: {'; '.join(failed[:3])}; {_WAY}")
             if exchange.lasting:
@@ -128,13 +130,13 @@ class FlowerEngine(Engine):
     def _size(self, members: Sequence[object]) -> int:
         return 1
 
-    def _ask(self, asked: Mapping[str, Work], sequence: int, wanted: Invitation) -> list[Answer]:
+    def _ask(self, asked: Mapping[str, Work], sequence: int, wanted: Invitation, least: int) -> list[Answer]:
         """Send the works and wait for as many replies as are wanted; those that cannot be used are failures."""
         messages = {site: self._message(site, work, sequence) for site, work in asked.items()}
         expected = {site: self._expected(work, sequence) for site, work in asked.items()}
         answers: list[Answer] = []
         sizes: dict[str, dict[str, float]] = {}
-        exchange = self._transport.exchange(messages, min(self._limits.seconds, wanted.limit))
+        exchange = self._transport.exchange(messages, min(self._limits.seconds, wanted.limit), least)
         for answer in exchange:
             answers.append(_checked(answer, expected, sizes))
             if answers[-1].body is not None and wanted.enough(_arrived(answers)):
@@ -173,7 +175,7 @@ class FlowerEngine(Engine):
         exchange = work.exchange
         payload = flatten({"shared": work.shared, "row": work.rows.get(site, {})})
         shapes = tuple((name, tuple(tensor.shape)) for name, tensor in payload.items())
-        kind = exchange.program, exchange.terms, self.clients[site].input_shape, shapes
+        kind = exchange.program, exchange.extensions, self.clients[site].input_shape, shapes
         if kind not in self._specs:
             self._specs[kind] = rehearsed(work, self.clients[site], self.background, self.setup)
         bounds, samples = Bounds(self._limits.bytes, self._limits.norm), len(self.clients[site].train)

@@ -10,7 +10,6 @@ import json
 import ssl
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any, Self
 
 from perfed.engine.flower.letters import EXCHANGE, HELLO, body_of, error_record, record_of
 from perfed.engine.flower.probe import Server, Unreachable, authority, private_key, probe
+from perfed.engine.flower.refusal import Refused, Said, detail, refusing, said_of
 from perfed.engine.flower.version import check_flower
 from perfed.errors import PerfedError
 
@@ -71,7 +71,8 @@ class Attendant:
         answer: from the bytes of a message to those of the reply; one message at a time.
         began: is told once of each run the hash of its app, as the server gives it.
         note: gets one line for each thing that a person may want to know.
-        heard: gets one line for each message that ``answer`` is not given, and for what is replied to it.
+        heard: gets one line for each message that ``answer`` is not given, and for what is replied to it; a person may
+            want to know it too.
     """
 
     site: str
@@ -234,7 +235,7 @@ class _Connection:
         except (_Stopped, PerfedError):
             raise
         except Exception as error:  # of Flower's own: what it raises where a server sends nonsense is not told anywhere
-            self._say(f"a message of the server was dropped: {' '.join(f'{type(error).__name__}: {error}'.split())}")
+            self._at.heard(f"a message of the server was dropped: {detail(error)[:300]}")
 
     def _pull(self, run: int, tree: ObjectTree) -> Message:
         message = pull_and_inflate_object_from_tree(
@@ -273,20 +274,20 @@ class _Connection:
         return lambda request: self._call(method, request)
 
     def _answered(self, message: Message) -> RecordDict:
-        """What is replied to a message: an answer, or an error in one line."""
+        """What is replied to a message: an answer, or one of the sentences that the server may be told."""
         kind = message.metadata.message_type
         try:
             if kind == HELLO:
                 self._at.heard("the server has asked for this site's name, and is told it")
                 return record_of(json.dumps([self._at.site, self._at.place]).encode())
             if kind != EXCHANGE:
-                raise PerfedError(f"a message of type {kind!r}; allowed: {EXCHANGE}, {HELLO}")
-            return record_of(self._at.answer(body_of(message)))
-        except PerfedError as error:
-            said = " ".join(str(error).split())
-        except Exception:
-            traceback.print_exc()
-            said = "the site cannot answer this message; what it has printed says why"
+                raise Refused(Said.MESSAGE, f"a message of type {kind!r:.60}; allowed: {EXCHANGE}, {HELLO}")
+            with refusing(Said.MESSAGE):
+                body = body_of(message)
+            return record_of(self._at.answer(body))
+        except Exception as error:  # whatever failed, its words may say something of the rows
+            self._at.note(detail(error))
+            said = said_of(error)
         self._at.heard(f"a message is refused, and the server is told: {said}")
         return error_record(said)
 

@@ -1,4 +1,4 @@
-"""Submitting a run to a SuperLink with Flower's own commands: registered sites, the run's log, its true status."""
+"""Submitting a run to a SuperLink with Flower's own commands: the run's log, its true status."""
 
 from __future__ import annotations
 
@@ -40,14 +40,6 @@ class Submitter:
         home.mkdir(parents=True, exist_ok=True)
         tables = {"superlink": {"default": _NAME, _NAME: {"address": address, **secure}}}
         (home / "config.toml").write_text(tomli_w.dumps(tables), encoding="utf-8")
-
-    def register(self, public_key: Path, name: str) -> None:
-        """Let the site with this key take part under ``name``.
-
-        Raises:
-            PerfedError: the server does not answer, or refuses: the key may be registered already.
-        """
-        self._ask("supernode", "register", public_key, _NAME, "--name", name)
 
     def submit(self, app: Path, config: Mapping[str, object]) -> int:
         """Start a run of the app in a folder; its number.
@@ -117,7 +109,7 @@ class Submitter:
             lines.close()
 
     def _ask(self, *arguments: object) -> Any:
-        process = Process(command("flwr", *arguments, "--format", "json"), self._home, None)
+        process = Process(command("flwr", *arguments, "--format", "json"), self._home)
         timer = threading.Timer(TIMEOUT, process.stop)
         timer.start()
         try:
@@ -143,7 +135,7 @@ class _Lines:
         self._open()
 
     def _open(self) -> None:
-        self._process = Process(self._following, self._home, None)
+        self._process = Process(self._following, self._home)
         self._queue: queue.Queue[str | None] = queue.Queue()
         self._skip, self._ended = self._written, False
         threading.Thread(target=_read, args=(self._process, self._queue), daemon=True).start()

@@ -55,7 +55,7 @@ class Transport(Protocol):
             PerfedError: two sites have one name.
         """
 
-    def exchange(self, messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+    def exchange(self, messages: Mapping[str, bytes], deadline: float, least: int = 0) -> Iterator[Answer]:
         """Send each site its message and give the answers as they come, one for each message.
 
         A site that is not connected, has gone, or is busy with an earlier message gets it as soon as it can. At the
@@ -66,6 +66,7 @@ class Transport(Protocol):
         Args:
             messages: bytes by name of the site.
             deadline: seconds from now until which answers count.
+            least: answers after which sites that are not connected are no longer waited for; 0: all are.
 
         Raises:
             PerfedError: two sites have one name.
@@ -189,7 +190,7 @@ class PostTransport:
         with self._until(lambda: set(names) <= set(self._nodes), seconds):
             return sorted(set(names) - set(self._nodes))
 
-    def exchange(self, messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+    def exchange(self, messages: Mapping[str, bytes], deadline: float, least: int = 0) -> Iterator[Answer]:
         """Send each site its message and give the answers as they come, one for each message."""
         with self._until(lambda: True, 0):
             self._exchange += 1
@@ -198,7 +199,7 @@ class PostTransport:
             ends = self._began + deadline
             letters = [_Letter(site, body, self._exchange, ends) for site, body in sorted(messages.items())]
             self._waiting = {letter.site: letter for letter in letters}
-            return self._receive(self._exchange, set(messages), ends)
+            return self._receive(self._exchange, set(messages), ends, len(messages) - least if least else -1)
 
     def close(self) -> None:
         """Let the thread end; what is still on its way is dropped."""
@@ -218,17 +219,23 @@ class PostTransport:
                 raise PerfedError(self._twice)
             yield
 
-    def _receive(self, exchange: int, missing: set[str], ends: float) -> Iterator[Answer]:
+    def _receive(self, exchange: int, missing: set[str], ends: float, spared: int) -> Iterator[Answer]:
+        """``spared``: so many sites, and fewer, are not waited for while they are not connected."""
+
+        def alone() -> bool:
+            return len(missing) <= spared and not missing & self._nodes.keys()
+
         silence = SILENCE
         speaks = time.monotonic() + silence
         try:
             while missing:
-                with self._until(lambda: bool(self._answers), min(speaks, ends) - time.monotonic()):
+                with self._until(lambda: bool(self._answers) or alone(), min(speaks, ends) - time.monotonic()):
                     if self._exchange != exchange:
                         raise RuntimeError("the next exchange has begun")
                     came, self._answers = self._answers, []
                     late = [] if came else [self._too_late(site) for site in sorted(missing)]
-                if late and time.monotonic() < ends:
+                    waits = not alone()
+                if late and waits and time.monotonic() < ends:
                     self.note(f"still waiting: {some([answer.error for answer in late], 3)}")
                     silence, speaks = 2 * silence, time.monotonic() + 2 * silence
                     continue

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
+from math import inf
+from sys import float_info
 from typing import Any
 
 import torch
@@ -67,7 +69,7 @@ def work_of(
     header: Mapping[str, Any], tree: Mapping[str, Any], site: str, state: Tree | None, scale: TargetScale | None
 ) -> Work:
     """The inverse of :func:`work_message` at ``site``, whose state is ``state``."""
-    exchange = Exchange(*(header[name] for name in ("program", "round", "index", "measure", "terms")))
+    exchange = Exchange(*(header[name] for name in ("program", "round", "index", "measure", "extensions")))
     scoring = Scoring(tuple(header["scoring"]["metrics"]), header["scoring"]["held"], scale)
     states = {} if state is None else {site: state}
     return Work(exchange, (site,), tree["shared"], {site: tree["row"]}, states, scoring, keeps=False)
@@ -97,10 +99,12 @@ def done_of(header: Mapping[str, Any], tree: Mapping[str, Any]) -> Done:
 
 def wrong_metrics(header: Mapping[str, Any]) -> str:
     """What is wrong with the metrics of a reply; empty if nothing is."""
-    found = header.get("metrics")
+    where = f"the reply of site '{header['site']}'"
+    if "metrics" not in header:
+        return f"{where}: metrics is missing from the header"
+    found = header["metrics"]
     if found is None:
         return ""
-    where = f"the reply of site '{header['site']}'"
     if not isinstance(found, dict) or len(found) >= 1000 or any(type(v) not in (int, float) for v in found.values()):
         return f"{where}: metrics are names with numbers"
     for name, value in found.items():
@@ -108,6 +112,6 @@ def wrong_metrics(header: Mapping[str, Any]) -> str:
         if known is None:
             return f"{where}: metric {name!r:.60}, which nobody knows"
         low, high = known.span
-        if not low - _ROUNDING <= value <= high + _ROUNDING:
+        if not low - _ROUNDING <= value <= high + _ROUNDING or float_info.max < abs(value) < inf:  # a whole number
             return f"{where}: metric '{name}' is {value!r:.40}; a number from {low:g} to {high:g} is needed"
     return ""

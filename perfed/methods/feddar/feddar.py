@@ -99,8 +99,8 @@ class FedDAR(DomainFedAvg):
             self._check_hessians(server.shared, info)
         if self.head_epochs == "exact":
             check_linear(server.shared, "head_epochs = 'exact'")
-            if info.task != "regression" or self.terms or not self.alternate:
-                raise PerfedError("head_epochs = 'exact' is for regression without terms, heads and body in turns")
+            if info.task != "regression" or self.extensions or not self.alternate:
+                raise PerfedError("head_epochs = 'exact' is for regression without extensions, heads and body in turns")
             if PERSONAL in self.placement.values():
                 raise PerfedError("head_epochs = 'exact' trains no personal parameters, and the placement has some")
 

@@ -14,8 +14,8 @@ from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Clients, Replies, Reply, ServerState, each
 from perfed.method.method import Method
 from perfed.method.registry import register
+from perfed.methods.extensions.prototypes import Prototypes
 from perfed.methods.fedpac.combination import client_statistics, combination_weights, combination_weights_general
-from perfed.methods.terms.prototypes import Prototypes
 from perfed.model.placement import PERSONAL, SHARED, Placement
 from perfed.training.cohort import Cohort
 
@@ -34,16 +34,16 @@ from perfed.training.cohort import Cohort
 @register(
     "fedpac-fa",
     title="FedPAC-FA",
-    terms=(Prototypes,),
+    extensions=(Prototypes,),
     defaults={"collaboration": False},
     summary="FedPAC's ablation: feature alignment alone (Xu et al. 2023, Table 2)",
 )
-@register("fedpac", title="FedPAC", terms=(Prototypes,))
+@register("fedpac", title="FedPAC", extensions=(Prototypes,))
 class FedPAC(Method):
     """Feature alignment and classifier collaboration (Xu et al. 2023, Algorithm 1).
 
     ``local_epochs`` are the epochs E of the body; the head has ``head_epochs`` before. The alignment is the prototypes
-    term, ``alignment = 0`` turns it off; ``collaboration = false`` leaves every client its own head.
+    extension, ``alignment = 0`` turns it off; ``collaboration = false`` leaves every client its own head.
 
     Clients that were not chosen keep their combined head and take the newest body. If the problem of a client does not
     solve, it keeps its own head, and the run's summary counts it under ``unsolved_combinations``.
@@ -79,7 +79,7 @@ class FedPAC(Method):
         return {"heads": ParameterSet("table", like="head"), "combined": ParameterSet("table", init=_not_yet)}
 
     def round(self, server: ServerState, clients: Clients) -> None:
-        """One exchange; mean of the bodies, means of the classes (the term), combined heads."""
+        """One exchange; mean of the bodies, means of the classes (the extension), combined heads."""
         sent = self._sent_heads(server, clients.ids)
         reply = clients.train(self.train, shared=server.shared, **sent)
         server.shared = weighted_mean(reply.shared, reply.num_samples)
@@ -105,7 +105,7 @@ class FedPAC(Method):
         return {i: {name: t[row] for name, t in mixed.items()} for row, i in enumerate(reply.ids)}
 
     def train(self, cohort: Cohort, shared: dict[str, Any], **sent: Any) -> Reply:
-        """Statistics with the received body, head, body, class means with the new body (the term)."""
+        """Statistics with the received body, head, body, class means with the new body (the extension)."""
         cohort.load(shared, self._own_heads(cohort, **sent))
         content: dict[str, Any] = {}
         if self.collaboration:

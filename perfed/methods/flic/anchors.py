@@ -1,4 +1,4 @@
-"""FLIC's term: Gaussian anchors of classes, or of values on a line, in the latent space."""
+"""FLIC's extension: Gaussian anchors of classes, or of values on a line, in the latent space."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfed.errors import PerfedError
 from perfed.maths.aggregate import Average, masked_mean
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Clients, Replies, Reply, ServerState
-from perfed.method.term import Term, register_term
+from perfed.method.extension import Extension, register_extension
 from perfed.methods.flic.classes import ClassAnchors
 from perfed.methods.flic.covariance import Covariance, Kind
 from perfed.methods.flic.descent import descended
@@ -29,9 +29,9 @@ from perfed.training.cohort import Cohort
 from perfed.training.step import Penalty, Step
 
 
-@register_term
-class Anchors(Term):
-    """FLIC's term: each class has a Gaussian anchor in the latent space (Rakotomamonjy et al. 2024, eq. 2-5).
+@register_extension
+class Anchors(Extension):
+    """FLIC's extension: each class has a Gaussian anchor in the latent space (Rakotomamonjy et al. 2024, eq. 2-5).
 
     Adds ``lambda1 sum_c W2^2(anchor_c, embedded samples of class c) + lambda2 sum_c mean_j l(c, g[Z_cj])`` with
     ``Z_cj ~ anchor_c`` to the local loss, c running over the classes of the mini-batch. Means are learnt by one Adam
@@ -47,7 +47,7 @@ class Anchors(Term):
 
     Example:
         >>> from perfed import build_method
-        >>> build_method("hetfedrep", {"terms": ["anchors"], "lambda1": 0.01}).terms[0].lambda1
+        >>> build_method("hetfedrep", {"extensions": ["anchors"], "lambda1": 0.01}).extensions[0].lambda1
         0.01
     """
 
@@ -129,10 +129,10 @@ class Anchors(Term):
     def check(self, info: FederationInfo, moves_shared: bool) -> None:
         """Refuse targets without labels or values, and embeddings that are not personal, or not into vectors."""
         if info.task == "survival":
-            raise no_labels("the anchors term needs values or", info.task)
+            raise no_labels("the anchors extension needs values or", info.task)
         check_embedding(info)
         if len(info.latent_shape) != 1:
-            raise PerfedError(f"the anchors term needs an embedding into vectors, not shape {info.latent_shape}")
+            raise PerfedError(f"the anchors extension needs an embedding into vectors, not shape {info.latent_shape}")
 
     def _initial(self, info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
         entries = 2
@@ -204,7 +204,7 @@ class Anchors(Term):
         """The anchors, the same for all clients, and of a line the range of the responses."""
         return dict(server.anchors)
 
-    def absorb(self, server: ServerState, replies: Replies, content: Mapping[str, Any]) -> None:
+    def on_replies(self, server: ServerState, replies: Replies, content: Mapping[str, Any]) -> None:
         """Mean, or barycentre, of each anchor over the round's clients that hold the class; others stay as they are."""
         weight, kept = content["weight"], server.anchors
         moved = {"mean": masked_mean(content["mean"], weight, kept["mean"])}
@@ -254,7 +254,7 @@ class Anchors(Term):
         """Distance of each client's mini-batch from its anchors: by default ``sum_c W2^2(anchor_c, N(m_c, S_c))``."""
         return self.anchors(cohort, received).alignment()
 
-    def penalty(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty:
+    def loss(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty:
         """``lambda1`` and ``lambda2`` terms, each where it has a gradient."""
         anchors = self.anchors(cohort, payload)
         align = anchors.alignment()
@@ -269,7 +269,7 @@ class Anchors(Term):
 
         return value
 
-    def after(self, cohort: Cohort, payload: Mapping[str, Any]) -> dict[str, Any]:
+    def client_update(self, cohort: Cohort, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Step on the anchors' means and learnt factors, by the updated embedding's samples (Algorithm S2, step 3).
 
         Uses the *received* shared parameters, as the body's step does.

@@ -11,12 +11,12 @@ from perfed.model.chain import Model
 from perfed.model.placement import PERSONAL, Placement
 
 
-@register("flic-hl", title="FLIC-HL", terms=(Anchors,))
+@register("flic-hl", title="FLIC-HL", extensions=(Anchors,))
 class FLICHL(HetFedRep):
     """FLIC with a shared hidden layer: personal embedding and head, anchors (Rakotomamonjy et al. 2024)."""
 
 
-@register("flic-class", title="FLIC-Class", terms=(Anchors,))
+@register("flic-class", title="FLIC-Class", extensions=(Anchors,))
 class FLICClass(HetFedRep):
     """FLIC with only a personal linear head on top of the aligned embeddings (Rakotomamonjy et al. 2024)."""
 

@@ -21,7 +21,7 @@ class HetFedRep(FedRep):
 
     Clients have the same weight by default (omega_i = 1/N), in FLIC's experiments for body and anchors alike.
     The published numbers of this baseline were made with an alignment of all embeddings after every round; add
-    ``terms=["anchors"]`` with ``lambda1 = lambda2 = 0``, ``pretrain_epochs = 0`` and ``realign_epochs = 1`` for those.
+    ``extensions = ["anchors"]`` with ``lambda1 = lambda2 = pretrain_epochs = 0`` and ``realign_epochs = 1`` for those.
     """
 
     default_placement: ClassVar[dict[str, Placement]] = {

@@ -53,6 +53,6 @@ def check_embedding(info: FederationInfo) -> None:
     own = any(stage_of(name) == EMBEDDING for name in info.personal)
     way = f"add {own_embedding(own or bool(sent))}"
     if sent:
-        raise PerfedError(f"the anchors term aligns personal embeddings, but '{sent[0]}' is shared; {way}")
+        raise PerfedError(f"the anchors extension aligns personal embeddings, but '{sent[0]}' is shared; {way}")
     if not own:
-        raise PerfedError(f"the anchors term aligns personal embeddings, and this run has none; {way}")
+        raise PerfedError(f"the anchors extension aligns personal embeddings, and this run has none; {way}")

@@ -37,7 +37,7 @@ class EmbeddedSamples(Callback):
 
 
 def embedded_samples(server: Server, wanted: Snapshots, round_: int) -> dict[str, NDArray[Any]] | None:
-    """The ``wanted`` clients' samples behind their own embeddings; clients without any in the split are left out.
+    """Return the ``wanted`` clients' samples behind their own embeddings; clients with none in the split are left out.
 
     Returns:
         ``z`` ``(samples, k)``, ``y`` and ``client`` ``(samples,)``, and ``anchors`` ``(entries, k)`` where the method
@@ -58,7 +58,7 @@ def embedded_samples(server: Server, wanted: Snapshots, round_: int) -> dict[str
     if "anchors" in server.sets:
         arrays["anchors"] = server.sets["anchors"]["mean"].cpu().numpy()
         classes, own = server.federation.num_classes, np.arange(len(arrays["anchors"]))
-        for term in server.method.terms:
-            if isinstance(term, Anchors) and classes and (found := term.classes(classes)) != own.tolist():
+        for extension in server.method.extensions:
+            if isinstance(extension, Anchors) and classes and (found := extension.classes(classes)) != own.tolist():
                 arrays["anchor_class"] = np.array(found)
     return arrays

@@ -41,7 +41,7 @@ class Targets(Callback):
 
 
 def unreached(targets: Sequence[float]) -> list[Target]:
-    """The targets before training, none of them reached."""
+    """Return the targets before training, none of them reached."""
     return [{"accuracy": target, **dict.fromkeys((*WHEN, *BYTES))} for target in targets]
 
 
@@ -65,7 +65,7 @@ def updated(found: Sequence[Target], records: Sequence[Mapping[str, Any]]) -> li
 
 
 def percent(target: float) -> str:
-    """A target as text, such as ``70 %``."""
+    """Return a target as text, such as ``70 %``."""
     return f"{100 * target:g} %"
 
 
@@ -75,7 +75,7 @@ def duration(value: float) -> str:
 
 
 def described(found: Sequence[Target]) -> list[str]:
-    """One line per target: the round and virtual time in which it was reached and after how many bytes, or that not.
+    """Return one line per target: the round, virtual time and bytes after which it was reached, or that it was not.
 
     Without a clock virtual time is the round's number, which is then said once.
     """

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 
 from perfed.data.reading import read_arrays
-from perfed.data.site_data import arrays_in
 from perfed.data.tables.files import read_sites, read_table
 from perfed.data.tables.problems import TableProblems
 from perfed.errors import PerfedError
@@ -181,6 +180,6 @@ def test_a_packed_file_that_memory_cannot_hold_is_not_read(tmp_path, monkeypatch
         read_table(tmp_path / "a.parquet")
     with pytest.raises(PerfedError, match=r"b\.xlsx: unpacked it needs"):
         read_table(tmp_path / "b.xlsx")
-    for read in (arrays_in, lambda file: read_arrays(file, ["x"])):
+    for read in (read_arrays, lambda file: read_arrays(file, ["x"])):
         with pytest.raises(PerfedError, match=r"c\.npz: unpacked it needs 0\.00149 GiB of memory"):
             read(tmp_path / "c.npz")

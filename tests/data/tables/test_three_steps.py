@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from perfed import Federation, PerfedError
+from perfed.data.federation import federation_of
 from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.problems import TableProblems
@@ -71,7 +72,7 @@ def over_a_network(frames, options, tests=None) -> tuple[dict[str, SiteMetadata]
     answer = json.dumps(agreed(tolds, options).plain())
     agreements = {name: FederationSchema.of_plain(json.loads(answer), "the server") for name in frames}
     clients = tuple(sites[name].client(agreements[name]) for name in frames)
-    return tolds, Federation.of_agreement(clients, agreements["north"], name="tables")
+    return tolds, federation_of(clients, agreements["north"], "tables")
 
 
 def in_one_process(frames, options, tests=None) -> Federation:

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from engines import network_for
 
-from perfed.data.federation import Federation
+from perfed.data.federation import Federation, federation_of
+from perfed.data.lazy import lazy_clients, refuse_read
 from perfed.engine.flower.dry_run import Protocol, allowed_by
 from perfed.engine.flower.engine import FlowerEngine, Limits
 from perfed.engine.flower.journal import Journal
@@ -31,9 +32,9 @@ RUN = "run"
 
 def facts_of(federation: Federation) -> Federation:
     """The same as a server sees it."""
-    about = {name: getattr(federation, name) for name in ("domain_names", "class_names", "classes", "survival")}
     facts = [client.facts(federation.survival) for client in federation]
-    return Federation.of_facts(facts, federation.num_classes, target_scale=federation.target_scale, **about)
+    schema = federation.schema
+    return federation_of(lazy_clients(refuse_read, facts, schema), schema, class_names=federation.class_names)
 
 
 class Direct:
@@ -52,7 +53,7 @@ class Direct:
     def wait_for(self, names: list[str], seconds: float) -> list[str]:
         return sorted(set(names) - set(self.sites()))
 
-    def exchange(self, messages: Mapping[str, bytes], deadline: float) -> Iterator[Answer]:
+    def exchange(self, messages: Mapping[str, bytes], deadline: float, least: int = 0) -> Iterator[Answer]:
         order = sorted(messages, key=lambda name: (name not in self.first, name))
         for seconds, name in enumerate(order, start=1):
             self.sent.append((name, messages[name]))

@@ -58,7 +58,7 @@ def run_through(sites: Sites, rounds: int) -> None:
 @pytest.mark.parametrize("name", [name for name in known_names() if name != PROJECTS])
 def test_no_message_of_a_proper_run_is_refused(name, tmp_path):
     """Sites of other sizes, classes and columns, of which few take part, each with a rehearsal of its own."""
-    personal = any(term.name == "anchors" for term in make(name).terms)
+    personal = any(extension.name == "anchors" for extension in make(name).extensions)
     labels = [[0, 1, 2, 3], [0, 1], [2, 3, 1], [0, 3]]
     sizes, dims = (9, 14, 7, 6), (5, 3, 7) if personal else (5,)
     federation = blobs(sizes, dims=dims, num_classes=4, labels=labels, validation=4)
@@ -152,12 +152,12 @@ ODD: list[tuple[dict[str, Any], str]] = [
     ({"round": 10**30, "sequence": 10**34 + 1}, "round is 10000000000.*; the study has 10"),
     ({"round": 11, "sequence": 110_001}, "round is 11; the study has 10"),
     ({"round": 0, "sequence": 1}, "program is 'train' as exchange 0 of round 0"),
-    ({"round": True}, "round is true; a whole number"),
+    ({"round": True}, "round is True; a whole number"),
     ({"index": 1, "sequence": 10_002}, "program is 'train' as exchange 1 of round 1"),
     ({"index": -1, "sequence": 19_999}, "program is 'train' as exchange -1 of round 1"),
     ({"measure": "train"}, "measure is 'train'"),
     ({"measure": "validation"}, "measure is 'validation'"),
-    ({"terms": "all"}, "program is 'train' as exchange 0 of round 1"),
+    ({"extensions": "all"}, "program is 'train' as exchange 0 of round 1"),
     ({"sequence": 10_003}, "sequence is 10003; 10001 is needed"),
     ({"base": 10_001}, "base is 10001; a number below 10001 is needed"),
     ({"clients": 10**9}, "clients is 1000000000; 3 is needed"),
@@ -166,7 +166,7 @@ ODD: list[tuple[dict[str, Any], str]] = [
     ({"keep": [1.5]}, "keep is .*; a list of whole numbers is needed"),
     ({"scoring": {"metrics": ["brier"], "held": False}}, "scoring is"),
     ({"scoring": {"metrics": [], "held": True}}, "scoring is"),
-    ({"scoring": None}, "scoring is null"),
+    ({"scoring": None}, "scoring is None"),
     ({"run": "other"}, "run is 'other'; 'run' is expected"),
     ({"kind": "study"}, "kind is 'study'; 'work' is expected"),
     ({"more": 1}, "has 'more', which nobody needs"),

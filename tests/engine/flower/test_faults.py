@@ -81,6 +81,10 @@ def other_site(header, tree):
     header["site"] = "c0"
 
 
+def no_metrics(header, tree):
+    del header["metrics"]
+
+
 def metrics_of_text(header, tree):
     header["metrics"] = {"accuracy": "good"}
 
@@ -95,6 +99,10 @@ def negative_auc(header, tree):
 
 def loss_without_a_number(header, tree):
     header["metrics"] = {"loss": nan}
+
+
+def loss_that_is_no_float(header, tree):
+    header["metrics"] = {"loss": 10**400}
 
 
 def unknown_metric(header, tree):
@@ -126,10 +134,12 @@ BAD = {
     ten_times: "'more', which nobody asked for",
     old_sequence: "sequence is 1; 10001 is expected",
     other_site: "site is 'c0'; 'c1' is expected",
+    no_metrics: "metrics is missing from the header",
     metrics_of_text: "metrics are names with numbers",
     accuracy_of_seven: "metric 'accuracy' is 7.0; a number from 0 to 1 is needed",
     negative_auc: "metric 'auc_all' is -3; a number from 0 to 1 is needed",
     loss_without_a_number: "metric 'loss' is nan; a number from 0 to inf is needed",
+    loss_that_is_no_float: "metric 'loss' is 1000000000000000000000000000000000000000; a number from 0 to inf",
     unknown_metric: "metric 'good",
     fewer_than_none: "entry 'reply/num_samples' is -7; its facts say 7 training samples",
     very_many: "entry 'reply/num_samples' is 8; its facts say 7 training samples",
@@ -171,13 +181,13 @@ def test_the_site_that_sent_anchors_of_1e30_is_named_and_the_others_go_on(others
     going = Sites(tmp_path, make("flic-hl"), federation, rounds=4, limits=Limits(least=others))
     going.server.prepare()
     going.server.round(1)
-    sends = Sends(going.transport.at["c1"], lambda header, tree: enlarge(tree["reply"].get("terms", {})))
+    sends = Sends(going.transport.at["c1"], lambda header, tree: enlarge(tree["reply"].get("extensions", {})))
     going.transport.at["c1"] = sends
     record = going.server.round(2)
     assert record.counts == {"refused": ["c1"]} and "c1" not in record.participants
     strict = Sites(tmp_path / "all", make("flic-hl"), federation, rounds=4)
     strict.transport.at["c1"] = Sends(strict.transport.at["c1"], sends.change)
-    with pytest.raises(PerfedError, match="refused: the reply of site 'c1': the norm of entry 'reply/terms/"):
+    with pytest.raises(PerfedError, match="refused: the reply of site 'c1': the norm of entry 'reply/extensions/"):
         train(strict.server, 1)
     free = Sites(tmp_path / "free", make("flic-hl"), federation, rounds=4, limits=Limits(ratio=None))
     free.transport.at["c1"] = Sends(free.transport.at["c1"], sends.change)

@@ -24,6 +24,7 @@ from perfed.engine.flower import node
 from perfed.engine.flower.letters import EXCHANGE, HELLO, body_of, error_of, record_of
 from perfed.engine.flower.node import Attendant, attend
 from perfed.engine.flower.probe import Server, Unreachable
+from perfed.engine.flower.refusal import Said
 from perfed.errors import PerfedError
 
 
@@ -38,12 +39,13 @@ class Link:
     Attributes:
         faults: by method, what its next calls raise.
         forgets: how many parts of replies are not taken, as by a server that was started again.
+        logged: lines for the site's log.
     """
 
     def __init__(self) -> None:
         self.waiting, self.objects, self.replies = [], {}, {}
         self.faults: dict[str, list[Exception]] = {}
-        self.forgets, self.calls = 0, Counter()
+        self.forgets, self.calls, self.logged = 0, Counter(), []
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # as Flower does where an app runs
 
     def post(self, content: RecordDict, kind: str = EXCHANGE) -> str:
@@ -143,9 +145,9 @@ def handle(body: bytes) -> bytes:
 
 @contextmanager
 def site(link: Link):
-    """Its notes and the hashes of apps, while it is there."""
+    """Its notes and the hashes of apps, while it is there; what it writes into its log is the link's ``logged``."""
     notes, apps, stop = [], [], threading.Event()
-    at = Attendant("north", "here", handle, apps.append, notes.append)
+    at = Attendant("north", "here", handle, apps.append, notes.append, link.logged.append)
     thread = threading.Thread(target=attend, args=(Server("127.0.0.1:1"), at, stop))
     thread.start()
     try:
@@ -165,24 +167,27 @@ def test_messages_are_answered_and_the_connection_is_given_back(link):
         first, second, bad = link.post(record_of(long)), link.post(record_of(b""), HELLO), link.post(record_of(b"bad"))
         assert body_of(link.reply(first)) == long.upper()
         assert json.loads(body_of(link.reply(second))) == ["north", "here"]
-        assert error_of(link.reply(bad)) == "north.csv: no column 'age'"
-    assert notes == [CONNECTED] and apps == ["abc"]  # a run's app is told once
+        assert error_of(link.reply(bad)) == Said.FAILED
+    assert notes == [CONNECTED, "north.csv: no column 'age'"] and apps == ["abc"]  # a run's app is told once
     assert link.calls["DeactivateNode"] == 1
     assert link.calls["GetFab"] == 0  # what was submitted is not even fetched
 
 
 @pytest.mark.parametrize(
-    ("content", "kind", "words"),
+    ("content", "kind", "why", "said"),
     [
-        (record_of(b"n"), "train", "a message of type 'train'; allowed: query.exchange, query.hello"),
-        (RecordDict(), EXCHANGE, "a message without a body"),
-        (record_of(b"break"), EXCHANGE, "the site cannot answer this message; what it has printed says why"),
+        (record_of(b"n"), "train", "a message of type 'train'; allowed: query.exchange, query.hello", Said.MESSAGE),
+        (RecordDict(), EXCHANGE, "a message without a body", Said.MESSAGE),
+        (record_of(b"break"), EXCHANGE, "TypeError: patient 17", Said.FAILED),
     ],
 )
-def test_what_is_no_message_of_perfed_is_refused_in_one_line(link, content, kind, words, capsys):
-    with site(link):
-        assert error_of(link.reply(link.post(content, kind))).startswith(words)
+def test_what_is_no_message_of_perfed_is_refused_with_a_fixed_sentence(link, content, kind, why, said):
+    """Why, the site's terminal says; the log has what the server was told."""
+    with site(link) as (notes, _):
+        assert error_of(link.reply(link.post(content, kind))) == said
         assert body_of(link.reply(link.post(record_of(b"next")))) == b"NEXT"
+    assert notes == [CONNECTED, why]
+    assert link.logged == [f"a message is refused, and the server is told: {said}"]
 
 
 METHODS = ["PullMessages", "GetRun", "PullObject", "ConfirmMessageReceived", "PushMessages", "PushObject"]
@@ -208,10 +213,10 @@ def test_parts_of_a_reply_that_a_server_has_forgotten_are_sent_again(link):
 @pytest.mark.parametrize("method", METHODS[1:])
 def test_a_message_of_a_run_that_has_ended_does_not_keep_the_site(link, method):
     link.faults[method] = [refused(403)]
-    with site(link) as (notes, _):
+    with site(link):
         link.post(record_of(b"lost"))
         assert body_of(link.reply(link.post(record_of(b"n")))) == b"N"
-    (dropped,) = [note for note in notes if note != CONNECTED]
+    (dropped,) = link.logged
     assert dropped.startswith("a message of the server was dropped: HTTPStatusError")
 
 
@@ -221,7 +226,7 @@ def test_nonsense_in_the_place_of_a_message_does_not_keep_the_site(link, content
         letter = link.post(record_of(b"lost"))
         link.objects[letter] = content
         assert body_of(link.reply(link.post(record_of(b"n")))) == b"N"
-    assert len(notes) == 2 and notes[1].startswith("a message of the server was dropped")
+    assert notes == [CONNECTED] and link.logged[0].startswith("a message of the server was dropped")
 
 
 def test_a_server_that_no_longer_knows_the_site_is_connected_to_anew(link):

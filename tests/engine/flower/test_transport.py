@@ -57,6 +57,16 @@ def test_who_is_missing_at_the_deadline_is_named_with_why(office, transport):
     }
 
 
+def test_with_enough_answers_who_is_not_connected_is_not_waited_for(office, transport):
+    """A site that is connected is, and with too few answers everybody."""
+    office.away, office.delay = {"south"}, {"west": 0.3}
+    answers = list(transport.exchange(ALL, 10, 2))
+    assert [answer.site for answer in answers] == ["north", "west", "south"] and answers[-1].seconds < 2
+    assert errors(answers) == {"south": "site 'south': not connected within N seconds"}
+    for least in (0, 3):
+        assert list(transport.exchange(ALL, 0.6, least))[-1].seconds >= 0.6
+
+
 def test_who_is_waited_for_is_said_before_the_deadline(office, transport, monkeypatch):
     monkeypatch.setattr(module, "SILENCE", 0.1)
     notes = []

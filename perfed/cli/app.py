@@ -1,17 +1,21 @@
-"""What the command line says of itself and of words that it does not know: Typer's own texts, made whole."""
+"""The program that commands are added to: blocks of options, and Typer's own texts on itself, made whole."""
 
 from __future__ import annotations
 
 import inspect
 import shlex
 from collections.abc import Callable, Sequence
-from typing import Any, get_args, get_type_hints
+from dataclasses import MISSING, fields, is_dataclass
+from functools import partial, wraps
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from perfed.cli.console import console
 from perfed.cli.index import filled, index
 from perfed.errors import PerfedError, did_you_mean
+from perfed.machine import installed_version
 
 _OPTIONS_INSTEAD = ("method", "seed")  # where a command has no such option, it has another for it
 _TABLES = ("data", "model", "training", "participation", "clock", "evaluation", "snapshots", "methods", "plan")
@@ -52,7 +56,7 @@ class Commands(TyperGroup):
             formatter.write_dl(rows)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the first word names.
+        """Return the command that the first word names.
 
         Raises:
             PerfedError: there is none; says which there are.
@@ -71,13 +75,71 @@ class App(typer.Typer):
         super().__init__(cls=Commands, rich_markup_mode=None, pretty_exceptions_enable=False, **settings)
 
     def command(self, name: str | None = None, **more: Any) -> Callable[[Any], Any]:
-        """Decorator of the function that a command calls."""
-        return super().command(name, cls=Command, **more)
+        """Decorate the function that a command calls; it may take :class:`blocks <Without>` of options."""
+        decorate = super().command(name, cls=Command, **more)
+        return lambda function: decorate(_with_blocks(function))
+
+
+class Without:
+    """Names the options of a block that a command does not have: ``Annotated[Block, Without("jobs")]``.
+
+    A block is a dataclass whose fields are options, each with its default: a command takes it as one parameter.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+
+def _with_blocks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``function`` with the options of each block in the place of the block."""
+    hints, blocks = get_type_hints(function, include_extras=True), dict[str, tuple[type, list[str]]]()
+    taken: list[tuple[str, Any, Any]] = []  # name, default and type
+    for name, own in inspect.signature(function).parameters.items():
+        block, *marks = get_args(hints[name]) or (hints[name],)
+        if isinstance(block, type) and is_dataclass(block):
+            left_out = {other for mark in marks for other in mark.names}
+            of, kept = get_type_hints(block, include_extras=True), [f for f in fields(block) if f.name not in left_out]
+            blocks[name] = block, [field.name for field in kept]
+            taken += [(f.name, own.empty if f.default is MISSING else f.default, of[f.name]) for f in kept]
+        else:
+            taken.append((name, own.default, hints[name]))
+
+    @wraps(function)
+    def command(**given: Any) -> Any:
+        for name, (block, names) in blocks.items():
+            given[name] = block(**{option: given.pop(option) for option in names})
+        return function(**given)
+
+    one = partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+    command.__signature__ = inspect.Signature([one(n, default=d, annotation=a) for n, d, a in taken])  # type: ignore[attr-defined]
+    command.__annotations__ = {name: annotation for name, _, annotation in taken}
+    return command
+
+
+app = App(
+    no_args_is_help=True,
+    help="Personalised federated learning: run, compare and tune methods on clients that differ.",
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        console.print(f"perfed {installed_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version and stop", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
 
 
 def _argument_texts(function: Callable[..., Any] | None) -> dict[str, str]:
     """The help of each argument, as it was given."""
-    hints = get_type_hints(inspect.unwrap(function), include_extras=True) if function is not None else {}
+    hints = get_type_hints(function, include_extras=True) if function is not None else {}
     marks = {name: mark for name, hint in hints.items() for mark in get_args(hint)}
     return {name: mark.help or "" for name, mark in marks.items() if isinstance(mark, typer.models.ArgumentInfo)}
 
@@ -92,7 +154,7 @@ def _row(parameter: Any, ctx: Any, text: str) -> tuple[str, str] | None:
 
 
 def no_such_option(error: Any, words: Sequence[str]) -> str | None:
-    """What to say of an unknown option, Typer's ``error``, that is a setting with dashes; ``None`` if it is none.
+    """Return what to say of an unknown option, Typer's ``error``, that is a setting with dashes; else ``None``.
 
     ``words``: the command line.
     """
@@ -115,7 +177,7 @@ def _is_setting(key: str) -> bool:
         return first in _TABLES
     own = (
         item.get("settings") or item.get("options")
-        for what in ("methods", "datasets", "terms")
+        for what in ("methods", "datasets", "extensions")
         for item in index()[what]
     )
     known = {*index()["settings"], *(name for settings in own for name in settings)}

@@ -1,4 +1,4 @@
-"""FedProx's term: local training stays near the received model."""
+"""FedProx's extension: local training stays near the received model."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed.method.declared import FederationInfo
-from perfed.method.term import Term, register_term
+from perfed.method.extension import Extension, register_extension
 from perfed.training.cohort import Cohort
 from perfed.training.step import Penalty, Step
 
 
-@register_term
-class Proximal(Term):
+@register_extension
+class Proximal(Extension):
     """FedProx: ``(mu / 2) |w - w_received|^2`` over the trained shared parameters (Li et al. 2020, eq. 2).
 
     Example:
         >>> from perfed import build_method
-        >>> build_method("fedrep", {"terms": ["proximal"], "mu": 0.1}).terms
+        >>> build_method("fedrep", {"extensions": ["proximal"], "mu": 0.1}).extensions
         (Proximal(mu=0.1),)
     """
 
@@ -30,9 +30,9 @@ class Proximal(Term):
 
     def check(self, info: FederationInfo, moves_shared: bool) -> None:
         """Refuse methods whose clients receive no parameters to stay near."""
-        info.shared_parameters(f"term '{self.name}' keeps shared parameters near the received ones")
+        info.shared_parameters(f"extension '{self.name}' keeps shared parameters near the received ones")
 
-    def penalty(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty:
+    def loss(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty:
         """Distance to the shared parameters as they are when training starts."""
         received = {name: tensor.clone() for name, tensor in cohort.shared().items()}
 

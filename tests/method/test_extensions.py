@@ -6,25 +6,27 @@ from engines import blobs, cohort, difference, make, network, quick, serve, trai
 
 from perfed.errors import PerfedError
 from perfed.method.declared import ParameterSet
-from perfed.method.term import Term, full_name, register_term, term_class, term_names
+from perfed.method.extension import Extension, extension_class, extension_names, full_name, register_extension
 from perfed.methods.build import build_method
+from perfed.methods.extensions.proximal import Proximal
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.flic.hetfedrep import HetFedRep
 from perfed.methods.local import Local
-from perfed.methods.terms.proximal import Proximal
 from perfed.model.chain import STAGES, stage_of
 
 
-def test_terms_are_found_by_name():
-    assert term_class("proximal") is Proximal and {"proximal", "anchors"} <= set(term_names())
-    with pytest.raises(PerfedError, match="unknown term 'nothing'; allowed: anchors"):
-        term_class("nothing")
+def test_extensions_are_found_by_name():
+    assert extension_class("proximal") is Proximal and {"proximal", "anchors"} <= set(extension_names())
+    with pytest.raises(PerfedError, match="unknown extension 'nothing'; allowed: anchors"):
+        extension_class("nothing")
     with pytest.raises(PerfedError, match="cannot import 'nowhere': No module named 'nowhere'"):
-        term_class("nowhere:nothing")
-    with pytest.raises(PerfedError, match="term 'engines:shrink': 'engines' registers no 'shrink'; it registers no"):
-        term_class("engines:shrink")
+        extension_class("nowhere:nothing")
+    with pytest.raises(
+        PerfedError, match="extension 'engines:shrink': 'engines' registers no 'shrink'; it registers no"
+    ):
+        extension_class("engines:shrink")
     with pytest.raises(PerfedError, match="'engines' registers no 'proximal'; perfed has it"):
-        term_class("engines:proximal")
+        extension_class("engines:proximal")
     with pytest.raises(ValueError):
         Proximal(mu=-1.0)
     with pytest.raises(ValueError):
@@ -32,7 +34,7 @@ def test_terms_are_found_by_name():
 
 
 def distance_after_a_round(mu: float, **settings) -> float:
-    method = quick(FedAvg, terms=(Proximal(mu=mu),), optimizer="sgd", **settings)
+    method = quick(FedAvg, extensions=(Proximal(mu=mu),), optimizer="sgd", **settings)
     server = serve(method, blobs(), model=network())
     before = {name: tensor.clone() for name, tensor in server.state.shared.items()}
     server.round(1)
@@ -47,9 +49,9 @@ def test_a_large_mu_keeps_the_shared_parameters_near_the_received_ones():
 @pytest.mark.parametrize("name", ["fedavg", "hetfedrep"])
 def test_mu_zero_changes_nothing(name):
     plain = train(serve(make(name), blobs(), rate=0.7), 2)
-    zero = train(serve(make(name, more_terms=(Proximal(mu=0.0),)), blobs(), rate=0.7), 2)
+    zero = train(serve(make(name, more_extensions=(Proximal(mu=0.0),)), blobs(), rate=0.7), 2)
     assert difference(zero, plain) == 0
-    some = train(serve(make(name, more_terms=(Proximal(mu=0.1),)), blobs(), rate=0.7), 2)
+    some = train(serve(make(name, more_extensions=(Proximal(mu=0.1),)), blobs(), rate=0.7), 2)
     assert difference(some, plain) > 1e-6
 
 
@@ -57,8 +59,8 @@ def test_the_gradient_is_mu_times_the_way_back():
     """With learning rate lr, one more step of SGD differs by - lr mu (w - received), and for shared parameters only."""
     mu, lr, federation = 0.7, 0.1, blobs((6, 4))
     settings = {"optimizer": "sgd", "lr": lr, "batch_size": 99}
-    term = Proximal(mu=mu)
-    with_term = cohort(quick(HetFedRep, terms=(term,), **settings), federation)
+    extension = Proximal(mu=mu)
+    with_term = cohort(quick(HetFedRep, extensions=(extension,), **settings), federation)
     without = cohort(quick(HetFedRep, **settings), federation)
     shared = {
         n: torch.randn(2, *t.shape, generator=torch.Generator().manual_seed(0)).double()
@@ -68,7 +70,7 @@ def test_the_gradient_is_mu_times_the_way_back():
     moved = {n: t + torch.linspace(-1, 1, t[0].numel()).view(t.shape[1:]) for n, t in shared.items()}
     for group in (with_term, without):
         group.load(shared)
-    penalties = [term.penalty(with_term, {})]
+    penalties = [extension.loss(with_term, {})]
     for group, active in ((with_term, penalties), (without, [])):
         group.model.update({n: t.clone() for n, t in moved.items()})
         group.penalties = active
@@ -78,19 +80,19 @@ def test_the_gradient_is_mu_times_the_way_back():
         torch.testing.assert_close(tensor - without.model[name], expected, rtol=1e-10, atol=1e-12)
 
 
-class Shrink(Term):
-    """A user's term: weight decay on the head, in the loss."""
+class Shrink(Extension):
+    """A user's extension: weight decay on the head, in the loss."""
 
     name = "shrink"
 
-    def penalty(self, cohort, payload):
+    def loss(self, cohort, payload):
         return lambda step: 5.0 * step.params["head.weight"].square().flatten(1).sum(1)
 
 
 def test_a_users_term_works_in_every_method():
     for name, beside in (("fedavg", (Proximal(),)), ("hetfedrep", (Proximal(),)), ("local", ())):
         plain = train(serve(make(name), blobs()), 1)
-        shrunk = train(serve(make(name, more_terms=(Shrink(), *beside)), blobs()), 1)
+        shrunk = train(serve(make(name, more_extensions=(Shrink(), *beside)), blobs()), 1)
         norms = []
         for server in (plain, shrunk):
             heads = [s["model"]["head.weight"] for s in server.engine.states.values() if "head.weight" in s["model"]]
@@ -99,24 +101,28 @@ def test_a_users_term_works_in_every_method():
 
 
 def test_a_name_is_that_of_one_term(forgotten):
-    register_term(Shrink)
-    register_term(Shrink)  # as a notebook's cell that is run again
-    assert term_class("test_terms:shrink") is term_class("shrink") is Shrink
-    assert [full_name(name) for name in ("shrink", "proximal")] == ["test_terms:shrink", "proximal"]
-    with pytest.raises(PerfedError, match="'test_terms' registers no 'shrnk'; it has: shrink"):
-        term_class("test_terms:shrnk")
-    with pytest.raises(PerfedError, match="term 'shrink' is registered twice, by 'test_terms' and by 'elsewhere'"):
-        register_term(type("Shrink", (Shrink,), {"__module__": "elsewhere"}))
-    with pytest.raises(PerfedError, match=r"the term Nameless has no name; write name: ClassVar\[str\]"):
-        register_term(type("Nameless", (Term,), {}))
-    assert build_method("local", {"terms": ["test_terms:shrink"]}).terms == (Shrink(),)
+    register_extension(Shrink)
+    register_extension(Shrink)  # as a notebook's cell that is run again
+    assert extension_class("test_extensions:shrink") is extension_class("shrink") is Shrink
+    assert [full_name(name) for name in ("shrink", "proximal")] == ["test_extensions:shrink", "proximal"]
+    with pytest.raises(PerfedError, match="'test_extensions' registers no 'shrnk'; it has: shrink"):
+        extension_class("test_extensions:shrnk")
+    with pytest.raises(
+        PerfedError, match="extension 'shrink' is registered twice, by 'test_extensions' and by 'elsewhere'"
+    ):
+        register_extension(type("Shrink", (Shrink,), {"__module__": "elsewhere"}))
+    with pytest.raises(PerfedError, match=r"the extension Nameless has no name; write name: ClassVar\[str\]"):
+        register_extension(type("Nameless", (Extension,), {}))
+    assert build_method("local", {"extensions": ["test_extensions:shrink"]}).extensions == (Shrink(),)
     for name, given in (
         ("local", ["proximal"] * 2),
-        ("local", ["shrink", "test_terms:shrink"]),
+        ("local", ["shrink", "test_extensions:shrink"]),
         ("fedprox", ["proximal"]),
     ):
-        with pytest.raises(PerfedError, match=rf"methods\.{name}\.terms: '\w+' would be there twice; once is allowed"):
-            build_method(name, {"terms": given})
+        with pytest.raises(
+            PerfedError, match=rf"methods\.{name}\.extensions: '\w+' would be there twice; once is allowed"
+        ):
+            build_method(name, {"extensions": given})
 
 
 def test_a_set_that_is_declared_twice_is_an_error():
@@ -125,4 +131,4 @@ def test_a_set_that_is_declared_twice_is_an_error():
             return {"shared": ParameterSet("server")}
 
     with pytest.raises(PerfedError, match=r"'shared' is declared twice.*'shrink'"):
-        serve(quick(Local, terms=(Taken(),)), blobs())
+        serve(quick(Local, extensions=(Taken(),)), blobs())

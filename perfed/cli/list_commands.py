@@ -1,4 +1,4 @@
-"""``perfed list`` and ``perfed show`` in plain text, from the index: without torch."""
+"""``perfed list`` and ``perfed show``: from the index, without torch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Annotated, Any
 
-from perfed.cli.console import command_lines, console
+import typer
+
+from perfed.cli import complete
+from perfed.cli.app import app
+from perfed.cli.console import command_lines, console, print_json
 from perfed.cli.index import LISTS, index
 from perfed.errors import PerfedError
 from perfed.plugins import known_as
@@ -28,13 +32,44 @@ _KINDS = {
     "methods": "method",
     "datasets": "data set",
     "experiments": "experiment",
-    "terms": "term",
+    "extensions": "extension",
     "leaderboards": "leaderboard",
 }
 
 
+@app.command("list", epilog="Example: perfed list methods")
+def list_command(
+    what: Annotated[str, typer.Argument(help=", ".join(LISTS), autocompletion=complete.lists)],
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, with all settings")] = False,
+) -> None:
+    """List what is there: methods by what differs between the clients and by paper."""
+    asked = known_as(what, LISTS)
+    if asked is None:
+        raise PerfedError(f"unknown list '{what}'; allowed: {', '.join(LISTS)}")
+    if as_json:
+        return print_json(index()[asked])
+    for line in listed(asked):
+        typer.echo(line)
+
+
+@app.command("show", epilog="Example: perfed show fedpac")
+def show_command(
+    name: Annotated[
+        str, typer.Argument(help="a method, data set, experiment or extension", autocompletion=complete.shown)
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON: kind and facts")] = False,
+) -> None:
+    """Say what a method, data set or experiment is, its settings, what it needs, and a command to try."""
+    hits = found(name)
+    if as_json:
+        return print_json(hits)
+    for number, (kind, item) in enumerate(hits.items()):
+        for line in [*([""] if number else []), *described(kind, item)]:
+            typer.echo(line)
+
+
 def listed(what: str) -> Iterator[str]:
-    """The lines of ``perfed list``."""
+    """Return the lines of ``perfed list``."""
     items = index()[what]
     if what != "methods":
         yield from _names(items, "")
@@ -95,7 +130,7 @@ def _wrapped(text: str, first: str, later: str) -> list[str]:
 
 
 def found(name: str) -> dict[str, dict[str, Any]]:
-    """What is called ``name``, in any case: kind -> its facts; a data set and an experiment may have the same name.
+    """Return what is called ``name``, in any case: kind -> its facts; there may be a data set and an experiment.
 
     Raises:
         PerfedError: nothing is; names the nearest.
@@ -116,7 +151,7 @@ def found(name: str) -> dict[str, dict[str, Any]]:
 
 
 def described(kind: str, item: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of ``perfed show``."""
+    """Return the lines of ``perfed show``."""
     yield from _wrapped(_summary(item), f"{_title(item)} ({kind}): ", "  ")
     facts = _FACTS[kind](item) if kind in _FACTS else []
     for label, text in facts:
@@ -167,7 +202,7 @@ def _dataset(item: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("about", item["about"]),
         ("source", item["paper"]),
         ("task", item["task"]),
-        ("needs", ", ".join(item["files"]) and f"{', '.join(item['files'])} (docs/data.md says from where)"),
+        ("needs", _files(item)),
         ("experiments", ", ".join(item["experiments"])),
     ]
 
@@ -182,8 +217,12 @@ def _experiment(item: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("data", f"{item['data']['name']}{': ' * bool(data)}{data}"),
         ("model", model),
         ("training", training),
-        ("needs", ", ".join(item["files"]) and f"{', '.join(item['files'])} (docs/data.md says from where)"),
+        ("needs", _files(item)),
     ]
+
+
+def _files(item: Mapping[str, Any]) -> str:
+    return f"{', '.join(item['files'])} (docs/data.md says from where)" if item["files"] else ""
 
 
 def _stage(value: Any) -> str:
@@ -199,7 +238,7 @@ def _leaderboard(item: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("theirs", ", ".join(item["theirs"])),
         ("ours on top", ", ".join(item["ours"])),
         ("data", item["data"]),
-        ("needs", ", ".join(item["files"]) and f"{', '.join(item['files'])} (docs/data.md says from where)"),
+        ("needs", _files(item)),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Alignment of features to class means: FedPAC's and FedProto's term."""
+"""Alignment of features to class means: FedPAC's and FedProto's extension."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from perfed.data.labels import no_labels
 from perfed.maths.aggregate import masked_mean
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Replies, ServerState
-from perfed.method.term import Term, register_term
+from perfed.method.extension import Extension, register_extension
 from perfed.training.cohort import Cohort
 from perfed.training.step import Penalty, Step
 
 
-@register_term
-class Prototypes(Term):
+@register_extension
+class Prototypes(Extension):
     """Alignment of features to class means, ``(lambda / d) |f(x) - c_y|^2`` averaged over the mini-batch.
 
     FedPAC's feature alignment (Xu et al. 2023, eq. 8) and FedProto's regulariser (Tan et al. 2022, eq. 8). Features
@@ -29,7 +29,7 @@ class Prototypes(Term):
 
     Example:
         >>> from perfed import build_method
-        >>> build_method("fedrep", {"terms": ["prototypes"], "alignment": 0.5}).terms[0].alignment
+        >>> build_method("fedrep", {"extensions": ["prototypes"], "alignment": 0.5}).extensions[0].alignment
         0.5
     """
 
@@ -51,7 +51,7 @@ class Prototypes(Term):
         """The centroids of all classes; nothing where clients use their own."""
         return {"centroids": server.centroids} if self.source == "global" else {}
 
-    def penalty(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty:
+    def loss(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty:
         """Mean squared distance of the features to the centroids of their classes, where the features are trained."""
         held = payload["centroids"] if self.source == "global" else cohort.state["centroids"]
         means, known = held["mean"], held["known"]
@@ -71,7 +71,7 @@ class Prototypes(Term):
 
         return value
 
-    def after(self, cohort: Cohort, payload: Mapping[str, Any]) -> dict[str, Any]:
+    def client_update(self, cohort: Cohort, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Class means of the updated features, and how many samples they are of."""
         means, counts = cohort.class_means(), cohort.class_counts
         if self.source == "global":
@@ -79,7 +79,7 @@ class Prototypes(Term):
         cohort.state["centroids"] = {"mean": means, "known": counts > 0}
         return {}
 
-    def absorb(self, server: ServerState, replies: Replies, content: Mapping[str, Any]) -> None:
+    def on_replies(self, server: ServerState, replies: Replies, content: Mapping[str, Any]) -> None:
         """``c_k = sum_i n_ik c_ik / sum_i n_ik``."""
         if self.source == "own":
             return
@@ -90,6 +90,6 @@ class Prototypes(Term):
 
 def _no_centroids(info: FederationInfo, key: Tensor) -> dict[str, Any]:
     if info.num_classes is None:
-        raise no_labels("the prototypes term needs", info.task)
+        raise no_labels("the prototypes extension needs", info.task)
     mean = torch.zeros(info.num_classes, info.representation, dtype=info.dtype)
     return {"mean": mean, "known": torch.zeros(info.num_classes, dtype=torch.bool)}

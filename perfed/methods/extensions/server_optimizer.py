@@ -13,7 +13,7 @@ from torch import Tensor
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import ServerState
-from perfed.method.term import Term, register_term
+from perfed.method.extension import Extension, register_extension
 
 # From v, the square of Delta and beta2 to the new v.
 _SCALE: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
@@ -23,8 +23,8 @@ _SCALE: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
 }
 
 
-@register_term
-class ServerOptimizer(Term):
+@register_extension
+class ServerOptimizer(Extension):
     """The server takes Adam's, Yogi's or Adagrad's steps along what a round changes (Reddi et al. 2021, Algorithm 2).
 
     Delta is what the method's round made of the shared parameters minus what they were: with FedAvg the (weighted) mean
@@ -35,7 +35,8 @@ class ServerOptimizer(Term):
 
     Example:
         >>> from perfed import build_method
-        >>> build_method("fedrep", {"terms": ["server-optimizer"], "server_optimizer": "yogi"}).terms[0].server_lr
+        >>> settings = {"extensions": ["server-optimizer"], "server_optimizer": "yogi"}
+        >>> build_method("fedrep", settings).extensions[0].server_lr
         0.1
     """
 
@@ -56,14 +57,14 @@ class ServerOptimizer(Term):
 
     def check(self, info: FederationInfo, moves_shared: bool) -> None:
         """Refuse methods whose server has no shared model to move."""
-        info.shared_parameters(f"term '{self.name}' moves the server's shared parameters")
+        info.shared_parameters(f"extension '{self.name}' moves the server's shared parameters")
         if not moves_shared:
             raise PerfedError(
-                f"term '{self.name}' moves the server's shared parameters, and clients of this method do not go on "
-                "from them; allowed: methods that average one model, as fedavg, fedrep or fedpac"
+                f"extension '{self.name}' moves the server's shared parameters, and clients of this method do not "
+                "go on from them; allowed: methods that average one model, as fedavg, fedrep or fedpac"
             )
 
-    def step(self, server: ServerState, before: Mapping[str, Any]) -> None:
+    def server_step(self, server: ServerState, before: Mapping[str, Any]) -> None:
         """In place of the method's new shared parameters, the optimiser's."""
         first, scale, shared = {}, {}, dict(server.shared)
         for name, m in server.server_m.items():

@@ -1,0 +1,154 @@
+"""The commands on data before any training: ``perfed init | check | partition``.
+
+What takes torch along is imported when one of them runs: help and completion come without it.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from perfed.cli.app import app
+from perfed.cli.console import alone_on_stdout, command_lines, print_json, say, say_where, say_whole
+from perfed.cli.options import DataOption, ExperimentName, JsonOption, Settings, default_out, with_seed
+from perfed.errors import PerfedError
+from perfed.plugins import IMPORTED
+
+
+@app.command("init", epilog="Example: perfed init hospitals/ --target disease --drop patient")
+def init_command(
+    files: Annotated[list[Path], typer.Argument(help="CSV, Parquet or Excel files, or folders of them; one site each")],
+    target: Annotated[str, typer.Option("--target", help="column to predict; a time with --event")],
+    event: Annotated[str, typer.Option("--event", help="column of events, where the target is a time")] = "",
+    site_column: Annotated[str, typer.Option("--site-column", help="column that names the site of every row")] = "",
+    domain: Annotated[str, typer.Option("--domain", help="column of domains, e.g. race")] = "",
+    group: Annotated[str, typer.Option("--group", help="column whose equal values are never split, e.g. patient")] = "",
+    drop: Annotated[list[str] | None, typer.Option("--drop", help="column to leave out; may be repeated")] = None,
+    numbers: Annotated[list[str] | None, typer.Option("--numbers", help="column of numbers; may be repeated")] = None,
+    dates: Annotated[list[str] | None, typer.Option("--dates", help="column of dates; may be repeated")] = None,
+    categories: Annotated[
+        list[str] | None, typer.Option("--categories", help="column whose numbers are codes; may be repeated")
+    ] = None,
+    test: Annotated[list[Path] | None, typer.Option("--test", help="file or folder of rows to test on")] = None,
+    out: Annotated[Path, typer.Option("--out", help="experiment file to write")] = Path("study.toml"),
+    as_json: JsonOption = False,
+) -> None:
+    """Write a commented experiment for tables of your own, after checking them."""
+    from perfed.cli.terminal import print_federation
+    from perfed.data.tables.files import table_files
+    from perfed.experiment.config import validate
+    from perfed.experiment.init_template import compared, fitting, study_text, tune_command
+
+    table_files([*files, *(test or [])])
+    if out.exists():
+        raise PerfedError(f"{out} is there already; name another file with --out, or edit it")
+    if out.suffix != ".toml" or not out.parent.is_dir():
+        raise PerfedError(f"--out {out}: a .toml file in a folder that is there is needed")
+    roles = {"site_column": site_column, "target": target, "event": event, "domain": domain, "group": group}
+    columns = {"drop": drop, "numbers": numbers, "dates": dates, "categories": categories}
+    tables = {"files": [str(file) for file in files], "test_files": [str(file) for file in test or []]}
+    given: dict[str, Any] = {key: value for key, value in {**tables, **roles, **columns}.items() if value}
+    with alone_on_stdout(as_json), _all_problems():
+        federation, settings = fitting(given)
+    settings |= {key: [_relative(path, out) for path in settings[key]] for key in tables if key in settings}
+    text = study_text(out.stem, settings, federation)
+    validate(tomllib.loads(text))
+    with out.open("x", encoding="utf-8") as file:
+        file.write(text)
+    if as_json:
+        return print_json({**asdict(federation.facts), "experiment": str(out)})
+    print_federation(federation)
+    say_where("experiment", out)
+    methods = ",".join(compared(settings, federation))
+    command = shlex.join(["perfed", "compare", str(out), "--methods", methods, "--seeds", "0..4"])
+    for line in ("next:", *command_lines(command)):
+        say_whole(line)
+    say("rate and weight decay decide who wins; this chooses them for your tables, on validation data:")
+    for line in command_lines(tune_command(str(out), settings, federation)):
+        say_whole(line)
+
+
+def _relative(path: str, out: Path) -> str:
+    return Path(os.path.relpath(Path(path).resolve(), out.parent.resolve())).as_posix()
+
+
+@app.command("check", epilog="Example: perfed check study.toml")
+def check_command(
+    experiment: ExperimentName, settings: Settings = None, data_dir: DataOption = None, as_json: JsonOption = False
+) -> None:
+    """Say what the sites hold, what they must tell each other, and everything that is wrong; train nothing."""
+    from perfed.cli.execution import chosen_experiment
+    from perfed.cli.terminal import print_federation
+    from perfed.experiment.start import start
+
+    with alone_on_stdout(as_json), _modules_named():
+        checked = chosen_experiment(experiment, settings or [])
+        with _all_problems():
+            federation = checked.data.load(checked.seed, data_dir)
+        if not as_json:
+            print_federation(federation)
+        start(checked, federation=federation)
+    if as_json:
+        print_json(asdict(federation.facts))
+
+
+@contextmanager
+def _modules_named() -> Iterator[None]:
+    """Say at the end, be it an error, which modules were imported for ``module:NAME``, and so run."""
+    try:
+        yield
+    finally:
+        if IMPORTED:
+            say(f"check has run code of these modules: {', '.join(IMPORTED)}")
+
+
+@contextmanager
+def _all_problems() -> Iterator[None]:
+    """Print every problem of tables, in place of the first alone."""
+    from perfed.data.tables.problems import TableProblems
+
+    try:
+        yield
+    except TableProblems as found:
+        for problem in found.problems:
+            say_whole(problem)
+        number = len(found.problems)
+        raise PerfedError(f"{number} problem{'s' if number > 1 else ''} in the tables") from None
+
+
+@app.command("partition", epilog="Example: perfed partition digits-label-skew --show")
+def partition_command(
+    experiment: ExperimentName,
+    settings: Settings = None,
+    show: Annotated[bool, typer.Option("--show", help="print and draw client x class and client x domain")] = False,
+    seed: Annotated[int | None, typer.Option("--seed", help="in place of the experiment's")] = None,
+    data_dir: DataOption = None,
+    out: Annotated[Path | None, typer.Option("--out", help="HTML file for a picture of the table")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say who holds how many samples of which class and domain."""
+    from perfed.cli.execution import chosen_experiment
+    from perfed.cli.table import print_table
+    from perfed.report.partition import ClassTable, counted_tables, write_partition_page
+
+    checked = chosen_experiment(experiment, with_seed(settings, seed))
+    with alone_on_stdout(as_json):
+        held = ClassTable.of(checked.data.load(checked.seed, data_dir))
+        if show:
+            out = out or default_out(f"partition-{checked.name}").with_suffix(".html")
+        picture = None if out is None else write_partition_page(held, out)
+        if as_json:
+            return print_json({**held.to_dict(), "picture": None if picture is None else str(picture)})
+        say(held.summary())
+        for table in counted_tables(held) if show else ():
+            print_table(table)
+        if picture is not None:
+            say_where("picture", picture)

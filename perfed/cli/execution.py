@@ -1,0 +1,274 @@
+"""What the commands that train have in common: what was asked for, how it is executed, and what came of it.
+
+Imported when one of them runs, for it takes torch along.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped, alone_on_stdout, say, say_where, say_whole
+from perfed.cli.options import Shown, Training
+from perfed.cli.progress import Work, shown
+from perfed.cli.terminal import print_board, print_choice, print_conclusion, print_parts, print_run, say_outcome
+from perfed.engine.ray.where import use_workers
+from perfed.errors import PerfedError
+from perfed.experiment.comparison import ComparisonSpec, Resources, federated
+from perfed.experiment.config import Experiment, find_experiment, validate
+from perfed.experiment.estimators import is_baseline
+from perfed.experiment.factory import Key, RunFactory
+from perfed.experiment.jobs import Execute, Jobs, Outcomes, in_turn
+from perfed.experiment.overrides import override, parse_value
+from perfed.experiment.planned import parse_names, parse_seeds, suggested
+from perfed.experiment.published import Leaderboard
+from perfed.experiment.search import Search
+from perfed.experiment.start import is_done, resume
+from perfed.experiment.study import Study, extend
+from perfed.machine import TERMINATED, by_sigterm
+from perfed.method.registry import method_id
+from perfed.report import load_runs, write_report
+from perfed.run.directory import RunDirectory
+from perfed.run.run import Run
+from perfed.training.device import usable_device
+from perfed.training.plan import ENGINES
+
+# What was asked for ----------------------------------------------------------------------------------------
+
+
+def device_of(how: Training) -> torch.device | None:
+    """Return the device that ``--device`` names."""
+    return None if how.device is None else usable_device(how.device, f"--device {how.device}")
+
+
+def resources_of(how: Training) -> Resources:
+    """Return what runs are made with."""
+    return Resources(how.data_dir, device_of(how))
+
+
+def settings_of(how: Training, settings: Sequence[str] | None) -> list[str]:
+    """Return the settings, with the engine among them."""
+    engine = how.asked_engine
+    if engine is not None and engine not in ENGINES:
+        raise PerfedError(f"--engine {engine}: unknown engine; allowed: {', '.join(ENGINES)}")
+    return [*(settings or []), *([f'plan.engine="{engine}"'] if engine else [])]
+
+
+def shared_settings(how: Training, settings: Sequence[str] | None) -> list[str]:
+    """Return settings of a command that runs several methods and seeds."""
+    for assignment in settings or []:
+        if assignment.partition("=")[0].strip() in ("method", "seed"):
+            raise PerfedError(f"'{assignment}': methods and seeds are given with --methods and --seeds here")
+    return settings_of(how, settings)
+
+
+def chosen_experiment(name: str, settings: Sequence[str]) -> Experiment:
+    """Return the experiment ``name`` with the ``settings`` of one method and seed."""
+    table = find_experiment(name)
+    # The method that the settings name last: its settings may be given by their bare names.
+    named = [text.removeprefix("method=") for text in settings if text.startswith("method=")]
+    method = method_id(str(parse_value(named[-1])) if named else method_in(table))
+    return validate(override(table, settings, [method]))
+
+
+def method_in(table: dict[str, Any]) -> str:
+    """Return the method of an experiment."""
+    return str(table.get("method", Experiment.model_fields["method"].default))
+
+
+def asked_comparison(
+    experiment: str,
+    settings: Sequence[str] | None,
+    methods: str,
+    seeds: str,
+    how: Training,
+    *,
+    baselines: bool = True,
+) -> ComparisonSpec:
+    """Return the comparison of ``--methods`` over ``--seeds`` on an experiment with ``settings``.
+
+    Raises:
+        PerfedError: also where no method is named; says what to write.
+    """
+    check_one_word(methods, [experiment, *(settings or [])])
+    table = find_experiment(experiment)
+    if not methods.strip(" ,"):
+        some = ",".join(suggested(table))
+        raise PerfedError(
+            f"--methods: at least one is needed, such as --methods {some}; 'perfed list methods' names all"
+        )
+    names, numbers = parse_names(methods, baselines=baselines), parse_seeds(seeds)
+    return ComparisonSpec(override(table, shared_settings(how, settings), federated(names)), names, numbers)
+
+
+def check_one_word(text: str, others: Sequence[str | None]) -> None:
+    """Refuse a list of methods that a shell has divided at its spaces.
+
+    Args:
+        text: what ``--methods`` has got.
+        others: the words that stand for themselves: the experiment and settings.
+
+    Raises:
+        PerfedError: ``others`` has the rest of the list; says how to write it.
+    """
+    loose = [word for word in others if word and "=" not in word]
+    if text.rstrip().endswith(",") or any(word.startswith(",") for word in loose):
+        rest = [name for word in loose for name in word.split(",") if _is_method(name)]
+        whole = ",".join([*(name.strip() for name in text.split(",") if name.strip()), *rest])
+        if rest:
+            raise PerfedError(f"--methods {text} {' '.join(rest)}: a list has no spaces; write --methods {whole}")
+
+
+def _is_method(name: str) -> bool:
+    try:
+        return bool(name) and (is_baseline(name) or bool(method_id(name)))
+    except PerfedError:
+        return False
+
+
+def extended(
+    path: Path, experiment: str | None, settings: list[str] | None, methods: str, seeds: str | None, how: Training
+) -> Study:
+    """Return the comparison in ``path`` with more methods or seeds."""
+    check_one_word(methods, [experiment, *(settings or [])])
+    if how.out is not None:
+        raise PerfedError(f"--out {how.out}: a comparison is extended where it is, in {path}; leave --out out")
+    if experiment is not None and "=" in experiment:  # no experiment was given
+        settings, experiment = [experiment, *(settings or [])], None
+    names = parse_names(methods, baselines=True) if methods else []
+    numbers = [] if seeds is None else parse_seeds(seeds)
+    given = None if experiment is None else find_experiment(experiment)
+    return extend(path, names, numbers, given, shared_settings(how, settings), resources_of(how))
+
+
+# How it is executed ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def resumable(directory: Path, how: Training, *, resumed: bool = False) -> Iterator[None]:
+    """Use the workers that were asked for, and say after Ctrl-C or SIGTERM which command goes on.
+
+    ``resumed``: what goes on may be on another device than it was begun on.
+    """
+    use_workers(how.workers or 0, how.ray_address or "")
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as stop:
+        code = CTRL_C if isinstance(stop, KeyboardInterrupt) else TERMINATED if by_sigterm(stop) else stop.code
+        if code not in (CTRL_C, TERMINATED):
+            raise
+        options: dict[str, object] = {"--data-dir": how.data_dir, "--device": how.device if resumed else None}
+        options |= {"--workers": how.workers, "--ray-address": how.ray_address}
+        words = [str(directory), *(word for name, value in options.items() if value for word in (name, str(value)))]
+        raise Stopped(f"{INTERRUPTED[code]}; 'perfed resume {shlex.join(words)}' continues", code) from None
+
+
+def _executor(how: Training, work: Work) -> Execute:
+    """Return what executes runs as the command line asks for, and shows how far they are."""
+    return partial(in_turn, execute=work.execute) if how.jobs == 1 else Jobs(how.jobs, how.ray_address, work.told)
+
+
+# What came of it -------------------------------------------------------------------------------------------
+
+
+def finish_run(make: Callable[[], Run], directory: Path, name: str, method: str, show: Shown) -> None:
+    """Execute one run, write its report, and say what came of it; ``name``: of the experiment or the data."""
+    with shown(Work(1)) as work:
+        summary = work.execute(make, method)
+    _reported(directory, f"{name}: {method}", summary, show)
+
+
+def _reported(directory: Path, title: str, summary: dict[str, Any], show: Shown) -> None:
+    report = write_report(load_runs([directory]), directory / "report.html", title=title)
+    print_run(directory, summary, report, show)
+
+
+def resume_run(directory: Path, rounds: int | None, how: Training, show: Shown) -> None:
+    """Go on with a run, if there is anything left to do."""
+    report = directory / "report.html"
+    if is_done(directory) and rounds in (None, RunDirectory(directory).newest()[0]):
+        say("this run has finished")
+        summary = RunDirectory(directory).read_summary()
+        if report.exists():
+            return print_run(directory, summary, report, show)
+        return _reported(directory, directory.name, summary, show)
+    run = resume(directory, data_dir=how.data_dir, device=device_of(how), rounds=rounds)
+    finish_run(lambda: run, directory, run.federation.name, run.name, show)
+
+
+def finish(study: Study, how: Training, show: Shown) -> None:
+    """Do the runs of comparisons that are not finished, and say what came of all.
+
+    Raises:
+        PerfedError: runs failed; says how many, and why the first did.
+    """
+
+    def tell(label: str, outcome: dict[str, Any] | PerfedError) -> None:
+        if isinstance(outcome, PerfedError):
+            say_whole(f"failed: {outcome}", style="red")
+        else:
+            say_outcome(label, outcome, show.verbose)
+
+    number = len(study.keys)
+    with shown(Work(number)) as work:
+        work.already(number - len(study.left()))
+        found, failed = study.execute(resources_of(how), _executor(how, work), tell)
+    reasons = [str(error) for error in failed]
+    if "" in study.comparisons:
+        print_conclusion(found[""], show, failed=reasons)
+    else:
+        print_parts(study, *study.conclude(found), show, failed=reasons)
+    if failed:
+        raise PerfedError(f"{len(failed)} of {number} runs failed; {failed[0]}")
+
+
+def finish_search(search: Search, how: Training, show: Shown) -> None:
+    """Do the tries of a search that are not done, and say what was chosen."""
+    with shown(Work(search.size)) as work:
+        chosen = search.execute(resources_of(how), _executor(how, work), work.already)
+    print_choice(search, chosen, show)
+
+
+def finish_board(made: Leaderboard, how: Training, show: Shown) -> None:
+    """Do the rows of a leaderboard that are not done, print the table, and say what to mind.
+
+    Raises:
+        PerfedError: runs failed; says how many, and why the first did.
+    """
+
+    def executed(what: str, runs: int) -> Execute:
+        def execute(factory: RunFactory, keys: Sequence[Key]) -> Outcomes:
+            say(f"{what}: {len(keys)} runs", style="dim")
+            with shown(Work(max(runs, len(keys)))) as work:
+                work.already(runs - len(keys))
+                yield from _executor(how, work)(factory, keys)
+
+        return execute
+
+    failed = made.execute(executed, resources_of(how))
+    print_board(made, *made.conclude(), show)
+    if failed:
+        raise PerfedError(f"{len(failed)} runs failed; {failed[0]}")
+
+
+def begin(out: Path, planned: Mapping[str, ComparisonSpec], how: Training, show: Shown, key: str = "") -> None:
+    """Begin or go on with several comparisons in one directory."""
+    with alone_on_stdout(show.as_json):
+        say(f"checking {len(planned)} comparisons on their data")
+        study = Study.create(out, planned, resources_of(how), key)
+        with resumable(out, how):
+            say_where("results", out)
+            finish(study, how, show)
+
+
+def begun(make: Callable[[], Run], out: Path) -> Run:
+    """Return the run, which says where its results go as soon as there is something to go on with."""
+    run = make()
+    say_where("results", out)
+    return run

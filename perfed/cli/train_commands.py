@@ -1,0 +1,252 @@
+"""The commands that train: ``perfed run | resume | compare | tune | sweep | campaign | leaderboard``.
+
+What takes torch along is imported when one of them runs: help and completion come without it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfed.cli import complete
+from perfed.cli.app import Without, app
+from perfed.cli.console import alone_on_stdout, say_where
+from perfed.cli.options import (
+    ComparedOption,
+    ExperimentName,
+    SeedsOption,
+    Settings,
+    Shown,
+    Training,
+    default_out,
+    with_seed,
+)
+from perfed.errors import PerfedError
+
+InTurn = Annotated[Training, Without("jobs")]
+JsonAlone = Annotated[Shown, Without("all_metrics", "verbose")]
+NoMetrics = Annotated[Shown, Without("all_metrics")]
+
+
+@app.command("run", epilog="Example: perfed run digits-label-skew --method fedpac rounds=20 --out runs/one")
+def run_command(
+    experiment: ExperimentName,
+    settings: Settings = None,
+    method: Annotated[
+        str | None,
+        typer.Option("--method", help="in place of the experiment's method", autocompletion=complete.methods),
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="of data, initial values and mini-batches")] = None,
+    *,
+    how: InTurn,
+    show: NoMetrics,
+) -> None:
+    """Train one method and write a run directory with a report."""
+    from perfed.cli.execution import begun, chosen_experiment, device_of, finish_run, resumable, settings_of
+    from perfed.experiment.start import start
+
+    given = [*settings_of(how, settings), *([] if method is None else [f'method="{method}"'])]
+    checked = chosen_experiment(experiment, with_seed(given, seed))
+    out = how.out or default_out(checked.name)
+    with alone_on_stdout(show.as_json), resumable(out, how):
+        make = partial(start, checked, data_dir=how.data_dir, out=out, device=device_of(how))
+        finish_run(partial(begun, make, out), out, checked.name, checked.method, show)
+
+
+@app.command("resume", epilog="Examples: perfed resume runs/one ; perfed resume runs/one rounds=60")
+def resume_command(
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            help="the directory of a run, a comparison, a search or a leaderboard",
+            autocompletion=complete.run_directories,
+        ),
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[rounds=N]", help="more rounds than a run was begun with")
+    ] = None,
+    *,
+    how: Annotated[Training, Without("engine", "out")],
+    show: Shown,
+) -> None:
+    """Continue what was interrupted to the same bits, or a finished run to more rounds."""
+    from perfed.cli import execution
+    from perfed.experiment.published import Leaderboard
+    from perfed.experiment.search import Search
+    from perfed.experiment.study import Study
+    from perfed.run.directory import marker_of
+
+    resources, rounds, kind = execution.resources_of(how), _more_rounds(settings or []), marker_of(directory)[0]
+    if rounds is not None and kind:
+        raise PerfedError(
+            f"{directory}: only a run can go on to more rounds; give each run to resume by itself, all seeds of all "
+            f"methods that are to be compared, or begin another comparison with rounds={rounds}"
+        )
+    if how.jobs > 1 and not kind:
+        raise PerfedError(f"{directory}: is one run, if any; --jobs is for comparisons, searches and campaigns")
+    with execution.resumable(directory, how, resumed=True), alone_on_stdout(show.as_json):
+        if kind == "leaderboard":
+            execution.finish_board(Leaderboard.read(directory), how, show)
+        elif kind == "search":
+            search = Search.read(directory)
+            search.check_data(resources)
+            execution.finish_search(search, how, show)
+        elif kind:
+            execution.finish(Study.read(directory), how, show)
+        else:
+            execution.resume_run(directory, rounds, how, show)
+
+
+def _more_rounds(settings: list[str]) -> int | None:
+    """The number of rounds that ``settings`` ask for."""
+    found = None
+    for assignment in settings:
+        key, equals, value = assignment.partition("=")
+        if key != "rounds" or not equals or not value.isdigit():
+            raise PerfedError(f"'{assignment}': a run goes on with the settings that it has; allowed: rounds=NUMBER")
+        found = int(value)
+    return found
+
+
+@app.command("compare", epilog="Example: perfed compare digits-label-skew --methods local,fedpac --seeds 0..2 --jobs 2")
+def compare_command(
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            help="a shipped experiment ('perfed list experiments') or a .toml file; not needed with --extend",
+            autocompletion=complete.experiments,
+        ),
+    ] = None,
+    settings: Settings = None,
+    methods: ComparedOption = "",
+    seeds: Annotated[str | None, typer.Option("--seeds", help="'0..2' (inclusive), '0,3,5' or '7'; else 0")] = None,
+    extend: Annotated[
+        Path | None,
+        typer.Option(
+            "--extend",
+            help="a comparison's directory, to which --methods and --seeds are added; what is done stays",
+            autocompletion=complete.run_directories,
+        ),
+    ] = None,
+    *,
+    how: Training,
+    show: Shown,
+) -> None:
+    """Train several methods over several seeds: one table, one report, a verdict at the end."""
+    from perfed.cli import execution
+    from perfed.experiment.study import Study
+
+    if extend is not None:
+        study = execution.extended(extend, experiment, settings, methods, seeds, how)
+    elif experiment is None:
+        raise PerfedError("an experiment is needed: a shipped one ('perfed list experiments') or a .toml file")
+    else:
+        asked = execution.asked_comparison(experiment, settings, methods, "0" if seeds is None else seeds, how)
+        out = how.out or default_out(str(asked.table.get("name", "comparison")))
+        study = Study.create(out, asked, execution.resources_of(how))
+    with execution.resumable(study.path, how), alone_on_stdout(show.as_json):
+        say_where("results", study.path)
+        execution.finish(study, how, show)
+
+
+@app.command("tune", epilog="Example: perfed tune digits-label-skew --methods local,fedpac --grid lr=1e-3,1e-2")
+def tune_command(
+    experiment: ExperimentName,
+    settings: Settings = None,
+    methods: Annotated[
+        str,
+        typer.Option("--methods", help="names separated by commas", autocompletion=complete.several_methods),
+    ] = "",
+    grid: Annotated[list[str] | None, typer.Option("--grid", help="key=v1,v2,...; may be given several times")] = None,
+    seeds: SeedsOption = "0",
+    *,
+    how: Training,
+    show: JsonAlone,
+) -> None:
+    """Choose settings on validation data only, with the same budget for every method."""
+    from perfed.cli.execution import asked_comparison, finish_search, resources_of, resumable
+    from perfed.experiment.search import Search
+
+    asked = asked_comparison(experiment, settings, methods, seeds, how, baselines=False)
+    out = how.out or default_out(f"tune-{asked.table.get('name', 'experiment')}")
+    search = Search.create(out, asked, grid or [], resources_of(how))
+    with resumable(out, how), alone_on_stdout(show.as_json):
+        say_where("results", out)
+        finish_search(search, how, show)
+
+
+@app.command(
+    "sweep", epilog="Example: perfed sweep digits-label-skew samples=24,48 --methods local,fedpac --seeds 0..2"
+)
+def sweep_command(
+    experiment: ExperimentName,
+    axis: Annotated[
+        str, typer.Argument(metavar="KEY=V1,V2,...", help="what is varied; commas in brackets are of a value")
+    ],
+    settings: Settings = None,
+    methods: ComparedOption = "",
+    seeds: SeedsOption = "0",
+    *,
+    how: Training,
+    show: NoMetrics,
+) -> None:
+    """Compare methods (else the experiment's) for each of several values of one key: a table and a figure."""
+    from perfed.cli import execution
+    from perfed.experiment.config import find_experiment
+    from perfed.experiment.planned import swept
+
+    execution.check_one_word(methods, [experiment, axis, *(settings or [])])
+    execution.shared_settings(how, [axis])
+    named = methods or execution.method_in(find_experiment(experiment))
+    asked = execution.asked_comparison(experiment, settings, named, seeds, how)
+    key, planned = swept(asked.table, axis, asked.methods, asked.seeds)
+    execution.begin(how.out or default_out(f"sweep-{asked.table.get('name', 'experiment')}"), planned, how, show, key)
+
+
+@app.command("campaign", epilog="Example: perfed campaign papers.toml --out runs/papers --jobs 2")
+def campaign_command(
+    file: Annotated[Path, typer.Argument(help="a .toml file of comparisons", autocompletion=complete.campaigns)],
+    settings: Settings = None,
+    *,
+    how: Annotated[Training, Without("out")],
+    out: Annotated[Path | None, typer.Option("--out", help="directory for results; runs/NAME if not given")] = None,
+    show: NoMetrics,
+) -> None:
+    """Make the comparisons of a file one after the other; what is done is skipped, what is new is added."""
+    from perfed.cli import execution
+    from perfed.experiment.planned import read_campaign
+
+    planned = read_campaign(file, execution.shared_settings(how, settings))
+    execution.begin(out or Path("runs") / file.stem, planned, how, show)
+
+
+@app.command("leaderboard", epilog="Example: perfed leaderboard flamby-heart --out boards/heart --jobs 2")
+def leaderboard_command(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="a leaderboard that others published ('perfed list leaderboards')",
+            autocompletion=complete.leaderboards,
+        ),
+    ],
+    settings: Settings = None,
+    rows: Annotated[
+        list[str] | None, typer.Option("--row", metavar="NAME", help="a row to run; repeat for more (default: all)")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="how many of each row; else the board's")] = None,
+    *,
+    how: Training,
+    show: JsonAlone,
+) -> None:
+    """Run a published leaderboard's protocol: theirs beside ours, ours on top; with the same --out what is left."""
+    from perfed.cli.execution import finish_board, resumable, shared_settings
+    from perfed.experiment.published import Leaderboard
+
+    given = shared_settings(how, settings)
+    made = Leaderboard.create(how.out or default_out(name), name, seeds, given, rows or ())
+    with resumable(made.path, how), alone_on_stdout(show.as_json):
+        say_where("results", made.path)
+        finish_board(made, how, show)

@@ -1,0 +1,93 @@
+"""Compression: clients send the largest entries of their updates alone, and remember the others."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from perfed.errors import PerfedError
+from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.exchange import Reply, ServerState
+from perfed.method.extension import Extension, register_extension
+from perfed.training.cohort import Cohort
+
+
+@register_extension
+class TopK(Extension):
+    """The largest entries of a client's update leave it, with error feedback (Stich et al. 2018, Algorithm 1).
+
+    A client sends the values and places of the ``keep * P`` largest entries of ``m + w - w_received``, over all P
+    shared parameters together. The others stay in its memory m until the next round that it takes part in. Statistics
+    of batch-norm, and what a reply holds beside ``shared``, are sent as they are.
+
+    Example:
+        >>> from perfed import build_method
+        >>> build_method("fedrep", {"extensions": ["top-k"], "keep": 0.01}).extensions
+        (TopK(keep=0.01),)
+    """
+
+    name: ClassVar[str] = "top-k"
+
+    keep: float = Field(0.1, gt=0, le=1, description="share of the update's entries that are sent")
+
+    def sets(self) -> dict[str, ParameterSet]:
+        """Return ``unsent``, m: what a client has not sent yet."""
+        return {"unsent": ParameterSet("client", like="shared", init="zeros")}
+
+    def check(self, info: FederationInfo, moves_shared: bool) -> None:
+        """Refuse methods whose clients send no shared parameters."""
+        info.shared_parameters(f"extension '{self.name}' compresses shared parameters")
+        if not moves_shared:
+            raise PerfedError(
+                f"extension '{self.name}' compresses what clients make of the shared parameters, and clients of this "
+                "method do not go on from them; allowed: methods that average one model, as fedavg, fedrep or fedpac"
+            )
+
+    def outgoing(self, cohort: Cohort, reply: Reply) -> Reply:
+        """Return the reply with values and places of the largest entries in place of the shared parameters."""
+        received = cohort.delivered.get("shared", {})
+        names = [name for name in cohort.shared_parameters if name in reply.get("shared", {}) and name in received]
+        if not names:
+            return self._untouched(reply)
+        shared, unsent = dict(reply["shared"]), cohort.state["unsent"]
+        changes = {name: unsent[name] + shared.pop(name) - received[name] for name in names}
+        flat = torch.cat([change.flatten(1) for change in changes.values()], 1)
+        index = flat.abs().topk(ceil(self.keep * flat.shape[1])).indices.sort().values
+        rest = flat.scatter(1, index, 0).split([change[0].numel() for change in changes.values()], 1)
+        left = {name: t.reshape(change.shape) for (name, change), t in zip(changes.items(), rest, strict=True)}
+        cohort.state["unsent"] = {**unsent, **left}
+        sparse = {"values": flat.gather(1, index), "index": index.int()}
+        return Reply({**reply, "shared": {**shared, **sparse}})
+
+    def incoming(self, server: ServerState, reply: dict[str, Any]) -> dict[str, Any]:
+        """Return the reply with ``w_received + top(m + w - w_received)``, the server's parameters and what was sent."""
+        if "values" not in reply.get("shared", {}):
+            return reply
+        shared: dict[str, Tensor] = dict(reply["shared"])
+        values, index = shared.pop("values"), shared.pop("index").long()
+        names = [name for name in server.shared if name not in shared]
+        sizes = [server.shared[name].numel() for name in names]
+        if values.shape != index.shape or not bool(((index >= 0) & (index < sum(sizes))).all()):
+            raise PerfedError(f"entries {tuple(values.shape)} of an update at places that are not below {sum(sizes)}")
+        parts = values.new_zeros(sum(sizes)).scatter(0, index, values).split(sizes)
+        whole = {
+            name: server.shared[name] + t.view_as(server.shared[name]) for name, t in zip(names, parts, strict=True)
+        }
+        return {**reply, "shared": {**whole, **shared}}
+
+    def _untouched(self, reply: Reply) -> Reply:
+        """Return the reply as it is.
+
+        Raises:
+            PerfedError: it is the one that ends local training.
+        """
+        if "extensions" in reply:
+            raise PerfedError(
+                f"extension '{self.name}' compresses what clients make of the shared parameters, and this method's "
+                f"replies have no entry 'shared'; they have: {', '.join(n for n in reply if n != 'extensions')}"
+            )
+        return reply
