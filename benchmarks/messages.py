@@ -23,7 +23,7 @@ import torch
 
 from perfed.codec import encode
 from perfed.datasets.catalogue import client_ids
-from perfed.engine.engine import Inbox
+from perfed.engine.engine import ReplyCollector
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.transport import Answer
@@ -54,7 +54,7 @@ def measure(parameters: int) -> dict[str, Any]:
     data, ids = pack(header, tree), [f"{i:03d}" for i in range(CLIENTS)]
 
     def aggregate() -> None:
-        inbox = Inbox(ids, {})
+        inbox = ReplyCollector(ids, {})
         for client in ids:
             inbox.add(client, lambda: {"shared": tree})
         weighted_mean(inbox.content()["shared"], torch.ones(CLIENTS))

@@ -8,7 +8,7 @@ import torch
 import perfed.methods  # noqa: F401 - registers every method
 from perfed.data.federation import Federation
 from perfed.engine.evaluate import Metrics
-from perfed.engine.host import Exchange
+from perfed.engine.executor import Exchange
 from perfed.engine.server import Server
 from perfed.method.extension import Extension
 from perfed.method.method import Method
@@ -76,7 +76,7 @@ def cohort(
     """A cohort of ``ids`` (default: all) with their initial personal parameters, before anything was loaded."""
     runner = serve(method, federation, **options).engine
     clients = [runner.clients[i] for i in ids or federation.ids]
-    return runner.host.cohort(clients, Exchange("test", round_, 0), {})
+    return runner.executor.cohort(clients, Exchange("test", round_, 0), {})
 
 
 def assert_same_metrics(found: Metrics, expected: Metrics) -> None:

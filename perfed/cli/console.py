@@ -36,7 +36,7 @@ class Stopped(Exception):
 
 
 def visible(text: str) -> str:
-    """``text`` with what would move a terminal's cursor, or hide something, written out: others may have chosen it.
+    r"""``text`` with what would move a terminal's cursor, or hide something, written out: others may have chosen it.
 
     Example:
         >>> print(visible("north\x1b[2K"))

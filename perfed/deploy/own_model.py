@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from perfed.deploy.part import Part
+from perfed.engine.executor import LocalExecutor
 from perfed.engine.flower.site import background_of, model_message
 from perfed.engine.flower.wire import work_of
-from perfed.engine.host import Host
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.participation.settings import Participation
@@ -33,7 +33,7 @@ class _Here(Server):
         (client,) = self.federation
         work = work_of(self.header, self._tree, client.id, self._state, self.federation.target_scale)
         background = background_of(client, self.header, self.setup.info(self.federation))
-        yield Host([client], background, self.setup, self.plan).worked(work)[0]
+        yield LocalExecutor([client], background, self.setup, self.plan).worked(work)[0]
 
 
 class _OwnModel(OwnModels):

@@ -12,7 +12,7 @@ import torch
 from perfed import rng, tree
 from perfed.engine.engine import Engine
 from perfed.engine.evaluate import Metrics, Outputs
-from perfed.engine.host import Exchange
+from perfed.engine.executor import Exchange
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo
 from perfed.method.exchange import Each, Fold, Replies, Reply, ServerState
@@ -168,7 +168,7 @@ class RoundClients:
         *,
         extensions: Literal["nothing", "penalties", "all"] = "nothing",
     ) -> Replies:
-        """One exchange; see :class:`perfed.engine.host.Exchange`."""
+        """One exchange; see :class:`perfed.engine.executor.Exchange`."""
         record = self.record
         index = record.exchanges + FIRST_EXCHANGE[self._kind]
         exchange = Exchange(program, self.round, index, self._measure, extensions)

@@ -17,7 +17,7 @@ from perfed.data.client import SPLITS, Client
 from perfed.data.federation import Federation
 from perfed.engine.columns import filled
 from perfed.engine.evaluate import Metrics, Outputs
-from perfed.engine.host import Background, Done, Exchange, Host, Work, layouts_of
+from perfed.engine.executor import Background, ChunkResult, ChunkTask, Exchange, LocalExecutor, layouts_of
 from perfed.engine.metrics import Scoring
 from perfed.engine.setup import Setup
 from perfed.engine.states import States
@@ -74,7 +74,7 @@ class Engine(ABC):
         self._layouts = layouts_of(self.background.shapes, setup, plan)
 
     @abstractmethod
-    def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
+    def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
         """Let chunks of clients do their work; what was done, in the same order.
 
         ``invitation``: where time is real, which replies are enough; without one all are needed.
@@ -106,7 +106,7 @@ class Engine(ABC):
         Returns:
             Replies in sorted id order, and each client's metrics if ``exchange.measure`` asks for them.
         """
-        inbox, self.courses = Inbox(ids, reduce or {}), {}
+        inbox, self.courses = ReplyCollector(ids, reduce or {}), {}
         losses: dict[str, Tensor] = {}
         metrics: Metrics = {}
         chunks = self._chunks(ids, by_id=bool(reduce))
@@ -164,7 +164,7 @@ class Engine(ABC):
         """Drop all pending states."""
         self._pending.clear()
 
-    def told(self) -> list[str]:
+    def drain_notes(self) -> list[str]:
         """What there is to tell of how the work went since this was last asked."""
         notes = [*self.notes]
         self.notes.clear()
@@ -175,7 +175,9 @@ class Engine(ABC):
         """What the engine needs outside this process is there in this time, and let go of at its end."""
         yield
 
-    def _sound(self, works: Iterable[Work], exchange: Exchange, invitation: Invitation | None = None) -> Iterator[Done]:
+    def _sound(
+        self, works: Iterable[ChunkTask], exchange: Exchange, invitation: Invitation | None = None
+    ) -> Iterator[ChunkResult]:
         """What was done, all of it; then an error where anything of it is not finite.
 
         What one client sends spoils what all get next: so its reply is looked at before anybody learns from it.
@@ -203,14 +205,14 @@ class Engine(ABC):
 
     def _works(
         self, exchange: Exchange, payload: Mapping[str, Any], chunks: Sequence[Sequence[Client]], keeps: bool
-    ) -> Iterator[Work]:
+    ) -> Iterator[ChunkTask]:
         shared = {name: value for name, value in payload.items() if not isinstance(value, Each)}
         rows = {name: value.rows for name, value in payload.items() if isinstance(value, Each)}
         for chunk in chunks:
             ids = tuple(client.id for client in chunk)
             own = {i: {name: of[i] for name, of in rows.items()} for i in ids} if rows else {}
             states = {i: state for i in ids if (state := self._state(i)) is not None}
-            yield Work(exchange, ids, shared, own, states, self.scoring, keeps)
+            yield ChunkTask(exchange, ids, shared, own, states, self.scoring, keeps)
 
     def _state(self, client: str) -> Tree | None:
         """Pending state of the running round, else the committed one, else none: the initial one."""
@@ -242,12 +244,12 @@ class Engine(ABC):
         return max(1, min(COHORT_CLIENTS, _COHORT_BYTES // max(1, model + data)))
 
 
-def _stacked(done: Done) -> dict[str, Any]:
+def _stacked(done: ChunkResult) -> dict[str, Any]:
     """What the replies hold but what is made client by client."""
     return {name: value for name, value in done.content.items() if isinstance(value, Tensor | Mapping)}
 
 
-def _extents(done: Done) -> dict[str, float]:
+def _extents(done: ChunkResult) -> dict[str, float]:
     """The largest absolute value in each client's reply, by id; NaN or infinite where one is not finite."""
     largest = torch.zeros(len(done.ids), dtype=torch.float64)
     for _, value in tree.leaves(_stacked(done)):
@@ -258,7 +260,7 @@ def _extents(done: Done) -> dict[str, float]:
     return dict(zip(done.ids, largest.tolist(), strict=True))
 
 
-def _unsound(done: Done, row: int) -> str:
+def _unsound(done: ChunkResult, row: int) -> str:
     """What is wrong with a reply that holds a value which is not finite."""
     entry = next(name for name, value in tree.leaves(_stacked(done)) if not torch.isfinite(value[row]).all())
     return _told(done.ids[row], entry)
@@ -273,13 +275,13 @@ def _outlier(extents: Mapping[str, float]) -> str:
 
 
 def _arriving(
-    done: Done, row: int, exchange: Exchange, incoming: Callable[[str, dict[str, Any]], dict[str, Any]]
+    done: ChunkResult, row: int, exchange: Exchange, incoming: Callable[[str, dict[str, Any]], dict[str, Any]]
 ) -> dict[str, Any]:
     """What stands for one client's reply."""
     return incoming(done.ids[row], _made(done, row, exchange))
 
 
-def _made(done: Done, row: int, exchange: Exchange) -> dict[str, Any]:
+def _made(done: ChunkResult, row: int, exchange: Exchange) -> dict[str, Any]:
     """One client's reply, with what is made client by client.
 
     Raises:
@@ -303,21 +305,21 @@ class InProcessEngine(Engine):
 
     def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
         super().__init__(federation, setup, plan)
-        self.host = Host(federation, self.background, setup, plan)
+        self.executor = LocalExecutor(federation, self.background, setup, plan)
 
-    def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
+    def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
         """One chunk after the other."""
-        return map(self.host.attempt, works)
+        return map(self.executor.attempt, works)
 
     def cohorts(
         self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0, program: str = "personalise"
     ) -> Iterator[Cohort]:
         """Cohorts of the clients' own models, made by ``program`` on copies, one at a time."""
         for work in self._works(Exchange(program, round_, -1), payload, self._chunks(ids), keeps=False):
-            yield self.host.worked(work)[0]
+            yield self.executor.worked(work)[0]
 
 
-class Inbox:
+class ReplyCollector:
     """The replies of one exchange; what ``folds`` names is folded in the sorted order of ids and dropped.
 
     A reply is handed in as a function that makes it. It is called once all clients before it were folded (without

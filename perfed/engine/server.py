@@ -42,7 +42,8 @@ class Server:
         rounds: number of rounds of the whole run.
         engine: makes what runs client programs; default: in this process.
 
-    ``working``, ``told`` and ``hold`` are the engine's own, ``hold`` its :meth:`~perfed.engine.states.States.keep`.
+    ``working``, ``drain_notes`` and ``hold`` are the engine's own, ``hold`` its
+    :meth:`~perfed.engine.states.States.keep`.
 
     Raises:
         PerfedError: settings of participation or clock that do not fit the clients.
@@ -64,7 +65,8 @@ class Server:
         who = Population.of(federation, setup.method.batch_size, setup.method.epochs_in, setup.method.epoch_steps)
         self.selection = Selection(participation, self.clock, who, setup.seed, rounds)
         self.engine = engine(federation.to(dtype=setup.dtype, device=setup.device), setup, plan)
-        self.working, self.told, self.hold = self.engine.working, self.engine.told, self.engine.holder.keep
+        self.working, self.hold = self.engine.working, self.engine.holder.keep
+        self.drain_notes = self.engine.drain_notes
         self.state = setup.server_state(federation)
         if self.selection.policy.wants_gradient and not (setup.method.moves_shared and self.state.shared):
             raise PerfedError(

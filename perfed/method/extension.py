@@ -122,6 +122,24 @@ class Extension(Scheduled):
         """Do what comes after each round, with all clients."""
 
 
+def check_moved(what: str, info: FederationInfo, moves_shared: bool) -> None:
+    """Refuse methods without one model that clients send and go on from; for :meth:`Extension.check`.
+
+    Args:
+        what: says what the extension does with the shared parameters.
+        info, moves_shared: as :meth:`Extension.check` gets them.
+
+    Raises:
+        PerfedError: starts with ``what``.
+    """
+    info.shared_parameters(what)
+    if not moves_shared:
+        raise PerfedError(
+            f"{what}, and clients of this method do not go on from them; allowed: methods that average one model, as "
+            "fedavg, fedrep or fedpac"
+        )
+
+
 def payload_of(extensions: Sequence[Extension], server: ServerState) -> dict[str, Any]:
     """Return what ``extensions`` send with an exchange, by the extension's name."""
     return {extension.name: extension.payload(server) for extension in extensions}

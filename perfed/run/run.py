@@ -180,7 +180,7 @@ class Run(OwnModels):
             recall(self.callbacks, states)
             raise
         finally:
-            self.notes += self.server.told()
+            self.notes += self.server.drain_notes()
 
     def _round(self, started: float) -> dict[str, Any]:
         """Do a round, let the callbacks see it, and return its record."""
@@ -195,7 +195,7 @@ class Run(OwnModels):
     def _finish(self, behind: Sequence[Callback]) -> None:
         arrays, notes = self._rounds.concluded(self.progress, self.history, self.taken)
         write_arrays(self, arrays)
-        self.notes += [*notes, *self.server.told()]
+        self.notes += [*notes, *self.server.drain_notes()]
         self.summary = summary_of(self.name, self.server, self._evaluator, self.progress, self.notes)
         for callback in (*self.callbacks, *behind):
             callback.end(self, self.summary)

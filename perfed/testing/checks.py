@@ -21,7 +21,7 @@ import torch
 
 from perfed.data.federation import Federation
 from perfed.engine.evaluate import Metrics
-from perfed.engine.host import Host
+from perfed.engine.executor import LocalExecutor
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.method.method import Method
@@ -243,7 +243,7 @@ def clients_are_not_mixed(make: Make) -> None:
     last = federation.clients[-1]
     other = replace(last, train=replace(last.train, x=1.5 * last.train.x + 1))
     changed = serve(make(), replace(federation, clients=(*federation.clients[:-1], other)), rounds=2).engine
-    host = Host(changed.federation, changed.background, changed.setup, changed.plan)
+    host = LocalExecutor(changed.federation, changed.background, changed.setup, changed.plan)
     assert isinstance(server.engine, RecordingEngine)
     for work, done in server.engine.record:
         again = host.attempt(work)

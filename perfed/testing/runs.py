@@ -13,7 +13,7 @@ from torch import Tensor
 from perfed.codec import decode, encode
 from perfed.data.federation import Federation
 from perfed.engine.engine import Engine, InProcessEngine
-from perfed.engine.host import Done, Host, Work
+from perfed.engine.executor import ChunkResult, ChunkTask, LocalExecutor
 from perfed.engine.server import Server
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
@@ -30,7 +30,7 @@ from perfed.training.plan import Plan
 from perfed.tree import leaves
 
 
-class Sent(Done):
+class Sent(ChunkResult):
     """Replies that cross a wire, one client's at a time."""
 
     def reply(self, row: int) -> dict[str, Any]:
@@ -41,11 +41,11 @@ class Sent(Done):
 class CodecEngine(InProcessEngine):
     """Every payload, reply and client state becomes bytes and is read back, as it would over a network."""
 
-    def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
+    def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
         """One chunk after the other."""
         for work in works:
             rows, states = ({i: decode(encode(v)) for i, v in of.items()} for of in (work.rows, work.states))
-            done = self.host.attempt(replace(work, shared=decode(encode(work.shared)), rows=rows, states=states))
+            done = self.executor.attempt(replace(work, shared=decode(encode(work.shared)), rows=rows, states=states))
             yield Sent(**{**vars(done), "states": {i: decode(encode(s)) for i, s in done.states.items()}})
 
 
@@ -56,12 +56,12 @@ class ForgetfulEngine(InProcessEngine):
         super().__init__(federation, setup, plan)
         self._before = copy.deepcopy(setup.method)
 
-    def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
+    def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
         """One chunk after the other."""
         for work in works:
             setup = copy.copy(self.setup)
             setup.method = copy.deepcopy(self._before)
-            yield Host(self.federation, self.background, setup, self.plan).attempt(work)
+            yield LocalExecutor(self.federation, self.background, setup, self.plan).attempt(work)
 
 
 class RecordingEngine(InProcessEngine):
@@ -69,12 +69,12 @@ class RecordingEngine(InProcessEngine):
 
     def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
         super().__init__(federation, setup, plan)
-        self.record: list[tuple[Work, Done]] = []
+        self.record: list[tuple[ChunkTask, ChunkResult]] = []
 
-    def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
+    def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
         """One chunk after the other."""
         for work in works:
-            self.record.append((work, self.host.attempt(work)))
+            self.record.append((work, self.executor.attempt(work)))
             yield self.record[-1][1]
 
 

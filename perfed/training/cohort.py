@@ -27,7 +27,7 @@ from perfed.training.plan import Plan
 from perfed.training.settings import LocalTraining
 from perfed.training.step import Loss, Penalty, mean_loss, with_penalties
 from perfed.training.steprules import GradientTransform, StepRule, StepRules, Transform
-from perfed.training.view import View, Where
+from perfed.training.view import ExchangeId, View
 
 
 class Extensions(Protocol):
@@ -67,7 +67,7 @@ class Cohort(View):
         *,
         settings: LocalTraining,
         plan: Plan,
-        where: Where,
+        where: ExchangeId,
         task: Targets,
         num_classes: int | None,
         num_domains: int = 0,

@@ -28,7 +28,7 @@ _WINDOW_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Where:
+class ExchangeId:
     """Which exchange a program runs in; part of every random key."""
 
     seed: int

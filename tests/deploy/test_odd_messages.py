@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,17 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from stations import Stations, answer_all, study
+from stations import COLUMNS, Stations, answer_all, study
 
+from perfed.deploy.server_app import Opening
 from perfed.deploy.site_agent import Station
 from perfed.engine.flower.hash_chain import LOG, read, verify
 from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.refusal import Said
 from perfed.engine.flower.site import Site
+from perfed.engine.flower.transport import Answer
 from perfed.errors import PerfedError
+from perfed.experiment.config import read as read_study
 
 VALUES: list[Any] = [None, True, -1, 0, 10**30, 1.5, "", "x" * 500, [], [[1]], {}, {"a": None}, "../../x", "train"]
 
@@ -129,3 +132,38 @@ def test_what_cannot_be_logged_does_not_leave(tables, sent, monkeypatch):
             station.answer(sent[0])
         assert str(said.value) == str(Said.DISK)
         monkeypatch.undo()
+
+
+def test_whatever_a_site_tells_the_server_begins_or_names_the_site(tables):
+    """What west tells, and its facts, with something changed, or bytes that are none."""
+    text, proper = study(tables), dict[tuple[str, str], bytes]()
+    kinds = {"study": "told", "agreement": "facts"}
+
+    def begun(transport: Any) -> None:
+        opening = Opening(transport, list(COLUMNS), read_study(text, "the study"), text, "run", tables / "run", 60.0)
+        (tables / "agreed.json").unlink(missing_ok=True)
+        opening.federation(tables / "agreed.json")
+
+    with closing(Stations(tables)) as stations:
+        begun(stations)
+        for site, left in stations.left.items():
+            proper |= {(unpack(reply)[0]["kind"], site): reply for reply in left}
+
+    class Replayed:
+        def __init__(self, kind: str, odd: bytes) -> None:
+            self.replies = {**proper, (kind, "west"): odd}
+
+        def exchange(self, messages: Mapping[str, bytes], deadline: float, least: int = 0) -> Iterator[Answer]:
+            for site, message in messages.items():
+                yield Answer(site, self.replies[kinds[unpack(message)[0]["kind"]], site], "", 1.0)
+
+    ended = {True: 0, False: 0}
+    for kind in kinds.values():
+        for odd in odd_messages([proper[kind, "west"]], 100):
+            try:
+                begun(Replayed(kind, odd))
+                ended[True] += 1
+            except PerfedError as error:
+                assert "'west'" in str(error) and "\n" not in str(error), error
+                ended[False] += 1
+    assert ended[True] > 10 and ended[False] > 50

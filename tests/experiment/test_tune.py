@@ -246,7 +246,7 @@ def test_data_are_read_once_for_all_points_that_have_them(tmp_path, forgotten):
     tuned.execute()
     assert asked == [(3, 20)]
     tuned = search.Search.create(
-        tmp_path / "b", ComparisonSpec(table, ["local"], [3]), ["clients=20,30", "lr=1e-3,1e-2"], None, None
+        tmp_path / "b", ComparisonSpec(table, ["local"], [3]), ["clients=20,30", "lr=1e-3,1e-2"]
     )
     asked.clear()
     tuned.execute()

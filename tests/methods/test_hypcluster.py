@@ -7,7 +7,7 @@ import torch
 from engines import ENGINES, assert_same_metrics, blobs, make, mean_accuracy, opposite_labels, quick, serve, train
 
 from perfed.data.federation import Federation
-from perfed.engine.host import Exchange
+from perfed.engine.executor import Exchange
 from perfed.methods.extensions.proximal import Proximal
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.hypcluster import HypCluster

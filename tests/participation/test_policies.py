@@ -13,7 +13,7 @@ from scipy import stats
 
 from perfed import rng
 from perfed.data.federation import Federation
-from perfed.engine.chores import gradient
+from perfed.engine.builtin_programs import gradient
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.methods.flic.anchors import Anchors

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from perfed.codec import flatten
+from perfed.engine.executor import Exchange
 from perfed.engine.flower.checks import Bounds, Entry, Spec, like, short, wrong_header, wrong_tree
 from perfed.engine.flower.wire import REPLY, sequence_of
-from perfed.engine.host import Exchange
 from perfed.errors import some
 from perfed.tree import Tree
 
@@ -23,7 +23,7 @@ class Asked:
         index: number of the exchange within the round; -1: on a copy of the model.
         program: of the method, of an extension or of the engine.
         measure: split on which the site's model is scored afterwards, or ``None``.
-        extensions: see :class:`perfed.engine.host.Exchange`.
+        extensions: see :class:`perfed.engine.executor.Exchange`.
     """
 
     preparation: bool

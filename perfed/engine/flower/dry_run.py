@@ -13,9 +13,9 @@ from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.engine.clients import FIRST_EXCHANGE
 from perfed.engine.engine import InProcessEngine
+from perfed.engine.executor import ChunkResult, ChunkTask
 from perfed.engine.flower.allowed import Allowed, Answered, Asked, Form, with_form
 from perfed.engine.flower.wire import LOSS
-from perfed.engine.host import Done, Work
 from perfed.engine.metrics import Scoring, chosen
 from perfed.engine.server import Server
 from perfed.engine.setup import Setup
@@ -58,7 +58,7 @@ class _Notes:
 
     payloads: dict[Asked, tuple[Form, ...]] = field(default_factory=dict)
     replies: dict[Asked, tuple[Form, ...]] = field(default_factory=dict)
-    done: dict[Any, Done] = field(default_factory=dict)
+    done: dict[Any, ChunkResult] = field(default_factory=dict)
 
 
 class _Noting(InProcessEngine):
@@ -68,13 +68,13 @@ class _Noting(InProcessEngine):
         super().__init__(federation, setup, plan)
         self._noted = notes
 
-    def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
+    def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
         for work in works:
             asked, noted = Asked.of(work.exchange), self._noted
             sent = [Form.of({"shared": work.shared, "row": work.rows.get(i, {})}, finite=True) for i in work.ids]
             known = asked, work.ids, *(tuple(form.spec.items()) for form in sent)
             if known not in noted.done:
-                done = noted.done[known] = self.host.attempt(work)
+                done = noted.done[known] = self.executor.attempt(work)
                 for row, form in enumerate([] if done.diverged else sent):
                     reply: dict[str, Any] = {"reply": done.reply(row), LOSS: done.losses[row].double()}
                     noted.payloads[asked] = with_form(noted.payloads.get(asked, ()), form)

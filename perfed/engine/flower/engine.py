@@ -15,13 +15,13 @@ from typing import Any
 from perfed.codec import flatten
 from perfed.data.federation import Federation
 from perfed.engine.engine import Engine
+from perfed.engine.executor import ChunkResult, ChunkTask
 from perfed.engine.flower.checks import Bounds, Expected, Spec, norms, too_large, wrong_reply
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import unpack
 from perfed.engine.flower.rehearsal import rehearsed
 from perfed.engine.flower.transport import Answer, Transport
 from perfed.engine.flower.wire import done_of, sequence_of, work_message, wrong_metrics
-from perfed.engine.host import Done, Work
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.participation.invitation import Invitation
@@ -89,7 +89,7 @@ class FlowerEngine(Engine):
         self._limits = limits or Limits()
         self._specs: dict[Any, Spec] = {}
 
-    def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
+    def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
         """Ask the sites; the journal answers what has been asked before.
 
         Raises:
@@ -130,7 +130,7 @@ class FlowerEngine(Engine):
     def _size(self, members: Sequence[object]) -> int:
         return 1
 
-    def _ask(self, asked: Mapping[str, Work], sequence: int, wanted: Invitation, least: int) -> list[Answer]:
+    def _ask(self, asked: Mapping[str, ChunkTask], sequence: int, wanted: Invitation, least: int) -> list[Answer]:
         """Send the works and wait for as many replies as are wanted; those that cannot be used are failures."""
         messages = {site: self._message(site, work, sequence) for site, work in asked.items()}
         expected = {site: self._expected(work, sequence) for site, work in asked.items()}
@@ -146,7 +146,7 @@ class FlowerEngine(Engine):
         return self._in_proportion(answers, sizes, asked)
 
     def _in_proportion(
-        self, answers: Sequence[Answer], sizes: Mapping[str, Mapping[str, float]], asked: Mapping[str, Work]
+        self, answers: Sequence[Answer], sizes: Mapping[str, Mapping[str, float]], asked: Mapping[str, ChunkTask]
     ) -> list[Answer]:
         """The answers, with failures in the place of those that are out of all proportion; ``sizes`` are of entries."""
         ratio, checked = self._limits.ratio, list(answers)
@@ -158,18 +158,18 @@ class FlowerEngine(Engine):
                 checked[row] = Answer(answer.site, None, f"{_REFUSED}{problem} (--max-ratio)", answer.seconds)
         return checked
 
-    def _scale(self, work: Work) -> float:
+    def _scale(self, work: ChunkTask) -> float:
         """What entries of the reply to ``work`` may be compared with, whatever others reply."""
         (site,) = work.ids
         sent = norms({"shared": work.shared, "row": work.rows.get(site, {})})
         return max(math.hypot(*sent.values()), len(self.clients[site].train))
 
-    def _message(self, site: str, work: Work, sequence: int) -> bytes:
+    def _message(self, site: str, work: ChunkTask, sequence: int) -> bytes:
         state: Any = work.states.get(site)
         base = 0 if state is None else int(state["sequence"])
         return work_message(work, self._run, sequence, base, self.kept(site), self.background)
 
-    def _expected(self, work: Work, sequence: int) -> Expected:
+    def _expected(self, work: ChunkTask, sequence: int) -> Expected:
         """What the reply to ``work`` must be like: what the program replies for clients that are made up."""
         (site,) = work.ids
         exchange = work.exchange

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from perfed.codec import flatten
 from perfed.data.client import Client, Split
+from perfed.engine.executor import Background, ChunkTask, LocalExecutor
 from perfed.engine.flower.checks import Entry, like
 from perfed.engine.flower.wire import LOSS, reply_tree
-from perfed.engine.host import Background, Host, Work
 from perfed.engine.setup import Setup
 from perfed.rng import key, uniform
 from perfed.training.plan import Plan
@@ -19,7 +19,7 @@ from perfed.training.plan import Plan
 _EACH = 2  # samples of each class
 
 
-def rehearsed(work: Work, client: Client, background: Background, setup: Setup) -> dict[str, Entry]:
+def rehearsed(work: ChunkTask, client: Client, background: Background, setup: Setup) -> dict[str, Entry]:
     """Names, shapes and dtypes of what the site ``client`` replies to ``work``, which is done for a made-up client.
 
     Shapes of replies depend on classes, domains and shapes of inputs, never on the number of samples. An entry that is
@@ -31,7 +31,7 @@ def rehearsed(work: Work, client: Client, background: Background, setup: Setup) 
         background: of the federation.
         setup: method, model, seed.
     """
-    host = Host([made_up(client, background, setup)], background, setup, Plan("sequential", threads=1))
+    host = LocalExecutor([made_up(client, background, setup)], background, setup, Plan("sequential", threads=1))
     done = host.run(replace(work, exchange=replace(work.exchange, measure=None), states={}))
     reply = reply_tree(done)
     rows = len(host.clients[client.id].train)

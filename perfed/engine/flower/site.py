@@ -10,12 +10,12 @@ from typing import Any
 
 from perfed.data.client import Client
 from perfed.data.target_scale import TargetScale
+from perfed.engine.executor import Background, LocalExecutor
 from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.message import frame, unframe, unpack
 from perfed.engine.flower.refusal import Refused, Said, refusing
 from perfed.engine.flower.store import TRIES, SiteStore
 from perfed.engine.flower.wire import done_message, reply_tree, work_of
-from perfed.engine.host import Background, Host
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.machine import write_atomic
@@ -56,7 +56,7 @@ class Site:
         self.client, self.setup, self.plan = client, setup, plan
         self._info, self._scale, self._store = info, scale, store
         self._run, self._allowed = run, allowed
-        self._host: Host | None = None
+        self._host: LocalExecutor | None = None
         self._last: tuple[str, bytes] | None = None  # what was asked last, and the reply
 
     def answer(self, data: bytes) -> bytes:
@@ -100,11 +100,11 @@ class Site:
         stored = self._store.sequences()
         return {base, *[n for n in stored if n >= sequence], *[n for n in stored if n < base][-_OLDER:]}
 
-    def _at(self, header: Mapping[str, Any]) -> Host:
+    def _at(self, header: Mapping[str, Any]) -> LocalExecutor:
         """The host, which knows of the federation what the message says."""
         background = background_of(self.client, header, self._info)
         if self._host is None or self._host.background != background:
-            self._host = Host([self.client], background, self.setup, self.plan)
+            self._host = LocalExecutor([self.client], background, self.setup, self.plan)
         return self._host
 
 

@@ -1,4 +1,4 @@
-"""Work and what was done as messages: the one place that says which words go over the network."""
+"""ChunkTask and what was done as messages: the one place that says which words go over the network."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from perfed.data.target_scale import TargetScale
+from perfed.engine.executor import Background, ChunkResult, ChunkTask, Exchange
 from perfed.engine.flower.message import pack
-from perfed.engine.host import Background, Done, Exchange, Work
 from perfed.engine.metrics import METRICS, Scoring
 from perfed.tree import Tree
 
@@ -36,7 +36,7 @@ def sequence_of(exchange: Exchange) -> int:
 
 
 def work_message(
-    work: Work, run: str, sequence: int, base: int, keep: Collection[int], background: Background
+    work: ChunkTask, run: str, sequence: int, base: int, keep: Collection[int], background: Background
 ) -> bytes:
     """What one site is asked to do.
 
@@ -67,32 +67,32 @@ def work_message(
 
 def work_of(
     header: Mapping[str, Any], tree: Mapping[str, Any], site: str, state: Tree | None, scale: TargetScale | None
-) -> Work:
+) -> ChunkTask:
     """The inverse of :func:`work_message` at ``site``, whose state is ``state``."""
     exchange = Exchange(*(header[name] for name in ("program", "round", "index", "measure", "extensions")))
     scoring = Scoring(tuple(header["scoring"]["metrics"]), header["scoring"]["held"], scale)
     states = {} if state is None else {site: state}
-    return Work(exchange, (site,), tree["shared"], {site: tree["row"]}, states, scoring, keeps=False)
+    return ChunkTask(exchange, (site,), tree["shared"], {site: tree["row"]}, states, scoring, keeps=False)
 
 
-def done_message(done: Done, header: Mapping[str, Any]) -> bytes:
+def done_message(done: ChunkResult, header: Mapping[str, Any]) -> bytes:
     """What a site replies to the message with ``header``: no model of its own, no word on single samples."""
     (site,) = done.ids
     fields = {name: header[name] for name in ("run", "sequence", "program", "round", "asked")}
     return pack({"kind": "done", "site": site, **fields, "metrics": done.metrics.get(site)}, reply_tree(done))
 
 
-def reply_tree(done: Done) -> dict[str, Any]:
+def reply_tree(done: ChunkResult) -> dict[str, Any]:
     """What a reply holds: the program's, and the mean training loss."""
     return {"reply": done.reply(0), LOSS: done.losses[0].double()}
 
 
-def done_of(header: Mapping[str, Any], tree: Mapping[str, Any]) -> Done:
+def done_of(header: Mapping[str, Any], tree: Mapping[str, Any]) -> ChunkResult:
     """The inverse of :func:`done_message`; in the place of the site's new state is the number of the exchange."""
     site, measured = header["site"], header["metrics"]
     content = {name: [value] for name, value in tree["reply"].items()}
     state = {"sequence": torch.tensor(header["sequence"])}
-    return Done(
+    return ChunkResult(
         (site,), content, ({},), tree[LOSS][None], {} if measured is None else {site: measured}, [], {site: state}
     )
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import ray
 import torch
 
-from perfed.engine.ray.where import Where
+from perfed.engine.ray.where import Cluster
 from perfed.errors import PerfedError
 
 _STATISTICS = "RAY_USAGE_STATS_ENABLED"
@@ -22,7 +22,7 @@ _ANSWER_SECONDS = 10.0
 _FREE_SECONDS = 10.0
 
 
-def connect(where: Where, threads: int) -> bool:
+def connect(where: Cluster, threads: int) -> bool:
     """Be connected with a Ray; whether it was started here, so that it ends with the run.
 
     One that Python is connected with is used as it is.
@@ -57,7 +57,7 @@ def connect(where: Where, threads: int) -> bool:
     return True
 
 
-def room(where: Where, threads: int, device: torch.device) -> tuple[int, float]:
+def room(where: Cluster, threads: int, device: torch.device) -> tuple[int, float]:
     """How many workers, and how many GPUs each of them has.
 
     Raises:

@@ -10,7 +10,7 @@ from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.files import optional_package
 from perfed.engine.engine import Engine
-from perfed.engine.host import Done, Exchange, Host, Work
+from perfed.engine.executor import ChunkResult, ChunkTask, Exchange, LocalExecutor
 from perfed.engine.ray.where import chosen
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
@@ -38,7 +38,7 @@ class RayEngine(Engine):
     def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
         super().__init__(federation, setup, plan)
         self._pool: Any = None
-        self._host: Host | None = None
+        self._host: LocalExecutor | None = None
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -54,7 +54,7 @@ class RayEngine(Engine):
         finally:
             self.close()
 
-    def perform(self, works: Iterable[Work], invitation: Invitation | None = None) -> Iterator[Done]:
+    def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
         """Chunks on all workers at once; what was done, in the order of ``works``.
 
         Raises:
@@ -63,7 +63,7 @@ class RayEngine(Engine):
         """
         if self._pool is None:
             self._pool = self._connected()
-        found: Iterator[Done] = self._pool.perform(works)
+        found: Iterator[ChunkResult] = self._pool.perform(works)
         return found
 
     def cohorts(
@@ -71,7 +71,7 @@ class RayEngine(Engine):
     ) -> Iterator[Cohort]:
         """Cohorts of the clients' own models, made by ``program`` on copies in this process, one at a time."""
         if self._host is None:
-            self._host = Host(self.federation, self.background, self.setup, self.plan)
+            self._host = LocalExecutor(self.federation, self.background, self.setup, self.plan)
         for work in self._works(Exchange(program, round_, -1), payload, self._chunks(ids), keeps=False):
             yield self._host.worked(work)[0]
 

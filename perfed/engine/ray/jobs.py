@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perfed.data.files import optional_package
-from perfed.engine.ray.where import Where
+from perfed.engine.ray.where import Cluster
 from perfed.errors import PerfedError
 
 GRACE = 60.0
@@ -39,7 +39,7 @@ class RayTasks:
         self._ray = ray = optional_package("ray", "--ray-address", "ray")
         from perfed.engine.ray.cluster import connect
 
-        self._own = not ray.is_initialized() and connect(Where(address=address), threads=1)
+        self._own = not ray.is_initialized() and connect(Cluster(address=address), threads=1)
         each = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
         self._threads = max(1, min(int(sum(each)) // number, int(max(each))))
         self._inbox = ray.remote(num_cpus=0)(_Inbox).remote()

@@ -12,12 +12,12 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from perfed.data.client import Client
-from perfed.engine.host import Background, Done, Work
+from perfed.engine.executor import Background, ChunkResult, ChunkTask
 from perfed.engine.metrics import METRICS
 from perfed.engine.ray.cluster import connect, free, has_room, room
-from perfed.engine.ray.flow import Flow, Job, Member
-from perfed.engine.ray.parcel import pack, size, unpack
-from perfed.engine.ray.where import Where
+from perfed.engine.ray.queue import Job, TaskQueue, WorkerHandle
+from perfed.engine.ray.serialize import pack, size, unpack
+from perfed.engine.ray.where import Cluster
 from perfed.engine.ray.worker import Outcome, Task, Worker
 from perfed.engine.setup import Setup
 from perfed.engine.states import States
@@ -50,7 +50,7 @@ class Pool:
 
     def __init__(
         self,
-        where: Where,
+        where: Cluster,
         clients: Mapping[str, Client],
         background: Background,
         setup: Setup,
@@ -62,10 +62,10 @@ class Pool:
         self._arithmetic = {arithmetic(setup.device)}
         self._put: dict[str, Any] = {}
         self._payload: tuple[Any, Any] = (None, None)
-        self._homes: dict[str, Member] = {}
+        self._homes: dict[str, WorkerHandle] = {}
         self._numbers: dict[str, tuple[Tree, int]] = {}
         self._count = 0
-        self._members: list[Member] = []
+        self._members: list[WorkerHandle] = []
         self._ours = connect(where, plan.threads)
         self._free = 0
         try:
@@ -91,7 +91,7 @@ class Pool:
         elif self._free:
             has_room(self._free)  # or the next run would see too little of it
 
-    def perform(self, works: Iterable[Work]) -> Iterator[Done]:
+    def perform(self, works: Iterable[ChunkTask]) -> Iterator[ChunkResult]:
         """Works of one exchange on all workers at once; what was done, in their order.
 
         A work that comes upon a kind that the plan does not know comes back undone, and is done again alone with leave
@@ -100,7 +100,7 @@ class Pool:
         Raises:
             PerfedError: workers died over a work again and again; or what the clients' programs raise.
         """
-        flow = Flow(works, _AHEAD * len(self._members))
+        flow = TaskQueue(works, _AHEAD * len(self._members))
         jobs: list[Job]
         outcome: Outcome | None
         try:
@@ -128,7 +128,7 @@ class Pool:
     def _busy(self) -> bool:
         return any(member.jobs for member in self._members)
 
-    def _distribute(self, flow: Flow) -> None:
+    def _distribute(self, flow: TaskQueue) -> None:
         """Give jobs to the workers that have their clients; while there are many, each has one in reserve."""
         reserve = int(len(flow.waiting) > len(self._members))
         for job in [] if flow.pilot else list(flow.waiting):
@@ -141,7 +141,7 @@ class Pool:
             if flow.waiting and not member.jobs:  # rather than idle
                 self._send(member, flow.waiting.pop(0))
 
-    def _home(self, job: Job) -> Member | None:
+    def _home(self, job: Job) -> WorkerHandle | None:
         """The worker that has most of the job's clients."""
         homes = Counter(home for client in job.work.ids if (home := self._homes.get(client)) is not None)
         return homes.most_common(1)[0][0] if homes else None
@@ -155,7 +155,7 @@ class Pool:
                 _, outcome = self._next()
         return [job], outcome
 
-    def _send(self, member: Member, job: Job) -> None:
+    def _send(self, member: WorkerHandle, job: Job) -> None:
         self._count += 1
         work, job.number = job.work, self._count
         parcels = {i: self._packed(i) for i in work.ids if self._homes.get(i) is not member}
@@ -224,7 +224,7 @@ class Pool:
             self._put[client] = ray.put(parcel)
         return self._put[client]
 
-    def _move(self, client: str, member: Member) -> None:
+    def _move(self, client: str, member: WorkerHandle) -> None:
         before = self._homes.get(client)
         if before is not None:
             before.gone.append(client)
@@ -239,7 +239,7 @@ class Pool:
             known = self._numbers[client] = state, self._count
         return known[1]
 
-    def _shared(self, work: Work) -> Any:
+    def _shared(self, work: ChunkTask) -> Any:
         """A reference to the payload that is the same for all, which is sent once."""
         if self._payload[0] is not work.shared:
             self._payload = work.shared, ray.put(pack(work.shared))
@@ -247,10 +247,10 @@ class Pool:
 
     # Workers -----------------------------------------------------------------------------------------------
 
-    def _started(self) -> Member:
-        return Member(self._actor.remote(sys.path, self._background, self._plan.threads))
+    def _started(self) -> WorkerHandle:
+        return WorkerHandle(self._actor.remote(sys.path, self._background, self._plan.threads))
 
-    def _welcome(self, members: list[Member]) -> None:
+    def _welcome(self, members: list[WorkerHandle]) -> None:
         """Wait until they are there."""
         try:
             found = ray.get([member.actor.about.remote() for member in members], timeout=_START_SECONDS)
@@ -265,7 +265,7 @@ class Pool:
                 self._arithmetic.add(digits)
                 self._notes.append(f"a worker computes on {digits}: the last digits depend on who does what")
 
-    def _replaced(self, member: Member, error: RayError) -> list[Job]:
+    def _replaced(self, member: WorkerHandle, error: RayError) -> list[Job]:
         """The jobs of a worker that died, after another has taken its place, or none where there is no room."""
         jobs = list(member.jobs)
         jobs[0].deaths += 1

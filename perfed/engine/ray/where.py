@@ -8,7 +8,7 @@ from perfed.errors import PerfedError
 
 
 @dataclass(frozen=True)
-class Where:
+class Cluster:
     """Number and place of the workers.
 
     Attributes:
@@ -28,14 +28,14 @@ class Where:
             raise PerfedError(f"Ray address '{self.address}': must be HOST:PORT, e.g. 10.0.0.1:6379, or auto")
 
 
-_chosen = Where()
+_chosen = Cluster()
 
 
 def use_workers(workers: int = 0, address: str = "") -> None:
     """From here on runs with ``plan.engine = "ray"`` have so many workers, there; no result depends on it.
 
     Args:
-        workers, address: as in :class:`Where`.
+        workers, address: as in :class:`Cluster`.
 
     Raises:
         PerfedError: a negative number, or no address.
@@ -45,9 +45,9 @@ def use_workers(workers: int = 0, address: str = "") -> None:
         >>> use_workers()  # the default again
     """
     global _chosen
-    _chosen = Where(workers, address)
+    _chosen = Cluster(workers, address)
 
 
-def chosen() -> Where:
+def chosen() -> Cluster:
     """What :func:`use_workers` was told last."""
     return _chosen

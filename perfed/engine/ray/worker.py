@@ -12,9 +12,9 @@ from typing import Any
 import ray
 import torch
 
-from perfed.engine.host import Background, Done, Host, Work
+from perfed.engine.executor import Background, ChunkResult, ChunkTask, LocalExecutor
 from perfed.engine.metrics import METRICS, Metric
-from perfed.engine.ray.parcel import Parcel, pack, unpack
+from perfed.engine.ray.serialize import Parcel, pack, unpack
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.machine import installed_version
@@ -44,7 +44,7 @@ class Task:
         metrics: the user's own.
     """
 
-    work: Work
+    work: ChunkTask
     states: Mapping[str, tuple[int, Tree | None]]
     number: int
     remembers: bool
@@ -65,7 +65,7 @@ class Outcome:
         paths: those of the plan now.
     """
 
-    done: Done | None = None
+    done: ChunkResult | None = None
     error: Exception | None = None
     paths: Mapping[str, Path] = field(default_factory=dict)
 
@@ -87,7 +87,7 @@ class Worker:
         assert isinstance(background, Background) and isinstance(setup, Setup)
         setup.device = torch.device(setup.device.type)  # Ray shows a worker its own GPUs alone
         self._plan = Plan("ray", threads=threads)
-        self._host = Host((), background, setup, self._plan)
+        self._host = LocalExecutor((), background, setup, self._plan)
         self._states: dict[str, tuple[int, Tree]] = {}
 
     def about(self) -> tuple[str, str]:

@@ -10,10 +10,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import ServerState
-from perfed.method.extension import Extension, register_extension
+from perfed.method.extension import Extension, check_moved, register_extension
 
 # From v, the square of Delta and beta2 to the new v.
 _SCALE: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
@@ -57,12 +56,7 @@ class ServerOptimizer(Extension):
 
     def check(self, info: FederationInfo, moves_shared: bool) -> None:
         """Refuse methods whose server has no shared model to move."""
-        info.shared_parameters(f"extension '{self.name}' moves the server's shared parameters")
-        if not moves_shared:
-            raise PerfedError(
-                f"extension '{self.name}' moves the server's shared parameters, and clients of this method do not "
-                "go on from them; allowed: methods that average one model, as fedavg, fedrep or fedpac"
-            )
+        check_moved(f"extension '{self.name}' moves the server's shared parameters", info, moves_shared)
 
     def server_step(self, server: ServerState, before: Mapping[str, Any]) -> None:
         """In place of the method's new shared parameters, the optimiser's."""

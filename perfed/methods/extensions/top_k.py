@@ -12,7 +12,7 @@ from torch import Tensor
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Reply, ServerState
-from perfed.method.extension import Extension, register_extension
+from perfed.method.extension import Extension, check_moved, register_extension
 from perfed.training.cohort import Cohort
 
 
@@ -40,12 +40,7 @@ class TopK(Extension):
 
     def check(self, info: FederationInfo, moves_shared: bool) -> None:
         """Refuse methods whose clients send no shared parameters."""
-        info.shared_parameters(f"extension '{self.name}' compresses shared parameters")
-        if not moves_shared:
-            raise PerfedError(
-                f"extension '{self.name}' compresses what clients make of the shared parameters, and clients of this "
-                "method do not go on from them; allowed: methods that average one model, as fedavg, fedrep or fedpac"
-            )
+        check_moved(f"extension '{self.name}' compresses what clients make of shared parameters", info, moves_shared)
 
     def outgoing(self, cohort: Cohort, reply: Reply) -> Reply:
         """Return the reply with values and places of the largest entries in place of the shared parameters."""

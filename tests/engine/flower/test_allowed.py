@@ -10,11 +10,11 @@ import torch
 from engines import blobs, make
 from sites import RUN, Sites
 
+from perfed.engine.executor import Background, ChunkTask, Exchange, LocalExecutor
 from perfed.engine.flower.engine import Limits
 from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.store import TRIES, SiteStore
 from perfed.engine.flower.wire import sequence_of, work_message
-from perfed.engine.host import Background, Exchange, Host, Work
 from perfed.engine.metrics import Scoring
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
@@ -122,8 +122,8 @@ def test_crafted_weights_bring_rows_back_from_a_gradient_which_no_site_of_fedavg
     engine, client = sites.server.engine, federation.clients[0].to(torch.float64, "cpu")
     setup = engine.setup
     exchange = Exchange(":gradient", 1, 2000)
-    work = Work(exchange, ("c0",), {"shared": crafted(setup, client)}, {}, {}, Scoring(), keeps=False)
-    done = Host([client], Background.of(federation, engine.info), setup, Plan("sequential")).run(work)
+    work = ChunkTask(exchange, ("c0",), {"shared": crafted(setup, client)}, {}, {}, Scoring(), keeps=False)
+    done = LocalExecutor([client], Background.of(federation, engine.info), setup, Plan("sequential")).run(work)
     found = rows_in(done.content["gradient"])
     near = (client.train.x[:, None] - found.nan_to_num(1e9)[None]).abs().amax(2).amin(1)
     assert int((near < 1e-3).sum()) > ROWS / 2

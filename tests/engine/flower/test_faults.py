@@ -14,9 +14,9 @@ from engines import blobs, every_tensor, leaves, make, serve, train
 from sites import RUN, Sites
 
 from perfed.codec import flatten
+from perfed.engine.executor import LocalExecutor
 from perfed.engine.flower.engine import Limits
 from perfed.engine.flower.message import pack, unpack
-from perfed.engine.host import Host
 from perfed.errors import PerfedError
 from perfed.participation.invitation import invite
 from perfed.participation.settings import Participation
@@ -279,8 +279,8 @@ def test_an_evaluation_that_is_sent_again_is_not_made_again(tmp_path, monkeypatc
     federation = blobs(SIZES, validation=3)
     going, ran = Sites(tmp_path, make("fedrep"), federation, rounds=4, validated=True), []
     train(going.server, 1)
-    run = Host.run
-    monkeypatch.setattr(Host, "run", lambda host, work: ran.append(1) or run(host, work))
+    run = LocalExecutor.run
+    monkeypatch.setattr(LocalExecutor, "run", lambda host, work: ran.append(1) or run(host, work))
     going.server.evaluate("test", round_=1)
     name, data = going.transport.sent[-1]
     made = len(ran)

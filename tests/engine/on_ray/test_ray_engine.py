@@ -83,7 +83,7 @@ def test_one_client_per_chunk_gives_the_bits_of_one_process(ray, name):
         (r.bytes_up, r.train_loss, r.after) for r in records[1][1:]
     ]
     assert difference(with_initial(many), with_initial(alone)) == 0
-    assert many.told() == [f"Ray: {workers} worker{'s of 1 thread each' if workers > 1 else ' of 1 thread'}"]
+    assert many.drain_notes() == [f"Ray: {workers} worker{'s of 1 thread each' if workers > 1 else ' of 1 thread'}"]
 
 
 @pytest.mark.long
@@ -179,7 +179,7 @@ def test_the_bits_survive_workers_that_die_in_a_round_and_between_rounds(ray, tm
                 continue
         server.round(3)
     assert difference(with_initial(server), with_initial(alone)) == 0
-    said = server.told()
+    said = server.drain_notes()
     assert said[:2] == ["Ray: 2 workers of 1 thread each", "a worker died in round 2 and was replaced"]
     assert set(said[2:]) == {"a worker died in round 3 and was replaced"}
 

@@ -57,4 +57,6 @@ def personalise_unused(method: Method, cohort: Cohort, unused: dict[str, Any], *
     method.personalise(cohort, **payload)
 
 
-CHORES: dict[str, Callable[..., Reply | None]] = {f.__name__: f for f in (gradient, settle, personalise_unused)}
+BUILTIN_PROGRAMS: dict[str, Callable[..., Reply | None]] = {
+    f.__name__: f for f in (gradient, settle, personalise_unused)
+}

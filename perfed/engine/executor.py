@@ -14,7 +14,7 @@ from perfed import tree
 from perfed.data.augment import CropFlip
 from perfed.data.client import Client
 from perfed.data.federation import Federation
-from perfed.engine.chores import CHORES
+from perfed.engine.builtin_programs import BUILTIN_PROGRAMS
 from perfed.engine.evaluate import Metrics, Outputs, outputs_of, predictions, score
 from perfed.engine.metrics import Scoring
 from perfed.engine.setup import Setup, group_key, stackable_reason
@@ -30,7 +30,7 @@ from perfed.training.batches import moved_on
 from perfed.training.cohort import Cohort
 from perfed.training.loss_curve import LossCurve
 from perfed.training.plan import Plan
-from perfed.training.view import Where
+from perfed.training.view import ExchangeId
 from perfed.tree import Tree
 
 
@@ -39,8 +39,8 @@ class Exchange:
     """One exchange of a round: which program, in which round, as which exchange.
 
     Attributes:
-        program: name of the method's client program, or ``extension.program``, or ``:CHORE``
-            (:mod:`perfed.engine.chores`).
+        program: name of the method's client program, or ``extension.program``, or ``:BUILTIN``
+            (:mod:`perfed.engine.builtin_programs`).
         round: from 1; 0 is the preparation.
         index: number of the exchange within the round; -1: on copies, no client's state changes.
         measure: split on which to score the clients' models right after the program, or ``None``.
@@ -57,7 +57,7 @@ class Exchange:
     @property
     def place(self) -> str:
         """The round, in words."""
-        return str(Where(0, self.round, self.index))
+        return str(ExchangeId(0, self.round, self.index))
 
     @property
     def lasting(self) -> bool:
@@ -66,7 +66,7 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Work:
+class ChunkTask:
     """What a chunk of clients is to do in an exchange.
 
     Attributes:
@@ -89,7 +89,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Done:
+class ChunkResult:
     """What a chunk of clients has done.
 
     Attributes:
@@ -120,7 +120,7 @@ class Done:
         made = {n: v(row) if callable(v) else v[row] for n, v in self.content.items() if n not in stacked}
         return tree.row_of(stacked, row, self.shapes[row]) | made
 
-    def whole(self) -> Done:
+    def whole(self) -> ChunkResult:
         """The same with everything made that is made client by client: it can be sent elsewhere."""
         rows = range(len(self.ids))
         made = {name: [value(row) for row in rows] for name, value in self.content.items() if callable(value)}
@@ -150,7 +150,7 @@ class Background:
         return cls(info, shapes, tuple(federation.domains_in("train")), federation.augment)
 
 
-class Host:
+class LocalExecutor:
     """Some of the clients, at one place: runs client programs where their data are.
 
     It keeps nothing between exchanges: states come with the work and go back with what was done.
@@ -172,14 +172,14 @@ class Host:
         self.plan = plan
         self.layouts = layouts_of(background.shapes, setup, plan)
 
-    def attempt(self, work: Work) -> Done:
+    def attempt(self, work: ChunkTask) -> ChunkResult:
         """:meth:`run`, or at which of the clients training diverged."""
         try:
             return self.run(work)
         except ClientsDiverged as error:
-            return Done(work.ids, {}, (), torch.empty(0), diverged=dict(error.found))
+            return ChunkResult(work.ids, {}, (), torch.empty(0), diverged=dict(error.found))
 
-    def run(self, work: Work) -> Done:
+    def run(self, work: ChunkTask) -> ChunkResult:
         """Run the program of ``work`` on its clients.
 
         Raises:
@@ -199,9 +199,9 @@ class Host:
                 outputs.append(outputs_of(cohort, exchange.measure, predicted, work.scoring))
         shapes = [self.layouts[client.input_shape].shapes for client in cohort.clients]
         states = self._states(cohort, shapes) if exchange.lasting else {}
-        return Done(work.ids, reply, shapes, cohort.train_loss, metrics, outputs, states, self._courses(cohort))
+        return ChunkResult(work.ids, reply, shapes, cohort.train_loss, metrics, outputs, states, self._courses(cohort))
 
-    def worked(self, work: Work) -> tuple[Cohort, Reply]:
+    def worked(self, work: ChunkTask) -> tuple[Cohort, Reply]:
         """The clients of ``work`` after its program, side by side, and their reply."""
         cohort = self.cohort([self.clients[i] for i in work.ids], work.exchange, work.states)
         if self.setup.method.extensions:
@@ -223,7 +223,7 @@ class Host:
             tree.stack_padded(rest),
             settings=self.setup.method.in_round(exchange.round),
             plan=self.plan,
-            where=Where(self.setup.seed, exchange.round, exchange.index),
+            where=ExchangeId(self.setup.seed, exchange.round, exchange.index),
             task=info.task,
             num_classes=info.num_classes,
             num_domains=info.num_domains,
@@ -258,12 +258,12 @@ class Host:
     def _program(self, name: str, method: Method) -> tuple[str, Callable[..., Reply | None]]:
         """What messages call a program of ``method``, and the program itself."""
         if name.startswith(":"):
-            return name[1:], partial(CHORES[name[1:]], method)
+            return name[1:], partial(BUILTIN_PROGRAMS[name[1:]], method)
         extension, _, own = name.rpartition(".")
         owner: Any = next(t for t in method.extensions if t.name == extension) if extension else method
         return f"{extension or type(owner).__name__}.{own}", getattr(owner, own)
 
-    def _delivered(self, work: Work) -> dict[str, Any]:
+    def _delivered(self, work: ChunkTask) -> dict[str, Any]:
         """The payload with a leading client axis: what is shared is expanded, each client's own stacked."""
         arrived: dict[str, Any] = tree.map_leaves(work.shared, lambda _, t: _broadcast(t, len(work.ids)))
         if work.rows:

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfed.engine.host import Done, Work
+from perfed.engine.executor import ChunkResult, ChunkTask
 
 
 @dataclass(eq=False)
-class Member:
+class WorkerHandle:
     """A worker.
 
     Attributes:
@@ -41,14 +41,14 @@ class Job:
     """
 
     index: int
-    work: Work
+    work: ChunkTask
     chooses: bool = False
     deaths: int = 0
     number: int = 0
     ref: Any = None
 
 
-class Flow:
+class TaskQueue:
     """Works go out in any order, and what was done comes back in theirs.
 
     Args:
@@ -60,12 +60,12 @@ class Flow:
         pilot: one that must go out alone before all others.
     """
 
-    def __init__(self, works: Iterable[Work], most: int) -> None:
+    def __init__(self, works: Iterable[ChunkTask], most: int) -> None:
         self.waiting: list[Job] = []
         self.pilot: Job | None = None
         self._source = enumerate(works)
         self._most = most
-        self._found: dict[int, Done] = {}
+        self._found: dict[int, ChunkResult] = {}
         self._due = 0
 
     def fill(self) -> bool:
@@ -88,7 +88,7 @@ class Flow:
         else:
             self.back([job])
 
-    def came(self, job: Job, done: Done) -> Iterator[Done]:
+    def came(self, job: Job, done: ChunkResult) -> Iterator[ChunkResult]:
         """Take in what was done; all that is next in order."""
         self._found[job.index] = done
         while self._due in self._found:
