@@ -35,7 +35,7 @@ class ColumnLinear(nn.Module):
         self.bias = layer.bias
 
     def extra_repr(self) -> str:
-        """Return its sizes."""
+        """Return how many inputs are shared and own, how many outputs there are, and whether there is a bias."""
         return f"{self.weight.shape[1]} + {self.own.shape[1]}, {self.weight.shape[0]}, bias={self.bias is not None}"
 
     def forward(self, x: Tensor) -> Tensor:
