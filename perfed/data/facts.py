@@ -111,7 +111,7 @@ class ClientFacts:
     def plain(self) -> dict[str, Any]:
         """The facts as values that JSON has."""
         plain: dict[str, Any] = _FACTS.dump_python(self, mode="json")
-        return plain
+        return {name: value for name, value in plain.items() if name != "held" or value is not None}
 
     @classmethod
     def of_plain(cls, values: Any, client: str | None = None) -> ClientFacts:
