@@ -23,8 +23,9 @@ from sklearn.datasets import load_digits
 import perfed
 from perfed.engine.metrics import metric_of
 from perfed.report import load_runs
+from perfed.report.against import needs_no_federation
 from perfed.report.paired import ClientTable
-from perfed.report.verdict import WORTH, needs_no_federation
+from perfed.report.verdict import WORTH
 
 FOLDS = 5
 WORTHS = (0.0, 50.0, float(WORTH), 1000.0, 1e12)

@@ -27,9 +27,10 @@ from scipy.stats import kendalltau  # type: ignore[import-untyped]
 from perfed.datasets.heart import CODES, hospitals
 from perfed.engine.metrics import metric_of
 from perfed.report import load_runs
-from perfed.report.paired import ClientTable, interval
+from perfed.report.against import needs_no_federation
+from perfed.report.intervals import interval
+from perfed.report.paired import ClientTable
 from perfed.report.runs import Run, main_metric
-from perfed.report.verdict import needs_no_federation
 
 KEPT = Path(__file__).parent.parent / "docs" / "results" / "init-defaults.json"
 SEEDS = "0..2"
@@ -175,7 +176,7 @@ def main(out: Path) -> None:
         kept[name] = {
             "commands": [f"perfed init sites {words}", *(f"perfed {command}" for command in said.values())],
             "verdict": {place: ahead(folder, place) for place in ("init", "chosen")},
-            "by": {metric: measured(folder, metric) for metric in (metric, *(["auc"] if metric == "accuracy" else []))},
+            "by": {metric: measured(folder, metric) for metric in (metric, *(["auc"] if metric == "log-loss" else []))},
         }
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
 

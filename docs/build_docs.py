@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import anchors_tables
+import coverage_tables
 import init_tables
 import leaderboard_tables
 import maps_tables
@@ -34,9 +35,9 @@ from perfed.experiment.overrides import override
 from perfed.experiment.study import Study
 from perfed.methods.titles import display_name
 from perfed.report import load_runs
-from perfed.report.paired import ClientTable, interval
+from perfed.report.against import against, best_reference
+from perfed.report.paired import ClientTable
 from perfed.report.text import metric_text
-from perfed.report.verdict import best_reference
 
 ROOT = Path(__file__).parent.parent
 ACCURACY = metric_of("accuracy")
@@ -175,7 +176,7 @@ def _cells(of: ClientTable, method: str, base: str) -> list[str]:
     mean = f"{metric_text('accuracy', means.mean())} ± {metric_text('accuracy', means.std(ddof=1))}"
     if method == base:
         return [mean, ""]
-    gain = interval(of.gains(method, base, ACCURACY), of.weights)
+    gain = against(method, base, of, ACCURACY).gain
     assert gain.low is not None and gain.high is not None
     middle, low, high = (metric_text("accuracy", v, "+").replace("-", "−") for v in (gain.mean, gain.low, gain.high))
     return [mean, f"{middle} [{low}, {high}]"]
@@ -215,6 +216,7 @@ def _contents(document: str) -> dict[str, str]:
             "named columns": named_tables.markdown(),
             "sweeps": sweep_tables.markdown(),
         }
+        found["how often the verdict is wrong"] = coverage_tables.markdown()
     return found
 
 

@@ -14,7 +14,7 @@ from perfed.report.text import metric_text
 
 FILE = Path(__file__).parent / "results/init-defaults.json"
 COMMAND = "python benchmarks/init_defaults.py DIR"
-TITLES = {"accuracy": "accuracy in %", "auc": "AUC", "mse": "mean squared error"}
+TITLES = {"accuracy": "accuracy in %", "log-loss": "log loss", "auc": "AUC", "mse": "mean squared error"}
 
 
 def markdown() -> str:

@@ -20,7 +20,7 @@ from perfed.cli.progress import Work, shown
 from perfed.cli.terminal import print_board, print_choice, print_conclusion, print_parts, print_run, say_outcome
 from perfed.engine.ray.where import use_workers
 from perfed.errors import PerfedError
-from perfed.experiment.comparison import ComparisonSpec, Resources, federated
+from perfed.experiment.comparison import ComparisonSpec, Conclusion, Resources, federated
 from perfed.experiment.config import Experiment, find_experiment, validate
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.factory import Key, RunFactory
@@ -34,10 +34,14 @@ from perfed.experiment.study import Study, extend
 from perfed.machine import TERMINATED, by_sigterm
 from perfed.method.registry import method_id
 from perfed.report import load_runs, write_report
+from perfed.report.against import needs_no_federation
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
 from perfed.training.device import usable_device
 from perfed.training.plan import ENGINES
+
+WORSE = 3
+"""Exit code of ``--fail-if-worse-than-local`` where a federated method is behind what needs no federation."""
 
 # What was asked for ----------------------------------------------------------------------------------------
 
@@ -202,7 +206,7 @@ def resume_run(directory: Path, rounds: int | None, how: Training, show: Shown) 
     finish_run(lambda: run, directory, run.federation.name, run.name, show)
 
 
-def finish(study: Study, how: Training, show: Shown) -> None:
+def finish(study: Study, how: Training, show: Shown) -> dict[str, Conclusion]:
     """Do the runs of comparisons that are not finished, and say what came of all.
 
     Raises:
@@ -226,6 +230,21 @@ def finish(study: Study, how: Training, show: Shown) -> None:
         print_parts(study, *study.conclude(found), show, failed=reasons)
     if failed:
         raise PerfedError(f"{len(failed)} of {number} runs failed; {failed[0]}")
+    return found
+
+
+def check_gate(study: Study) -> None:
+    """Refuse a gate where nothing that needs no federation is compared."""
+    if not any(needs_no_federation(method) for _, method, _ in study.keys):
+        raise PerfedError("--fail-if-worse-than-local: needs a local method among --methods: local, sklearn:NAME")
+
+
+def end_if_worse(found: Conclusion) -> None:
+    """End with exit code :data:`WORSE` where a federated method is behind what needs no federation."""
+    verdict = found.verdict
+    if verdict is not None and verdict.below_local:
+        say_whole(f"behind {verdict.reference}: {', '.join(verdict.below_local)}", style="red")
+        raise SystemExit(WORSE)
 
 
 def finish_search(search: Search, how: Training, show: Shown) -> None:

@@ -131,6 +131,13 @@ def compare_command(
             autocompletion=complete.run_directories,
         ),
     ] = None,
+    gate: Annotated[
+        bool,
+        typer.Option(
+            "--fail-if-worse-than-local",
+            help="exit code 3 where the verdict says that a federated method is behind the best that needs none",
+        ),
+    ] = False,
     *,
     how: Training,
     show: Shown,
@@ -147,9 +154,13 @@ def compare_command(
         asked = execution.asked_comparison(experiment, settings, methods, "0" if seeds is None else seeds, how)
         out = how.out or default_out(str(asked.table.get("name", "comparison")))
         study = Study.create(out, asked, execution.resources_of(how))
+    if gate:
+        execution.check_gate(study)
     with execution.resumable(study.path, how), alone_on_stdout(show.as_json):
         say_where("results", study.path)
-        execution.finish(study, how, show)
+        found = execution.finish(study, how, show)
+    if gate:
+        execution.end_if_worse(found[""])
 
 
 @app.command("tune", epilog="Example: perfed tune digits-label-skew --methods local,fedpac --grid lr=1e-3,1e-2")

@@ -75,13 +75,14 @@ class RunFactory:
         """Return the run, not executed, where it was if it had begun."""
         of = self.comparisons[name]
         where = of.directory(method, seed) if isinstance(of, Comparison) else None
-        if is_baseline(method):
-            experiment = of.experiment(method, seed)
-            return SklearnRun(method, experiment, self._federation(experiment), where)
-        if where is not None and (where / "config.toml").exists():
+        if not is_baseline(method) and where is not None and (where / "config.toml").exists():
             return resume(where, data_dir=self.resources.data_dir, device=self.resources.device)
         experiment = of.experiment(method, seed)
-        return start(experiment, federation=self._federation(experiment), out=where, device=self.resources.device)
+        federation = self._federation(experiment)
+        experiment = _judged(experiment, federation)
+        if is_baseline(method):
+            return SklearnRun(method, experiment, federation, where)
+        return start(experiment, federation=federation, out=where, device=self.resources.device)
 
     def _federation(self, experiment: Experiment) -> Federation:
         which = experiment.seed, experiment.data
@@ -89,6 +90,18 @@ class RunFactory:
             self._data = None  # before there are two
             self._data = which, experiment.data.load(experiment.seed, self.resources.data_dir)
         return self._data[1]
+
+
+def _judged(experiment: Experiment, federation: Federation) -> Experiment:
+    """The experiment, compared by log loss where it is of tables with classes and says nothing of a metric.
+
+    It is proper: nobody gains by other probabilities than one's own. Accuracy is blind where a class is rare.
+    """
+    name, evaluation = experiment.data.name, experiment.evaluation
+    of_tables = name == "tables" or (name.endswith(" in memory") and any(c.table is not None for c in federation))
+    if evaluation.compare_by or federation.task != "classification" or not of_tables:
+        return experiment
+    return experiment.model_copy(update={"evaluation": evaluation.model_copy(update={"compare_by": "log-loss"})})
 
 
 def execute(make: Callable[[], Run | SklearnRun], tell: Callable[[ProgressEvent], None]) -> dict[str, Any]:

@@ -66,6 +66,9 @@ _VALUES = """\
 lr = 1e-2
 lr_drops = [40]  # a tenth of it after round 40"""
 _GRID = "--grid lr=1e-3,3e-3,1e-2 --grid weight_decay=1e-3,1e-2,1e-1"
+_COMPARED = """\
+# Methods are compared by log loss, which also sees probabilities; compare_by = "accuracy" or "auc" takes another.
+"""
 _BASELINES: dict[Task, list[str]] = {
     "classification": ["sklearn:logistic", "sklearn:random-forest"],
     "regression": ["sklearn:ridge", "sklearn:random-forest"],
@@ -166,7 +169,7 @@ local_epochs = 2
 {_SHARED_LOCAL.format("1e-2" if values else "3e-2") if same and not survival else ""}
 [evaluation]
 every = 5
-"""
+{_COMPARED if federation.task == "classification" else ""}"""
 
 
 def tune_command(file: str, settings: Mapping[str, Any], federation: Federation) -> str:

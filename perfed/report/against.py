@@ -1,4 +1,4 @@
-"""A method against the reference: by how much it is better, for how many clients, and the sentences on it."""
+"""The reference, and a method against it: by how much it is better, for how many clients, and the sentences on it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfed.engine.metrics import Metric
-from perfed.plugins import POOLED
-from perfed.report.paired import ClientTable, Gain, interval
+from perfed.engine.metrics import ALWAYS, Metric, metric_of
+from perfed.plugins import POOLED, SKLEARN
+from perfed.report.intervals import Chances, Gain, interval
+from perfed.report.paired import ClientTable
 from perfed.report.runs import Run
 from perfed.report.text import amount, listed, megabytes, method_text, short_number
-
-ENOUGH_SEEDS = 5
-"""Seeds from which on an interval is not called weak evidence."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +36,43 @@ class MethodVerdict:
         return self.better + self.equal + self.worse
 
 
+def needs_no_federation(method: str) -> bool:
+    """Whether a site can have the method by itself."""
+    return method == "local" or method.startswith(SKLEARN)
+
+
+def best_reference(values: ClientTable, known: Metric) -> str:
+    """The method with the best mean of those that need no federation, else the first; empty where nothing is known."""
+    alone = [method for method in values.of_method if needs_no_federation(method)]
+    first = next(iter(values.of_method), "")
+    return max(alone, key=lambda method: known.direction * values.mean(method), default=first)
+
+
+def chances_of(base: str, values: ClientTable, known: Metric) -> Chances:
+    """How many comparisons a claim of "ahead of" or "behind" ``base`` is picked from.
+
+    Each other method may be so. Where ``base`` is the best of m that need no federation, these cannot be ahead, and
+    that it was chosen makes others look behind: m - 1 more are counted, as many as simulation asks for
+    (``benchmarks/verdict_coverage.py``), which is less than all m times as many pairs.
+    """
+    others = len(values.of_method) - 1
+    alone = sum(map(needs_no_federation, values.of_method))
+    if not needs_no_federation(base) or base != best_reference(values, known):
+        return Chances(max(1, others), max(1, others))
+    return Chances(max(1, others - alone + 1), max(1, others + alone - 1))
+
+
 def against(method: str, base: str, values: ClientTable, known: Metric, bytes_: float | None = None) -> MethodVerdict:
-    """``method`` compared with ``base`` over their common clients and seeds."""
+    """``method`` compared with ``base`` over their common clients and seeds.
+
+    The interval is corrected for the number of methods in ``values`` (:func:`chances_of`), so that all can be read at
+    once: where nothing differs, one of them leaves 0 out in 5 % of the comparisons at most.
+    """
     gains = values.gains(method, base, known)
     seeds = int(np.isfinite(gains).any(1).sum())
     better, equal, worse = (int(np.nansum(found)) for found in (gains > 0, gains == 0, gains < 0))
-    gain = interval(gains, values.weights) if seeds else Gain(float("nan"), None, None)
+    chances = chances_of(base, values, known)
+    gain = interval(gains, values.weights, chances) if seeds else Gain(float("nan"), None, None)
     return MethodVerdict(method, gain, seeds, better, equal, worse, bytes_)
 
 
@@ -105,8 +134,16 @@ def _evidence(found: MethodVerdict, metric: str) -> str:
     told = f"at {short_number(metric, found.gain.mean, '+')}: " if found.gain.sign == 0 else ""
     if found.gain.low is None or found.gain.high is None:
         return f"({told}{seeds}, no interval)"
-    weak = ": weak evidence" if found.seeds < ENOUGH_SEEDS else ""
-    return f"({told}95 % interval {_ends(found, metric)}, {seeds}{weak})"
+    over = " over clients alone" if found.seeds == 1 else ""
+    return f"({told}95 % interval{over} {_ends(found, metric)}, {seeds})"
+
+
+def compared_by(metric: str) -> list[str]:
+    """One line where it is another metric than the task's own."""
+    if metric in {name for names in ALWAYS.values() for name in names}:
+        return []
+    better = "higher" if metric_of(metric).higher_is_better else "lower"
+    return [f"Compared by {metric}, {better} is better; evaluation.compare_by chooses another metric."]
 
 
 def gainers(found: MethodVerdict | None, reference: str) -> list[str]:

@@ -11,7 +11,8 @@ import numpy as np
 
 from perfed.engine.metrics import metric_of
 from perfed.report.comparison import ComparisonRow, best_rows, judged_table
-from perfed.report.paired import ClientTable, Gain, interval
+from perfed.report.intervals import Gain, interval
+from perfed.report.paired import ClientTable
 from perfed.report.papers import CSV_COLUMNS, csv_of, csv_rows, escaped, label, latex_table
 from perfed.report.runs import Run, main_metric, methods_of
 from perfed.report.text import UNKNOWN, TextTable, axis_title, directed_title, metric_text
@@ -183,10 +184,12 @@ def _points(grid: Grid, value: Any) -> dict[str, dict[int, Gain]]:
 
 
 def _mean(part: Part, method: str, metric: str) -> Gain | None:
-    """With the verdict's kind of interval: a bootstrap over clients and seeds."""
+    """With the verdict's kind of interval, over clients and seeds, as far as the metric can have such values."""
     table, scale = ClientTable.of(part.members(method), metric), metric_of(metric).scale
     if method in table.of_method:
-        return _scaled(interval(table.of_method[method], table.weights), scale)
+        gain, (least, most) = interval(table.of_method[method], table.weights), metric_of(metric).span
+        low, high = (None if end is None else min(max(end, least), most) for end in (gain.low, gain.high))
+        return _scaled(Gain(gain.mean, low, high), scale)
     row = part.of(metric).get(method)
     return None if row is None else Gain(scale * row.mean, None, None)
 

@@ -14,7 +14,8 @@ from scipy import stats  # type: ignore[import-untyped]
 from perfed.engine.metrics import Metric, metric_of
 from perfed.plugins import POOLED
 from perfed.report.against import against
-from perfed.report.paired import ClientTable, Gain
+from perfed.report.intervals import Gain
+from perfed.report.paired import ClientTable
 from perfed.report.runs import Run, reported
 from perfed.report.text import UNKNOWN, TextTable, axis_title, difference_text, method_text, metric_text
 from perfed.report.verdict import Verdict
@@ -31,7 +32,7 @@ class Difference:
     Attributes:
         mean: of the paired differences: of clients with ``over = "clients and seeds"``, else of the seeds' means.
         low, high: None where nothing can vary, as with a single seed.
-        over: ``"clients and seeds"``: the verdict's bootstrap (:func:`perfed.report.paired.interval`); ``"seeds"``:
+        over: ``"clients and seeds"``: the verdict's interval (:func:`perfed.report.against.against`); ``"seeds"``:
             Student's t.
     """
 

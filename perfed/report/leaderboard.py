@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfed.engine.metrics import metric_of
-from perfed.report.against import MethodVerdict, against, sent
+from perfed.report.against import MethodVerdict, against, best_reference, sent
 from perfed.report.comparison import ComparisonRow, compare_table, comparison_rows
 from perfed.report.paired import ClientTable, holm, paired_p
 from perfed.report.runs import Run, main_metric
 from perfed.report.text import SAME, UNKNOWN, TextTable, axis_title, method_text, metric_text, short_number
-from perfed.report.verdict import best_reference
 
 
 @dataclass(frozen=True)

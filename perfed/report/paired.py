@@ -1,10 +1,9 @@
-"""Paired differences between methods over clients and seeds: bootstrap intervals and tests."""
+"""A metric of every client and seed by method, paired differences of them, and tests over clients."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,27 +11,6 @@ from scipy import stats  # type: ignore[import-untyped]
 
 from perfed.engine.metrics import Metric
 from perfed.report.runs import Run, main_metric, methods_of
-
-RESAMPLES = 2000
-
-INTERVAL = (2.5, 97.5)
-"""Percentiles at the ends of an interval."""
-
-
-@dataclass(frozen=True)
-class Gain:
-    """How much better than another, in the metric's own unit, with a 95 % interval; None where nothing can vary."""
-
-    mean: float
-    low: float | None
-    high: float | None
-
-    @property
-    def sign(self) -> int:
-        """1: better, -1: worse, 0: the interval has both, or is not known."""
-        if self.low is None or self.high is None:
-            return 0
-        return int(self.low > 0) - int(self.high < 0)
 
 
 @dataclass(frozen=True)
@@ -91,39 +69,6 @@ class ClientTable:
     def gains(self, method: str, base: str, known: Metric) -> NDArray[np.float64]:
         """By how much ``method`` is better than ``base``, ``(seeds, clients)``."""
         return known.direction * (self.of_method[method] - self.of_method[base])
-
-
-def interval(differences: NDArray[np.float64], weights: NDArray[np.float64]) -> Gain:
-    """Mean of paired differences with its 95 % bootstrap interval over seeds and clients.
-
-    Both are drawn with replacement, each for itself, and the mean is over the cells of drawn seeds and drawn clients.
-
-    Args:
-        differences: ``(seeds, clients)``; NaN where there is none.
-        weights: ``(clients,)``, of the mean over clients.
-    """
-    there = np.isfinite(differences)
-    weighed = np.where(there, weights, 0.0)
-    summed = weighed * np.where(there, differences, 0.0)
-    mean = float(summed.sum() / weighed.sum())
-    if there.sum() < 2:
-        return Gain(mean, None, None)
-    counts = _draws(*differences.shape)
-    top, bottom = (np.einsum("bs,sc,bc->b", counts[0], table, counts[1], optimize=True) for table in (summed, weighed))
-    low, high = np.percentile(top[bottom > 0] / bottom[bottom > 0], INTERVAL)
-    return Gain(mean, float(low), float(high))
-
-
-@lru_cache(maxsize=4)
-def _draws(seeds: int, clients: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The same draws for every difference of so many seeds and clients."""
-    rng = np.random.default_rng(0)
-    return _drawn(rng, seeds), _drawn(rng, clients)
-
-
-def _drawn(rng: np.random.Generator, size: int) -> NDArray[np.float64]:
-    """How often each of ``size`` is drawn, ``(RESAMPLES, size)``."""
-    return rng.multinomial(size, np.full(size, 1 / size), RESAMPLES).astype(np.float64)
 
 
 EXACT = 50

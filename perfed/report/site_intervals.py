@@ -1,23 +1,22 @@
-"""The interval of a single site's gain: a bootstrap over its rows and the seeds, from what the runs' models said."""
+"""The interval of a single site's gain: over its test rows and the seeds, from what the runs' models said."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfed.engine.metrics import computed, metric_of
-from perfed.report.paired import INTERVAL, RESAMPLES, ClientTable, Gain
+from perfed.report.intervals import Chances, Gain, Spread, selected
+from perfed.report.paired import ClientTable
 from perfed.report.runs import Run
 from perfed.run import predictions
 
-FEW_RESAMPLES = 200
-"""Draws where a metric is no mean over rows, and is computed anew for each."""
-
-_NUMBERS = 4_000_000  # drawn at once
+MOST_GROUPS = 100
+"""Groups of a site's rows that are left out one after the other where a metric is no mean over rows."""
 
 Values = NDArray[np.float64]
 Cells = list[tuple["Judged", "Judged"]]
@@ -43,21 +42,31 @@ class Judged:
 
     def gives(self, reported: float) -> bool:
         """Whether the metric on all rows is the one that the run reported."""
-        return bool(np.isclose(self.drawn(np.ones((1, self.rows)))[0], reported, rtol=1e-6, atol=1e-9))
+        return bool(np.isclose(self._on(np.ones(self.rows, dtype=bool)), reported, rtol=1e-6, atol=1e-9))
 
-    def drawn(self, counts: Values) -> Values:
-        """The metric ``(draws,)`` on the rows as often as they were drawn, ``(draws, rows)``; NaN: not defined."""
+    def by_row(self) -> tuple[Values, Values]:
+        """What each row (or group of rows) says of the metric, which is the mean of it, and how many rows it is.
+
+        Where the metric is no mean over rows, these are the jackknife's pseudo-values G m - (G - 1) m_(-g) of G groups
+        (Tukey 1958); NaN where it is not defined without a group.
+        """
         if metric_of(self.metric).rows is not None:
-            mean = np.mean([rows for (rows,) in self.parts], axis=0)
-            return np.asarray(counts @ mean / self.rows)
-        return np.array([np.mean([_again(self.metric, part, own) for part in self.parts]) for own in counts])
+            return np.asarray(np.mean([rows for (rows,) in self.parts], axis=0)), np.ones(self.rows)
+        groups = -(-self.rows // -(-self.rows // MOST_GROUPS))
+        of_row = np.arange(self.rows) % groups
+        sizes = np.bincount(of_row).astype(np.float64)
+        times, whole = self.rows / sizes, self._on(np.ones(self.rows, dtype=bool))
+        without = np.array([self._on(of_row != group) for group in range(groups)])
+        return times * whole - (times - 1) * without, sizes
 
-
-def _again(metric: str, part: tuple[NDArray[Any], ...], counts: Values) -> float:
-    y, outputs = part
-    rows = np.repeat(np.arange(len(y)), counts.astype(np.int64))
-    found = computed(metric, y[rows], outputs[rows])
-    return np.nan if found is None else found
+    def _on(self, rows: NDArray[np.bool_]) -> float:
+        """The metric on some of the rows, averaged over the evaluations; NaN where it is not defined."""
+        if metric_of(self.metric).rows is not None:
+            return float(np.mean([own[rows].mean() for (own,) in self.parts]))
+        if not rows.any():
+            return np.nan
+        values = [computed(self.metric, y[rows], outputs[rows]) for y, outputs in self.parts]
+        return float(np.mean([np.nan if value is None else value for value in values]))
 
 
 def judged(run: Run, metric: str) -> dict[str, Judged]:
@@ -74,53 +83,64 @@ def judged(run: Run, metric: str) -> dict[str, Judged]:
 
 
 def row_intervals(
-    runs: Sequence[Run], values: ClientTable, metric: str, pairs: Mapping[str, tuple[str, str]]
+    runs: Sequence[Run],
+    values: ClientTable,
+    metric: str,
+    pairs: Mapping[str, tuple[str, str]],
+    chances: Chances,
 ) -> dict[str, Gain]:
-    """Gains at single sites with 95 % bootstrap intervals over the seeds and the site's rows.
+    """Gains at single sites with 95 % intervals over the site's test rows and the seeds.
 
-    Seeds are drawn with replacement, and for each drawn seed as many of the site's rows of that seed as there are,
-    with replacement too: the same for both methods (:data:`~perfed.report.paired.RESAMPLES` draws, or
-    :data:`FEW_RESAMPLES` where the metric is no mean over rows). Where the rows are the same with every seed, they are
-    drawn once for all drawn seeds: what is special about them does not average out over seeds. Where each seed has
-    other rows, what is special about them is in the differences between seeds as well as between rows, so that the
-    interval is rather too wide than too narrow. The draws are the same for all sites of a number of rows.
+    They are those of :func:`perfed.report.intervals.interval` with rows in the place of clients. Rows that are the same
+    with every seed have an effect of their own in all seeds: what is special about them does not average out. Where
+    each seed has other rows, what is special about them is in the differences between seeds as well as between rows, so
+    that the interval is rather too wide than too narrow. One row more counts, which shows no difference: a few rows
+    that agree by chance are no certainty.
+
+    All are corrected for the choice of the methods, and for the number of sites: of n sites s are significant by
+    Benjamini and Hochberg's procedure (1995), and every interval has the error 5 % s / n (at least 5 % / n), so that
+    those of significant sites, and no others, leave 0 out (Benjamini and Yekutieli 2005). Where nothing differs, one
+    of the sites is said to gain or to lose in 5 % of the comparisons.
 
     Args:
         runs: finished ones, of which some kept what their models said.
         values: the metric of each client, as the runs reported it.
         metric: its name.
         pairs: by site the method and what it is compared with.
+        chances: of how many methods those were chosen.
 
     Returns:
         By site. Those are left out for which predictions of some seed are missing, are of other rows for the two
-        methods, or do not give the reported metric; and those with a single row and seed.
-
-    Source: Efron and Tibshirani 1993, section 13.3; Davison and Hinkley 1997, section 3.8; Owen 2007.
+        methods, or do not give the reported metric; and those where it is not defined without some rows.
     """
-    known = metric_of(metric)
-    resamples = FEW_RESAMPLES if known.rows is None else RESAMPLES
-    groups: dict[tuple[int, int, int, bool], list[tuple[str, Judged, Judged]]] = {}
-    totals, means = {}, {}
+    spreads = {}
     for site, (cells, mean) in _comparable(runs, values, metric, pairs).items():
-        same = len({own.mark for own, _ in cells}) == 1
-        totals[site], means[site] = np.zeros(resamples), mean
-        for number, (own, base) in enumerate(cells):
-            groups.setdefault((len(cells), number, own.rows, same), []).append((site, own, base))
-    for key, members in groups.items():
-        for owners, weights, counts in _draws(*key, resamples):
-            for site, own, base in members:
-                gain = known.direction * (own.drawn(counts) - base.drawn(counts))
-                totals[site] += np.bincount(owners, weights * gain, resamples)
-    found = {site: _gain(drawn, means[site]) for site, drawn in totals.items()}
-    return {site: gain for site, gain in found.items() if gain is not None}
+        found = _spread(cells, metric)
+        if found is not None:
+            spreads[site] = replace(found, mean=mean)
+    if not spreads:
+        return {}
+    significant = selected(np.array([spread.p(chances) for spread in spreads.values()]))
+    each = chances.times(len(spreads) / max(1, significant))
+    return {site: spread.gain(each) for site, spread in spreads.items()}
 
 
-def _gain(drawn: Values, mean: float) -> Gain | None:
-    there = drawn[np.isfinite(drawn)]
-    if not len(there):
+def _spread(cells: Cells, metric: str) -> Spread | None:
+    """Of the gain on each row ``(seeds, rows)``, with one row more that shows none; None where rows do not have it."""
+    same, columns, sizes = len({own.mark for own, _ in cells}) == 1, [], []
+    for own, base in cells:
+        (better, rows), (than, _) = own.by_row(), base.by_row()
+        columns.append(np.append(metric_of(metric).direction * (better - than), 0.0))
+        sizes.append(np.append(rows, 1.0) / (rows.sum() + 1.0))
+    if not np.isfinite(np.concatenate(columns)).all():
         return None
-    low, high = np.percentile(there, INTERVAL)
-    return Gain(mean, float(low), float(high))
+    if same:
+        return Spread.of(np.stack(columns), sizes[0])
+    starts = np.cumsum([0, *map(len, columns)])
+    table = np.full((len(cells), starts[-1]), np.nan)
+    for number, column in enumerate(columns):
+        table[number, starts[number] : starts[number + 1]] = column
+    return Spread.of(table, np.concatenate(sizes))
 
 
 def _comparable(
@@ -141,26 +161,6 @@ def _comparable(
             if not (own.gives(reported[0][number]) and other.gives(reported[1][number])):
                 break
             cells.append((own, other))
-        if len(cells) == np.isfinite(gains).sum() and sum(own.rows for own, _ in cells) > 1:
+        if cells and len(cells) == np.isfinite(gains).sum():
             found[site] = cells, float(np.nanmean(gains))
     return found
-
-
-def _draws(
-    seeds: int, seed: int, rows: int, same: bool, resamples: int
-) -> Iterator[tuple[NDArray[np.int64], Values, Values]]:
-    """The draws that have seed number ``seed`` of ``seeds``, some at a time: of which resample each is, its weight in
-    the resample's mean, and how often each row was drawn. With the ``same`` rows for all seeds these are drawn once a
-    resample.
-    """
-    times = np.random.default_rng([seeds]).multinomial(seeds, np.full(seeds, 1 / seeds), resamples)[:, seed]
-    owners = np.arange(resamples) if same else np.repeat(np.arange(resamples), times)
-    weights = times / seeds if same else np.full(len(owners), 1 / seeds)
-    rng, some = np.random.default_rng([seeds, rows] if same else [seeds, rows, seed]), max(1, _NUMBERS // rows)
-    for start in range(0, len(owners), some):
-        own = slice(start, start + some)
-        draws = len(owners[own])
-        drawn = rng.integers(rows, size=(draws, rows)) + rows * np.arange(draws)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=draws * rows).reshape(draws, rows).astype(np.float64)
-        there = weights[own] > 0
-        yield owners[own][there], weights[own][there], counts[there]

@@ -13,11 +13,13 @@ from perfed.engine.evaluate import ENOUGH
 from perfed.methods.presets import method_and_policy
 from perfed.report.comparison import judged_table, metric_tables, short_table
 from perfed.report.runs import ClientValues, Run, main_metric, methods_of, reported
-from perfed.report.text import UNKNOWN, TextTable, axis_title, mean_std, method_text, metric_text
+from perfed.report.text import UNKNOWN, TextTable, axis_title, directed_title, mean_std, method_text, metric_text
 from perfed.report.verdict import Verdict
+from perfed.report.warnings import MOSTLY, most_frequent
 from perfed.run.callbacks.targets import duration, percent
 from perfed.run.records import Target
 
+BESIDE = ("accuracy", "auc", "average-precision", "log-loss")
 OVER_DOMAINS = ("mean", "min", "max")
 _UNTRAINED = "* Nobody trains on this domain: means of the outputs with the parameters of the others."
 _FEW = "† Fewer than ten samples: not in mean, min and max, unless there are no other domains."
@@ -30,14 +32,34 @@ def all_tables(runs: Sequence[Run], found: Verdict | None = None) -> list[TextTa
 
 
 def first_tables(runs: Sequence[Run], found: Verdict | None) -> list[TextTable]:
-    """Of :func:`all_tables` those about the metric that runs are compared by, in short, and time to accuracy."""
+    """Those about the metric that runs are compared by, in short, what else tells of rare classes, time to accuracy."""
     metric = main_metric(runs)
     if metric is None:
         return []
     by_domain = [run for run in runs if metric in _domains(run)]
     domains = [_domain_table(by_domain, metric)] if by_domain else []
-    maybe = [short_table(runs, judged_table(runs, found), metric), target_table(runs), *domains]
+    maybe = [short_table(runs, judged_table(runs, found), metric), class_table(runs), target_table(runs), *domains]
     return [table for table in maybe if table]
+
+
+def class_table(runs: Sequence[Run]) -> TextTable | None:
+    """Accuracy, AUC, average precision and log loss of each method, mean ± std over seeds, as far as measured.
+
+    None where runs are compared by accuracy and no class is rare (:data:`perfed.report.warnings.MOSTLY`), or where
+    there is only one of these metrics.
+    """
+    finished = [run for run in runs if run.summary]
+    spreads = [(run.method, run.summary.spreads) for run in finished if run.summary]
+    names = [name for name in BESIDE if any(name in own for _, own in spreads)]
+    if len(names) < 2 or (main_metric(runs) == "accuracy" and most_frequent(runs) < MOSTLY):
+        return None
+    rows = []
+    for method in methods_of(finished):
+        own = [found for name, found in spreads if name == method]
+        values = [[found[name].mean for found in own if name in found] for name in names]
+        cells = [mean_std(of, partial(metric_text, name), len(own)) for name, of in zip(names, values, strict=True)]
+        rows.append([method_text(method), *cells])
+    return TextTable("accuracy is not all", ["Method", *map(directed_title, names)], rows)
 
 
 def domain_tables(runs: Sequence[Run]) -> list[TextTable]:

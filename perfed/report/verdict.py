@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,9 +11,19 @@ import numpy as np
 
 from perfed.engine.metrics import Metric, metric_of
 from perfed.errors import PerfedError, some
-from perfed.plugins import POOLED, SKLEARN
-from perfed.report.against import MethodVerdict, against, gainers, headline, sent
-from perfed.report.paired import ClientTable, Gain, interval
+from perfed.plugins import POOLED
+from perfed.report.against import (
+    MethodVerdict,
+    against,
+    best_reference,
+    compared_by,
+    gainers,
+    headline,
+    needs_no_federation,
+    sent,
+)
+from perfed.report.intervals import Chances, Gain
+from perfed.report.paired import ClientTable
 from perfed.report.runs import Run, main_metric
 from perfed.report.site_intervals import row_intervals
 from perfed.report.text import UNKNOWN, TextTable, difference_text
@@ -22,15 +32,21 @@ from perfed.report.warnings import (
     below,
     constant,
     doubts,
+    few_seeds,
     learnt_nothing,
     one_class,
     same_rows,
     unequal_rounds,
     unfinished,
+    without,
 )
 
 WORTH = 200
 """Rows that the mean over all sites counts for beside a site's own test rows when a method is chosen for the site."""
+
+GAINS, AHEAD = "gains here", "ahead over all sites"
+LOSES, LEVEL = "loses here: keep your own", "no difference: keep your own"
+FLAT, ALONE = "the local one says the same of everybody", "nothing else was compared"
 
 
 @dataclass(frozen=True)
@@ -39,23 +55,25 @@ class SiteVerdict:
 
     A site's few test rows favour by chance one method or another. So a method's mean over the seeds there is brought
     nearer to its mean over all sites, as if :data:`WORTH` more rows of the site had the latter
-    (:meth:`perfed.report.paired.ClientTable.shrunk`), and the best after that is chosen. Models that say the same of
-    every row (:func:`perfed.report.warnings.constant`) come after all others.
+    (:meth:`perfed.report.paired.ClientTable.shrunk`); the best after that is taken of the models that need no
+    federation, and of the others. Models that say the same of every row (:func:`perfed.report.warnings.constant`) come
+    after all others. The federated one is to be used where it gains at the site, or where it is ahead over all sites
+    and nothing at the site speaks against it; else the site keeps its own.
 
     Attributes:
+        method: what to use.
+        why: one of the texts above.
         local: the best in this way of the models that need no federation; None where none was compared.
         federated: the best of the others; None where there are none.
-        gain: of ``federated`` over ``local``; None where they have no seed in common.
-        over_rows: whether its interval is over the site's test rows and the seeds
-            (:func:`perfed.report.site_intervals.row_intervals`); else over the seeds alone.
+        gain: of ``federated`` over ``local``; None where it is not known.
     """
 
     site: str
     method: str
+    why: str
     local: str | None
     federated: str | None
     gain: Gain | None = None
-    over_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,9 +88,10 @@ class Verdict:
 
     @property
     def sentences(self) -> list[str]:
-        """Who is ahead and behind, who gains and loses with the best method, one per warning, and one on the sites."""
+        """Who is ahead and behind, by what, who gains and loses with the best method, the warnings, and the sites."""
         return [
             headline(self.methods, self.reference, self.metric),
+            *compared_by(self.metric),
             *gainers(self.best_method, self.reference),
             *self.warnings,
             *_over_sites(self.sites),
@@ -83,6 +102,13 @@ class Verdict:
         """The one with the largest gain, of those ahead of the reference where any is, and of what sites can have."""
         known = [found for found in self.methods if found.runs and not found.method.startswith(POOLED)]
         return max(known, key=lambda found: (found.gain.sign, found.gain.mean), default=None)
+
+    @property
+    def below_local(self) -> list[str]:
+        """The federated methods that are behind the best of those that need no federation; none without such."""
+        alone = needs_no_federation(self.reference)
+        found = [of.method for of in self.methods if of.gain.sign < 0 and not of.method.startswith(POOLED)]
+        return [method for method in found if alone and not needs_no_federation(method)]
 
     def __str__(self) -> str:
         return "\n".join(self.sentences)
@@ -102,10 +128,11 @@ class Verdict:
     @property
     def site_table(self) -> TextTable:
         """One row per site."""
-        over = _interval_over(self.sites)
-        gain = f"Gain of the federated over the local one [95 % interval{over and ' ' + over}]"
-        rows = [[s.site, s.method, s.local or UNKNOWN, s.federated or UNKNOWN, self._gain_at(s)] for s in self.sites]
-        header = ["Site", "Use", "Best local model", "Best federated one", gain]
+        gain = "Gain of the federated over the local one [95 % interval over test rows and seeds]"
+        rows = [
+            [s.site, s.method, s.why, s.local or UNKNOWN, s.federated or UNKNOWN, self._gain_at(s)] for s in self.sites
+        ]
+        header = ["Site", "Use", "Why", "Best local model", "Best federated one", gain]
         return TextTable("what to use at each site", header, rows)
 
     def _gain_at(self, site: SiteVerdict) -> str:
@@ -124,10 +151,9 @@ class Verdict:
 def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None:
     """What the finished ``runs`` say; None where fewer than two methods have measured clients in common.
 
-    Intervals are of a bootstrap (Efron and Tibshirani 1993, section 13.3; 2000 resamples, 2.5th and 97.5th percentile)
-    of the paired differences, in which clients and seeds are drawn (:func:`perfed.report.paired.interval`); those of a
-    single site draw its rows and the seeds, where the runs kept what their models say of each
-    (:func:`perfed.report.site_intervals.row_intervals`), else the seeds alone.
+    Intervals of methods are over clients and seeds (:func:`perfed.report.intervals.interval`), corrected for the number
+    of methods; those of a single site over its test rows and the seeds, corrected for that and for the number of sites,
+    where the runs kept what their models say of each row (:func:`perfed.report.site_intervals.row_intervals`).
 
     Args:
         runs: of several methods and seeds.
@@ -138,13 +164,14 @@ def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None
     if metric is None or len(values.of_method) < 2:
         return None
     known = metric_of(metric)
-    alone = [method for method in values.of_method if needs_no_federation(method)]
     base = reference or best_reference(values, known)
     others = [method for method in values.of_method if method != base]
     found = tuple(against(method, base, values, known, sent(runs, method)) for method in others)
     federated = [of for of in found if not needs_no_federation(of.method) and not of.method.startswith(POOLED)]
     flat = constant(runs)
     warnings = [
+        *few_seeds(values),
+        *without(runs, metric, values),
         *doubts(runs),
         *unequal_rounds(runs),
         *learnt_nothing(flat, len(values.sites)),
@@ -153,75 +180,83 @@ def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None
         *one_class(runs, metric, values),
         *(below(federated, base, metric) if needs_no_federation(base) else ()),
     ]
-    return Verdict(metric, base, found, tuple(warnings), _of_sites(runs, values, alone, metric, flat))
+    several = needs_no_federation(base) and len(values.sites) > 1  # else nothing is known of other sites
+    ahead = {of.method for of in federated if several and of.gain.sign > 0}
+    return Verdict(metric, base, found, tuple(warnings), _of_sites(runs, values, metric, flat, ahead))
 
 
-def best_reference(values: ClientTable, known: Metric) -> str:
-    """The method with the best mean of those that need no federation, else the first; empty where nothing is known."""
-    alone = [method for method in values.of_method if needs_no_federation(method)]
-    first = next(iter(values.of_method), "")
-    return max(alone, key=lambda method: known.direction * values.mean(method), default=first)
+@dataclass(frozen=True)
+class _Candidates:
+    """The best model of a site's own and the best federated one, each with how good it is there."""
 
+    local: str | None
+    federated: str | None
+    scores: Mapping[str, tuple[bool, float]]
 
-def needs_no_federation(method: str) -> bool:
-    """Whether a site can have the method by itself."""
-    return method == "local" or method.startswith(SKLEARN)
+    @classmethod
+    def at(cls, column: int, values: ClientTable, known: Metric, flat: Constant) -> _Candidates:
+        """Those of the site in this column."""
+        site = values.sites[column]
+        scores = {
+            method: (site not in flat.get(method, ()), known.direction * float(values.shrunk(method, WORTH)[column]))
+            for method, own in values.of_method.items()
+            if np.isfinite(own[:, column]).any() and not method.startswith(POOLED)
+        }
+        local, federated = (
+            max((m for m in scores if needs_no_federation(m) is alone), key=lambda m: scores[m], default=None)
+            for alone in (True, False)
+        )
+        return cls(local, federated, scores)
+
+    def judged(self, site: str, gain: Gain | None, ahead: Collection[str]) -> SiteVerdict:
+        """What to use there, with the gain of the federated one, and the methods that are ahead over all sites."""
+        if self.local is None or self.federated is None:
+            return SiteVerdict(site, str(self.local or self.federated), ALONE, self.local, self.federated, gain)
+        sign = 0 if gain is None else gain.sign
+        (local_says, _), (says, _) = own, other = self.scores[self.local], self.scores[self.federated]
+        better = self.federated in ahead and other > own and sign >= 0
+        if says > local_says:
+            why = FLAT
+        elif says == local_says and (sign > 0 or better):
+            why = GAINS if sign > 0 else AHEAD
+        else:
+            why = LOSES if sign < 0 else LEVEL
+        use = self.federated if why in (FLAT, GAINS, AHEAD) else self.local
+        return SiteVerdict(site, use, why, self.local, self.federated, gain)
 
 
 def _of_sites(
-    runs: Sequence[Run], values: ClientTable, alone: Sequence[str], metric: str, flat: Constant
+    runs: Sequence[Run], values: ClientTable, metric: str, flat: Constant, ahead: Collection[str]
 ) -> tuple[SiteVerdict, ...]:
-    known, columns = metric_of(metric), range(len(values.sites))
-    found = [own for column in columns if (own := _at_site(column, values, alone, known, flat)) is not None]
-    pairs = {own.site: (own.federated, own.local) for own in found if own.federated and own.local}
-    over_rows = row_intervals(runs, values, metric, pairs)
-    column = {site: number for number, site in enumerate(values.sites)}
-    for number, own in enumerate(found):
-        if own.site in over_rows:
-            found[number] = replace(own, gain=over_rows[own.site], over_rows=True)
-        elif own.site in pairs:
-            gains = values.gains(*pairs[own.site], known)[:, [column[own.site]]]
-            found[number] = replace(own, gain=interval(gains, np.ones(1)) if np.isfinite(gains).any() else None)
-    return tuple(found)
-
-
-def _at_site(
-    column: int, values: ClientTable, alone: Sequence[str], known: Metric, flat: Constant
-) -> SiteVerdict | None:
-    """What is chosen for a site, without the gain."""
-    site = values.sites[column]
-    means = {
-        method: (site not in flat.get(method, ()), known.direction * float(values.shrunk(method, WORTH)[column]))
-        for method, own in values.of_method.items()
-        if np.isfinite(own[:, column]).any() and not method.startswith(POOLED)
-    }
-    if not means:
-        return None
-    order = [*(m for m in means if m in alone), *(m for m in means if m not in alone)]
-    best = max(order, key=lambda method: means[method])  # of equal ones that which needs no federation
-    local = max((m for m in order if m in alone), key=lambda method: means[method], default=None)
-    federated = max((m for m in order if m not in alone), key=lambda method: means[method], default=None)
-    return SiteVerdict(site, best, local, federated)
+    known = metric_of(metric)
+    found = {site: _Candidates.at(column, values, known, flat) for column, site in enumerate(values.sites)}
+    pairs = {site: (of.federated, of.local) for site, of in found.items() if of.federated and of.local}
+    of_site = [method for method in values.of_method if not method.startswith(POOLED)]
+    alone = sum(map(needs_no_federation, of_site))
+    gains = row_intervals(runs, values, metric, pairs, Chances(max(1, len(of_site) - alone), max(1, alone)))
+    for column, site in enumerate(values.sites):
+        if site in pairs and site not in gains:
+            each = values.gains(*pairs[site], known)[:, column]
+            if np.isfinite(each).any():
+                gains[site] = Gain(float(np.nanmean(each)), None, None)
+    return tuple(of.judged(site, gains.get(site), ahead) for site, of in found.items() if of.scores)
 
 
 def _over_sites(sites: Sequence[SiteVerdict]) -> list[str]:
     if not sites:
         return []
     used = ", ".join(f"{method} at {count}" for method, count in Counter(s.method for s in sites).most_common())
-    signs = Counter(s.gain.sign for s in sites if s.gain is not None)
-    text = f"To use at each of the {len(sites)} sites: {used}."
-    if signs:
-        text += (
-            " The federated method chosen for a site gains over the local model chosen for it at "
-            f"{signs[1]}, loses at {signs[-1]}, cannot be told from it at {signs[0]}"
+    told = [f"To use at each of the {len(sites)} sites: {used}."]
+    judged = [s.gain.sign for s in sites if s.gain is not None and s.gain.low is not None]
+    if judged:
+        signs = Counter(judged)
+        told.append(
+            "By a site's own test rows, the federated method chosen for it gains over the local model chosen for it at "
+            f"{signs[1]}, loses at {signs[-1]}, and there is no difference at {signs[0]} (intervals over test rows and "
+            "seeds, corrected for the numbers of methods and of sites)."
         )
-        over = _interval_over(sites)
-        text += f" (intervals {over})." if over else "."
-    return [text]
-
-
-def _interval_over(sites: Sequence[SiteVerdict]) -> str:
-    """What the intervals of single sites are over; empty where there are none."""
-    kinds = {s.over_rows for s in sites if s.gain is not None and s.gain.low is not None}
-    words = {True: "over its test rows and the seeds", False: "over the seeds alone"}
-    return ", at some sites ".join(words[kind] for kind in sorted(kinds, reverse=True))
+    elif any(s.gain is not None for s in sites):
+        told.append("No site's own rows say whether it gains: the runs kept no predictions of them.")
+    if all(s.why == LEVEL for s in sites):
+        told.append("No difference: keep your own.")
+    return [" ".join(told)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -188,19 +188,48 @@ def one_class(runs: Sequence[Run], metric: str, values: ClientTable) -> list[str
 
     The yardstick is the mean over sites of the share that the site's most frequent class has of its training rows.
     """
-    held = first_holdings(runs)
-    if metric != "accuracy" or held is None:
+    if metric != "accuracy":
         return []
-    counts = [np.array(own.classes) for site, own in held[1].clients.items() if site in values.sites]
-    shares = [of.max() / of.sum() for of in counts if of.sum()]
-    best = max(values.mean(method) for method in values.of_method)
-    if not shares or np.mean(shares) < MOSTLY or best > np.mean(shares) + _NO_MORE:
+    frequent, best = most_frequent(runs, values.sites), max(values.mean(method) for method in values.of_method)
+    if frequent < MOSTLY or best > frequent + _NO_MORE:
         return []
-    share, most = (metric_text(metric, value) for value in (float(np.mean(shares)), best))
+    share, most = (metric_text(metric, value) for value in (frequent, best))
     return [
         f"Saying each site's most frequent class is right of {share} % of the rows, and no method of more than {most} "
         "%: compare by another metric, evaluation.compare_by = 'auc' or 'log-loss'."
     ]
+
+
+def most_frequent(runs: Sequence[Run], sites: Collection[str] = ()) -> float:
+    """The share of a site's most frequent class of its training rows, averaged over ``sites`` (all if none are given);
+    0 where nothing is known of classes.
+    """
+    held = first_holdings(runs)
+    clients = {} if held is None else held[1].clients
+    counts = [np.array(own.classes) for site, own in clients.items() if not sites or site in sites]
+    shares = [of.max() / of.sum() for of in counts if of.sum()]
+    return float(np.mean(shares)) if shares else 0.0
+
+
+def without(runs: Sequence[Run], metric: str, values: ClientTable) -> list[str]:
+    """One line for the finished methods that lack the metric, as log loss where a model has no probabilities."""
+    finished = methods_of([run for run in runs if run.summary])
+    lacking = [method for method in finished if method not in values.of_method]
+    return [f"Without {metric}, so compared with nobody: {listed(lacking)}."] if lacking else []
+
+
+def few_seeds(values: ClientTable) -> list[str]:
+    """One line where one or two seeds cannot say how much trainings vary, or one client how much clients do."""
+    if len(values.sites) == 1:
+        return ["One client: how much clients vary cannot be known. Intervals of methods are over seeds alone."]
+    if len(values.seeds) == 1:
+        return [
+            "One seed: how much trainings vary cannot be known. Intervals of methods are over clients alone, and say "
+            "what these trainings give other clients."
+        ]
+    if len(values.seeds) == 2:
+        return ["Two seeds: how much trainings vary can hardly be known. Intervals allow for it, and are wide."]
+    return []
 
 
 def doubts(runs: Sequence[Run]) -> list[str]:

@@ -25,7 +25,7 @@ class Evaluation(BaseModel):
         metrics: names of metrics (:data:`perfed.engine.metrics.METRICS`, or ``module:NAME``) beside those that the
             task always has: accuracy, loss and for two classes auc; mse; c-index and loss.
         compare_by: the metric that methods are compared by, in verdicts, tables and searches; it is measured without
-            being in ``metrics``. Empty: accuracy, mse or c-index.
+            being in ``metrics``. Empty: accuracy, mse or c-index; in comparisons on tables with classes log-loss.
         classes: ``"all"``, or ``"held"``: a client predicts among the classes that it has training samples of. Where
             that makes a difference, metrics of predictions among all classes are there too, as ``METRIC_all``.
         stop: ``"last"``: a client's model is that of the last round. ``"validated"``: that of the evaluated round with

@@ -449,7 +449,7 @@ def test_a_comparison_of_survival(tmp_path):
     )
     found = json.loads((tmp_path / "made" / "comparison.json").read_text())["verdict"]
     assert found["metric"] == "c-index" and found["reference"] == "sklearn:cox" and "fedavg" in made.verdict
-    assert all(site["over_rows"] and site["local"] == "sklearn:cox" for site in found["sites"])
+    assert all(site["gain"]["low"] is not None and site["local"] == "sklearn:cox" for site in found["sites"])
     with pytest.raises(
         PerfedError, match="sklearn:ridge is not for survival, which these data are; allowed: sklearn:cox"
     ):

@@ -262,3 +262,16 @@ def test_methods_are_compared_by_the_metric_that_is_asked_for(tmp_path):
     assert refused.code == 2 and "unknown metric 'aux' (did you mean 'auc'?)" in refused.err
     refused = perfed_command("run", EXPERIMENT, *TINY, "evaluation.compare_by=mse")
     assert refused.code == 2 and "evaluation.compare_by: 'mse' is for regression" in refused.err
+
+
+def test_a_gate_fails_where_a_federated_method_is_behind_a_local_one(tmp_path):
+    gate = ("--fail-if-worse-than-local", "--seeds", "0..3", *TINY)
+    compared = ("compare", EXPERIMENT, "--methods", "local,hetfedrep", *gate)
+    done = perfed_command(*compared, "methods.hetfedrep.lr=1e-9", "--out", tmp_path / "worse")
+    assert done.code == 3 and done.out.endswith("behind local: hetfedrep\n"), done.err
+    kept = json.loads((tmp_path / "worse" / "comparison.json").read_text())["verdict"]
+    assert kept["methods"][0]["gain"]["high"] < 0
+    done = perfed_command(*compared, "methods.local.lr=1e-9", "--out", tmp_path / "better")
+    assert done.code == 0, done.err
+    refused = perfed_command("compare", EXPERIMENT, "--methods", "hetfedrep,flic-hl", *gate, "--out", tmp_path / "none")
+    assert refused.code == 2 and "needs a local method among --methods" in refused.err

@@ -42,7 +42,7 @@ def held(run: Path) -> None:
 
 
 def everything(folder: Path) -> list[Path]:
-    """Runs of two methods that have kept samples, weights, losses and what clients hold."""
+    """Runs of two methods that have kept samples, weights, losses, predictions and what clients hold."""
     runs = [write_run(folder / f"{method}-{seed}", method, seed) for method, seed in MEANS]
     write_combination(runs[0] / "combination")
     (runs[0] / "losses").mkdir()
@@ -51,7 +51,18 @@ def everything(folder: Path) -> list[Path]:
         np.savez(runs[0] / "losses" / f"round-{number:04d}.npz", client=np.array([*names]), loss=losses)
     for run in runs:
         held(run)
+        said(run)
     return runs
+
+
+def said(run: Path) -> None:
+    """Predictions of two classes that are not those of the run's clients."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(60, 2))
+    right = rng.random(60) < 1 / (1 + np.exp(logits[:, 0] - logits[:, 1]))
+    (run / "predictions").mkdir()
+    of = {"ids": np.array(["c0"]), "counts": np.array([60]), "marks": np.array([1], dtype=np.uint32)}
+    np.savez(run / "predictions" / "round-0001.npz", targets=right.astype(np.int64), outputs=logits, **of)
 
 
 def written(folder: Path) -> Outcome:

@@ -1,7 +1,6 @@
 """The verdict of made-up comparisons: intervals by enumeration and by a plain loop, and what the sentences say."""
 
 import csv
-import itertools
 import json
 
 import numpy as np
@@ -13,8 +12,8 @@ from perfed.engine.evaluate import spread
 from perfed.errors import PerfedError
 from perfed.report import all_tables, first_tables, leaderboard, load_runs, verdict, write_report
 from perfed.report.comparison import judged_table
+from perfed.report.intervals import interval
 from perfed.report.leaderboard import gain_text
-from perfed.report.paired import interval
 from perfed.report.papers import CSV_COLUMNS, csv_text, latex
 from perfed.report.text import difference_text
 
@@ -23,37 +22,6 @@ def made(folder, tables, **more):
     """The verdict on ``method -> seeds -> values of the clients``."""
     runs = [write(folder, m, s, v, **more.get(m, {})) for m, table in tables.items() for s, v in enumerate(table)]
     return verdict(load_runs(runs))
-
-
-def test_an_interval_of_two_seeds_and_two_clients_is_that_of_all_their_draws():
-    gains = np.array([[0.0, 0.1], [0.2, 0.6]])
-    draws = [gains[np.ix_(s, c)].mean() for s in itertools.product((0, 1), repeat=2) for c in [(0, 0), (0, 1), (1, 1)]]
-    found = interval(gains, np.ones(2))
-    # Each corner has a sixteenth of the draws, which is more than the 2.5 % beyond an end.
-    assert (found.mean, found.low, found.high) == (pytest.approx(0.225), min(draws), max(draws))
-
-
-def test_an_interval_is_that_of_a_plain_loop_over_what_is_there():
-    rng = np.random.default_rng(7)
-    gains, weights = rng.normal(0.1, 1.0, (4, 9)), rng.integers(1, 20, 9).astype(float)
-    gains[1, 3] = gains[2, :4] = np.nan
-    means = []
-    for _ in range(20000):
-        top = bottom = 0.0
-        clients = rng.integers(0, 9, 9)
-        for seed in rng.integers(0, 4, 4):
-            for client in clients:
-                if not np.isnan(gains[seed, client]):
-                    top += weights[client] * gains[seed, client]
-                    bottom += weights[client]
-        means.append(top / bottom)
-    found, width = interval(gains, weights), np.ptp(np.percentile(means, (2.5, 97.5)))
-    assert found.mean == pytest.approx(np.nansum(gains * weights) / np.sum(weights * ~np.isnan(gains)))
-    assert (found.low, found.high) == pytest.approx(np.percentile(means, (2.5, 97.5)), abs=0.06 * width)
-
-
-def test_one_client_of_one_seed_has_no_interval():
-    assert interval(np.array([[0.25]]), np.ones(1)).low is None
 
 
 def test_ahead_behind_and_neither(tmp_path):
@@ -72,23 +40,25 @@ def test_ahead_behind_and_neither(tmp_path):
     assert found.metric == "accuracy" and found.reference == "local"  # better than sklearn:svc
     sentences = found.sentences
     assert sentences[0] == (
-        "flic-hl is ahead of local by 2.0 points (95 % interval 2.0 to 2.0, 2 seeds: weak evidence); "
+        "flic-hl is ahead of local by 2.0 points (95 % interval 2.0 to 2.0, 2 seeds); "
         "fedrep cannot be told from local; sklearn:svc is behind local by 30.0 points (30.0 to 30.0), fedavg by 10.0 "
         "points (10.0 to 10.0), pooled:svc (data brought together) by 20.0 points (20.0 to 20.0)."
     )
     counts = "better for 6, equal for 0, worse for 0 of 6 client-runs"
     assert sentences[1] == f"Against local, flic-hl is {counts}; it sends nothing."
-    assert sentences[2] == "Below local, which needs no federation: fedavg (by 10.0 points)."
-    assert found.best_method is not None and found.best_method.method == "flic-hl"
-    assert [site.method for site in found.sites] == [
-        "flic-hl"
-    ] * 3  # fedrep, best at the last of them, has few rows there
-    gain = found.sites[2].gain
-    assert (gain.mean, gain.low, gain.high) == pytest.approx((0.02, 0.02, 0.02))
-    assert sentences[3].startswith(
-        "To use at each of the 3 sites: flic-hl at 3. The federated method chosen for a site"
+    assert sentences[2] == (
+        "Two seeds: how much trainings vary can hardly be known. Intervals allow for it, and are wide."
     )
-    assert "gains over the local model chosen for it at 3, loses at 0, cannot be told from it at 0" in sentences[3]
+    assert sentences[3] == "Below local, which needs no federation: fedavg (by 10.0 points)."
+    assert found.best_method is not None and found.best_method.method == "flic-hl"
+    # fedrep, best at the last of them, has few rows there
+    assert [(site.method, site.why) for site in found.sites] == [("flic-hl", "ahead over all sites")] * 3
+    gain = found.sites[2].gain
+    assert gain.mean == pytest.approx(0.02) and gain.low is None
+    assert sentences[4] == (
+        "To use at each of the 3 sites: flic-hl at 3. No site's own rows say whether it gains: the runs kept no "
+        "predictions of them."
+    )
     with pytest.raises(PerfedError, match="nothing was measured at site 'west'; sites are: site-0"):
         found.best("west")
 
@@ -102,13 +72,14 @@ def test_the_reference_is_the_best_by_the_direction_and_weights_of_the_metric(tm
     assert fedavg.gain.mean == pytest.approx(-0.25) and (fedavg.better, fedavg.worse) == (1, 1)
     assert local.gain.mean == pytest.approx(-0.25) and (local.equal, local.worse) == (1, 1)
     assert found.best("site-0") == "sklearn:ridge" and found.best("site-1") == "sklearn:ridge"
-    assert found.site_table.rows[1][3:] == ["fedavg", "+0.5"]
+    assert found.site_table.rows[1][2:] == ["no difference: keep your own", "sklearn:ridge", "fedavg", "+0.5"]
     assert found.sentences[0].startswith(
         "No method is ahead of sklearn:ridge; fedavg and local cannot be told from it, "
     )
     assert found.sentences[0].endswith(
-        "the closest is fedavg (at -0.25: 95 % interval -1 to 0.5, 1 seed: weak evidence)."
+        "the closest is fedavg (at -0.25: 95 % interval over clients alone -9.78 to 28.4, 1 seed)."
     )
+    assert found.warnings[0].startswith("One seed: how much trainings vary cannot be known.")
     (tmp_path / "weighted").mkdir()
     weighed = {name: {"metric": "mse", "weights": [10, 30]} for name in tables}
     again = made(tmp_path / "weighted", tables, **weighed)
@@ -116,25 +87,36 @@ def test_the_reference_is_the_best_by_the_direction_and_weights_of_the_metric(tm
 
 
 @pytest.mark.parametrize("direction", [1, -1], ids=["accuracy", "mse"])
-def test_what_to_use_at_a_site_is_its_own_best_where_its_rows_outweigh_200_of_all_sites(tmp_path, direction):
-    """fedavg is better by 0.1 at each of the first three sites, local by 0.02 over all five."""
+def test_what_is_chosen_at_a_site_is_its_own_best_where_its_rows_outweigh_200_of_all_sites(tmp_path, direction):
+    """fedavg is better than fedrep by 0.1 at each of the first three sites, fedrep by 0.02 over all five."""
     gains, rows = np.array([0.1, 0.1, 0.1, -0.2, -0.2]), [39, 41, 10_000, 10, 10]
-    tables = {"local": [[0.5] * 5] * 2, "fedavg": [list(0.5 + direction * gains)] * 2}
+    tables = {"local": [[0.5] * 5] * 2, "fedrep": [[0.5] * 5] * 2, "fedavg": [list(0.5 + direction * gains)] * 2}
     more = {"metric": "accuracy" if direction == 1 else "mse", "rows": rows}
-    found = made(tmp_path, tables, local=more, fedavg=more)
-    assert found.reference == "local" and found.methods[0].gain.mean == pytest.approx(-0.02)
-    assert [site.method for site in found.sites] == ["local", "fedavg", "fedavg", "local", "local"]
-    assert [site.gain.mean for site in found.sites] == pytest.approx(gains)  # at the site, as measured
+    found = made(tmp_path, tables, **dict.fromkeys(tables, more))
+    assert [site.federated for site in found.sites] == ["fedrep", "fedavg", "fedavg", "fedrep", "fedrep"]
+    assert [site.gain.mean for site in found.sites] == pytest.approx([0, 0.1, 0.1, 0, 0])  # at the site, as measured
+    assert {(site.method, site.why) for site in found.sites} == {("local", "no difference: keep your own")}
+    assert found.sentences[-1].endswith("No difference: keep your own.")
 
 
-def test_a_site_that_does_not_say_how_many_rows_it_has_uses_its_own_best(tmp_path):
-    tables = {"local": [[0.5, 0.5]], "fedavg": [[0.6, 0.1]]}
+def test_a_site_that_does_not_say_how_many_rows_it_has_is_judged_by_them_alone(tmp_path):
+    tables = {"local": [[0.5, 0.5]], "fedrep": [[0.5, 0.5]], "fedavg": [[0.6, 0.1]]}
     runs = [write(tmp_path, method, seed, v) for method, t in tables.items() for seed, v in enumerate(t)]
     for run in runs:
         table = list(csv.reader((run / "clients.csv").read_text().splitlines()))
         with (run / "clients.csv").open("w", newline="") as file:
             csv.writer(file).writerows([line[:2] + line[3:] for line in table])
-    assert [site.method for site in verdict(load_runs(runs)).sites] == ["fedavg", "local"]
+    assert [site.federated for site in verdict(load_runs(runs)).sites] == ["fedavg", "fedrep"]
+
+
+def test_where_a_method_is_ahead_over_all_sites_it_is_to_be_used_where_nothing_speaks_against_it(tmp_path):
+    """The last site's own mean is so much lower that 200 rows of all sites do not outweigh it."""
+    gains, rows = np.array([0.1, 0.12, 0.11, 0.1, 0.09, 0.12, 0.11, -0.02]), [10] * 7 + [10_000]
+    tables = {"local": [[0.5] * 8] * 3, "fedavg": [list(0.5 + gains)] * 3}
+    found = made(tmp_path, tables, local={"rows": rows}, fedavg={"rows": rows})
+    assert found.methods[0].gain.sign == 1
+    assert [site.why for site in found.sites] == ["ahead over all sites"] * 7 + ["no difference: keep your own"]
+    assert [site.method for site in found.sites] == ["fedavg"] * 7 + ["local"]
 
 
 def test_without_a_local_model_the_first_method_is_the_reference(tmp_path):
@@ -228,7 +210,8 @@ def test_a_run_that_one_seed_ends_worse_is_not_said(tmp_path):
 def test_the_report_says_it_first(tmp_path):
     runs = [write(tmp_path, name, 0, [0.5, value]) for name, value in (("local", 0.5), ("fedavg", 0.7))]
     page = write_report(load_runs(runs), tmp_path / "report.html", title="made up").read_text()
-    said = "cannot be told from it, the closest is fedavg (at +10.0: 95 % interval 0.0 to 20.0, 1 seed: weak evidence)."
+    student = "95 % interval over clients alone -117.1 to 137.1"
+    said = f"cannot be told from it, the closest is fedavg (at +10.0: {student}, 1 seed)."
     assert (
         page.index('<p class="headline">No method is ahead of local; fedavg ') < page.index(said) < page.index("<table")
     )
@@ -326,17 +309,13 @@ def test_small_and_equal_differences_are_said_as_such(tmp_path):
     indices = {"local": {"metric": "c-index"}, "flic-hl": {"metric": "c-index"}}
     table = {"local": [[0.7, 0.61234]] * 2, "flic-hl": [[0.7, 0.61236532]] * 2}
     found = made(tmp_path, table, **indices)
-    assert "by 0.000 of c-index (95 % interval 0.000 to 0.000, 2 seeds" in found.sentences[0] or (
-        "(at +0.000: 95 % interval 0.000 to 0.000, 2 seeds" in found.sentences[0]
-    )
-    assert [row[2:] for row in found.site_table.rows] == [
-        ["local", "flic-hl", "no difference on these rows"],
-        ["local", "flic-hl", "+0.0000 [+0.0000, +0.0000]"],
-    ]
+    assert "(at +0.000: 95 % interval -0.0001 to 0.0002, 2 seeds" in found.sentences[0]
+    assert [row[3:] for row in found.site_table.rows] == [["local", "flic-hl", "+0.0000"]] * 2
+    assert difference_text("c-index", 0.0, 0.0, 0.0) == "no difference on these rows"
     (tmp_path / "more").mkdir()
-    table = {"local": [[0.7, 0.6]] * 2, "flic-hl": [[0.9, 0.808]] * 2}
+    table = {"local": [[0.7, 0.6]] * 2, "flic-hl": [[0.9, 0.8004]] * 2}
     found = made(tmp_path / "more", table, **indices)
-    assert "is ahead of local by 0.204 of c-index (95 % interval 0.200 to 0.208, 2 seeds" in found.sentences[0]
+    assert "is ahead of local by 0.200 of c-index (95 % interval 0.198 to 0.203, 2 seeds" in found.sentences[0]
 
 
 def test_a_sentence_has_the_tables_sign_where_a_decimal_less_has_none(tmp_path):
@@ -376,14 +355,42 @@ def test_accuracies_that_say_no_more_than_the_most_frequent_class_are_warned_of(
     assert warnings(6, 0.97) == [] and warnings(40, 0.6) == []
 
 
+def test_where_a_class_is_rare_auc_and_log_loss_stand_beside_accuracy(tmp_path):
+    for sick in (6, 40):
+        (tmp_path / str(sick)).mkdir()
+        runs = [
+            write(tmp_path / str(sick), m, s, [0.94, 0.95], curve=(0.9, 0.945), auc=(0.6, 0.71 + s / 100))
+            for m in ("local", "fedavg")
+            for s in (0, 1)
+        ]
+        clients = {f"site-{i}": {"rows": {"train": 100}, "classes": [100 - sick, sick]} for i in range(2)}
+        for run in runs:
+            held = {"data": "0", "classes": ["no", "yes"], "domains": [], "clients": clients}
+            (run / "federation.json").write_text(json.dumps(held))
+        loaded = load_runs(runs)
+        found = [table for table in first_tables(loaded, verdict(loaded)) if table.title == "accuracy is not all"]
+        assert [table.header for table in found] == [["Method", "Accuracy (%)", "auc"]] * (sick == 6)
+    found = first_tables(load_runs(sorted((tmp_path / "6").iterdir())), None)[1]
+    assert found.rows == [[m, "94.50 ± 0.00", "0.715 ± 0.007071"] for m in ("fedavg", "local")]
+
+
+def test_one_client_is_said(tmp_path):
+    found = made(tmp_path, {"local": [[0.5], [0.6], [0.7]], "fedavg": [[0.6], [0.65], [0.9]]})
+    assert found.warnings[0] == (
+        "One client: how much clients vary cannot be known. Intervals of methods are over seeds alone."
+    )
+
+
 def test_below_is_what_an_interval_says_and_the_others_are_not_above(tmp_path):
     base = [[0.5, 0.6, 0.7], [0.5, 0.6, 0.7]]
     level, worse = [[0.4, 0.6, 0.75]] * 2, [[0.4, 0.5, 0.6]] * 2
     found = made(tmp_path, {"local": base, "fedrep": level, "fedavg": worse})
     assert "fedrep cannot be told from it" in found.sentences[0]
-    assert found.warnings == ("Below local, which needs no federation: fedavg (by 10.0 points); not above it: fedrep.",)
+    assert found.warnings[1:] == (
+        "Below local, which needs no federation: fedavg (by 10.0 points); not above it: fedrep.",
+    )
     (tmp_path / "level").mkdir()
-    assert made(tmp_path / "level", {"local": base, "fedrep": level}).warnings == (
+    assert made(tmp_path / "level", {"local": base, "fedrep": level}).warnings[1:] == (
         "Not above local, which needs no federation: fedrep.",
     )
 

@@ -12,17 +12,17 @@ import numpy as np
 from perfed.engine.metrics import metric_of
 from perfed.report.campaign import Grid, Part, Series, grids, methods_in, series, value_of
 from perfed.report.curves import ROUNDS, metric_curves
+from perfed.report.intervals import Gain
 from perfed.report.page import svg
 from perfed.report.page.curves import DECADES, drawn_curves
 from perfed.report.page.html import figure, note, radio, section, select, switched, table
 from perfed.report.page.page_data import file_name
 from perfed.report.page.paper import standalone
 from perfed.report.page.style import Look, looks, write_page
-from perfed.report.paired import Gain
 from perfed.report.text import directed_title
 
 READ_SWEEP = (
-    "Dots: means over clients and seeds; bars: 95 % intervals of a bootstrap over both, as in verdicts. "
+    "Dots: means over clients and seeds; bars: 95 % intervals over both, as in verdicts. "
     "Of domains and times: means over the seeds, from the lowest to the highest."
 )
 DODGE = 5.0  # between methods at the same value

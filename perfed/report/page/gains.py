@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.errors import some
+from perfed.report.against import chances_of
+from perfed.report.intervals import Gain, interval
 from perfed.report.page import svg
 from perfed.report.page.html import (
     data,
@@ -27,7 +29,6 @@ from perfed.report.page.html import (
 )
 from perfed.report.page.page_data import Study, file_name, thinned
 from perfed.report.page.style import Look, paint
-from perfed.report.paired import Gain, interval
 from perfed.report.runs import Held, Holdings, first_holdings
 from perfed.report.text import UNKNOWN, axis_title, metric_text, short_number
 
@@ -166,21 +167,23 @@ class Paired:
 def three_intervals(study: Study, method: str) -> dict[str, Gain]:
     """The method's gain over the reference with intervals over clients and seeds, clients alone, and seeds alone."""
     gains, weights = study.table.gains(method, study.reference, study.known), study.table.weights
+    chances = chances_of(study.reference, study.table, study.known)
     there = np.isfinite(gains)
     weighed, filled = there * weights, np.where(there, gains, 0.0)
     sites = np.where(there.any(0), filled.sum(0) / np.maximum(there.sum(0), 1), np.nan)[None]
     seeds = np.where(there.any(1), (filled * weights).sum(1) / np.maximum(weighed.sum(1), 1e-300), np.nan)[:, None]
     return {
-        "clients and seeds": interval(gains, weights),
-        "clients alone": interval(sites, weights),
-        "seeds alone": interval(seeds, np.ones(1)),
+        "clients and seeds": interval(gains, weights, chances),
+        "clients alone": interval(sites, weights, chances),
+        "seeds alone": interval(seeds, np.ones(1), chances),
     }
 
 
 READ_INTERVALS = (
-    "Three 95 % intervals each. Over clients and seeds (thick, with the dot): what the verdict goes by. Over clients "
-    "alone: would other clients say the same? Over seeds alone: would other random numbers? Where one of them is the "
-    "wide one, more of that kind is what a clearer answer needs. Blue: better, orange: worse, grey: cannot be told."
+    "Three 95 % intervals each, corrected for the number of methods. Over clients and seeds (thick, with the dot): "
+    "what the verdict goes by. Over clients alone: would other clients say the same? Over seeds alone: would other "
+    "random numbers? Where one of them is the wide one, more of that kind is what a clearer answer needs. Blue: "
+    "better, orange: worse, grey: cannot be told."
 )
 _FEW = (
     "Each bar is a client, averaged over the seeds; its line goes from the lowest to the highest seed. In the scatter, "

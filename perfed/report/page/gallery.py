@@ -9,6 +9,7 @@ from string import Template
 from urllib.parse import quote
 from xml.etree import ElementTree
 
+from perfed.report.page.calibration import READ_CALIBRATION
 from perfed.report.page.campaign import READ_SWEEP
 from perfed.report.page.curves import READ_CURVES, READ_LOSSES
 from perfed.report.page.domains import READ_DOMAINS
@@ -25,6 +26,7 @@ READ = {
     "from the lowest to the highest seed.",
     "gains-scatter-": "A dot is a client averaged over the seeds; of many clients it stands for several. Those above "
     "the diagonal (of errors: below it) gain.",
+    "calibration": READ_CALIBRATION,
     "curves-": READ_CURVES,
     "losses-": READ_LOSSES,
     "time-to-target": "The first evaluated round whose mean accuracy was at least the target. A line goes from the "

@@ -18,11 +18,10 @@ HINTS = {
     "method": "A way to train the clients' models, with or without the others.",
     "federated": "Trained together: clients send parameters of models, never their data.",
     "reference": "What the others are compared with: the best method that needs no federation, if there is one.",
-    "95 % interval": "Where the true difference plausibly lies, from drawing clients and seeds anew 2000 times. "
-    "With 0 in it, the difference can be chance.",
+    "95 % interval": "Where the true difference plausibly lies, by how much clients and seeds differ, corrected for "
+    "the number of methods. With 0 in it, the difference can be chance.",
     "client-run": "One client in one repetition (seed).",
     "seed": "A repetition with other random numbers: other initial models, often other splits of the data.",
-    "weak evidence": "Fewer than five seeds: they know little of what others would give.",
     "10 % worst": "A tenth of the clients are not better than this.",
     "points": "Differences between percentages: from 90 % to 92 % are 2 points.",
     "round": "One exchange between the clients and the server, with local training in between.",

@@ -9,10 +9,11 @@ from typing import Any
 from perfed.engine.metrics import metric_of
 from perfed.methods.titles import display_name
 from perfed.report.leaderboard import Standing, cells, standings
-from perfed.report.page.html import data, heading, named, note, scrolled, section, select
+from perfed.report.page.html import data, heading, named, note, scrolled, section, select, table
 from perfed.report.page.page_data import Study
 from perfed.report.page.verdict import share
 from perfed.report.runs import ClientValues, reported
+from perfed.report.tables import class_table
 from perfed.report.text import UNKNOWN, axis_title, directed_title
 
 MOST_REFERENCES = 12
@@ -38,6 +39,7 @@ def leaderboard_section(study: Study) -> str:
         f'<div class="picks script-only">{"".join(controls)}</div>',
         _table(study, ordered, first),
         _copy(),
+        table(beside, looks=study.looks) if (beside := class_table(study.runs)) else "",
         note(
             f"{f'Which numbers: {shown}. ' if shown else ''}"
             "Differences are paired: the same client with the same seed, always so that more is better, with a 95 % "

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.engine.metrics import Metric, metric_of
+from perfed.report.against import best_reference
 from perfed.report.page.style import Look, looks
 from perfed.report.paired import ClientTable
 from perfed.report.runs import Run, main_metric, methods_of
-from perfed.report.verdict import Verdict, best_reference, verdict
+from perfed.report.verdict import Verdict, verdict
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from html import escape
 
 from perfed.engine.metrics import metric_of
 from perfed.plugins import POOLED
-from perfed.report.against import ENOUGH_SEEDS, MethodVerdict, sent
+from perfed.report.against import MethodVerdict, sent
 from perfed.report.page.html import HINTS, details, named, note, paragraph, section
 from perfed.report.page.page_data import Study
 from perfed.report.runs import Run
@@ -75,8 +75,8 @@ def _doubts(found: Verdict, best: MethodVerdict) -> list[str]:
     if gain.low is not None and gain.high is not None:
         ends = f"{short_number(metric, gain.low, '+')} to {short_number(metric, gain.high, '+')}"
         lines = [f"95 % interval {ends}, {'without' if gain.sign else 'with'} 0 in it"]
-    if best.seeds < ENOUGH_SEEDS:
-        lines.append(f"only {best.seeds} seed{'s' if best.seeds > 1 else ''} (repetitions): weak evidence")
+    if best.seeds < 3:
+        lines.append(f"only {best.seeds} seed{'s' if best.seeds > 1 else ''} (repetitions): see the remark on seeds")
     if any(warning.startswith(f"{best.method} has not converged") for warning in found.warnings):
         lines.append("it was still learning when it stopped")
     return lines

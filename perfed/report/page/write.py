@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from perfed.report.page.calibration import calibration_figures, calibration_section
 from perfed.report.page.curves import curve_figures, curves_section, epoch_figures, epochs_section
 from perfed.report.page.domains import domain_figures, domains_section
 from perfed.report.page.federation import federation_figures, federation_section
@@ -49,6 +50,7 @@ def write_report(
         verdict_section(study),
         leaderboard_section(study),
         gains_section(study),
+        calibration_section(study),
         curves_section(study),
         epochs_section(study),
         speeds_section(study),
@@ -66,6 +68,7 @@ def figures(runs: Sequence[Run]) -> dict[str, str]:
     study = Study.of(runs)
     of = (
         gain_figures,
+        calibration_figures,
         curve_figures,
         epoch_figures,
         speed_figures,
