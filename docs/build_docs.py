@@ -22,6 +22,7 @@ import forests_tables
 import init_tables
 import leaderboard_tables
 import maps_tables
+import named_tables
 import numpy as np
 import scale_tables
 import sweep_tables
@@ -214,6 +215,7 @@ def _contents(document: str) -> dict[str, str]:
             "anchors": anchors_tables.markdown(),
             "forests": forests_tables.markdown(),
             "init": init_tables.markdown(),
+            "named columns": named_tables.markdown(),
             "sweeps": sweep_tables.markdown(),
         }
         found["how often the verdict is wrong"] = coverage_tables.markdown()

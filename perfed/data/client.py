@@ -174,6 +174,8 @@ class Client:
         validation: held-out training data for choices made at the client (early stopping, tuning).
         feature_names: one name per column for tabular inputs.
         table: what turns the site's own table into inputs, where they were made so (:meth:`Federation.from_frames`).
+        held: where the first inputs mean the same at all clients, by the names of columns, which of these the client
+            has; those that it lacks are 0. ``None`` otherwise.
 
     Example:
         >>> split = Split(torch.eye(3), torch.tensor([0, 1, 1]))
@@ -188,6 +190,7 @@ class Client:
     validation: Split | None = None
     feature_names: tuple[str, ...] | None = None
     table: TablePreprocessor | None = None
+    held: tuple[bool, ...] | None = None
 
     def __repr__(self) -> str:
         return f"<Client '{self.id}': {sizes_of([self])}, inputs of shape {self.input_shape}>"
@@ -204,14 +207,14 @@ class Client:
         for name, split in splits.items():
             mark = split.mark(f"{self.id} {name}", mark)
         known = {name: split.facts(survival) for name, split in splits.items()}
-        return ClientFacts(self.id, known, self.feature_names, mark)
+        return ClientFacts(self.id, known, self.feature_names, mark, self.held)
 
     def to(self, dtype: torch.dtype, device: torch.device | str) -> Client:
         """The same client, its splits :meth:`Split.to` there."""
         splits = (self.train, self.test, self.validation)
         train, test, validation = (None if split is None else split.to(dtype, device) for split in splits)
         assert train is not None
-        return Client(self.id, train, test, validation, self.feature_names, self.table)
+        return Client(self.id, train, test, validation, self.feature_names, self.table, self.held)
 
     def with_targets(self, change: Callable[[Tensor], Tensor]) -> Client:
         """The same client with other targets in every split, made of those that it has."""

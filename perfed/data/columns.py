@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
+
+from perfed.data.client import Client
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,11 @@ class Columns:
 
     of: Mapping[str, tuple[str, ...] | int]
 
+    @classmethod
+    def of_clients(cls, clients: Iterable[Client]) -> Columns:
+        """Return those of ``clients``; of inputs that come first at all of them, a client has those that it holds."""
+        return cls({client.id: _inputs_of(client) for client in clients})
+
     @cached_property
     def common(self) -> dict[str, tuple[bool, ...]]:
         """By id, which numbers of its inputs all clients have: one value each, in their order.
@@ -36,6 +44,15 @@ class Columns:
             for kind in kinds
         }
         return {client: made[kind] for client, kind in self.of.items()}
+
+
+def _inputs_of(client: Client) -> tuple[str, ...] | int:
+    number = prod(client.input_shape)
+    if client.held is None:
+        return client.feature_names or number
+    shared = [place if held else None for place, held in enumerate(client.held)]
+    own = [None] * (number - len(shared))
+    return tuple(f"{client.id} {at}" if place is None else f"{place}" for at, place in enumerate([*shared, *own]))
 
 
 def in_order(common: Sequence[bool], names: Sequence[str] | None) -> list[int]:

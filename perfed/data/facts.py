@@ -69,6 +69,7 @@ class ClientFacts:
         splits: "train", and "validation" and "test" where the client has them.
         feature_names: one per column of tabular inputs.
         mark: a number that changes when the samples do, as far as the one who gives the facts can say.
+        held: as of :class:`perfed.data.client.Client`.
 
     Raises:
         PerfedError: no training samples, a split of another name, or splits whose inputs or targets differ in kind.
@@ -85,6 +86,7 @@ class ClientFacts:
     splits: Mapping[str, SplitFacts]
     feature_names: tuple[str, ...] | None = None
     mark: _Whole = 0
+    held: tuple[bool, ...] | None = None
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.splits if name not in SPLITS]:
@@ -99,16 +101,17 @@ class ClientFacts:
 
     @property
     def nameless(self) -> ClientFacts:
-        """The same with one hash of all names of inputs in their place, which others with the same names have too."""
+        """The same with one hash of all names of inputs that clients share in their place, the same where these are."""
         if self.feature_names is None:
             return self
-        digest = hashlib.sha256(json.dumps(self.feature_names).encode()).hexdigest()[:16]
+        shared = self.feature_names if self.held is None else self.feature_names[: len(self.held)]
+        digest = hashlib.sha256(json.dumps(shared).encode()).hexdigest()[:16]
         return replace(self, feature_names=tuple(f"{digest} {number}" for number in range(len(self.feature_names))))
 
     def plain(self) -> dict[str, Any]:
         """The facts as values that JSON has."""
         plain: dict[str, Any] = _FACTS.dump_python(self, mode="json")
-        return plain
+        return {name: value for name, value in plain.items() if name != "held" or value is not None}
 
     @classmethod
     def of_plain(cls, values: Any, client: str | None = None) -> ClientFacts:

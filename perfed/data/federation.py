@@ -365,6 +365,12 @@ class Federation:
         domains = [self.domain_name(number) for number in range(self.num_domains)]
         return FederationFacts.of(self.clients, classes, domains, self.notes, survival=self.survival)
 
+    @property
+    def named_inputs(self) -> int | None:
+        """How many inputs, the first of each client, are of columns that are shared by name; ``None`` without names."""
+        held = self.clients[0].held
+        return None if held is None else len(held)
+
     @cached_property
     def num_domains(self) -> int:
         """Number of domains M: the largest domain id + 1; 0 where domains are unknown."""

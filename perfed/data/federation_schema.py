@@ -13,7 +13,7 @@ from perfed.data.tables.kinds import Column, Kind
 from perfed.data.tables.options import TableOptions, agreed_kinds, shared_columns, words
 from perfed.data.tables.problems import nowhere, refuse
 from perfed.data.tables.targets import CONSTANT, FEW, LabelsAre, contradictions, named
-from perfed.data.target_scale import Sums, TargetScale
+from perfed.data.target_scale import Sums, TargetScale, varying_scale
 from perfed.errors import PerfedError, first_problem, some
 
 _Name = Annotated[str, Field(max_length=1000)]
@@ -75,6 +75,7 @@ class ToldColumn(_Message):
         constant, missing: whether its training rows hold one value alone, and whether some lack it.
         binary: of numbers, whether all are 0 or 1.
         levels: of a category, those that are not rare; of a boolean, how it is written.
+        sums: of numbers, dates and booleans, where columns get one scale, of the values in the training rows.
     """
 
     name: _Name
@@ -83,6 +84,7 @@ class ToldColumn(_Message):
     missing: bool
     binary: bool
     levels: _Names
+    sums: Sums | None = None
 
     def column(self) -> Column:
         """As sites have them."""
@@ -142,6 +144,7 @@ class AgreedColumn(_Message):
     kind: Kind
     masked: bool
     levels: _Names
+    scale: tuple[float, Annotated[float, Field(gt=0)]] | None = None
 
 
 class Scale(_Message):
@@ -231,8 +234,11 @@ def agreed(
     refuse(problems)
     sums = [told.sums for told in tolds.values() if told.sums is not None]
     scale = TargetScale.of_sums(sums) if len(sums) == len(tolds) else None
-    schema = next(iter(shared_columns(held, mode).values())) if mode != "own" else None
-    columns = (AgreedColumn(name=c.name, kind=c.kind, masked=c.masked, levels=c.levels) for c in schema or ())
+    scales = {} if options is None or not options.one_scale else _column_scales(tolds)
+    schema = next(iter(shared_columns(held, mode, scales).values())) if mode != "own" else None
+    columns = (
+        AgreedColumn(name=c.name, kind=c.kind, masked=c.masked, levels=c.levels, scale=c.scale) for c in schema or ()
+    )
     return FederationSchema(
         task=task,
         classes=classes,
@@ -240,6 +246,22 @@ def agreed(
         scale=None if scale is None else Scale(mean=scale.mean, std=scale.std),
         columns=None if schema is None else tuple(columns),
     )
+
+
+def _column_scales(tolds: Mapping[str, SiteMetadata]) -> dict[str, tuple[float, float] | None]:
+    """Mean and deviation over all sites of each column that varies; flags, which are 0 or 1 everywhere, stay so."""
+    found: dict[str, list[ToldColumn]] = {}
+    for told in tolds.values():
+        for column in told.columns or ():
+            if column.kind != "empty":
+                found.setdefault(column.name, []).append(column)
+    scales: dict[str, tuple[float, float] | None] = {}
+    for name, columns in found.items():
+        sums = [column.sums for column in columns if column.sums is not None]
+        scale = None if not sums or "category" in {c.kind for c in columns} else varying_scale(sums)
+        flags = all(column.binary or column.kind == "boolean" for column in columns)
+        scales[name] = scale if scale is None or not flags else (0.0, 1.0)
+    return scales
 
 
 def _lacking(
@@ -317,4 +339,5 @@ def in_words(tolds: Mapping[str, SiteMetadata], agreement: FederationSchema) -> 
             of_kind.get(column.kind, {})[column.name] = None
         entering = [column.name for column in agreement.columns if column.kind == "category"]
         columns = list(of_kind["boolean"]), [name for name in of_kind["category"] if name not in entering], entering
-    return words(agreement.task, agreement.domains is not None, columns, asked)
+    told = {column.name: None for told in tolds.values() for column in told.columns or () if column.sums is not None}
+    return words(agreement.task, agreement.domains is not None, columns, asked, list(told))

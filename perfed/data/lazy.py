@@ -121,7 +121,7 @@ class Source:
         splits = {name: LazySplit(self, facts, name) for name in facts.splits}
         train, test, validation = (splits.get(name) for name in ("train", "test", "validation"))
         assert train is not None
-        return Client(facts.id, train, test, validation, facts.feature_names)
+        return Client(facts.id, train, test, validation, facts.feature_names, held=facts.held)
 
 
 def _check_facts(where: str, found: SplitFacts, said: SplitFacts) -> None:

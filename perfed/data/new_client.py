@@ -51,10 +51,10 @@ def new_client_from_frame(federation: Federation, name: str, frame: Any, source:
     """Make a client of ``federation``, which is of tables, from a data frame with the site's columns.
 
     Where all sites have one schema, the new client gets it too, kinds of columns with it, whatever its own rows look
-    like: columns that it lacks are missing in every row, and further ones do not enter. Else it has columns of its own,
-    of which dates, categories, and numbers that look like an id, are what they are at the others. Target, domain and
-    what the others leave out are as there. Its preprocessing is fitted on its own training rows; a quarter of the rows
-    is tested on, by class.
+    like: columns that it lacks are missing in every row, and further ones do not enter; where columns are shared by
+    name, those that nobody shares enter behind them. Else it has columns of its own, of which dates, categories, and
+    numbers that look like an id, are what they are at the others. Target, domain and what the others leave out are as
+    there. Its preprocessing is fitted on its own training rows; a quarter of the rows is tested on, by class.
 
     Args:
         federation: that it joins.
@@ -68,7 +68,8 @@ def new_client_from_frame(federation: Federation, name: str, frame: Any, source:
     """
     _refuse_known(federation, name)
     tables = [client.table for client in federation if client.table is not None]
-    columns = federation.columns or _shared(tables)
+    named = tables[0].shared is not None
+    columns = federation.columns if named else federation.columns or _shared(tables)
     frame = frame.set_axis([str(column) for column in frame.columns], axis=1)
     options = _options(tables, columns, frame, task=None if tables[0].event is not None else federation.task, seed=seed)
     site = SiteTableData.alone(name, frame, options, sources=(source, source))
@@ -86,7 +87,8 @@ def _options(
     first = tables[0]
     known = {column.name: column.kind for table in tables for column in table.columns}
     left = {name for table in tables for name in table.ignored} - set(known)
-    if columns is not None:
+    named = first.shared is not None
+    if columns is not None and not named:
         left |= set(frame.columns) - {c.name for c in columns} - {first.target, first.event, first.domain}
     kinds = {name: known[name] for name, times in Counter(frame.columns).items() if name in known and times == 1}
     return TableOptions(
@@ -98,7 +100,7 @@ def _options(
         dates=[name for name, kind in kinds.items() if kind == "date"],
         categories=[name for name, kind in kinds.items() if kind == "category"],
         test_fraction=TESTED,
-        columns="own" if columns is None else "union",
+        columns="named" if named else "own" if columns is None else "union",
         preprocess=first.transformer if first.own else None,
         **more,
     )

@@ -46,6 +46,15 @@ class Sums(BaseModel):
         return cls(number=len(rows), total=tuple(total.tolist()), squares=tuple(squares.tolist()))
 
 
+def varying_scale(sums: Sequence[Sums]) -> tuple[float, float] | None:
+    """Mean and deviation of one value over all clients; ``None`` where it is the same everywhere, but for rounding."""
+    try:
+        scale = TargetScale.of_sums(sums)
+    except PerfedError:
+        return None
+    return scale.mean[0], scale.std[0]
+
+
 @dataclass(frozen=True)
 class TargetScale:
     """What the targets of a federation were standardised by: mean and standard deviation of each value of a sample.

@@ -32,8 +32,8 @@ def heart_disease(
     Each hospital's table goes the way of a user's own (:meth:`perfed.data.federation.Federation.from_frames`; extra
     ``perfed[tables]``). A column that is missing in nine tenths of a hospital's rows it does not have: ``ca`` only
     Cleveland has, ``thal`` all but Hungary, ``chol`` all but Switzerland (where it is 0, which means unknown). Seed s
-    tests on fold s mod ``folds`` of each hospital, by class. ``columns`` as for data set "tables": "own", "common" or
-    "union".
+    tests on fold s mod ``folds`` of each hospital, by class. ``columns`` as for data set "tables": "own", "common",
+    "union" or "named".
 
     Source: Janosi, Steinbrunn, Pfisterer and Detrano 1988; UCI Machine Learning Repository.
     """

@@ -14,7 +14,7 @@ from perfed.data.client import Client
 from perfed.data.federation import Federation, of_tables
 from perfed.data.federation_schema import FederationSchema
 from perfed.data.tables.files import Sites, read_sites, table_files, tables_in
-from perfed.data.tables.options import Mode, TableOptions
+from perfed.data.tables.options import Mode, Scales, TableOptions
 from perfed.data.tables.site_rows import SiteTableData
 from perfed.datasets.catalogue import NonNegative, ValidationFraction, dataset
 from perfed.errors import PerfedError
@@ -31,7 +31,7 @@ class TableSettings(BaseModel):
         test_files: rows to test on, in place of a split, likewise.
         site_column: names the site of every row.
         target: the column to predict; with ``event``, a time.
-        event, domain, drop, numbers, dates, categories, group, folds, columns, preprocess: see
+        event, domain, drop, numbers, dates, categories, group, folds, columns, scales, preprocess: see
             :class:`perfed.data.tables.options.TableOptions`; "" for none.
         task: "auto": what the targets look like.
         test_fraction: of each site's rows; not with ``folds`` or ``test_files``.
@@ -54,6 +54,7 @@ class TableSettings(BaseModel):
     test_fraction: ValidationFraction = 0.2
     folds: NonNegative = 0
     columns: Mode = "own"
+    scales: Scales = "auto"
     preprocess: str = ""
 
     @model_validator(mode="after")

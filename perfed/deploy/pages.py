@@ -18,6 +18,7 @@ from perfed.experiment.config import Experiment
 _COLUMNS = {
     "own": "Your columns are your own: other sites may have others.",
     "common": "Of your columns those enter that every site has; all others are left out.",
+    "named": "Your columns that another site has too, by name, mean the same at all of these; others stay your own.",
     "union": "Columns that another site has and you lack are filled, so that all sites have the same.",
 }
 

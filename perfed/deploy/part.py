@@ -190,8 +190,7 @@ class Part:
     @cached_property
     def setup(self) -> Setup:
         """Method, model and seed of the study."""
-        experiment = self.experiment
-        model = experiment.build_model(self.federation.num_outputs)
+        experiment, model = self.experiment, self.experiment.model_for(self.federation)
         return Setup(experiment.built_method, model, experiment.seed, experiment.torch_dtype, self.device)
 
     @property

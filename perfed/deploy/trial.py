@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -44,8 +45,7 @@ def allowed_in(study: str, task: Task | None = None) -> Allowed:
     """
     experiment = read(study, "the study")
     federation = _made_up(experiment, task)
-    model = experiment.build_model(federation.num_outputs)
-    setup = Setup(experiment.built_method, model, experiment.seed, experiment.torch_dtype)
+    setup = Setup(experiment.built_method, experiment.model_for(federation), experiment.seed, experiment.torch_dtype)
     protocol = protocol_of(experiment, federation.num_domains)
     try:
         return allowed_by(federation.clients[0], setup.info(federation), setup, protocol)
@@ -89,4 +89,7 @@ def _made_up(study: Experiment, task: Task | None) -> Federation:
     if data["domain"]:
         domain = np.arange(_ROWS) // 2 % 2
         site |= {"domain_train": domain, "domain_test": domain}
-    return Federation.from_arrays({"made up": site}, task=task)
+    made = Federation.from_arrays({"made up": site}, task=task)
+    if data["columns"] != "named":
+        return made
+    return replace(made, clients=tuple(replace(client, held=(True,) * (_COLUMNS - 1)) for client in made))

@@ -15,6 +15,7 @@ from torch import Tensor
 from perfed import tree
 from perfed.data.client import SPLITS, Client
 from perfed.data.federation import Federation
+from perfed.engine.columns import filled
 from perfed.engine.evaluate import Metrics, Outputs
 from perfed.engine.executor import Background, ChunkResult, ChunkTask, Exchange, LocalExecutor, layouts_of
 from perfed.engine.metrics import Scoring
@@ -120,7 +121,15 @@ class Engine(ABC):
                 outputs += done.outputs
         order = sorted(losses)
         found = torch.stack([losses[i] for i in order]) if order else torch.zeros(0)
-        return Replies(order, inbox.content(), found), metrics
+        return Replies(order, self._by_holders(order, inbox.content()), found), metrics
+
+    def _by_holders(self, ids: Sequence[str], content: dict[str, Any]) -> dict[str, Any]:
+        """Replies, of columns that clients share by name, in the words of those who hold them."""
+        clients = [self.clients[client] for client in ids]
+        if not clients or clients[0].held is None:
+            return content
+        uniform = "num_samples" not in content or getattr(self.setup.method, "average", "samples") == "uniform"
+        return filled(content, clients, self.setup.chain(clients[0].input_shape), uniform)
 
     def evaluate(
         self,

@@ -24,6 +24,7 @@ from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import ServerState
 from perfed.method.method import Method
 from perfed.model.chain import BATCH_NORM, EMBEDDING, Chain, Model, Parameters, Shape, stage_of
+from perfed.model.columns import ColumnLinear
 from perfed.model.placement import PER_DOMAIN, PERSONAL, SENT, Placement, own_embedding
 from perfed.model.stacked import why_not_stackable
 from perfed.training.batches import POSITION
@@ -202,7 +203,8 @@ class Setup:
             buffers=frozenset(name for name, _ in chain.named_buffers() if places[name] in SENT),
             per_domain=frozenset(name for name, place in places.items() if place == PER_DOMAIN),
             personal=frozenset(name for name, _ in chain.named_parameters() if places[name] == PERSONAL),
-            columns=Columns({c.id: c.feature_names or prod(c.input_shape) for c in federation}),
+            columns=Columns.of_clients(federation),
+            shared_inputs=_shared_inputs(federation),
         )
 
     def _set(self, declared: ParameterSet, shape: Shape, info: FederationInfo, key: Tensor) -> dict[str, Any]:
@@ -264,7 +266,11 @@ class Setup:
 
     def _check_columns(self, federation: Federation, stage: str) -> None:
         """A shared first stage takes column j of every client for the same feature."""
-        named = [(client.id, client.feature_names) for client in federation if client.feature_names is not None]
+        named = [
+            (client.id, names if client.held is None else names[: len(client.held)])
+            for client in federation
+            if (names := client.feature_names) is not None
+        ]
         for client, names in named[1:]:
             first, expected = named[0]
             if len(names) == len(expected):  # else the shapes differ
@@ -279,7 +285,15 @@ class Setup:
         own = own_embedding(EMBEDDING in self.chain(client.input_shape).stages)
         if client.table is None:
             return f"add {own}"
-        return f"add columns=common or columns=union (the same inputs everywhere) or {own} (each client's own)"
+        return f"add columns=named, common or union (inputs that mean the same everywhere) or {own} (each client's own)"
+
+
+def _shared_inputs(federation: Federation) -> int:
+    """How many of the clients' inputs, the first of each, mean the same: those of shared columns, all, or none."""
+    if federation.named_inputs is not None:
+        return federation.named_inputs
+    kinds = {(client.input_shape, client.feature_names) for client in federation}
+    return prod(federation.clients[0].input_shape) if len(kinds) == 1 else 0
 
 
 def _none_seen(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
@@ -294,9 +308,13 @@ def group_key(chain: Chain) -> str:
     result). Other modules match only for equal input shapes.
     """
     modules = [m for m in chain.modules() if m is not chain]
-    known = all(type(m).__module__.startswith("torch.nn") for m in modules)
+    known = all(type(m).__module__.startswith("torch.nn") or type(m) is ColumnLinear for m in modules)
     leaves = [m for m in modules if not list(m.children())]
     parts = [f"{type(m).__name__}({m.extra_repr()})" for m in leaves]
+    if known and len(chain.input_shape) == 1 and leaves and isinstance(leaves[0], ColumnLinear):
+        out, shared = leaves[0].weight.shape
+        parts[0] = f"ColumnLinear({shared} + *, {out}, {leaves[0].bias is not None})"
+        return "|".join([*chain.stages, *parts])
     if known and len(chain.input_shape) == 1 and leaves and isinstance(leaves[0], nn.Linear):
         first = leaves[0]
         parts[0] = f"Linear(*, {first.out_features}, {first.bias is not None})"

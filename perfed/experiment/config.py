@@ -14,6 +14,7 @@ import tomli_w
 import torch
 from pydantic import BaseModel, Field, PositiveInt, PrivateAttr, ValidationError, model_validator
 
+from perfed.data.federation import Federation
 from perfed.datasets import Data, dataset_id, located
 from perfed.errors import PerfedError, did_you_mean, first_problem
 from perfed.experiment.build import Stages
@@ -22,6 +23,7 @@ from perfed.method.method import Method
 from perfed.method.registry import entry, method_id
 from perfed.methods.build import build_method
 from perfed.model.chain import Model
+from perfed.model.columns import by_columns
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation, policy_name
 from perfed.plugins import bare_name, known_as
@@ -112,6 +114,10 @@ class Experiment(BaseModel):
         ``words``: what the token ids of the inputs stand for.
         """
         return self._built[self.method][1].build(num_outputs, words)
+
+    def model_for(self, federation: Federation) -> Model:
+        """The model as a run on ``federation`` has it: a first layer by columns, where these are shared by name."""
+        return by_columns(self.build_model(federation.num_outputs, federation.words or ()), federation.named_inputs)
 
     def build_participation(self) -> Participation:
         """Return the participation; a preset brings its policy.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -30,7 +31,7 @@ _WHAT = {
     "categories": "columns whose numbers are codes",
     "folds": "seed s tests on fold s mod 5, so that --seeds 0..4 judges every row once",
     "test_fraction": "share of each site's rows to test on",
-    "columns": "own: each site its own; common: those that all have (for all methods); union: all, absent ones filled",
+    "columns": "named: those that several sites have mean the same, others are a site's own; or own, common, union",
 }
 
 _OWN = """\
@@ -50,7 +51,8 @@ body = "none"
 pretrain_epochs = 10
 """
 _SHARED = """\
-# All sites have the same columns: a body that they share and a head that each may have of its own.
+# Columns of one name mean the same at all sites: a body that they share, whose weights of a site's own columns stay
+# there, and a head that each may have of its own. Mixed is a linear model with partial pooling, and has the head alone.
 [model]
 body = { kind = "mlp", hidden = [32], out = 16 }
 head = "linear"
@@ -78,7 +80,7 @@ _SURVIVAL_BATCH = "batch_size = 256  # events are compared with the rows of thei
 def fitting(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
     """Return the federation of tables with the split and the columns that fit, and these settings.
 
-    That is five folds where each site has the rows, and one schema where all sites have the same columns.
+    That is five folds where each site has the rows, and named columns where two sites have one of the same name.
 
     Args:
         settings: options of the data set "tables", without those on the split and the columns.
@@ -92,11 +94,12 @@ def fitting(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
     except TableProblems:
         split = {} if "test_files" in settings else {"test_fraction": 0.2}
         federation = load("tables", {**settings, **split}, seed=0)
-    names = {table.columns_there for client in federation if (table := client.table) is not None}
-    if len(names) == 1:
-        common = {**settings, **split, "columns": "common"}
+    tables = [client.table for client in federation if client.table is not None]
+    times = Counter(name for table in tables for name in table.columns_there)
+    if max(times.values(), default=0) > 1:
+        named = {**settings, **split, "columns": "named"}
         with suppress(TableProblems):  # kinds that differ
-            return load("tables", common, seed=0), common
+            return load("tables", named, seed=0), named
     return federation, {**settings, **split, "columns": "own"}
 
 
@@ -107,8 +110,8 @@ def compared(settings: Mapping[str, Any], federation: Federation) -> list[str]:
 
     Example:
         >>> from perfed import load
-        >>> compared({"columns": "common"}, load("digits", {"clients": 9}, seed=0))
-        ['local', 'fedrep', 'fedavg', 'sklearn:logistic', 'sklearn:random-forest']
+        >>> compared({"columns": "named"}, load("digits", {"clients": 9}, seed=0))
+        ['local', 'mixed', 'fedrep', 'fedavg', 'sklearn:logistic', 'sklearn:random-forest']
     """
     majority = ["sklearn:majority"] if _one_class(federation) else []
     return [*_methods(settings, federation), *_BASELINES[federation.task], *majority]
@@ -130,10 +133,10 @@ def study_text(name: str, settings: Mapping[str, Any], federation: Federation) -
 
     Args:
         name: of the experiment.
-        settings: options of the data set "tables"; with ``columns = "common"`` the model has one body for all sites.
+        settings: options of the data set "tables"; with ``columns = "named"`` the model has one body for all sites.
         federation: made with them.
     """
-    same, survival = settings["columns"] == "common", federation.task == "survival"
+    same, survival = settings["columns"] == "named", federation.task == "survival"
     values = same and federation.task == "regression"
     data: dict[str, Any] = {"drop": [], "numbers": [], "dates": [], "categories": [], **settings}
     lines = [f"{_toml(key, data[key])}  # {_WHAT[key]}" for key in _WHAT if key in data]
@@ -171,13 +174,13 @@ every = 5
 
 def tune_command(file: str, settings: Mapping[str, Any], federation: Federation) -> str:
     """Return the command that chooses rate and weight decay for each method of a file of :func:`study_text`."""
-    methods = ",".join(_methods(settings, federation))
+    methods = ",".join(name for name in _methods(settings, federation) if name != "mixed")  # which has neither
     return f"perfed tune {shlex.quote(file)} --methods {methods} {_GRID}"
 
 
 def _methods(settings: Mapping[str, Any], federation: Federation) -> list[str]:
-    if settings["columns"] == "common":
-        return ["local", "fedrep", "fedavg"]
+    if settings["columns"] == "named":
+        return ["local", "mixed", "fedrep", "fedavg"]
     return ["local", "hetfedrep", *(["flic-class"] if federation.task != "survival" else [])]
 
 

@@ -35,6 +35,8 @@ class FederationInfo:
         personal: names of the parameters that each client has of its own.
         columns: of each client, by id, and which of them all have.
         client: in the ``init`` of a :class:`ParameterSet`, the client whose row or set is made; else empty.
+        shared_inputs: how many inputs, the first of every client, mean the same wherever a client has them; 0 where
+            clients have columns of their own alone.
 
     Example:
         >>> def init(info: FederationInfo, key: Tensor) -> Tree:  # of a ParameterSet: one centre per class
@@ -57,6 +59,7 @@ class FederationInfo:
     personal: frozenset[str] = frozenset()
     columns: Columns = field(default_factory=lambda: Columns({}))
     client: str = ""
+    shared_inputs: int = 0
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the shared parameter or buffer ``name``, as the server has it: first M where it is per-domain."""

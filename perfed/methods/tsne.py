@@ -47,4 +47,4 @@ class TSNEFedRep(FedRep):
         new: dict[str, Any] = {
             name: Split(part, splits[name].y, splits[name].domain) for name, part in zip(splits, parts, strict=True)
         }
-        return replace(client, **new, feature_names=None)
+        return replace(client, **new, feature_names=None, held=None)

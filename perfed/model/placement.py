@@ -58,7 +58,8 @@ def place(chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, P
             class (``"BatchNorm2d"``, or a prefix such as ``"BatchNorm"``) to the tensors of such modules; anything
             else is a pattern with wildcards on parameter names, of which the longest wins.
 
-    Parameters that do not require gradients (a pre-trained layer of the user's) are frozen, whatever the rules say.
+    Parameters that do not require gradients (a pre-trained layer of the user's) are frozen, whatever the rules say, and
+    weights of a client's own columns (:mod:`perfed.model.columns`) are personal where they would be shared.
 
     Raises:
         PerfedError: a stage without a placement, a placement that there is not, or a rule that matches nothing.
@@ -96,6 +97,9 @@ def place(chain: Chain, defaults: Mapping[str, Placement], rules: Mapping[str, P
             if result[name] == PER_DOMAIN:
                 raise PerfedError(f"'{name}' does not require gradients, but everything in its stage is per-domain")
             result[name] = FROZEN
+    for name, owner in owners.items():
+        if owner == "ColumnLinear" and name.endswith(".own") and result[name] in SENT:
+            result[name] = PERSONAL
     of_stage = {**defaults, **rules}
     for name, found in result.items():
         stage = stage_of(name)

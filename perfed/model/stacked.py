@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from perfed import rng
 from perfed.model.chain import BATCH_NORM, Parameters
+from perfed.model.columns import ColumnLinear
 
 _ELEMENTWISE = (
     nn.ReLU,
@@ -121,6 +122,8 @@ def _single(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
         return _dropout(module, prefix, x.unsqueeze(0), run).squeeze(0)
     if type(module) is nn.Linear:
         return F.linear(x, run.params[f"{prefix}.weight"].squeeze(0), _bias(prefix, run))
+    if type(module) is ColumnLinear:
+        return F.linear(x, _columns(prefix, run).squeeze(0), _bias(prefix, run))
     if type(module) is nn.Conv2d and module.padding_mode == "zeros":
         weight = run.params[f"{prefix}.weight"].squeeze(0)
         x = _channels_last(x)
@@ -170,7 +173,9 @@ def _stacked(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
     if isinstance(module, _DROPOUT):
         return _dropout(module, prefix, x, run)
     if type(module) is nn.Linear and x.ndim == 3:
-        return _stacked_linear(prefix, x, run)
+        return _stacked_linear(run.params[f"{prefix}.weight"], prefix, x, run)
+    if type(module) is ColumnLinear and x.ndim == 3:
+        return _stacked_linear(_columns(prefix, run), prefix, x, run)
     if type(module) is nn.Conv2d and module.padding_mode == "zeros":
         return _stacked_conv2d(module, prefix, x, run)
     if isinstance(module, _PER_SAMPLE):
@@ -191,8 +196,13 @@ def _bias(prefix: str, run: Pass) -> Tensor | None:
     return None if bias is None else bias.squeeze(0)
 
 
-def _stacked_linear(prefix: str, x: Tensor, run: Pass) -> Tensor:
-    out: Tensor = _StackedLinear.apply(x, run.params[f"{prefix}.weight"], run.params.get(f"{prefix}.bias"))  # type: ignore[no-untyped-call]
+def _columns(prefix: str, run: Pass) -> Tensor:
+    """Weights of all columns ``(n, out, inputs)``, shared ones first."""
+    return torch.cat([run.params[f"{prefix}.weight"], run.params[f"{prefix}.own"]], -1)
+
+
+def _stacked_linear(weight: Tensor, prefix: str, x: Tensor, run: Pass) -> Tensor:
+    out: Tensor = _StackedLinear.apply(x, weight, run.params.get(f"{prefix}.bias"))  # type: ignore[no-untyped-call]
     return out
 
 
@@ -258,7 +268,7 @@ def shareable(module: nn.Module) -> bool:
         return all(shareable(child) for child in module.children())
     if type(module) is nn.Conv2d:
         return module.padding_mode == "zeros"
-    return type(module) in (*_ELEMENTWISE, *_PER_SAMPLE, *_DROPOUT, nn.Linear, nn.Flatten)
+    return type(module) in (*_ELEMENTWISE, *_PER_SAMPLE, *_DROPOUT, nn.Linear, ColumnLinear, nn.Flatten)
 
 
 def why_not_stackable(module: nn.Module, input_shape: tuple[int, ...], name: str = "module") -> tuple[str, str] | None:

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.data.files import optional_package
-from perfed.data.tables.kinds import MISSING_CATEGORY
 from perfed.data.tables.site import TablePreprocessor
 
 _PURPOSE = "writing ONNX files"
@@ -86,13 +85,13 @@ def _preprocessing(table: TablePreprocessor, opset: int) -> Any:
 
 def _fill_absent(table: TablePreprocessor, graph: Any) -> None:
     """Columns that the site does not have are missing in every row, and are no inputs."""
-    absent = {column.name: column.kind for column in table.inputs if column.absent}
+    absent = {column.name: column for column in table.inputs if column.absent}
     if not absent:
         return
     onnx, helper = onnx_package("onnx"), onnx_package("onnx.helper")
     added = [helper.make_node("Shape", [table.feature_names_in_[0]], ["shape of a column"])]
-    for name, kind in absent.items():
-        empty = np.array([[MISSING_CATEGORY]], object) if kind == "category" else np.array([[np.nan]], np.float32)
+    for name, column in absent.items():
+        empty = np.array([[column.filling]], object if column.kind == "category" else np.float32)
         graph.initializer.append(onnx.numpy_helper.from_array(empty, f"absent {name}"))
         added.append(helper.make_node("Expand", [f"absent {name}", "shape of a column"], [name]))
     kept = [value for value in graph.input if value.name not in absent]

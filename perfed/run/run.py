@@ -21,6 +21,7 @@ from perfed.machine import sigterm_as_exit
 from perfed.method.method import Method
 from perfed.methods.build import build_method
 from perfed.model.chain import Model
+from perfed.model.columns import by_columns
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.run.callback import Callback, check_installed, copied, named_once, recall
@@ -103,6 +104,7 @@ class Run(OwnModels):
         self.evaluation, self.snapshots = evaluation or Evaluation(), snapshots or Snapshots()
         self.federation, split, said = scored_split(method, federation, self.evaluation.split, self.name, seed)
         watched = federation.ids[: self.snapshots.clients] if self.snapshots.losses else ()
+        model = by_columns(model, federation.named_inputs)
         setup = Setup(method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"), watched)
         server = server or (partial(Server, engine=RayEngine) if self.plan.engine == "ray" else Server)
         self.server = server(self.federation, setup, self.plan, participation or Participation(), rounds, clock=clock)

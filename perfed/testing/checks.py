@@ -25,12 +25,12 @@ from perfed.engine.executor import LocalExecutor
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.method.method import Method
-from perfed.model.placement import SENT
+from perfed.model.placement import PER_DOMAIN, SENT, Placement
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
-from perfed.testing.federations import awkward_domains, blobs, survival
+from perfed.testing.federations import awkward_domains, blobs, named_columns, survival
 from perfed.testing.runs import (
     ENGINES,
     CodecEngine,
@@ -63,6 +63,7 @@ FEDERATIONS: dict[str, tuple[Callable[[], Federation], float | Participation]] =
     "SRPFL": (lambda: blobs((5, 4, 3, 3)), SRPFL),
     "a client without test data": (lambda: blobs((5, 4, 3), test=(3, 0, 2)), 1.0),
     "no test data at all": (lambda: blobs((5, 4), test=0), 1.0),
+    "columns that some share by name": (named_columns, 1.0),
     "input dimensions differ": (lambda: blobs((6, 5, 4), dims=(3, 8, 1)), 1.0),
 }
 # One at a time; stacked, in chunks, through bytes. How many clients fit into one cohort is not the method's.
@@ -101,10 +102,13 @@ def apart(found: Metrics, expected: Metrics, where: str) -> None:
 
 def shares_first_stage(method: Method) -> bool:
     """Return whether clients must have inputs of one shape."""
-    if method.changes_data:
-        return False  # every client brings its inputs to one dimension first
+    return not method.changes_data and first_stage_in(method, *SENT)  # else every client brings them to one dimension
+
+
+def first_stage_in(method: Method, *placements: Placement) -> bool:
+    """Return whether something of the first stage has one of the placements."""
     chain = method.adapt(network_for(method)).build((3,))
-    return any(n.startswith(chain.stages[0]) and p in SENT for n, p in method.places(chain).items())
+    return any(n.startswith(chain.stages[0]) and p in placements for n, p in method.places(chain).items())
 
 
 def unequal_clients(method: Method) -> Federation:
@@ -126,6 +130,10 @@ def trains_on(case: str, make: Make, engines: Mapping[str, Mapping[str, Any]] = 
         if case == "input dimensions differ" and shares_first_stage(method):
             refused = refusal(partial(serve, method, federation, **arguments))
             demand("shape differs between clients" in refused, f"{engine}: inputs of other shapes are not refused")
+            continue
+        if federation.named_inputs is not None and first_stage_in(method, PER_DOMAIN):
+            refused = refusal(partial(serve, method, federation, **arguments))
+            demand("'per-domain' is for whole stages" in refused, f"{engine}: named columns per domain are not refused")
             continue
         server = serve(method, federation, **arguments)
         server.prepare()

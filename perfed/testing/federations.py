@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from perfed.data.client import Client, Split
+from perfed.data.client import SPLITS, Client, Split
 from perfed.data.federation import Federation
 
 
@@ -61,6 +61,19 @@ def awkward_domains() -> Federation:
         with_domains(three, [0, 1, 1, 0], [0, 1, 1, 0, 0, 0]),
     )
     return Federation(clients, 3)
+
+
+def named_columns() -> Federation:
+    """Make three clients that share four columns by name: one lacks one of them, two have further ones of their own."""
+    held = ((True,) * 4, (True, False, True, True), (True,) * 4)
+    clients = []
+    for client, has in zip(blobs((8, 6, 5), dims=(4, 6, 5)), held, strict=True):
+        there = torch.tensor([*has, *([True] * (client.input_shape[0] - 4))]).double()
+        masked: dict[str, Any] = {
+            name: replace(part, x=part.x * there) for name in SPLITS if (part := client.split(name)) is not None
+        }
+        clients.append(replace(client, held=has, **masked))
+    return Federation(tuple(clients), 3)
 
 
 def survival() -> Federation:

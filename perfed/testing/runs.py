@@ -21,6 +21,7 @@ from perfed.method.extension import Extension
 from perfed.method.method import Method
 from perfed.methods.fedbn import FedBN
 from perfed.model.chain import Model
+from perfed.model.columns import by_columns
 from perfed.model.presets import hidden_layer, linear, mlp
 from perfed.participation.clock import Clock
 from perfed.participation.invitation import Invitation
@@ -130,7 +131,8 @@ def serve(
     clock: Clock | None = None,
 ) -> Server:
     """Return a server before its preparation; ``participation`` is in place of ``rate``."""
-    setup = Setup(method, model or network_for(method, federation.num_classes or 1), seed, dtype)
+    model = by_columns(model or network_for(method, federation.num_classes or 1), federation.named_inputs)
+    setup = Setup(method, model, seed, dtype)
     plan = plan or Plan(engine, chunk)
     policy = participation or Participation(rate=rate)
     return Server(federation, setup, plan, policy, rounds, engine=runner, clock=clock)

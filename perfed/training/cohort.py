@@ -265,10 +265,16 @@ class Cohort(View):
             self._loss_steps[first:stop] += torch.from_numpy(done)
         self.forget()  # fused optimisers change tensors without raising their versions
 
-    def note_loss(self, losses: Tensor) -> None:
-        """Count ``losses`` ``(n,)`` as the training loss of one step: of what is not fitted by :meth:`fit`."""
-        self._loss_sum += losses.cpu().double()
+    def count(self, losses: Tensor) -> None:
+        """Count ``losses`` ``(n,)`` as those of one training step, for parameters found otherwise than by :meth:`fit`.
+
+        Raises:
+            ClientsDiverged: they are NaN or infinite.
+        """
+        self._check(losses)
+        self._loss_sum += losses.detach().cpu().double()
         self._loss_steps += 1
+        self.forget()
 
     def diverged(self, row: int, reason: str) -> ClientsDiverged:
         """What to raise where the function ``reason`` cannot factorise a matrix of the client in ``row``."""

@@ -45,7 +45,7 @@ def test_from_a_folder_to_a_comparison(hospitals, monkeypatch):
     assert made.code == 0, made.err
     study = tomllib.loads(Path("study.toml").read_text())
     assert study["data"]["files"] == ["hospitals"] and study["data"]["categories"] == ["restecg"]
-    assert (study["data"]["folds"], study["data"]["columns"]) == (5, "own")
+    assert (study["data"]["folds"], study["data"]["columns"]) == (5, "named")
     checked = perfed("check", "study.toml")
     assert checked.code == 0 and made.out.startswith(checked.out)
     for file in hospitals.iterdir():
@@ -61,7 +61,7 @@ def test_from_a_folder_to_a_comparison(hospitals, monkeypatch):
     assert run.code == 0, run.err
     config = tomllib.loads((hospitals.parent / "run" / "config.toml").read_text())
     assert config["data"]["files"] == [str(hospitals)]
-    names = "local,hetfedrep,sklearn:logistic"
+    names = "local,mixed,sklearn:logistic"
     out = hospitals.parent / "compared"
     result = perfed(
         "compare", hospitals.parent / "study.toml", *short, "--methods", names, "--seeds", "0..4", "--out", out
@@ -98,7 +98,7 @@ def test_one_file_with_a_site_column_groups_and_values_to_predict(tmp_path, monk
     made = perfed("init", "all.csv", *ASKED, "--out", "wards.toml")
     assert made.code == 0, made.err
     study = tomllib.loads(Path("wards.toml").read_text())
-    assert study["name"] == "wards" and study["data"]["columns"] == "common" and study["data"]["group"] == "patient"
+    assert study["name"] == "wards" and study["data"]["columns"] == "named" and study["data"]["group"] == "patient"
     result = perfed("run", "wards.toml", "rounds=1", "plan.engine=stacked", "plan.threads=1", "--out", "run")
     assert result.code == 0 and "mse" in result.out, result.err
 
@@ -158,7 +158,7 @@ def test_a_survival_study_has_settings_that_learn(tmp_path, monkeypatch, more):
     made = perfed("init", "centres", "--target", "days", "--event", "died")
     assert made.code == 0 and "events" in made.out, made.err
     study = tomllib.loads(Path("study.toml").read_text())
-    assert study["data"]["columns"] == ("own" if more else "common")
+    assert study["data"]["columns"] == "named"
     assert study["training"]["batch_size"] >= 256 and study["training"]["weight_decay"] <= 1e-3
     assert "methods" not in study and "flic" not in Path("study.toml").read_text()
     short = ("plan.engine=stacked", "plan.threads=1", "evaluation.every=30")
@@ -202,7 +202,8 @@ def rare_at_sites(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "target", "methods", "settings", "metric"),
     [
-        (scores_at_sites, "score", "fedrep,sklearn:ridge", [], "mse"),
+        (scores_at_sites, "score", "fedrep,sklearn:ridge", ["data.columns=common"], "mse"),
+        (scores_at_sites, "score", "mixed,sklearn:ridge", [], "mse"),
         (kinds_at_sites, "kind", "hetfedrep,sklearn:logistic", [], "accuracy"),
         (rare_at_sites, "case", "fedpac,sklearn:logistic", ["data.columns=union"], "auc"),
     ],
@@ -262,7 +263,7 @@ def test_tables_with_the_same_columns_share_them_where_some_do_not_vary(tmp_path
     centres(tmp_path / "centres", flag=0)
     made = perfed("init", "centres", "--target", "days", "--event", "died", "--json")
     assert made.code == 0, made.err
-    assert tomllib.loads(Path("study.toml").read_text())["data"]["columns"] == "common"
+    assert tomllib.loads(Path("study.toml").read_text())["data"]["columns"] == "named"
     assert [site["shared"] for site in json.loads(made.out)["sites"]] == [3, 3]
     alone = perfed("check", "study.toml", "data.columns=own", "method=local", "--json")
     sites = json.loads(alone.out)["sites"]

@@ -28,7 +28,16 @@ from perfed.testing.checks import FEDERATIONS, TWO_ENGINES
 pytestmark = pytest.mark.every_method("name")
 ANCHORS = Anchors(pretrain_epochs=1, pretrain_batch_size=4)
 TREES = {"boost", "forest"}
-NOTHING_SHARED = {"fedhenn", "fedproto", "fedproto-g", "fedproto-l", "flic-class", "local", "local-full"} | TREES
+NOTHING_SHARED = {
+    "fedhenn",
+    "fedproto",
+    "fedproto-g",
+    "fedproto-l",
+    "flic-class",
+    "local",
+    "local-full",
+    "mixed",
+} | TREES
 NO_SHARED_MODEL = {"fedamp", "fedem", "fedem-ft", "fedfomo", "hypcluster", "l2gd", "pfedhn"}
 WITH_PROXIMAL = {
     f"{name} + proximal": lambda name=name, **s: make(name, more_extensions=(Proximal(),), **s)
@@ -49,7 +58,7 @@ METHODS = {
 
 _NOTHING, _PARTS = "no parameters are sent by this method, but placement has shared", "'per-domain' is for whole stages"
 WITHOUT_DOMAIN_HEADS = {
-    **dict.fromkeys(["local", "local-full", "fedhenn", "fedproto", "fedproto-g", "fedproto-l"], _NOTHING),
+    **dict.fromkeys(["local", "local-full", "mixed", "fedhenn", "fedproto", "fedproto-g", "fedproto-l"], _NOTHING),
     **dict.fromkeys(["fedcp", "feddbe", "gpfl"], _PARTS),
     **dict.fromkeys(TREES, "forest has no network to place"),
 }
@@ -69,8 +78,8 @@ def test_two_rounds_leave_finite_states_and_metrics(name, case):
 EXTENSIONS = {
     "proximal": (Proximal(mu=3.0), NOTHING_SHARED),
     "server-optimizer": (ServerOptimizer(), NOTHING_SHARED | NO_SHARED_MODEL),
-    "prototypes": (Prototypes(alignment=3.0), TREES),
-    "clip": (Clip(clip_norm=1e-3), TREES),
+    "prototypes": (Prototypes(alignment=3.0), {"mixed"} | TREES),
+    "clip": (Clip(clip_norm=1e-3), {"mixed"} | TREES),
     "top-k": (TopK(keep=0.05), NOTHING_SHARED | NO_SHARED_MODEL | {"pfedhn"}),
 }
 

@@ -41,6 +41,8 @@ STUDIES: dict[str, tuple[str, dict[str, Any]]] = {
     "own": ("flic-class", {"target": "sick", "columns": "own", "folds": 3}),
     "common": ("fedrep", {"target": "sick", "columns": "common", "validation_fraction": 0.2}),
     "union": ("fedavg-ft", {"target": "sick", "columns": "union"}),
+    "named": ("fedavg-ft", {"target": "sick", "columns": "named"}),
+    "mixed": ("mixed", {"target": "value", "columns": "named"}),
     "domains": ("feddar-wa", {"target": "sick", "columns": "common", "domain": "race", "domain_input": True}),
     "values": ("local", {"target": "value", "columns": "common"}),
     "whole numbers": ("ditto", {"target": "steps", "columns": "common", "task": "auto"}),

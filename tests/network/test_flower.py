@@ -134,6 +134,8 @@ METHODS = {
     "feddar-sa": {"data": {"domain": "sex"}},  # two exchanges a round
     "fedrep-srpfl": {"participation": {"srpfl": {"first": 3}}},  # a policy that does not wait for all
     "ditto": {},
+    "fedavg-ft": {"data": {"columns": "named"}},  # one site lacks a column that the others share
+    "mixed": {"data": {"columns": "named"}},
 }
 """FLIC is in docs/deploy.md; over bytes without a network every method does so: tests/engine/flower/test_parity.py."""
 

@@ -46,6 +46,9 @@ class Column:
         masked: whether a further input says that the value is missing.
         absent: whether the site does not have it (``columns = "union"``): it is missing in every row.
         binary: of numbers, whether all are 0 or 1; yes, no, true and false are then read as these.
+        silent: of one that is absent, whether its inputs are 0 in place of that (``columns = "named"``).
+        scale: of numbers and dates, mean and deviation over all sites, by which they are scaled; ``None`` for the
+            site's own.
     """
 
     name: str
@@ -58,6 +61,15 @@ class Column:
     masked: bool = False
     absent: bool = False
     binary: bool = False
+    silent: bool = False
+    scale: tuple[float, float] | None = None
+
+    @property
+    def filling(self) -> str | float:
+        """What stands in every row of a column that is absent."""
+        if self.kind == "category":
+            return "".join(self.levels) + "'" if self.silent else MISSING_CATEGORY
+        return (0.0 if self.scale is None else self.scale[0]) if self.silent else np.nan
 
 
 class Cells:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from perfed.data.labels import Task
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, Kind
 from perfed.data.tables.problems import Series, listed
 from perfed.errors import PerfedError
 
-Mode = Literal["own", "common", "union"]
+Mode = Literal["own", "common", "union", "named"]
+Scales = Literal["auto", "site", "all"]
 
 _RARE = 0.02  # share of a site's training rows below which a category is rare
 _TWICE = 2  # and a category that occurs less often is so in any case
@@ -70,13 +71,22 @@ def agreed_kinds(
     return changed, problems
 
 
-def shared_columns(columns: Mapping[str, Sequence[Column]], mode: Mode) -> dict[str, list[Column]]:
-    """The columns that enter at each site, those that it lacks among them: with "common" and "union" one schema.
+def shared_columns(
+    columns: Mapping[str, Sequence[Column]], mode: Mode, scales: Mapping[str, tuple[float, float] | None] | None = None
+) -> dict[str, list[Column]]:
+    """The columns that enter at each site, those that it lacks among them: but with "own" one schema.
 
-    A column enters that is not constant at every site that has it, and a category if somebody tells a level; "common":
-    if every site has it. Its levels are those of any site, and it is masked if it is missing, or absent, anywhere. With
-    "own" each site's that are not constant.
+    A column enters that varies at a site that has it, or between sites, which ``scales`` over all of them say; and a
+    category if somebody tells a level; "common": if every site has it; "named": if two have. Its levels are those of
+    any site, and it is masked if it is missing anywhere, or with "union" absent. With "own" each site's that are not
+    constant.
+
+    Args:
+        columns: per site.
+        mode: which enter.
+        scales: by name, of those that are scaled by one mean and deviation.
     """
+    known = scales or {}
     if mode == "own":
         return {site: [c for c in held if not c.constant] for site, held in columns.items()}
     by_name: dict[str, dict[str, Column]] = {}
@@ -86,15 +96,18 @@ def shared_columns(columns: Mapping[str, Sequence[Column]], mode: Mode) -> dict[
     entering: dict[str, list[Column]] = {site: [] for site in columns}
     for name, found in by_name.items():
         everywhere = len(found) == len(columns)
-        if all(c.constant for c in found.values()) or (mode == "common" and not everywhere):
+        few = (mode == "common" and not everywhere) or (mode == "named" and len(found) < _TWICE)
+        between = known.get(name) is not None or (mode == "named" and len({c.levels for c in found.values()}) > 1)
+        if few or (all(c.constant for c in found.values()) and not between):
             continue
         kind = next(iter(found.values())).kind
-        masked = not everywhere or any(c.masked for c in found.values())
+        masked = (mode == "union" and not everywhere) or any(c.masked for c in found.values())
         levels = {level for c in found.values() for level in c.levels} | ({MISSING_CATEGORY} if masked else set())
         if kind == "category" and not levels:  # nobody tells one: each is in too few rows
             continue
         one: dict[str, Any] = {"masked": masked, "levels": tuple(sorted(levels)) if kind == "category" else ()}
-        lacking = Column(name, kind, absent=True)
+        one["scale"] = known.get(name)
+        lacking = Column(name, kind, absent=True, silent=mode == "named")
         for site, held in entering.items():
             held.append(replace(found.get(site, lacking), **one))
     return entering
@@ -105,6 +118,7 @@ def words(
     domains: bool,
     columns: tuple[Sequence[str], Sequence[str], Sequence[str]] | None,
     named: Sequence[str] = (),
+    scaled: Sequence[str] = (),
 ) -> list[str]:
     """What sites tell each other, a line each.
 
@@ -113,6 +127,7 @@ def words(
         domains: whether samples have domains.
         columns: where sites have one schema, their booleans, and their categories that do not enter and that do.
         named: columns that the study names and that a site may lack.
+        scaled: columns of which sites tell what a common scale is made of.
     """
     of_task: dict[Task, list[str]] = {
         "classification": ["the names of the classes"],
@@ -124,6 +139,8 @@ def words(
     if columns is None:
         return lines
     lines.append("names and kinds of their columns, and which are constant, 0 and 1 alone or have missing values")
+    sums = "how many training rows hold a value, the sum of these and of their squares"
+    lines += [f"{sums}: {', '.join(scaled)}"] if scaled else []
     categories = "the categories, without the rare ones, of"
     told = ("how booleans are written", f"{categories} columns that do not enter", categories)
     return lines + [f"{what}: {', '.join(names)}" for what, names in zip(told, columns, strict=True) if names]
@@ -149,7 +166,10 @@ class TableOptions:
         test_fraction: share of each site's rows that is tested on, by class.
         folds: k > 0: instead, one of k folds by class. Which, says ``seed``: seeds 0, ..., k - 1 test every row once,
             the next k do so with other folds.
-        columns: "own": each site its own; "common": those that all have; "union": all, absent ones filled and masked.
+        columns: "own": each site its own; "common": those that all have; "union": all, absent ones filled and masked;
+            "named": each site its own, of which those that another has too, by name, come first and mean the same.
+        scales: "site": each site scales numbers and dates by its own mean and deviation; "all": by those over all
+            sites, of columns that several have; "auto": "all" with "named", else "site".
         preprocess: a scikit-learn transformer in place of ours, as ``module:NAME`` or itself.
         seed: of the split.
     """
@@ -166,6 +186,7 @@ class TableOptions:
     test_fraction: float = 0.2
     folds: int = 0
     columns: Mode = "own"
+    scales: Scales = "auto"
     preprocess: Any = None
     seed: int = 0
 
@@ -176,12 +197,15 @@ class TableOptions:
         allowed = {
             "test_fraction": ("from 0 to below 1", 0 <= self.test_fraction < 1),
             "folds": ("0, or at least 2", self.folds == 0 or self.folds >= 2),
-            "columns": ("own, common, union", self.columns in ("own", "common", "union")),
+            "columns": (", ".join(get_args(Mode)), self.columns in get_args(Mode)),
+            "scales": (", ".join(get_args(Scales)), self.scales in get_args(Scales)),
             "task": ("classification, regression", self.task in (None, "classification", "regression")),
         }
         for name, (values, good) in allowed.items():
             if not good:
                 raise PerfedError(f"{name} = {getattr(self, name)!r} is not allowed; allowed: {values}")
+        if self.preprocess is not None and (self.columns == "named" or self.one_scale):
+            raise PerfedError("preprocess makes inputs without names of columns; leave out it, or columns and scales")
         if self.event is not None and self.task is not None:
             raise PerfedError(f"event = '{self.event}' makes it survival, but task = '{self.task}'; leave one out")
         given = (self.target, self.event, self.domain, self.group, *self.drop)
@@ -193,6 +217,11 @@ class TableOptions:
         if len(self.kinds) < len(names):
             twice = [name for name in self.kinds if names.count(name) > 1]
             raise PerfedError(f"column {listed(twice)} is in two of numbers, dates and categories; it has one kind")
+
+    @property
+    def one_scale(self) -> bool:
+        """Whether columns that several sites have are scaled by one mean and deviation."""
+        return self.columns != "own" and (self.scales == "all" or (self.scales == "auto" and self.columns == "named"))
 
     @property
     def kinds(self) -> dict[str, Kind]:

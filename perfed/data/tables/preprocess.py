@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfed.data.tables.kinds import Column
+from perfed.data.tables.kinds import Column, Kind
 from perfed.data.tables.problems import Frame
 from perfed.errors import PerfedError
 from perfed.plugins import endings_refused, own_mistake, own_module
@@ -16,16 +16,36 @@ from perfed.plugins import endings_refused, own_mistake, own_module
 _HUGE = 1e30  # stands for a missing value where the mask is made; below float32's largest number
 
 
-def column_transformer(columns: Sequence[Column]) -> Any:
+def column_transformer(columns: Sequence[Column], shared: int | None = None) -> Any:
     """A ``ColumnTransformer``, not fitted, for columns as ``TablePreprocessor.read`` gives them.
 
-    Numbers and dates (in days): the median where missing, then mean 0 and deviation 1 (but :func:`keep_flags`).
+    Numbers and dates (in days): the median where missing, then mean 0 and deviation 1 (but :func:`set_scales`).
     Booleans: the more frequent value where missing. Categories: one input for each of ``levels``, none for all others,
     seen or not. A further input for each column that is ``masked`` is 1 where the value is missing; categories have
     "missing" as a level. It is made of estimators that skl2onnx can convert: of ``MissingIndicator`` it cannot, and
     drops ``add_indicator`` without a word, so that the mask is an imputed huge number behind a threshold.
+
+    Args:
+        columns: that enter.
+        shared: how many of them, the first, have their inputs before those of the others.
     """
+    first = _parts(columns[:shared])
+    own = [] if shared is None else [(f"own_{name}", *rest) for name, *rest in _parts(columns[shared:])]
     from sklearn.compose import ColumnTransformer
+
+    return ColumnTransformer([*first, *own], sparse_threshold=0.0)
+
+
+def inputs_of(columns: Sequence[Column]) -> list[Column]:
+    """The column of each input that :func:`column_transformer` makes of ``columns``."""
+    kinds: tuple[Kind, ...] = ("number", "date", "boolean")
+    plain = [column for kind in kinds for column in columns if column.kind == kind]
+    levels = [column for column in columns if column.kind == "category" for _ in column.levels]
+    return [*plain, *levels, *(column for column in columns if column.masked and column.kind != "category")]
+
+
+def _parts(columns: Sequence[Column]) -> list[tuple[Any, ...]]:
+    """Name, estimator and columns of each part."""
     from sklearn.impute import SimpleImputer
     from sklearn.pipeline import Pipeline
     from sklearn.preprocessing import Binarizer, OneHotEncoder, StandardScaler
@@ -48,19 +68,29 @@ def column_transformer(columns: Sequence[Column]) -> Any:
         ("category", one_hot, [c.name for c in categories]),
         ("missing", mask, [c.name for c in columns if c.masked and c.kind != "category"]),
     ]
-    return ColumnTransformer([part for part in parts if part[2]], sparse_threshold=0.0)
+    return [part for part in parts if part[2]]
 
 
-def keep_flags(transformer: Any, frame: Frame) -> None:
-    """Let numbers that are 0 or 1 in all rows of ``frame`` enter as they are: for a fitted :func:`column_transformer`.
+def set_scales(transformer: Any, frame: Frame, columns: Sequence[Column]) -> None:
+    """Scale columns by what all sites agreed on, and let other numbers that are 0 or 1 in all rows enter as they are.
 
     Standardised, a rare 1 would be a large input, which costs linear models a twentieth of their error on the schools.
     The scaler is scikit-learn's still, so that skl2onnx can convert it.
+
+    Args:
+        transformer: a :func:`column_transformer` that is fitted.
+        frame: the rows that it is fitted on.
+        columns: that enter.
     """
-    for name, pipeline, columns in transformer.transformers_:
-        if name == "number":
-            scaler, flags = pipeline["scale"], [bool(frame[c].dropna().isin((0.0, 1.0)).all()) for c in columns]
-            scaler.mean_[flags], scaler.var_[flags], scaler.scale_[flags] = 0.0, 1.0, 1.0
+    agreed = {column.name: column.scale for column in columns if column.scale is not None}
+    for part, pipeline, names in transformer.transformers_:
+        if part.removeprefix("own_") not in ("number", "date"):
+            continue
+        scaler = pipeline["scale"]
+        for at, name in enumerate(names):
+            flag = part.endswith("number") and bool(frame[name].dropna().isin((0.0, 1.0)).all())
+            if (scale := agreed.get(name, (0.0, 1.0) if flag else None)) is not None:
+                scaler.mean_[at], scaler.scale_[at], scaler.var_[at] = scale[0], scale[1], scale[1] ** 2
 
 
 def own_transformer(name: str) -> Any:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from perfed.data.files import optional_package
 from perfed.data.reading import checked, reason_of, refuse_unpacked, refuse_untrusted
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column, read
-from perfed.data.tables.preprocess import output_names, outputs
+from perfed.data.tables.preprocess import inputs_of, output_names, outputs
 from perfed.data.tables.problems import Frame, Series, columns_named, in_rows, listed, nearest, pandas, refuse
 from perfed.errors import PerfedError
 
@@ -39,6 +39,8 @@ class TablePreprocessor:
         ignored: columns that may be there and do not enter: dropped ones, constant ones, the group.
         ids: those of them by which rows can be told apart: the group, and dropped ones that look like ids.
         constant: those of them that hold one value in the training rows.
+        shared: how many of ``inputs``, the first, mean the same at all sites (``columns = "named"``); ``None`` where
+            all do, or none.
         own: whether ``transformer`` is the user's: it gets categories with NaN where missing, and dates as dates.
         domain_input: whether the domain is also an input, one-hot behind the others.
         event: of survival the column of events.
@@ -56,9 +58,15 @@ class TablePreprocessor:
     event: str | None = None
     ids: tuple[str, ...] = ()
     constant: tuple[str, ...] = ()
+    shared: int | None = None
 
     def __repr__(self) -> str:
         return f"<TablePreprocessor '{self.site}': {len(self.columns)} columns, target '{self.target}'>"
+
+    @property
+    def held(self) -> tuple[bool, ...] | None:
+        """Of the inputs that mean the same at all sites, which the site has; ``None`` without ``shared``."""
+        return None if self.shared is None else tuple(not c.absent for c in inputs_of(self.inputs[: self.shared]))
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -120,8 +128,7 @@ class TablePreprocessor:
         made: dict[str, Any] = {}
         for column in self.inputs:
             if column.absent:
-                empty = MISSING_CATEGORY if column.kind == "category" else np.nan
-                made[column.name] = pandas().Series([empty] * len(index), index=index)
+                made[column.name] = pandas().Series([column.filling] * len(index), index=index)
                 continue
             values = read[column.name]
             if column.kind == "category" and not self.own:

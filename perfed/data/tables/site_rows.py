@@ -18,7 +18,7 @@ from perfed.data.site_arrays import SiteArrays
 from perfed.data.tables.checks import UNDECIDED, Checked, Part, checked, holders, like_persons, unreadable
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column
 from perfed.data.tables.options import TableOptions, agreed_kinds, learnt
-from perfed.data.tables.preprocess import column_transformer, keep_flags, output_names, outputs, own_transformer
+from perfed.data.tables.preprocess import column_transformer, output_names, outputs, own_transformer, set_scales
 from perfed.data.tables.problems import Frame, Series, in_rows, merged, pandas, refuse, unknown
 from perfed.data.tables.site import TablePreprocessor, domain_ids
 from perfed.data.tables.splits import fold_of, held_out
@@ -179,7 +179,17 @@ class SiteTableData:
             missing=found.missing > 0,
             binary=found.binary,
             levels=levels if fewest <= 1 else self._frequent(column, levels, fewest),
+            sums=self._sums(column, fewest) if self.options.one_scale else None,
         )
+
+    def _sums(self, column: Column, fewest: int) -> Sums | None:
+        """What a common scale is made of, of numbers and dates that at least so many training rows hold."""
+        if column.kind not in ("number", "date", "boolean"):
+            return None
+        values = self._read(column, "train").dropna().to_numpy(np.float64)
+        with np.errstate(over="ignore"):
+            plain = len(values) >= max(1, fewest) and bool(np.isfinite(np.square(values).sum()))
+        return Sums.of(torch.from_numpy(values.copy())) if plain else None
 
     def _frequent(self, column: Column, levels: tuple[str, ...], fewest: int) -> tuple[str, ...]:
         """Those of the ``levels`` that at least so many training rows hold, or groups of these."""
@@ -254,9 +264,10 @@ class SiteTableData:
         rows = self.rows(numbers=numbers)
         known = [self._learnt(column) for column in self.as_agreed(agreement)[0]]
         entering = self._entering(known, agreement.columns)
-        table = self._table(known, entering, rows["train"][1], agreement.domain_names or ())
+        shared = len(agreement.columns or ()) if self.options.columns == "named" else None
+        table = self._table(known, entering, rows["train"][1], agreement.domain_names or (), shared)
         made = SiteArrays.of(self.main.site, self._arrays(table, rows), self.task)
-        return replace(made.client(agreement), table=table)
+        return replace(made.client(agreement), table=table, held=table.held)
 
     def _entering(self, known: Sequence[Column], schema: Sequence[AgreedColumn] | None = None) -> list[Column]:
         """Those of the columns ``known`` that enter, and those that do elsewhere and that it lacks.
@@ -265,17 +276,28 @@ class SiteTableData:
         """
         if schema is None:
             return [column for column in known if self.options.preprocess is not None or not column.constant]
-        own = {column.name: column for column in known}
-        return [
-            replace(own.get(c.name, Column(c.name, c.kind, absent=True)), masked=c.masked, levels=c.levels)
+        own, named = {column.name: column for column in known}, self.options.columns == "named"
+        agreed = [
+            replace(
+                own.pop(c.name, Column(c.name, c.kind, absent=True, silent=named)),
+                masked=c.masked,
+                levels=c.levels,
+                scale=c.scale,
+            )
             for c in schema
         ]
+        return agreed + [column for column in own.values() if named and not column.constant]
 
     def _table(
-        self, known: Sequence[Column], entering: Sequence[Column], y: NDArray[Any], domains: Sequence[str]
+        self,
+        known: Sequence[Column],
+        entering: Sequence[Column],
+        y: NDArray[Any],
+        domains: Sequence[str],
+        shared: int | None = None,
     ) -> TablePreprocessor:
         """Its preprocessing of the columns ``entering``, fitted on the rows to train on, whose targets are ``y``; all
-        are ``known``.
+        are ``known``, and so many of the first are ``shared`` by name.
         """
         options, columns = self.options, self.main.frame.columns
         if not entering:
@@ -288,7 +310,7 @@ class SiteTableData:
         table = TablePreprocessor(
             self.main.site,
             tuple(entering),
-            _transformer(options.preprocess, entering),
+            _transformer(options.preprocess, entering, shared),
             options.target,
             domain=options.domain,
             domains=tuple(domains),
@@ -297,11 +319,12 @@ class SiteTableData:
             event=options.event,
             ids=ids,
             constant=tuple(column.name for column in known if column.constant and column.name not in names),
+            shared=shared,
         )
         frame = self._arranged(table, "train")
         table.transformer.fit(frame, y)
         if not table.own:
-            keep_flags(table.transformer, frame)
+            set_scales(table.transformer, frame, entering)
         return table
 
     def _arranged(self, table: TablePreprocessor, split: str) -> Frame:
@@ -323,9 +346,9 @@ class SiteTableData:
         return arrays if names is None else {**arrays, "feature_names": names}
 
 
-def _transformer(preprocess: Any, entering: Sequence[Column]) -> Any:
+def _transformer(preprocess: Any, entering: Sequence[Column], shared: int | None) -> Any:
     if preprocess is None:
-        return column_transformer(entering)
+        return column_transformer(entering, shared)
     if isinstance(preprocess, str):
         return own_transformer(preprocess)
     from sklearn.base import clone

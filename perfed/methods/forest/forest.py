@@ -111,7 +111,7 @@ class Forest(Method):
 
     def notes(self, federation: Federation, model: Model) -> list[str]:
         """Say where no site can use what others have grown."""
-        held = Columns({client.id: client.feature_names or prod(client.input_shape) for client in federation})
+        held = Columns.of_clients(federation)
         number = sum(next(iter(held.common.values())))
         return [] if number else ["no column is common to all clients: each predicts with its own trees alone"]
 
@@ -190,7 +190,7 @@ class Forest(Method):
 
     def rest(self, cohort: Cohort) -> Reply:
         """Say how good the own forest is out of bag, as the loss of the round."""
-        cohort.note_loss(cohort.state["own"]["loss"])
+        cohort.count(cohort.state["own"]["loss"])
         return Reply()
 
     def _best_own(
@@ -355,7 +355,3 @@ def _trees_of(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def stacked(rows: list[dict[str, Tensor]], cohort: Cohort) -> dict[str, Tensor]:
     """Return one forest per client, side by side."""
     return {name: torch.stack([row[name].to(cohort.device) for row in rows]) for name in rows[0]}
-
-
-def _common(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
-    return {"common": torch.tensor(info.columns.common[info.client])}

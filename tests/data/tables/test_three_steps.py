@@ -133,7 +133,7 @@ def leaves(value: object) -> list[object]:
     return [value]
 
 
-@pytest.mark.parametrize("columns", ["own", "common", "union"])
+@pytest.mark.parametrize("columns", ["own", "common", "union", "named"])
 @pytest.mark.parametrize("target", ["sick", "value", "days"])
 def test_a_site_tells_what_is_listed_and_nothing_else(target, columns):
     options, frames = options_of(target, columns=columns, domain="race", group="patient"), three()
@@ -153,7 +153,10 @@ def test_a_site_tells_what_is_listed_and_nothing_else(target, columns):
             assert [column["name"] for column in found["columns"]] == held
             said = found.pop("columns")
             for column in said:
-                assert set(column) == {"name", "kind", "constant", "missing", "binary", "levels"}
+                assert set(column) == {"name", "kind", "constant", "missing", "binary", "levels", "sums"}
+                summed = columns == "named" and column["kind"] in ("number", "date", "boolean")
+                assert (set(column["sums"]) == {"number", "total", "squares"}) if summed else column["sums"] is None
+                assert not summed or 1 < column["sums"]["number"] <= frame[column["name"]].notna().sum()
                 binary = {"north": ["flag", "mark"], "south": ["mark"], "west": []}
                 assert column["binary"] == (column["name"] in binary[name])
                 counts = frame[column["name"]].astype(str).value_counts()
@@ -163,7 +166,10 @@ def test_a_site_tells_what_is_listed_and_nothing_else(target, columns):
         assert not found
         secret = {*frame["age"].dropna(), *frame["value"], *frame["days"], *frame["steps"], *frame["patient"]}
         secret |= {"unheard of", *frame["visit"].astype(str)} - {0, 1}
-        assert not secret & {leaf for leaf in leaves(told.plain()) if not isinstance(leaf, bool)}
+        plain = told.plain()
+        for column in plain["columns"] or ():
+            column.pop("sums")  # numbers of other kinds, which may happen to be the same
+        assert not secret & {leaf for leaf in leaves(plain) if not isinstance(leaf, bool)}
 
 
 def test_what_is_told_is_said_in_words():

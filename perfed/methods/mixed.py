@@ -1,0 +1,211 @@
+"""A mixed model by columns: slopes that sites share, and each site's departure from them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from perfed.errors import PerfedError
+from perfed.maths.glm import Site, SiteFit, Summary
+from perfed.maths.pooling import pooled
+from perfed.method.declared import FederationInfo, ParameterSet
+from perfed.method.exchange import Clients, Reply, ServerState
+from perfed.method.registry import register
+from perfed.methods.local import Local
+from perfed.model.chain import STAGES, Model, Shape
+from perfed.model.columns import ColumnLinear
+from perfed.training.cohort import Cohort
+
+Pull = Literal["empirical"] | Annotated[float, Field(gt=0, lt=float("inf"))]
+
+_FIRST = {"of_all": 3.0, "of_site": 10.0}  # until sites have said something
+_FARTHEST = 5.0  # that a slope moves in a round: a summary is a parabola, and says little far away
+
+
+@register("mixed", title="Mixed")
+class Mixed(Local):
+    """Partial pooling of a generalised linear model: ``eta = b_i + sum_c x_c (w_c + d_ic)`` at site i.
+
+    Columns that several sites have share their slope w, whoever else has them; d is the site's departure from it, and
+    b its own intercept. ``w ~ N(0, 1/shared_pull)``, ``d ~ N(0, 1/site_pull)``; a column of one site has both
+    variances. Classification is logistic or multinomial, values are linear, survival is Cox.
+
+    A round is one step of Newton. Every site fits b and d around the w it gets, and sends the Hessian of its loss in
+    the slopes of shared columns, and where its minimum is. The server has w and both pulls from these in closed form
+    ("empirical": they maximise the marginal likelihood); about five rounds do. With a large ``site_pull`` there is one
+    model for all but for intercepts, with a large ``shared_pull`` each site fits alone.
+
+    With ``solver = "gradient"`` no Hessians are made, for tables of thousands of columns: sites send their slopes, and
+    w is the mean of these, shrunk; pulls are as said (``"empirical"``: 3 and 10), and more rounds are needed.
+
+    Of the experiment's model the last stage counts, a linear layer. Optimiser, rate and epochs do not matter.
+    Sources: Breslow and Clayton 1993 (penalised quasi-likelihood); MacKay 1992 (evidence); Gelman and Hill 2007.
+    """
+
+    fits_unused: ClassVar[str] = ""
+
+    shared_pull: Pull = Field(
+        "empirical", description='pull of the slopes that sites share to 0, or "empirical": found from all sites'
+    )
+    site_pull: Pull = Field(
+        "empirical", description='pull of a site\'s slopes to the shared ones, or "empirical": found from all sites'
+    )
+
+    solver: Literal["newton", "gradient"] = Field(
+        "newton", description="newton: sites send a Hessian; gradient: slopes alone, for many columns"
+    )
+
+    def sets(self) -> dict[str, ParameterSet]:
+        """``pooled``: w ``(S, k)`` and both pulls; ``said``: what each site said last, empty where it has not yet."""
+        return {"pooled": ParameterSet("server", init=self._start), "said": ParameterSet("table", init=_nothing)}
+
+    def _start(self, info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+        given = {"of_all": self.shared_pull, "of_site": self.site_pull}
+        pulls = {name: _FIRST[name] if pull == "empirical" else float(pull) for name, pull in given.items()}
+        weight = torch.zeros(info.shared_inputs, 1, dtype=torch.float64)
+        return {"weight": weight, **{name: torch.tensor(pull, dtype=torch.float64) for name, pull in pulls.items()}}
+
+    def adapt(self, model: Model) -> Model:
+        """The last stage alone, which must be a linear layer."""
+        last = model.factories[next(stage for stage in reversed(STAGES) if stage in model.factories)]
+        return Model(head=lambda shape: _linear(last(shape), shape))
+
+    def check(self, server: ServerState, info: FederationInfo) -> None:
+        """Refuse shared parameters, weights of classes, and extensions, for there are no mini-batches."""
+        super().check(server, info)
+        if self.extensions:
+            name = self.extensions[0].name
+            raise PerfedError(f"mixed takes no mini-batch steps, and extension '{name}' goes inside these")
+        if self.class_weights != "none":
+            raise PerfedError("mixed maximises a likelihood, and class_weights is no part of one; use 'none'")
+
+    def round(self, server: ServerState, clients: Clients) -> None:
+        """One exchange; then slopes and pulls from what all sites said last."""
+        reply = clients.run(self.train_site, pooled=server.pooled)
+        said = {name: reply.content[name] for name in (_SAID if self.solver == "newton" else ("slopes",))}
+        new = {i: {name: value[row].clone() for name, value in said.items()} for row, i in enumerate(reply.ids)}
+        server.said = {i: {**row, **new.get(i, {})} for i, row in server.said.items()}
+        weight = server.pooled["weight"].expand(-1, int(reply.outputs[0]))
+        if not weight.numel():
+            return
+        if self.solver == "gradient":
+            server.pooled = {**server.pooled, "weight": self._shrunk_mean(server)}
+            return
+        known = [server.said[i] for i in sorted(server.said) if server.said[i]["hessian"].numel()]
+        freedom = sum(float(one["freedom"]) for one in known) if clients.info.task == "regression" else None
+        found = pooled(
+            [Summary(one["hessian"], one["target"], one["constant"]) for one in known],
+            None if self.shared_pull == "empirical" else self.shared_pull,
+            None if self.site_pull == "empirical" else self.site_pull,
+            freedom,
+        )
+        step = found.weight.view_as(weight) - weight
+        if clients.info.task != "regression":  # whose summaries hold however far away
+            step = step * (_FARTHEST / step.abs().max().clamp_min(_FARTHEST))
+        pulls = {"of_all": found.of_all, "of_site": found.of_site}
+        server.pooled = {
+            "weight": weight + step,
+            **{name: torch.full_like(server.pooled[name], pull) for name, pull in pulls.items()},
+        }
+
+    def _shrunk_mean(self, server: ServerState) -> Tensor:
+        """The best shared slopes for those that sites sent last; of a column that one lacks it sent what it got."""
+        slopes = torch.stack([row["slopes"] for _, row in sorted(server.said.items()) if row["slopes"].numel()])
+        of_site, of_all = server.pooled["of_site"], server.pooled["of_all"]
+        mean: Tensor = of_site * slopes.sum(0) / (len(slopes) * of_site + of_all)
+        return mean
+
+    def train_site(self, cohort: Cohort, pooled: dict[str, Tensor]) -> Reply:
+        """Fit the site's part around the shared slopes, and say what its samples say of these."""
+        fits = self._fitted(cohort, pooled)
+        cohort.count(torch.stack([fit.loss / len(site.y) for site, fit in fits]).to(cohort.dtype))
+        outputs = torch.tensor([site.outputs for site, _ in fits])
+        if self.solver == "gradient":
+            return Reply(slopes=torch.stack([fit.slopes for _, fit in fits]), outputs=outputs)
+        of_site, of_all = pooled["of_site"], pooled["of_all"]
+        said = [site.summary(fit, of_site[row], of_all[row]) for row, (site, fit) in enumerate(fits)]
+        freedom = [float((len(site.y) - 1) * site.outputs) for site, _ in fits]
+        return Reply(
+            **{name: torch.stack([getattr(one, name) for one in said]) for name in _SAID if name != "freedom"},
+            freedom=torch.tensor(freedom, dtype=torch.float64),
+            outputs=outputs,
+        )
+
+    def download(self, server: ServerState) -> dict[str, Any]:
+        """Shared slopes and pulls, with which any site fits its own model."""
+        return {"pooled": server.pooled}
+
+    def personalise(self, cohort: Cohort, **payload: Any) -> None:
+        """Fit the site's part around the shared slopes."""
+        self._fitted(cohort, payload["pooled"])
+
+    def _fitted(self, cohort: Cohort, pooled: dict[str, Tensor]) -> list[tuple[Site, SiteFit]]:
+        """Each site's samples and model, which is the working one from here on."""
+        found = []
+        for row, client in enumerate(cohort.clients):
+            split = client.train.loaded()
+            layer = {name: cohort.model[name] for name in cohort.model}
+            outputs = next(t.shape[1] for name, t in layer.items() if name.endswith("weight"))
+            site = Site(
+                cohort.task,
+                split.x.flatten(1).double(),
+                split.y.double() if split.has_values else split.y,
+                shared=pooled["weight"].shape[1],
+                outputs=1 if cohort.task == "classification" and outputs == 2 else outputs,
+            )
+            weight = pooled["weight"][row].expand(-1, site.outputs).double()
+            self._check_size(client.id, site)
+            pulls = pooled["of_site"][row].double(), pooled["of_all"][row].double()
+            fit = site.fit(weight, *pulls, newton=self.solver == "newton")
+            _write(cohort, row, fit)
+            found.append((site, fit))
+        cohort.forget()
+        return found
+
+    def _check_size(self, client: str, site: Site) -> None:
+        size = (1 + site.x.shape[1]) * site.outputs
+        if self.solver == "newton" and size > _LARGEST:
+            raise PerfedError(
+                f"mixed: client '{client}' has {size} coefficients, too many for a Hessian of these by these "
+                f"(allowed: {_LARGEST}); add solver=gradient"
+            )
+
+
+_SAID = ("hessian", "target", "constant", "freedom")
+_LARGEST = 4000  # coefficients of a site: a Hessian of 128 MB
+
+
+def _nothing(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+    sizes = {"hessian": (0, 0), "target": (0,), "constant": (), "freedom": (), "slopes": (0, 0)}
+    return {name: torch.zeros(size, dtype=torch.float64) for name, size in sizes.items()}
+
+
+def _write(cohort: Cohort, row: int, fit: SiteFit) -> None:
+    """Make the site's model the working one of its row; of two classes each gets half of the logit."""
+    slopes = {"weight": fit.slopes.T, "own": fit.own.T}
+    if not any(name.endswith(".own") for name in cohort.model):
+        slopes = {"weight": torch.cat([*slopes.values()], 1)}
+    for name, working in cohort.model.items():
+        value = {**slopes, "bias": fit.bias}[name.rpartition(".")[2]]
+        if len(value) < working.shape[1]:
+            value = torch.cat([-value, value]) / 2
+        whole = torch.zeros_like(working[row])
+        whole[tuple(map(slice, value.shape))] = value.to(whole)  # other sites of the cohort may have more columns
+        cohort.model[name] = torch.cat([working[:row], whole[None], working[row + 1 :]])
+
+
+def _linear(layer: nn.Module, shape: Shape) -> nn.Module:
+    """The layer, if it is a linear one.
+
+    Raises:
+        PerfedError: it is another.
+    """
+    inner = [module for module in layer.modules() if not list(module.children())]
+    if not (
+        inner and isinstance(inner[-1], nn.Linear | ColumnLinear) and all(isinstance(m, nn.Flatten) for m in inner[:-1])
+    ):
+        raise PerfedError(f"mixed is a linear model, and the last stage is a {type(layer).__name__}; use head=linear")
+    return layer

@@ -1,0 +1,194 @@
+"""Mixed between its two ends: a model per site, and one for all but for intercepts."""
+
+import numpy as np
+import pytest
+import torch
+from data_files import require_file
+from engines import blobs, serve, train
+from sklearn.linear_model import LogisticRegression, Ridge
+
+from perfed import Federation, Model, PerfedError, linear
+from perfed.methods.mixed import Mixed
+
+MUCH, LITTLE = 1e9, 1e-9
+
+
+def federation(task="binary", sizes=(40, 25, 60), departure=0.5, seed=0, p=4):
+    generator = np.random.default_rng(seed)
+    truth, clients = generator.normal(size=(p, 3)), {}
+    for i, n in enumerate(sizes):
+        n_all = n + 200
+        x = generator.normal(size=(n_all, p))
+        eta = x @ (truth + departure * generator.normal(size=truth.shape)) + generator.normal(size=3)
+        gumbel = generator.gumbel(size=eta.shape)
+        y = {
+            "binary": (eta[:, 0] > generator.logistic(size=n_all)).astype(int),
+            "multinomial": (eta + gumbel).argmax(1),
+            "regression": eta[:, :1] + generator.normal(size=(n_all, 1)),
+            "survival": np.column_stack([generator.exponential(np.exp(-eta[:, 0])), generator.integers(0, 2, n_all)]),
+        }[task]
+        clients[f"c{i}"] = {"x_train": x[:n], "y_train": y[:n], "x_test": x[n:], "y_test": y[n:]}
+    return Federation.from_arrays(clients, task="survival" if task == "survival" else None)
+
+
+def fitted(data, rounds=8, **settings):
+    return train(serve(Mixed(**settings), data, model=Model(head=linear(data.num_outputs))), rounds)
+
+
+def outputs(server):
+    """What each client's own model says of its test rows."""
+    (cohort,) = server.own_models(server.federation.ids, 99)
+    said = server.method.predict(cohort, torch.stack([client.test.x for client in cohort.clients]))
+    return said[[cohort.ids.index(client) for client in server.federation.ids]]
+
+
+@pytest.mark.parametrize("task", ["binary", "multinomial"])
+def test_with_no_shared_slopes_it_is_a_logistic_regression_per_site(task):
+    data = federation(task)
+    for client, found in zip(data, outputs(fitted(data, shared_pull=MUCH, site_pull=2.0)), strict=True):
+        expected = LogisticRegression(C=0.5, tol=1e-10, max_iter=5000).fit(client.train.x, client.train.y)
+        assert found.softmax(1).numpy() == pytest.approx(expected.predict_proba(client.test.x), abs=1e-4)
+
+
+@pytest.mark.parametrize("task", ["binary", "multinomial"])
+def test_with_no_departures_it_is_one_model_with_an_intercept_for_each_site(task):
+    data, far = federation(task), 1e3  # an indicator as large as this is as good as not penalised
+    count = len(data)
+
+    def stacked(split):
+        rows = [(np.asarray(client.split(split).x), far * np.eye(count)[i]) for i, client in enumerate(data)]
+        return np.concatenate([np.column_stack([x, np.tile(one, (len(x), 1))]) for x, one in rows])
+
+    y = np.concatenate([client.train.y for client in data])
+    model = LogisticRegression(C=0.5, fit_intercept=False, solver="newton-cg", tol=1e-10, max_iter=5000)
+    expected = model.fit(stacked("train"), y).predict_proba(stacked("test"))
+    found = outputs(fitted(data, shared_pull=2.0, site_pull=MUCH)).flatten(0, 1)
+    assert found.softmax(1).numpy() == pytest.approx(expected, abs=1e-4)
+
+
+def test_of_values_it_is_ridge_regression_per_site():
+    data = federation("regression")
+    for client, found in zip(data, outputs(fitted(data, shared_pull=MUCH, site_pull=3.0)), strict=True):
+        expected = Ridge(3.0).fit(client.train.x, client.train.y).predict(client.test.x)
+        assert found.numpy().ravel() == pytest.approx(expected.ravel(), abs=1e-4)
+
+
+def test_of_survival_it_is_a_cox_model_per_site():
+    lifelines, pandas = pytest.importorskip("lifelines"), pytest.importorskip("pandas")
+    data = federation("survival")
+    for client, found in zip(data, outputs(fitted(data, shared_pull=MUCH, site_pull=LITTLE)), strict=True):
+        table = pandas.DataFrame(np.column_stack([client.train.x, client.train.y])).rename(columns=str)
+        slopes = lifelines.CoxPHFitter().fit(table, "4", "5").params_.to_numpy()
+        assert found.numpy().ravel() == pytest.approx(client.test.x.numpy() @ slopes, abs=1e-3)
+
+
+def test_values_have_the_best_linear_unbiased_prediction_of_a_mixed_model():
+    data = federation("regression", sizes=(12, 9, 15))
+    server = fitted(data, rounds=1, shared_pull=0.5, site_pull=2.0)
+    rows = [(c.train.x.numpy(), c.train.y.numpy().ravel()) for c in data]
+    x, y = (np.concatenate(parts) for parts in zip(*rows, strict=True))
+    site = np.repeat(np.arange(len(rows)), [len(own) for own, _ in rows])
+    same = site[:, None] == site
+    covariance = np.eye(len(y)) + x @ x.T / 0.5 + same * (x @ x.T) / 2.0
+    ones = np.eye(len(rows))[site]
+    inverse = np.linalg.inv(covariance)
+    bias = np.linalg.solve(ones.T @ inverse @ ones, ones.T @ inverse @ y)
+    residual = inverse @ (y - ones @ bias)
+    for i, (client, found) in enumerate(zip(data, outputs(server), strict=True)):
+        slopes = x.T @ residual / 0.5 + x[site == i].T @ residual[site == i] / 2.0
+        expected = bias[i] + client.test.x.numpy() @ slopes
+        assert found.numpy().ravel() == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.long
+def test_of_schools_it_is_the_mixed_model_of_statsmodels():
+    """Fixed slopes and levels of schools, random departures of one variance; by restricted maximum likelihood."""
+    models = pytest.importorskip("statsmodels.regression.mixed_linear_model")
+    data = np.load(require_file("school.npz"))
+    schools = np.unique(data["school"])[:25]
+    chosen = np.isin(data["school"], schools)
+    x, y, school = data["x"][chosen][:, [0, 1, 5, 7, 8]].astype(float), data["y"][chosen], data["school"][chosen]
+    y = (y - y.mean()) / y.std()
+    rows = [school == one for one in schools]
+    clients = {
+        f"{one}": {"x_train": x[own], "y_train": y[own][:, None]} for one, own in zip(schools, rows, strict=True)
+    }
+    found = fitted(Federation.from_arrays(clients), 4, shared_pull=1e-7).sets["pooled"]
+    levels, names = np.column_stack(rows).astype(float), [f"x{column}" for column in range(x.shape[1])]
+    departures = models.VCSpec(["departure"], [[names] * len(rows)], [[x[own] for own in rows]])
+    model = models.MixedLM(y, np.column_stack([levels, x]), groups=school, exog_vc=departures)
+    expected = model.fit(reml=True, method="powell")
+    assert float(found["of_site"]) == pytest.approx(expected.scale / expected.vcomp[0], rel=0.02)
+    assert found["weight"].numpy().ravel() == pytest.approx(expected.fe_params[len(rows) :], abs=1e-3)
+
+
+def test_five_rounds_are_as_good_as_thirty():
+    data = federation("multinomial")
+    for settings in ({}, {"shared_pull": 1.0, "site_pull": 5.0}):
+        assert torch.allclose(outputs(fitted(data, 5, **settings)), outputs(fitted(data, 30, **settings)), atol=0.02)
+
+
+@pytest.mark.parametrize("task", ["binary", "multinomial", "regression", "survival"])
+def test_without_hessians_it_goes_to_the_same_models(task):
+    data, settings = federation(task), {"shared_pull": 3.0, "site_pull": 0.5}
+    found = outputs(fitted(data, 40, solver="gradient", **settings))
+    assert torch.allclose(found, outputs(fitted(data, 20, **settings)), atol=1e-3)
+
+
+def test_too_many_columns_for_a_hessian_are_refused_with_a_way_out():
+    x = np.random.default_rng(0).normal(size=(6, 4001))
+    data = Federation.from_arrays({"wide": {"x_train": x, "y_train": np.arange(6) % 2}})
+    with pytest.raises(PerfedError, match="solver=gradient"):
+        fitted(data, 1)
+    assert torch.isfinite(fitted(data, 1, solver="gradient").sets["pooled"]["weight"]).all()
+
+
+@pytest.mark.parametrize("departure", [0.1, 2.0])
+def test_sharing_pays_where_sites_are_alike_and_does_not_hurt_where_they_are_not(departure):
+    def loss(**settings):
+        losses = []
+        for seed in range(4):
+            data = federation("binary", sizes=(15,) * 8, departure=departure, seed=seed, p=8)
+            values = fitted(data, **settings).evaluate("test").values()
+            losses.append(np.mean([value["accuracy"] for value in values]))
+        return 1 - np.mean(losses)
+
+    found, alone = loss(), loss(shared_pull=MUCH, site_pull=1.0)
+    assert found < alone - 0.04 if departure < 1 else found < alone + 0.01
+
+
+def test_the_pull_to_what_is_shared_is_weaker_where_sites_differ():
+    pulls = [
+        float(fitted(federation("binary", sizes=(200,) * 6, departure=d)).sets["pooled"]["of_site"]) for d in (0.05, 1)
+    ]
+    assert pulls[1] < 5 < 50 < pulls[0]
+
+
+def test_a_site_in_which_a_column_does_not_vary_has_no_say_in_its_slope():
+    data = federation("binary", sizes=(40, 25))
+    settings = {"shared_pull": 1.0, "site_pull": 3.0}
+    x = np.zeros((30, 4))
+    blind = {"blind": {"x_train": x, "y_train": np.arange(30) % 2, "x_test": x, "y_test": np.arange(30) % 2}}
+    arrays = {c.id: {"x_train": c.train.x, "y_train": c.train.y, "x_test": c.test.x, "y_test": c.test.y} for c in data}
+    weights = [
+        fitted(Federation.from_arrays({**arrays, **more}), **settings).sets["pooled"]["weight"] for more in ({}, blind)
+    ]
+    assert torch.allclose(*weights, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"class_weights": "balanced"}, "class_weights"),
+        ({"site_pull": -1.0}, "site_pull"),
+        ({"site_pull": "x"}, "site_pull"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        fitted(blobs(), rounds=1, **settings)
+
+
+def test_the_last_stage_must_be_linear():
+    with pytest.raises(PerfedError, match="head=linear"):
+        train(serve(Mixed(), blobs(), model=Model(head=lambda shape: torch.nn.LSTM(shape[0], 3))), 1)
