@@ -35,7 +35,7 @@ from perfed.report.runs import Run, main_metric
 KEPT = Path(__file__).parent.parent / "docs" / "results" / "init-defaults.json"
 SEEDS = "0..2"
 MORE = ("fedavg-ft", "ditto")
-"""Compared beside those that ``init`` names, where all sites have the same columns."""
+"""Compared beside those that ``init`` names, where sites share columns."""
 
 Table = Any  # a data frame
 
@@ -107,16 +107,14 @@ def commands(study: Path) -> dict[str, str]:
     """What gives the numbers: the commands in ``init``'s file, with :data:`MORE`, seeds and engine."""
     text = study.read_text()
     methods = re.search(r"--methods (\S+)", text)
-    grid = re.search(r"--grid .*(?= --out tuned)", text)
-    assert methods is not None and grid is not None
-    named = methods[1].split(",")
-    if 'columns = "common"' in text:
-        named += [*MORE]
-    trained = ",".join(name for name in named if not name.startswith("sklearn:"))
+    tuned = re.search(r"perfed tune study.toml --methods (\S+) (--grid .*)(?= --out tuned)", text)
+    assert methods is not None and tuned is not None
+    more = [] if 'columns = "own"' in text else MORE
+    named, trained = ([*found.split(","), *more] for found in (methods[1], tuned[1]))
     end = f"--seeds {SEEDS} --engine stacked plan.threads=1"
     return {
         "init": f"compare study.toml --methods {','.join(named)} {end} --out init",
-        "tune": f"tune study.toml --methods {trained} {grid[0]} --engine stacked plan.threads=1 --out tuned",
+        "tune": f"tune study.toml --methods {','.join(trained)} {tuned[2]} --engine stacked plan.threads=1 --out tuned",
         "tuned": f"compare tuned/chosen.toml --methods {','.join(named)} {end} --out chosen",
     }
 

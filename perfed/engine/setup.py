@@ -285,7 +285,8 @@ class Setup:
         own = own_embedding(EMBEDDING in self.chain(client.input_shape).stages)
         if client.table is None:
             return f"add {own}"
-        return f"add columns=named, common or union (inputs that mean the same everywhere) or {own} (each client's own)"
+        same = "columns=named, columns=common or columns=union (inputs that mean the same everywhere)"
+        return f"add {same} or {own} (each client's own)"
 
 
 def _shared_inputs(federation: Federation) -> int:

@@ -55,12 +55,12 @@ def here(tmp_path, monkeypatch) -> Path:
 )
 def test_what_is_no_transformer_is_one_line(here, name, says):
     # in a process of its own, which os.abort would end
-    found = another_process("check", "study.toml", f'data.preprocess="{name}"')
+    found = another_process("check", "study.toml", f'data.preprocess="{name}"', "columns=own")
     assert found.code == 2 and says in found.err and found.err.count("\n") == 1, found
 
 
 def test_check_names_the_modules_that_it_has_run(here):
-    found = perfed("check", "study.toml", 'data.preprocess="my_transformers:good"')
+    found = perfed("check", "study.toml", 'data.preprocess="my_transformers:good"', "columns=own")
     assert found.code == 0 and "check has run code of these modules: my_transformers" in found.said, found.err
     assert "code of these modules" not in perfed("check", "study.toml").out
 

@@ -205,7 +205,10 @@ class TableOptions:
             if not good:
                 raise PerfedError(f"{name} = {getattr(self, name)!r} is not allowed; allowed: {values}")
         if self.preprocess is not None and (self.columns == "named" or self.one_scale):
-            raise PerfedError("preprocess makes inputs without names of columns; leave out it, or columns and scales")
+            raise PerfedError(
+                "preprocess makes inputs without names of columns; allowed with it: columns = own, common or union, "
+                "and no scales"
+            )
         if self.event is not None and self.task is not None:
             raise PerfedError(f"event = '{self.event}' makes it survival, but task = '{self.task}'; leave one out")
         given = (self.target, self.event, self.domain, self.group, *self.drop)
