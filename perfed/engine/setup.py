@@ -197,7 +197,7 @@ class Setup:
             num_classes=federation.num_classes,
             num_domains=federation.num_domains,
             latent_shape=latent,
-            representation=prod(chain.output_shapes[before[-1]] if before else shape),
+            representation=prod(chain.output_shapes[before[-1]]) if before else _width(federation),
             shared={name: tuple(t.shape) for name, t in chain.tensors().items() if places[name] in SENT},
             dtype=self.dtype,
             buffers=frozenset(name for name, _ in chain.named_buffers() if places[name] in SENT),
@@ -295,6 +295,12 @@ def _shared_inputs(federation: Federation) -> int:
         return federation.named_inputs
     kinds = {(client.input_shape, client.feature_names) for client in federation}
     return prod(federation.clients[0].input_shape) if len(kinds) == 1 else 0
+
+
+def _width(federation: Federation) -> int:
+    """How many numbers an input has; 0 where clients differ."""
+    widths = {prod(client.input_shape) for client in federation}
+    return widths.pop() if len(widths) == 1 else 0
 
 
 def _none_seen(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:

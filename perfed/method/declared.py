@@ -27,7 +27,7 @@ class FederationInfo:
         num_classes: ``None`` where targets are no labels.
         num_domains: M; 0 where domains are unknown.
         latent_shape: output shape of the embedding (of the first stage, if there is no embedding).
-        representation: numbers that the head gets, all axes together.
+        representation: numbers that the head gets, all axes together; 0 where these differ between clients.
         shared: shape of every shared parameter and buffer by name, without the axis of domains (:meth:`shape`).
         dtype: of parameters and inputs.
         buffers: names among ``shared`` of what is no parameter: statistics of batch-norm.

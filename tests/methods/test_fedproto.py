@@ -6,10 +6,13 @@ import pytest
 import torch
 from engines import blobs, cohort, difference, make, network, quick, serve, train
 
+from perfed.errors import PerfedError
 from perfed.method.exchange import Replies, ServerState
 from perfed.methods.extensions.prototypes import Prototypes
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.local import Local
+from perfed.model.chain import Model
+from perfed.model.presets import linear
 from perfed.training.step import Step
 
 SPLIT = {"labels": [[0, 1], [1, 2], [0, 2]]}
@@ -144,3 +147,13 @@ def test_the_term_goes_with_other_methods():
     assert any(not torch.allclose(aligned.state.shared[name], t) for name, t in plain.state.shared.items())
     again = train(serve(quick(FedAvg, extensions=(Prototypes(),)), blobs(), engine="sequential"), 3)
     assert difference(again, aligned) < 1e-8
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedpac"])
+def test_heads_that_get_inputs_of_different_size_are_refused_in_one_line(name):
+    model = Model(head=linear(3))
+    with pytest.raises(
+        PerfedError, match=r"compares what clients' heads get, .* differs between clients; add"
+    ) as error:
+        serve(make(name, placement={"head": "personal"}), blobs((6, 4), dims=(4, 6)), model=model)
+    assert "\n" not in str(error.value)

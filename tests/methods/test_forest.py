@@ -6,6 +6,7 @@ import io
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from engines import blobs, make, serve, train
@@ -193,6 +194,21 @@ def loss_at(made, site):
     client = next(c for c in made.federation if c.id == site)
     logits = made.predict(site, client.test.x)
     return float(torch.nn.functional.cross_entropy(logits, client.test.y))
+
+
+def test_of_named_columns_those_are_common_that_all_sites_hold():
+    """What a site lacks is 0 in its inputs, and no column of its own; what only it has is nobody else's."""
+    frames = {
+        "one": pd.DataFrame({"a": [1.0, 2, 3, 4], "b": [4.0, 3, 2, 1], "x": [0.1, 0.2, 0.3, 0.5], "y": list("ynyn")}),
+        "two": pd.DataFrame({"a": [1.0, 2, 3, 4], "c": [4.0, 3, 2, 1], "b": [0.1, 0.2, 0.3, 0.5], "y": list("ynyn")}),
+        "few": pd.DataFrame({"c": [1.0, 2, 3, 4], "a": [4.0, 3, 2, 1], "y": list("ynyn")}),
+    }
+    federation = Federation.from_frames(frames, target="y", columns="named", test_fraction=0)
+    found = {}
+    for client, common in Columns.of_clients(federation).common.items():
+        names = next(c for c in federation if c.id == client).feature_names
+        found[client] = [name.rpartition("__")[2] for name, shared in zip(names, common, strict=True) if shared]
+    assert found == {"one": ["a"], "two": ["a"], "few": ["a"]}
 
 
 def test_a_site_with_few_rows_learns_of_others_whatever_the_order_of_its_columns():

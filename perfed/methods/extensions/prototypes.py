@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from perfed.data.labels import no_labels
+from perfed.errors import PerfedError
 from perfed.maths.aggregate import masked_mean
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Replies, ServerState
@@ -91,5 +92,10 @@ class Prototypes(Extension):
 def _no_centroids(info: FederationInfo, key: Tensor) -> dict[str, Any]:
     if info.num_classes is None:
         raise no_labels("the prototypes extension needs", info.task)
+    if not info.representation:
+        raise PerfedError(
+            "the prototypes extension compares what clients' heads get, and this model's heads get inputs whose number "
+            "differs between clients; add model.body (such as model.body=mlp)"
+        )
     mean = torch.zeros(info.num_classes, info.representation, dtype=info.dtype)
     return {"mean": mean, "known": torch.zeros(info.num_classes, dtype=torch.bool)}
