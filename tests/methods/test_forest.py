@@ -199,11 +199,25 @@ def loss_at(made, site):
 def test_of_named_columns_those_are_common_that_all_sites_hold():
     """What a site lacks is 0 in its inputs, and no column of its own; what only it has is nobody else's."""
     frames = {
-        "one": pd.DataFrame({"a": [1.0, 2, 3, 4], "b": [4.0, 3, 2, 1], "x": [0.1, 0.2, 0.3, 0.5], "y": list("ynyn")}),
-        "two": pd.DataFrame({"a": [1.0, 2, 3, 4], "c": [4.0, 3, 2, 1], "b": [0.1, 0.2, 0.3, 0.5], "y": list("ynyn")}),
-        "few": pd.DataFrame({"c": [1.0, 2, 3, 4], "a": [4.0, 3, 2, 1], "y": list("ynyn")}),
+        "one": pd.DataFrame(
+            {
+                "a": [1.0, 2, 3, 4, 5, 6, 7, 8],
+                "b": [8.0, 7, 6, 5, 4, 3, 2, 1],
+                "x": [0.1, 0.2, 0.3, 0.5, 0.6, 0.8, 0.9, 1.3],
+                "y": list("ynynynyn"),
+            }
+        ),
+        "two": pd.DataFrame(
+            {
+                "a": [1.0, 2, 3, 4, 5, 6, 7, 8],
+                "c": [8.0, 7, 6, 5, 4, 3, 2, 1],
+                "b": [0.1, 0.2, 0.3, 0.5, 0.6, 0.8, 0.9, 1.3],
+                "y": list("ynynynyn"),
+            }
+        ),
+        "few": pd.DataFrame({"c": [1.0, 2, 3, 4, 5, 6, 7, 8], "a": [8.0, 7, 6, 5, 4, 3, 2, 1], "y": list("ynynynyn")}),
     }
-    federation = Federation.from_frames(frames, target="y", columns="named", test_fraction=0)
+    federation = Federation.from_frames(frames, target="y", columns="named")
     found = {}
     for client, common in Columns.of_clients(federation).common.items():
         names = next(c for c in federation if c.id == client).feature_names
