@@ -37,6 +37,9 @@ def init_command(
     categories: Annotated[
         list[str] | None, typer.Option("--categories", help="column whose numbers are codes; may be repeated")
     ] = None,
+    inputs: Annotated[
+        str, typer.Option("--columns", help="named (those of one name mean the same) or own; what fits if not given")
+    ] = "",
     test: Annotated[list[Path] | None, typer.Option("--test", help="file or folder of rows to test on")] = None,
     out: Annotated[Path, typer.Option("--out", help="experiment file to write")] = Path("study.toml"),
     as_json: JsonOption = False,
@@ -52,7 +55,16 @@ def init_command(
         raise PerfedError(f"{out} is there already; name another file with --out, or edit it")
     if out.suffix != ".toml" or not out.parent.is_dir():
         raise PerfedError(f"--out {out}: a .toml file in a folder that is there is needed")
-    roles = {"site_column": site_column, "target": target, "event": event, "domain": domain, "group": group}
+    if inputs not in ("", "named", "own"):
+        raise PerfedError(f"--columns {inputs}: allowed: named, own")
+    roles = {
+        "columns": inputs,
+        "site_column": site_column,
+        "target": target,
+        "event": event,
+        "domain": domain,
+        "group": group,
+    }
     columns = {"drop": drop, "numbers": numbers, "dates": dates, "categories": categories}
     tables = {"files": [str(file) for file in files], "test_files": [str(file) for file in test or []]}
     given: dict[str, Any] = {key: value for key, value in {**tables, **roles, **columns}.items() if value}

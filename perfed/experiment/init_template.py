@@ -83,7 +83,7 @@ def fitting(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
     That is five folds where each site has the rows, and named columns where two sites have one of the same name.
 
     Args:
-        settings: options of the data set "tables", without those on the split and the columns.
+        settings: options of the data set "tables", without those on the split; ``columns``, if given, stay.
 
     Raises:
         TableProblems: the tables have problems whatever the split.
@@ -94,6 +94,8 @@ def fitting(settings: dict[str, Any]) -> tuple[Federation, dict[str, Any]]:
     except TableProblems:
         split = {} if "test_files" in settings else {"test_fraction": 0.2}
         federation = load("tables", {**settings, **split}, seed=0)
+    if "columns" in settings:
+        return federation, {**settings, **split}
     tables = [client.table for client in federation if client.table is not None]
     times = Counter(name for table in tables for name in table.columns_there)
     if max(times.values(), default=0) > 1:

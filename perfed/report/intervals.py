@@ -134,8 +134,9 @@ def interval(differences: Numbers, weights: Numbers, chances: Chances = ONE) -> 
         chances: of how many comparisons this is one.
 
     Example:
-        >>> interval(np.array([[1.0, 2.0, 3.0]]), np.ones(3))  # of one seed: Student's over the clients
-        Gain(mean=2.0, low=-0.4841377118..., high=4.4841377118...)
+        >>> found = interval(np.array([[1.0, 2.0, 3.0]]), np.ones(3))  # of one seed: Student's over the clients
+        >>> found.mean, round(found.low, 3), round(found.high, 3)
+        (2.0, -0.484, 4.484)
     """
     return Spread.of(differences, weights).gain(chances)
 
