@@ -29,20 +29,19 @@ def one_thread():
 
 
 @pytest.fixture
-def forgotten(monkeypatch, tmp_path):
+def forgotten(tmp_path):
     """The data sets, methods, presets extensions that a test makes known are forgotten after it, and its modules."""
     from perfed import datasets, extensions, methods  # noqa: F401 - make perfed's own known
     from perfed.datasets import catalogue
     from perfed.method import extension, registry
 
-    for module, name in (
-        (catalogue, "DATASETS"),
-        (registry, "METHODS"),
-        (registry, "PRESETS"),
-        (extension, "EXTENSIONS"),
-    ):
-        monkeypatch.setattr(module, name, dict(getattr(module, name)))
+    # In place: other modules hold the same dictionaries.
+    tables = (catalogue.DATASETS, registry.METHODS, registry.PRESETS, extension.EXTENSIONS)
+    before = [dict(table) for table in tables]
     yield
+    for table, kept in zip(tables, before, strict=True):
+        table.clear()
+        table.update(kept)
     for name, imported in list(sys.modules.items()):
         if str(getattr(imported, "__file__", None)).startswith(f"{tmp_path}{os.sep}"):
             del sys.modules[name]
