@@ -55,8 +55,7 @@ def init_command(
         raise PerfedError(f"{out} is there already; name another file with --out, or edit it")
     if out.suffix != ".toml" or not out.parent.is_dir():
         raise PerfedError(f"--out {out}: a .toml file in a folder that is there is needed")
-    if inputs not in ("", "named", "own"):
-        raise PerfedError(f"--columns {inputs}: allowed: named, own")
+    _check_mode(inputs)
     roles = {
         "columns": inputs,
         "site_column": site_column,
@@ -86,6 +85,11 @@ def init_command(
     say("rate and weight decay decide who wins; this chooses them for your tables, on validation data:")
     for line in command_lines(tune_command(str(out), settings, federation)):
         say_whole(line)
+
+
+def _check_mode(columns: str) -> None:
+    if columns not in ("", "named", "own"):
+        raise PerfedError(f"--columns {columns}: allowed: named, own")
 
 
 def _relative(path: str, out: Path) -> str:
