@@ -72,14 +72,15 @@ def parts(frame: Any, target: str, rows: int, per_class: bool, generator: np.ran
     return frame.iloc[np.concatenate(kept)], frame.iloc[test]
 
 
-def federation(data: str, rows: int, seed: int) -> Federation:
-    """The sites of one split."""
+def federation(data: str, rows: int, seed: int, columns: str = "own") -> Federation:
+    """The sites of one split, of whose training rows ``rows`` are kept: of each class, or of all; 0 keeps all."""
     generator, data_dir = np.random.default_rng(seed), Path(os.environ["PERFED_DATA"])
     heart = data == "heart"
     frames, target = (hospitals(data_dir), "disease") if heart else (units(data_dir), "died")
     made = {site: parts(frame, target, rows, heart, generator) for site, frame in frames.items()}
     train, test = ({site: both[place] for site, both in made.items()} for place in (0, 1))
-    return Federation.from_frames(train, test=test, target=target, categories=CODES if heart else ())
+    codes = CODES if heart else ()
+    return Federation.from_frames(train, test=test, target=target, categories=codes, columns=columns)
 
 
 def measured(cell: str, row: str, seed: int) -> dict[str, float]:

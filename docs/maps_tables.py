@@ -1,4 +1,4 @@
-"""The tables of docs/when.md, from the numbers that ``benchmarks/maps.py`` keeps."""
+"""The tables of docs/when.md, from the numbers that ``benchmarks/maps.py`` and ``maps_named.py`` keep."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from scipy import stats  # type: ignore[import-untyped]
 from perfed.methods.titles import display_name
 
 FOLDER = Path(__file__).parent / "results/maps"
-ALONE = {"logistic": "logistic regression", "svc": "SVC"}
+NAMED = FOLDER.with_name("maps_named.json")
+ALONE = {"logistic": "logistic regression", "svc": "SVC", "random-forest": "random forest"}
 METHODS = ("local", "hetfedrep", "flic-class", "flic-hl", "fedavg-ft", "fedrep", "fedpac")
 # The two methods whose difference a last column is; where both were trained.
 PAIRS = (("flic-hl", "hetfedrep"), ("fedpac", "fedavg-ft"))
@@ -36,16 +37,36 @@ def markdown(name: str) -> str:
     header = ["", "best model per site, %", *map(display_name, methods), *titles]
     lines = []
     for title, cell in cells.items():
-        best = max(ALONE, key=lambda model: np.mean(cell[model]["accuracy"]))
+        best = _best(cell, "accuracy", 1)
         gains = [_gain(cell, method, best) for method in methods]
         more = [_gain(cell, *pair) for pair in pairs]
         lines.append([title, f"{100 * np.mean(cell[best]['accuracy']):.1f} ({ALONE[best]})", *gains, *more])
     return f"`{kept['command']}`\n\n{table(header, lines)}"
 
 
-def _gain(cell: Cell, method: str, base: str) -> str:
+def named() -> dict[str, str]:
+    """Return a table for each metric: the model per site that is best by it, and what each method gains over it."""
+    cells: dict[str, Cell] = json.loads(NAMED.read_text())
+    found = {}
+    for name, metric, direction in (("AUC", "auc", 1), ("log loss", "loss", -1)):
+        methods = [method for method in next(iter(cells.values())) if method not in ALONE]
+        lines = []
+        for title, cell in cells.items():
+            best = _best(cell, metric, direction)
+            gains = [_gain(cell, method, best, metric, direction) for method in methods]
+            lines.append([title, f"{100 * np.mean(cell[best][metric]):.1f} ({ALONE[best]})", *gains])
+        found[f"named, {name}"] = table(["", f"best model per site, {name} × 100", *map(display_name, methods)], lines)
+    return found
+
+
+def _best(cell: Cell, metric: str, direction: int) -> str:
+    """The model per site whose mean is best."""
+    return max((model for model in ALONE if model in cell), key=lambda model: direction * np.mean(cell[model][metric]))
+
+
+def _gain(cell: Cell, method: str, base: str, metric: str = "accuracy", direction: int = 1) -> str:
     """Mean difference in points and the 95 % Student interval over the seeds, bold where that has no 0."""
-    difference = 100 * (np.array(cell[method]["accuracy"]) - np.array(cell[base]["accuracy"]))
+    difference = 100 * direction * (np.array(cell[method][metric]) - np.array(cell[base][metric]))
     mean, half = float(difference.mean()), float(stats.t.ppf(0.975, len(difference) - 1) * stats.sem(difference))
     text = f"{mean:+.1f} ± {half:.1f}".replace("-", "−")
     return f"**{text}**" if abs(mean) > half else text
