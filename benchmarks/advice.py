@@ -2,7 +2,8 @@
 
 ``python benchmarks/advice.py school|icu|views DIR``: five folds of each site's rows. The method for each site is chosen
 on one fold, with so many rows' worth of the mean over all sites, and used on each other fold. 0: by the site's own rows
-alone; inf: one method everywhere. Data: the folder of PERFED_DATA; views are of scikit-learn's digits. The comparison
+alone; inf: one method everywhere. "verdict": what :func:`perfed.report.verdict` says of the fold, and of all folds but
+the one that it is tried on. Data: the folder of PERFED_DATA; views are of scikit-learn's digits. The comparison
 is kept in DIR, and read from there the next time.
 """
 
@@ -25,7 +26,8 @@ from perfed.engine.metrics import metric_of
 from perfed.report import load_runs
 from perfed.report.against import needs_no_federation
 from perfed.report.paired import ClientTable
-from perfed.report.verdict import WORTH
+from perfed.report.runs import Run
+from perfed.report.verdict import WORTH, verdict
 
 FOLDS = 5
 WORTHS = (0.0, 50.0, float(WORTH), 1000.0, 1e12)
@@ -114,7 +116,8 @@ def main(name: str, out: Path) -> None:
             },
             plan={"engine": "stacked", "threads": 1},
         )
-    values = ClientTable.of(load_runs(sorted(file.parent for file in out.rglob("summary.json"))), metric)
+    runs = load_runs(sorted(file.parent for file in out.rglob("summary.json")))
+    values = ClientTable.of(runs, metric)
     direction, known = metric_of(metric).direction, [m for m in methods if m in values.of_method]
     alone = [needs_no_federation(method) for method in known]
     print(f"{name}, {metric}, {len(values.sites)} sites, {np.mean(values.rows):.0f} test rows each")
@@ -129,6 +132,28 @@ def main(name: str, out: Path) -> None:
             own.append(tested[np.where(np.array(alone)[:, None], score, -np.inf).argmax(0), at])
         gain = direction * np.nanmean(np.array(got) - np.array(own), axis=0)
         print(f"  {worth:g} rows: {np.nanmean(got):.4f}; below its best own model: {int((gain < 0).sum())} sites")
+    for told_of, pairs in (
+        ("one fold", permutations(range(FOLDS), 2)),
+        ("all others", ((None, k) for k in range(FOLDS))),
+    ):
+        follow(told_of, runs, values, direction, list(pairs))
+
+
+def follow(
+    told_of: str, runs: list[Run], values: ClientTable, direction: int, pairs: list[tuple[int | None, int]]
+) -> None:
+    """Print what sites get that do as the verdict says of fold ``seen`` (None: of all but the new one)."""
+    got, own, shared = [], [], 0
+    for seen, new in pairs:
+        found = verdict([run for run in runs if (run.seed != new if seen is None else run.seed == seen)])
+        assert found is not None
+        use = {site.site: site for site in found.sites}
+        got.append([values.of_method[use[s].method][new, at] for at, s in enumerate(values.sites)])
+        own.append([values.of_method[use[s].local or use[s].method][new, at] for at, s in enumerate(values.sites)])
+        shared += sum(of.method == of.federated for of in found.sites)
+    gain = direction * np.nanmean(np.array(got) - np.array(own), axis=0)
+    print(f"  verdict of {told_of}: {np.nanmean(got):.4f} (own models {np.nanmean(own):.4f}); federated at "
+          f"{shared / len(pairs):.1f} sites; below its own model: {int((gain < 0).sum())} sites")  # fmt: skip
 
 
 if __name__ == "__main__":
