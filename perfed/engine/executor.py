@@ -22,7 +22,7 @@ from perfed.engine.states import State
 from perfed.errors import ClientsDiverged, PerfedError
 from perfed.method.declared import FederationInfo
 from perfed.method.exchange import Reply, check_rows
-from perfed.method.extension import BoundExtensions, sent
+from perfed.method.extension import BoundExtensions, replacing
 from perfed.method.method import Method
 from perfed.model.chain import Shape
 from perfed.model.placement import Layout
@@ -204,7 +204,7 @@ class LocalExecutor:
     def worked(self, work: ChunkTask) -> tuple[Cohort, Reply]:
         """The clients of ``work`` after its program, side by side, and their reply."""
         cohort = self.cohort([self.clients[i] for i in work.ids], work.exchange, work.states)
-        if self.setup.method.extensions:
+        if work.exchange.lasting and replacing(self.setup.method.extensions):
             cohort.delivered = self._delivered(work)  # apart: programs may train in place what they get
         return cohort, self._call(cohort, work.exchange, self._delivered(work))
 
@@ -249,10 +249,9 @@ class LocalExecutor:
         if exchange.extensions == "all":
             reply["extensions"] = cohort.extensions_reply()
         check_rows(reply, where, cohort.ids)
-        if not (method.extensions and exchange.lasting):
-            return reply
-        reply = sent(method.extensions, cohort, reply)
-        check_rows(reply, "what extensions made of a reply", cohort.ids)
+        for extension in replacing(method.extensions) if exchange.lasting else ():
+            reply = extension.outgoing(cohort, reply)
+            check_rows(reply, "what extensions made of a reply", cohort.ids)
         return reply
 
     def _program(self, name: str, method: Method) -> tuple[str, Callable[..., Reply | None]]:

@@ -159,15 +159,13 @@ def end_round(
         extension.server_step(server, before)
 
 
-def sent(extensions: Sequence[Extension], cohort: Cohort, reply: Reply) -> Reply:
-    """Return what leaves the clients in the place of ``reply``."""
-    for extension in extensions:
-        reply = extension.outgoing(cohort, reply)
-    return reply
+def replacing(extensions: Sequence[Extension]) -> list[Extension]:
+    """Return those that replace replies: only they are asked for :meth:`Extension.outgoing`."""
+    return [extension for extension in extensions if type(extension).outgoing is not Extension.outgoing]
 
 
 def received(extensions: Sequence[Extension], server: ServerState, reply: dict[str, Any]) -> dict[str, Any]:
-    """Return one client's reply as its program made it, from what :func:`sent` made of it."""
+    """Return one client's reply as its program made it, from what :meth:`Extension.outgoing` made of it."""
     for extension in reversed(extensions):
         reply = extension.incoming(server, reply)
     return reply
