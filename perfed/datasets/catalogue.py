@@ -16,7 +16,7 @@ from perfed.data.domain_input import completed
 from perfed.data.federation import Federation
 from perfed.datasets.description import Description, Option, in_words
 from perfed.errors import PerfedError
-from perfed.plugins import check_free, check_own, known_as, own_name
+from perfed.plugins import Registry
 from perfed.settings import Table
 
 Positive = Annotated[int, Field(ge=1)]
@@ -43,7 +43,7 @@ class _Options(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-DATASETS: dict[str, _Entry] = {}
+DATASETS: Registry[_Entry] = Registry("data set", lambda entry: entry.module)
 """What :func:`dataset` has made known, by name."""
 
 
@@ -77,8 +77,7 @@ def dataset(
     """
 
     def register(build: Builder) -> Builder:
-        module, taken = build.__module__, known_as(name, DATASETS)
-        check_free("data set", name, None if taken is None else DATASETS[taken].module, module)
+        DATASETS.check_free(name, build.__module__)
         _check_signature(name, build)
         hints = get_type_hints(build, include_extras=True)
         fields: dict[str, Any] = {}
@@ -94,7 +93,7 @@ def dataset(
         model = create_model(f"Options of {name}", __base__=shared, **fields, **last)
         options = tuple(Option(key, in_words(hint), default) for key, (hint, default) in (described | last).items())
         summary = (inspect.getdoc(build) or "").partition("\n")[0]
-        DATASETS[name] = _Entry(Description(name, summary, task, files, options), build, model, module, paths)
+        DATASETS[name] = _Entry(Description(name, summary, task, files, options), build, model, build.__module__, paths)
         return build
 
     return register
@@ -149,9 +148,7 @@ def dataset_id(name: str) -> str:
 
 
 def _find(name: str) -> _Entry:
-    bare = own_name(name, "data set")
-    own = known_as(bare, DATASETS) or bare
-    check_own("data set", name, own, {known: item.module for known, item in DATASETS.items()})
+    own = DATASETS.own(name)
     if own not in DATASETS:
         raise PerfedError(f"there is no data set '{own}'; available: {', '.join(dataset_names())}")
     return DATASETS[own]

@@ -22,7 +22,7 @@ from perfed.engine.states import State
 from perfed.errors import ClientsDiverged, PerfedError
 from perfed.method.declared import FederationInfo
 from perfed.method.exchange import Reply, check_rows
-from perfed.method.extension import BoundExtensions, replacing
+from perfed.method.extension import BoundExtensions, Extension
 from perfed.method.method import Method
 from perfed.model.chain import Shape
 from perfed.model.placement import Layout
@@ -204,7 +204,7 @@ class LocalExecutor:
     def worked(self, work: ChunkTask) -> tuple[Cohort, Reply]:
         """The clients of ``work`` after its program, side by side, and their reply."""
         cohort = self.cohort([self.clients[i] for i in work.ids], work.exchange, work.states)
-        if work.exchange.lasting and replacing(self.setup.method.extensions):
+        if work.exchange.lasting and _replacing(self.setup.method.extensions):
             cohort.delivered = self._delivered(work)  # apart: programs may train in place what they get
         return cohort, self._call(cohort, work.exchange, self._delivered(work))
 
@@ -249,7 +249,7 @@ class LocalExecutor:
         if exchange.extensions == "all":
             reply["extensions"] = cohort.extensions_reply()
         check_rows(reply, where, cohort.ids)
-        for extension in replacing(method.extensions) if exchange.lasting else ():
+        for extension in _replacing(method.extensions) if exchange.lasting else ():
             reply = extension.outgoing(cohort, reply)
             check_rows(reply, "what extensions made of a reply", cohort.ids)
         return reply
@@ -308,3 +308,8 @@ def _broadcast(tensor: Tensor, clients: int) -> Tensor:
     """``tensor`` for each of ``clients`` clients."""
     # A program may train what it received in place. For one client that would be the server's own tensor.
     return tensor.unsqueeze(0).clone() if clients == 1 else tensor.unsqueeze(0).expand(clients, *tensor.shape)
+
+
+def _replacing(extensions: Sequence[Extension]) -> list[Extension]:
+    """Return those that replace replies: only they are asked for ``outgoing``."""
+    return [extension for extension in extensions if type(extension).outgoing is not Extension.outgoing]
