@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from perfed.errors import PerfedError, some
-from perfed.machine import by_sigterm
+from perfed.errors import PerfedError, shorten_list
+from perfed.system import by_sigterm
 
 SKLEARN = "sklearn:"
 """Names that begin so are of scikit-learn models (:mod:`perfed.experiment.sklearn_run`), of no module of the user's."""
@@ -72,7 +72,9 @@ def own_module(module: str) -> ModuleType:
     """
     allowed = _ALLOWED.get()
     if allowed is not None and module not in allowed:
-        raise PerfedError(f"'{module}' is not imported: others name it; allowed: {some(sorted(allowed)) or 'none'}")
+        raise PerfedError(
+            f"'{module}' is not imported: others name it; allowed: {shorten_list(sorted(allowed)) or 'none'}"
+        )
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise PerfedError(f"'{module}' is a module of Python's own; name one of yours, or of an installed package")
     IMPORTED[module] = None

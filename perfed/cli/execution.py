@@ -31,12 +31,12 @@ from perfed.experiment.published import Leaderboard
 from perfed.experiment.search import Search
 from perfed.experiment.start import is_done, resume
 from perfed.experiment.study import Study, extend
-from perfed.machine import TERMINATED, by_sigterm
 from perfed.method.registry import method_id
 from perfed.report import load_runs, write_report
 from perfed.report.against import needs_no_federation
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
+from perfed.system import TERMINATED, by_sigterm
 from perfed.training.device import usable_device
 from perfed.training.plan import ENGINES
 

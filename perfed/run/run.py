@@ -13,11 +13,10 @@ import torch
 from perfed.data.federation import Federation
 from perfed.engine.clients import RoundRecord
 from perfed.engine.evaluate import Metrics
+from perfed.engine.initial import Initialiser
 from perfed.engine.ray.engine import RayEngine
 from perfed.engine.server import Server
-from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
-from perfed.machine import sigterm_as_exit
 from perfed.method.method import Method
 from perfed.methods.build import build_method
 from perfed.model.chain import Model
@@ -40,6 +39,7 @@ from perfed.run.rounds import Rounds
 from perfed.run.settings import Evaluation, Snapshots
 from perfed.run.summary import nothing_shared, summary_of, table_of
 from perfed.run.totals import RunProgress
+from perfed.system import sigterm_as_exit
 from perfed.training.device import usable_device
 from perfed.training.plan import Plan, use_threads
 
@@ -105,12 +105,16 @@ class Run(OwnModels):
         self.federation, split, said = scored_split(method, federation, self.evaluation.split, self.name, seed)
         watched = federation.ids[: self.snapshots.clients] if self.snapshots.losses else ()
         model = by_columns(model, federation.named_inputs)
-        setup = Setup(method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"), watched)
+        initialiser = Initialiser(
+            method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"), watched
+        )
         server = server or (partial(Server, engine=RayEngine) if self.plan.engine == "ray" else Server)
-        self.server = server(self.federation, setup, self.plan, participation or Participation(), rounds, clock=clock)
+        self.server = server(
+            self.federation, initialiser, self.plan, participation or Participation(), rounds, clock=clock
+        )
         self._evaluator = Evaluator(self.evaluation, self.server, self.federation, split, rounds)
         self._rounds = Rounds(self.server, self._evaluator, self.snapshots, rounds)
-        own = [*method.notes(federation, setup.model), *nothing_shared(self.name, self.server)]
+        own = [*method.notes(federation, initialiser.model), *nothing_shared(self.name, self.server)]
         self.notes: list[str] = [*said, *own, *self._evaluator.notes()]
         self.history: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}

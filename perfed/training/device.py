@@ -7,7 +7,7 @@ import os
 import torch
 
 from perfed.errors import PerfedError
-from perfed.machine import processor
+from perfed.system import processor
 
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
 

@@ -16,9 +16,9 @@ from perfed.engine.engine import InProcessEngine
 from perfed.engine.executor import ChunkResult, ChunkTask
 from perfed.engine.flower.allowed import Allowed, Answered, Asked, Form, with_form
 from perfed.engine.flower.wire import LOSS
+from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import Scoring, chosen
 from perfed.engine.server import Server
-from perfed.engine.setup import Setup
 from perfed.method.declared import FederationInfo
 from perfed.participation.invitation import Invitation
 from perfed.participation.settings import Participation
@@ -64,8 +64,8 @@ class _Notes:
 class _Noting(InProcessEngine):
     """Notes every exchange; what it has done once for payloads of the same form it does not do again."""
 
-    def __init__(self, federation: Federation, setup: Setup, plan: Plan, notes: _Notes) -> None:
-        super().__init__(federation, setup, plan)
+    def __init__(self, federation: Federation, initialiser: Initialiser, plan: Plan, notes: _Notes) -> None:
+        super().__init__(federation, initialiser, plan)
         self._noted = notes
 
     def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
@@ -82,7 +82,7 @@ class _Noting(InProcessEngine):
             yield noted.done[known]
 
 
-def allowed_by(client: Client, info: FederationInfo, setup: Setup, protocol: Protocol) -> Allowed:
+def allowed_by(client: Client, info: FederationInfo, initialiser: Initialiser, protocol: Protocol) -> Allowed:
     """What the site with ``client`` answers in a run of its study.
 
     The study's server is rehearsed in this process with sites whose rows are made up, all of them taking part and few:
@@ -91,7 +91,7 @@ def allowed_by(client: Client, info: FederationInfo, setup: Setup, protocol: Pro
     Args:
         client: of which the shapes of inputs and targets count.
         info: of the federation.
-        setup: method, model, seed.
+        initialiser: method, model, seed.
         protocol: of the study.
 
     Raises:
@@ -100,11 +100,11 @@ def allowed_by(client: Client, info: FederationInfo, setup: Setup, protocol: Pro
     notes, federation = _Notes(), _made_up(client, info, protocol)
     splits = [protocol.split, *(["validation"] if protocol.validated else [])]
     splits += [] if client.split("test") is not None else ["train"]
-    numbers = _rounds(setup, protocol.rounds)
+    numbers = _rounds(initialiser, protocol.rounds)
     for participation in _participations(protocol, len(federation)):
         everyone = participation.policy == "uniform" and participation.rate == 1
         engine = partial(_Noting, notes=notes)
-        server = Server(federation, setup, Plan("stacked"), participation, protocol.rounds, engine=engine)
+        server = Server(federation, initialiser, Plan("stacked"), participation, protocol.rounds, engine=engine)
         server.measure(Scoring(tuple(chosen(name)[0] for name in protocol.metrics)))
         _rehearse(server, numbers if everyone else numbers[:2], splits)
     return Allowed(
@@ -153,9 +153,9 @@ def _participations(protocol: Protocol, sites: int) -> Iterator[Participation]:
         yield own
 
 
-def _rounds(setup: Setup, rounds: int) -> list[int]:
+def _rounds(initialiser: Initialiser, rounds: int) -> list[int]:
     """The rounds that are rehearsed: a warm-up, say, ends with a number that is a setting."""
-    method = setup.method
+    method = initialiser.method
     settings = [value for owner in (method, *method.extensions) for value in owner.model_dump().values()]
     named = [number for value in settings if type(value) is int for number in (value, value + 1)]
     return sorted({*range(1, min(rounds, _ALL_ROUNDS) + 1), *(n for n in named if 1 <= n <= rounds), rounds})

@@ -22,7 +22,7 @@ from perfed.engine.flower.message import unpack
 from perfed.engine.flower.rehearsal import rehearsed
 from perfed.engine.flower.transport import Answer, Transport
 from perfed.engine.flower.wire import done_of, sequence_of, work_message, wrong_metrics
-from perfed.engine.setup import Setup
+from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError
 from perfed.participation.invitation import Invitation
 from perfed.training.cohort import Cohort
@@ -60,7 +60,7 @@ class FlowerEngine(Engine):
 
     Args:
         federation: of facts: no client's data are here.
-        setup, plan: as in :class:`~perfed.engine.engine.Engine`.
+        initialiser, plan: as in :class:`~perfed.engine.engine.Engine`.
         transport: the network.
         journal: keeps the answers of each exchange before the round goes on.
         run: id of the run.
@@ -74,7 +74,7 @@ class FlowerEngine(Engine):
     def __init__(
         self,
         federation: Federation,
-        setup: Setup,
+        initialiser: Initialiser,
         plan: Plan,
         *,
         transport: Transport,
@@ -82,7 +82,7 @@ class FlowerEngine(Engine):
         run: str,
         limits: Limits | None = None,
     ) -> None:
-        super().__init__(federation, setup, plan)
+        super().__init__(federation, initialiser, plan)
         self.strict = True
         self.kept: Callable[[str], Collection[int]] = lambda site: ()
         self._transport, self._journal, self._run = transport, journal, run
@@ -177,7 +177,7 @@ class FlowerEngine(Engine):
         shapes = tuple((name, tuple(tensor.shape)) for name, tensor in payload.items())
         kind = exchange.program, exchange.extensions, self.clients[site].input_shape, shapes
         if kind not in self._specs:
-            self._specs[kind] = rehearsed(work, self.clients[site], self.background, self.setup)
+            self._specs[kind] = rehearsed(work, self.clients[site], self.background, self.initialiser)
         bounds, samples = Bounds(self._limits.bytes, self._limits.norm), len(self.clients[site].train)
         return Expected(self._run, sequence, exchange.program, [site], self._specs[kind], bounds, samples)
 

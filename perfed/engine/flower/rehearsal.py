@@ -12,14 +12,14 @@ from perfed.data.client import Client, Split
 from perfed.engine.executor import Background, ChunkTask, LocalExecutor
 from perfed.engine.flower.checks import Entry, like
 from perfed.engine.flower.wire import LOSS, reply_tree
-from perfed.engine.setup import Setup
+from perfed.engine.initial import Initialiser
 from perfed.rng import key, uniform
 from perfed.training.plan import Plan
 
 _EACH = 2  # samples of each class
 
 
-def rehearsed(work: ChunkTask, client: Client, background: Background, setup: Setup) -> dict[str, Entry]:
+def rehearsed(work: ChunkTask, client: Client, background: Background, initialiser: Initialiser) -> dict[str, Entry]:
     """Names, shapes and dtypes of what the site ``client`` replies to ``work``, which is done for a made-up client.
 
     Shapes of replies depend on classes, domains and shapes of inputs, never on the number of samples. An entry that is
@@ -29,9 +29,11 @@ def rehearsed(work: ChunkTask, client: Client, background: Background, setup: Se
         work: that the site is asked to do, with its payload.
         client: of whom facts are known.
         background: of the federation.
-        setup: method, model, seed.
+        initialiser: method, model, seed.
     """
-    host = LocalExecutor([made_up(client, background, setup)], background, setup, Plan("sequential", threads=1))
+    host = LocalExecutor(
+        [made_up(client, background, initialiser)], background, initialiser, Plan("sequential", threads=1)
+    )
     done = host.run(replace(work, exchange=replace(work.exchange, measure=None), states={}))
     reply = reply_tree(done)
     rows = len(host.clients[client.id].train)
@@ -47,15 +49,15 @@ def _counts(name: str, value: Tensor, rows: int) -> bool:
     return called and value.numel() > 0 and bool(((value >= 0) & (value <= rows)).all())
 
 
-def made_up(client: Client, background: Background, setup: Setup) -> Client:
+def made_up(client: Client, background: Background, initialiser: Initialiser) -> Client:
     """A client with the facts of ``client``, but two samples of each class (or four), whose inputs are 0 and 1."""
     info, train = background.info, client.train
     labels = [label for label, count in enumerate(train.held_classes) if count]
     count = _EACH * (len(labels) or 2)
-    keys = key(setup.seed, "made up", torch.arange(count))
+    keys = key(initialiser.seed, "made up", torch.arange(count))
     size = max(1, int(torch.tensor(train.input_shape).prod()))
-    x = uniform(keys, size).round().view(count, *train.input_shape).to(setup.dtype)
-    drawn = uniform(keys, max(1, int(torch.tensor(train.target_shape).prod())), setup.dtype)
+    x = uniform(keys, size).round().view(count, *train.input_shape).to(initialiser.dtype)
+    drawn = uniform(keys, max(1, int(torch.tensor(train.target_shape).prod())), initialiser.dtype)
     y = drawn.view(count, *train.target_shape) + 0.5
     if info.task == "classification":
         y = torch.tensor(labels).repeat(_EACH)

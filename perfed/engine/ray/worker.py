@@ -13,12 +13,12 @@ import ray
 import torch
 
 from perfed.engine.executor import Background, ChunkResult, ChunkTask, LocalExecutor
+from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import METRICS, Metric
 from perfed.engine.ray.serialize import Parcel, pack, unpack
-from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
-from perfed.machine import installed_version
 from perfed.plugins import own_mistake
+from perfed.system import installed_version
 from perfed.training.device import arithmetic
 from perfed.training.plan import Path, Plan
 from perfed.tree import Tree
@@ -75,7 +75,7 @@ class Worker:
 
     Args:
         modules: where Python looks for modules on the driver, so that the user's own are found here too.
-        parcel: background and setup.
+        parcel: background and initialiser.
         threads: torch threads.
     """
 
@@ -83,16 +83,16 @@ class Worker:
         sys.path += [folder for folder in modules if folder not in sys.path]
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         torch.set_num_threads(threads)
-        background, setup = unpack(parcel, copy=True)
-        assert isinstance(background, Background) and isinstance(setup, Setup)
-        setup.device = torch.device(setup.device.type)  # Ray shows a worker its own GPUs alone
+        background, initialiser = unpack(parcel, copy=True)
+        assert isinstance(background, Background) and isinstance(initialiser, Initialiser)
+        initialiser.device = torch.device(initialiser.device.type)  # Ray shows a worker its own GPUs alone
         self._plan = Plan("ray", threads=threads)
-        self._host = LocalExecutor((), background, setup, self._plan)
+        self._host = LocalExecutor((), background, initialiser, self._plan)
         self._states: dict[str, tuple[int, Tree]] = {}
 
     def about(self) -> tuple[str, str]:
         """Version of perfed, and what arithmetic depends on here."""
-        return installed_version(), arithmetic(self._host.setup.device)
+        return installed_version(), arithmetic(self._host.initialiser.device)
 
     def run(self, parcel: Parcel, shared: Parcel, clients: Mapping[str, Any]) -> Parcel:
         """Do a :class:`Task`; its :class:`Outcome`, packed.
