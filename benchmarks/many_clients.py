@@ -38,8 +38,8 @@ from perfed.model.presets import linear
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.run.callbacks.checkpoint import save
+from perfed.run.callbacks.results import holdings
 from perfed.run.directory import RunDirectory, plain
-from perfed.run.holdings import holdings
 from perfed.run.totals import RunProgress, RunTotals
 from perfed.training.plan import Plan
 

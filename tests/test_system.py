@@ -12,7 +12,7 @@ import torch
 from command_line import EXPERIMENT, TINY
 
 from perfed.system import peak_memory_mb
-from perfed.training.device import arithmetic
+from perfed.training.plan import arithmetic
 
 # Python on Windows has neither of them, and no folder can be opened there.
 HIDDEN = """

@@ -37,8 +37,7 @@ from perfed.report.against import needs_no_federation
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
 from perfed.system import TERMINATED, by_sigterm
-from perfed.training.device import usable_device
-from perfed.training.plan import ENGINES
+from perfed.training.plan import ENGINES, usable_device
 
 WORSE = 3
 """Exit code of ``--fail-if-worse-than-local`` where a federated method is behind what needs no federation."""

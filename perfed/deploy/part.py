@@ -30,8 +30,7 @@ from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.config import Experiment, read
 from perfed.system import write_atomic
-from perfed.training.device import usable_device
-from perfed.training.plan import Plan
+from perfed.training.plan import Plan, usable_device
 
 _RUN = "run.json"  # the run that the site is in: its id and place, its study, what was agreed, and since when
 _RUNS = "runs"  # folder of its states

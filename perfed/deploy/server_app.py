@@ -21,10 +21,9 @@ from perfed.data.lazy import lazy_clients, refuse_read
 from perfed.data.reading import checked, read_json
 from perfed.deploy.part import table_options
 from perfed.deploy.submit import JOURNAL, LINE, goes_on
-from perfed.engine.flower.engine import RATIO, FlowerEngine, Limits
+from perfed.engine.flower.engine import RATIO, FlowerEngine, Limits, RealTimeServer
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import pack, unpack
-from perfed.engine.flower.server import RealTimeServer
 from perfed.engine.flower.transport import Transport
 from perfed.engine.flower.wire import ROUND
 from perfed.errors import PerfedError, shorten_list

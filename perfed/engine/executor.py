@@ -28,7 +28,7 @@ from perfed.model.chain import Shape
 from perfed.model.placement import Layout
 from perfed.training.batches import moved_on
 from perfed.training.cohort import Cohort
-from perfed.training.loss_curve import LossCurve
+from perfed.training.fit import LossCurve
 from perfed.training.plan import Plan
 from perfed.training.view import ExchangeId
 from perfed.tree import Tree

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from perfed.data.federation import Federation
-from perfed.datasets.in_memory import in_memory
+from perfed.datasets.catalogue import in_memory
 from perfed.errors import PerfedError
 from perfed.experiment.factory import Key, ProgressEvent, RunFactory, execute
 from perfed.plugins import own_mistake

@@ -31,7 +31,6 @@ from perfed.run.callbacks.log import EventLog
 from perfed.run.callbacks.progress import Progress, ToldProgress
 from perfed.run.callbacks.results import Results, write_arrays
 from perfed.run.checkpoint_files import Checkpoint
-from perfed.run.checks import check_kinds, diverging
 from perfed.run.directory import RunDirectory
 from perfed.run.evaluation import Evaluator, scored_split
 from perfed.run.own_model import OwnModels
@@ -40,8 +39,7 @@ from perfed.run.settings import Evaluation, Snapshots
 from perfed.run.summary import nothing_shared, summary_of, table_of
 from perfed.run.totals import RunProgress
 from perfed.system import sigterm_as_exit
-from perfed.training.device import usable_device
-from perfed.training.plan import Plan, use_threads
+from perfed.training.plan import Plan, usable_device, use_threads
 
 
 class Run(OwnModels):
@@ -230,3 +228,32 @@ class Run(OwnModels):
     def restore(self) -> None:
         """Go back to the last whole checkpoint of the directory; to the start if there is none."""
         self._checkpoints.go_back(self)
+
+
+def check_kinds(federation: Any, method: Any, model: Any) -> None:
+    """Say in one line which of a run's three parts is something else.
+
+    Raises:
+        PerfedError: one of them is.
+    """
+    kinds = (
+        ("federation", federation, Federation, "perfed.Federation.from_arrays(...) makes one"),
+        ("method", method, Method, "give its name, such as 'fedavg', or perfed.build_method(name, settings)"),
+        ("model", model, Model, "perfed.Model(body=..., head=...) makes one"),
+    )
+    for what, given, wanted, hint in kinds:
+        if not isinstance(given, wanted):
+            kind = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+            raise PerfedError(f"{what} is {kind}, not a perfed {wanted.__name__}; {hint}")
+
+
+@contextmanager
+def diverging(where: str) -> Iterator[None]:
+    """Say in one line that matrices cannot be factorised: they come from values that overflowed."""
+    try:
+        yield
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        reason = str(error).partition(": ")[0]
+        raise PerfedError(
+            f"{where}: training diverged: {reason} failed on values that are no longer finite; lower the learning rate"
+        ) from None

@@ -55,7 +55,7 @@ class Cohort(View):
         delivered: the payload of the exchange, by name, as it came; empty where no extension replaces replies.
         extensions: the extensions, in an exchange that carries them.
         scratch: what a program leaves for the method's ``predict``, nested dictionaries of tensors ``(n, ...)``.
-        watch: sees what is fitted before it is (:class:`perfed.training.loss_curve.LossCurve`).
+        watch: sees what is fitted before it is (:class:`perfed.training.fit.LossCurve`).
     """
 
     def __init__(

@@ -8,8 +8,8 @@ import torch
 from engines import blobs, cohort, difference, make, network, network_for, serve, train
 
 from perfed.data.federation import Federation
+from perfed.engine.gap import generalisation_gap
 from perfed.errors import PerfedError
-from perfed.maths.gap import generalisation_gap
 from perfed.method.method import Method
 from perfed.methods.extensions.prototypes import Prototypes
 from perfed.methods.fedpac import combination

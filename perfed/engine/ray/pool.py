@@ -17,14 +17,12 @@ from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import METRICS
 from perfed.engine.ray.cluster import connect, free, has_room, room
 from perfed.engine.ray.queue import Job, TaskQueue, WorkerHandle
-from perfed.engine.ray.serialize import pack, size, unpack
 from perfed.engine.ray.where import Cluster
-from perfed.engine.ray.worker import Outcome, Task, Worker
+from perfed.engine.ray.worker import Outcome, Task, Worker, pack, size, unpack
 from perfed.engine.states import States
 from perfed.errors import PerfedError, shorten_list
 from perfed.system import installed_version
-from perfed.training.device import arithmetic
-from perfed.training.plan import Plan
+from perfed.training.plan import Plan, arithmetic
 from perfed.tree import Tree
 
 _DEATHS = 3

@@ -13,10 +13,9 @@ from engines import network_for
 from perfed.data.federation import Federation, federation_of
 from perfed.data.lazy import lazy_clients, refuse_read
 from perfed.engine.flower.dry_run import Protocol, allowed_by
-from perfed.engine.flower.engine import FlowerEngine, Limits
+from perfed.engine.flower.engine import FlowerEngine, Limits, RealTimeServer
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import pack
-from perfed.engine.flower.server import RealTimeServer
 from perfed.engine.flower.site import Site
 from perfed.engine.flower.store import SiteStore
 from perfed.engine.flower.transport import Answer
