@@ -19,8 +19,8 @@ from sklearn.neighbors import KNeighborsClassifier
 from threadpoolctl import threadpool_limits
 
 from perfed.data.federation import Federation
+from perfed.engine.initial import Initialiser
 from perfed.engine.server import Server
-from perfed.engine.setup import Setup
 from perfed.methods.knnper import KNNPer, Memory
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
@@ -75,9 +75,9 @@ def evaluation() -> Callable[[], object]:
         for i in range(CLIENTS)
     }
     model = Model(body=mlp((), WIDTH, final_activation=True), head=linear(CLASSES))
-    setup = Setup(KNNPer(neighbours=NEIGHBOURS), model, 0, torch.float32)
+    initialiser = Initialiser(KNNPer(neighbours=NEIGHBOURS), model, 0, torch.float32)
     federation = Federation.from_arrays(clients, num_classes=CLASSES)
-    server = Server(federation, setup, Plan("stacked"), Participation(rate=1.0), 1)
+    server = Server(federation, initialiser, Plan("stacked"), Participation(rate=1.0), 1)
     return lambda: server.evaluate("test")
 
 

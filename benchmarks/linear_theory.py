@@ -1,7 +1,7 @@
 """The papers' theorems on linear problems: algorithms, contraction bounds, rounds and time of SRPFL's schedule.
 
 A *sampler* ``sample(clients, draw)`` gives the samples of some clients as a
-:class:`~perfed.datasets.linear_problem.Batch`; equal draws are equal samples. FLIC's theory calls B* A*.
+:class:`~perfed.datasets.linear.Batch`; equal draws are equal samples. FLIC's theory calls B* A*.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from perfed import rng
-from perfed.datasets.linear_problem import F64, Batch, LinearProblem, key_of, orthonormal, orthonormalise
+from perfed.datasets.linear import F64, Batch, LinearProblem, key_of, orthonormal, orthonormalise
 from perfed.errors import PerfedError
 from perfed.participation.schedule import order_statistic
 

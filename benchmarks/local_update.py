@@ -31,8 +31,8 @@ from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.files import load_npz
 from perfed.datasets import load
+from perfed.engine.initial import Initialiser
 from perfed.engine.server import Server
-from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.methods.fedavg import FedAvg
@@ -179,8 +179,8 @@ def machine(threads: int) -> dict[str, object]:
 
 def _server(federation: Federation, method: Method, model: Model, rate: float, rounds: int) -> Callable[[Plan], Server]:
     def make(plan: Plan) -> Server:
-        setup = Setup(method, model, 0, torch.float32)
-        return Server(federation, setup, plan, Participation(rate=rate), rounds)
+        initialiser = Initialiser(method, model, 0, torch.float32)
+        return Server(federation, initialiser, plan, Participation(rate=rate), rounds)
 
     return make
 

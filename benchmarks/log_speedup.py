@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from perfed import rng
-from perfed.datasets.linear_problem import LinearProblem
+from perfed.datasets.linear import LinearProblem
 from perfed.participation import schedule
 
 FIRST, STEP, EXCESS = 8, 1 / 8, 1.1

@@ -30,16 +30,16 @@ import torch
 
 from perfed.datasets import load
 from perfed.engine.clients import RoundRecord
+from perfed.engine.initial import Initialiser
 from perfed.engine.server import Server
-from perfed.engine.setup import Setup
 from perfed.methods.build import build_method
 from perfed.model.chain import Model
 from perfed.model.presets import linear
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.run.callbacks.checkpoint import save
+from perfed.run.callbacks.results import holdings
 from perfed.run.directory import RunDirectory, plain
-from perfed.run.holdings import holdings
 from perfed.run.totals import RunProgress, RunTotals
 from perfed.training.plan import Plan
 
@@ -63,14 +63,16 @@ def built(clients: int, participants: int, rounds: int) -> Server:
     """The server, before its first round."""
     federation = load("linear-domains", {"clients": clients, "deferred": True}, seed=0)
     training = {"optimizer": "sgd", "lr": 0.05, "batch_size": 100, "local_epochs": 5}
-    setup = Setup(build_method("fedrep", {}, training), Model(body=linear(2), head=linear(1)), 0, torch.float32)
+    initialiser = Initialiser(
+        build_method("fedrep", {}, training), Model(body=linear(2), head=linear(1)), 0, torch.float32
+    )
     policy = Participation(
         policy="srpfl",
         rate=min(1.0, participants / clients),
         last_round="sampled",
         srpfl={"first": max(1, participants // 4), "rule": "fixed", "stage_rounds": 5},
     )
-    server = Server(federation, setup, Plan("stacked"), policy, rounds + 2, clock=Clock(speeds="dynamic"))
+    server = Server(federation, initialiser, Plan("stacked"), policy, rounds + 2, clock=Clock(speeds="dynamic"))
     server.prepare()
     return server
 
@@ -115,8 +117,8 @@ def checkpoints(server: Server, progress: RunProgress, number: int) -> Found:
             if name == "all":
                 if len(server.clients) > ALL:
                     break
-                engine, setup = server.engine, server.setup
-                engine.states = {i: setup.client_state(c, engine.info) for i, c in engine.clients.items()}
+                engine, initialiser = server.engine, server.initialiser
+                engine.states = {i: initialiser.client_state(c, engine.info) for i, c in engine.clients.items()}
                 engine.changed = set(engine.states)
             progress.done += 1
             with timed(found, name):

@@ -27,8 +27,8 @@ from perfed.engine.engine import ReplyCollector
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.transport import Answer
-from perfed.machine import write_atomic
 from perfed.maths.aggregate import weighted_mean
+from perfed.system import write_atomic
 
 NAMED = (3, 1000, 100_000, 1_000_000)
 NUMBERS = (10_000, 100_000, 1_000_000, 10_000_000)

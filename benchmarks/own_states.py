@@ -22,13 +22,13 @@ from tempfile import TemporaryDirectory
 import torch
 
 from perfed.datasets import load
+from perfed.engine.initial import Initialiser
 from perfed.engine.server import Server
-from perfed.engine.setup import Setup
-from perfed.machine import peak_memory_mb
 from perfed.methods.build import build_method
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
 from perfed.participation.settings import Participation
+from perfed.system import peak_memory_mb
 from perfed.training.plan import Plan
 
 BOUNDS_MB = (100_000, 64, 0)
@@ -47,9 +47,9 @@ def measure(clients: int, rounds: int, hold_mb: int, folder: Path) -> dict[str, 
     federation = load("linear-domains", {"clients": clients, "deferred": True}, seed=0)
     training = {"optimizer": "sgd", "lr": 0.05, "batch_size": 100, "local_epochs": 1}
     model = Model(body=linear(2), head=mlp((150, 150), 1))
-    setup = Setup(build_method("fedrep", {}, training), model, 0, torch.float32)
+    initialiser = Initialiser(build_method("fedrep", {}, training), model, 0, torch.float32)
     policy = Participation(rate=min(1.0, PARTICIPANTS / clients), last_round="sampled")
-    server = Server(federation, setup, Plan("stacked", hold=hold_mb << 20), policy, rounds)
+    server = Server(federation, initialiser, Plan("stacked", hold=hold_mb << 20), policy, rounds)
     server.put_states_in(folder)
     server.prepare()
     before, walls, processor = in_use_mb(), [], []

@@ -18,9 +18,9 @@ import torch
 
 from perfed import Federation, Model, Participation, build_method, cnn, linear, load, use_workers
 from perfed.engine.engine import InProcessEngine
+from perfed.engine.initial import Initialiser
 from perfed.engine.ray.engine import RayEngine
 from perfed.engine.server import Server
-from perfed.engine.setup import Setup
 from perfed.training.plan import Plan, use_threads
 
 METHODS = {"fedavg": {"local_epochs": 1}, "fedrep": {"local_epochs": 10, "body_epochs": 1}}
@@ -30,9 +30,9 @@ IDLE = {"fedavg": {"local_epochs": 0}, "fedrep": {"local_epochs": 0, "body_epoch
 def server_of(method: str, epochs: dict[str, int], federation: Federation, rounds: int, plan: Plan) -> Server:
     """A server of the CNN of 16 and 32 channels, in mini-batches of 50."""
     model = Model(body=cnn((16, 32), 5, 128, padding=(0, 1), activation="leaky-relu"), head=linear(10))
-    setup = Setup(build_method(method, {"lr": 0.01, "batch_size": 50, **epochs}), model, 0, torch.float32)
+    initialiser = Initialiser(build_method(method, {"lr": 0.01, "batch_size": 50, **epochs}), model, 0, torch.float32)
     engine = RayEngine if plan.engine == "ray" else InProcessEngine
-    return Server(federation, setup, plan, Participation(), rounds, engine=engine)
+    return Server(federation, initialiser, plan, Participation(), rounds, engine=engine)
 
 
 def seconds(server: Server, number: int) -> float:

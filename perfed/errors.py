@@ -59,7 +59,7 @@ class ClientsDiverged(PerfedError):
         if len(self.found) == 1:
             (happened,) = self.found.values()
             return f"{self.where}: {happened}{self.before}; lower the learning rate or look at this client's data"
-        who = some([f"'{client}'" for client in self.found])
+        who = shorten_list([f"'{client}'" for client in self.found])
         first = next(iter(self.found.values()))
         return (
             f"{self.where}: training diverged at {len(self.found)} clients, {who} ({first}){self.before}; lower the "
@@ -67,11 +67,11 @@ class ClientsDiverged(PerfedError):
         )
 
 
-def some(names: Sequence[str], most: int = 8) -> str:
+def shorten_list(names: Sequence[str], most: int = 8) -> str:
     """Names with commas; of more than ``most`` the first of them, and how many more there are.
 
     Example:
-        >>> some(["north", "south", "west"], most=2)
+        >>> shorten_list(["north", "south", "west"], most=2)
         'north, south and 1 more'
     """
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -6,14 +6,15 @@ import importlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
-from perfed.errors import PerfedError, some
-from perfed.machine import by_sigterm
+from perfed.errors import PerfedError, shorten_list
+from perfed.system import by_sigterm
 
 SKLEARN = "sklearn:"
 """Names that begin so are of scikit-learn models (:mod:`perfed.experiment.sklearn_run`), of no module of the user's."""
@@ -22,6 +23,7 @@ POOLED = "pooled:"
 
 IMPORTED: dict[str, None] = {}
 """The modules that ``module:NAME`` has named since the command began, each once."""
+T = TypeVar("T")
 _ALLOWED: ContextVar[Collection[str] | None] = ContextVar("allowed", default=None)
 
 
@@ -70,7 +72,9 @@ def own_module(module: str) -> ModuleType:
     """
     allowed = _ALLOWED.get()
     if allowed is not None and module not in allowed:
-        raise PerfedError(f"'{module}' is not imported: others name it; allowed: {some(sorted(allowed)) or 'none'}")
+        raise PerfedError(
+            f"'{module}' is not imported: others name it; allowed: {shorten_list(sorted(allowed)) or 'none'}"
+        )
     if module.partition(".")[0] in sys.stdlib_module_names:
         raise PerfedError(f"'{module}' is a module of Python's own; name one of yours, or of an installed package")
     IMPORTED[module] = None
@@ -151,34 +155,55 @@ def _beside(file: str) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def check_free(what: str, name: str, taken: str | None, module: str) -> None:
-    """Whether ``module`` may register ``name``: a module may do so again, as a notebook's cell that is run twice does.
-
-    Raises:
-        PerfedError: another module, ``taken``, has registered it.
-    """
-    if taken not in (None, module, "__main__"):  # a script may import itself
-        raise PerfedError(f"{what} '{name}' is registered twice, by '{taken}' and by '{module}'")
-
-
-def check_own(what: str, given: str, name: str, modules: Mapping[str, str]) -> None:
-    """Whether the module of ``given``, if it is ``module:NAME``, has registered ``name``.
+class Registry(dict[str, T]):
+    """What modules, perfed's and the user's own, have made known by name.
 
     Args:
-        what: "method", "extension" or "data set".
-        given: as the user wrote it.
-        name: what was meant by it.
-        modules: name -> module, of all that are registered.
-
-    Raises:
-        PerfedError: it has not, or the name is perfed's own.
+        what: is registered, as messages say it: "method", "extension", "data set" or "metric".
+        module: which registered an item; none: it is perfed's own.
     """
-    module, colon, _ = given.partition(":")
-    if not colon:
-        return
-    if name not in modules:
-        names = [known for known, by in sorted(modules.items()) if by == module]
-        has = f"it has: {', '.join(names)}" if names else f"it registers no {what} at all"
-        raise PerfedError(f"{what} '{given}': '{module}' registers no '{name}'; {has}")
-    if modules[name].startswith("perfed."):
-        raise PerfedError(f"{what} '{given}': '{module}' registers no '{name}'; perfed has it")
+
+    def __init__(self, what: str, module: Callable[[T], str]) -> None:
+        super().__init__()
+        self.what = what
+        self._module = module
+
+    def check_free(self, name: str, module: str) -> None:
+        """Check that ``module`` may register ``name``: it may do so again, as a notebook's cell that is run twice does.
+
+        Raises:
+            PerfedError: another module has registered it, in whatever case.
+        """
+        known = known_as(name, self)
+        taken = module if known is None else self._module(self[known])
+        if taken not in ("", module, "__main__"):  # a script may import itself
+            raise PerfedError(f"{self.what} '{name}' is registered twice, by '{taken}' and by '{module}'")
+
+    def check_own(self, given: str, name: str) -> None:
+        """Check that the module of ``given``, if it is ``module:NAME``, has registered ``name``, which was meant by it.
+
+        Raises:
+            PerfedError: it has not, or the name is perfed's own.
+        """
+        module, colon, _ = given.partition(":")
+        if not colon:
+            return
+        if name not in self:
+            names = [known for known, item in sorted(self.items()) if self._module(item) == module]
+            has = f"it has: {', '.join(names)}" if names else f"it registers no {self.what} at all"
+            raise PerfedError(f"{self.what} '{given}': '{module}' registers no '{name}'; {has}")
+        if self._module(self[name]).startswith("perfed."):
+            raise PerfedError(f"{self.what} '{given}': '{module}' registers no '{name}'; perfed has it")
+
+    def own(self, given: str) -> str:
+        """Return what ``given`` is registered as, in any case; ``module:NAME`` imports the module first, which does so.
+
+        A name that is not known is returned as it is, without a module.
+
+        Raises:
+            PerfedError: the module cannot be imported, or does not register the name.
+        """
+        bare = own_name(given, self.what)
+        own = known_as(bare, self) or bare
+        self.check_own(given, own)
+        return own

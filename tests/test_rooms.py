@@ -12,7 +12,7 @@ from pathlib import Path
 import perfed
 
 ROOT = Path(perfed.__file__).parent
-GROUND = {"errors", "rng", "tree", "codec", "settings", "plugins", "machine"}
+GROUND = {"errors", "rng", "tree", "codec", "settings", "plugins", "system"}
 ROOMS = (  # from the bottom to the top; a room may use those before it
     "data",
     "maths",
@@ -115,7 +115,7 @@ def test_the_house_has_fewer_than_twelve_floors():
 
 
 def test_a_run_asks_the_server_and_reaches_through_nothing_of_it():
-    parts = re.compile(r"\bserver\.(?:setup|engine|selection|state|clock)\b\S*")
+    parts = re.compile(r"\bserver\.(?:initialiser|engine|selection|state|clock)\b\S*")
     found = {path.name: parts.findall(path.read_text()) for path in (ROOT / "run").glob("*.py")}
     assert not any(found.values()), found
 

@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from perfed.cli.console import console
 from perfed.cli.index import filled, index
 from perfed.errors import PerfedError, did_you_mean
-from perfed.machine import installed_version
+from perfed.system import installed_version
 
 _OPTIONS_INSTEAD = ("method", "seed")  # where a command has no such option, it has another for it
 _TABLES = ("data", "model", "training", "participation", "clock", "evaluation", "snapshots", "methods", "plan")

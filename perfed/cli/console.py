@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from perfed.machine import TERMINATED
+from perfed.system import TERMINATED
 
 PIPE_WIDTH = 80
 """Columns where there is no terminal to ask, and the environment does not say (``COLUMNS``)."""

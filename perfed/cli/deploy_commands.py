@@ -15,7 +15,7 @@ from perfed.cli import complete
 from perfed.cli.app import app
 from perfed.cli.console import CTRL_C, Stopped, say, say_where, say_whole
 from perfed.cli.options import Settings
-from perfed.errors import PerfedError, some
+from perfed.errors import PerfedError, shorten_list
 
 
 @app.command(
@@ -171,5 +171,7 @@ def _show(told: dict[str, Any]) -> None:
         say_whole(told["stage"])
     elif "round" in told:
         reached = "" if told["accuracy"] is None else f", {100 * told['accuracy']:.1f} %"
-        lost = "; ".join(f"{name.replace('_', ' ')}: {some(ids)}" for name, ids in told["counts"].items() if ids)
+        lost = "; ".join(
+            f"{name.replace('_', ' ')}: {shorten_list(ids)}" for name, ids in told["counts"].items() if ids
+        )
         say(f"round {told['round']} of {told['rounds']}{reached}{lost and f' ({lost})'}")

@@ -12,8 +12,8 @@ import typer
 from perfed.cli.app import app, no_such_option
 from perfed.cli.console import CTRL_C, INTERRUPTED, Stopped, visible
 from perfed.errors import PerfedError
-from perfed.machine import TERMINATED, by_sigterm, sigterm_as_exit
 from perfed.plugins import IMPORTED, own_mistakes
+from perfed.system import TERMINATED, by_sigterm, sigterm_as_exit
 
 # They add their commands, in the order of the help.
 # isort: off

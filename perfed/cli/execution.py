@@ -31,14 +31,13 @@ from perfed.experiment.published import Leaderboard
 from perfed.experiment.search import Search
 from perfed.experiment.start import is_done, resume
 from perfed.experiment.study import Study, extend
-from perfed.machine import TERMINATED, by_sigterm
 from perfed.method.registry import method_id
 from perfed.report import load_runs, write_report
 from perfed.report.against import needs_no_federation
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
-from perfed.training.device import usable_device
-from perfed.training.plan import ENGINES
+from perfed.system import TERMINATED, by_sigterm
+from perfed.training.plan import ENGINES, usable_device
 
 WORSE = 3
 """Exit code of ``--fail-if-worse-than-local`` where a federated method is behind what needs no federation."""

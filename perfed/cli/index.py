@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from perfed.errors import PerfedError
-from perfed.machine import write_atomic
+from perfed.system import write_atomic
 
 LISTS = ("methods", "datasets", "experiments", "extensions", "leaderboards")
 """What can be listed."""

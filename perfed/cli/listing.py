@@ -18,8 +18,7 @@ from pydantic.fields import FieldInfo
 import perfed.methods.presets  # noqa: F401 - registers methods and presets
 from perfed.cli.index import digest_of_sources
 from perfed.datasets import dataset_id, dataset_names, describe
-from perfed.datasets.catalogue import DATASETS
-from perfed.datasets.description import in_words
+from perfed.datasets.catalogue import DATASETS, in_words
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, experiment_names, find_experiment
 from perfed.experiment.estimators import baseline_names

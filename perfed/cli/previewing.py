@@ -11,7 +11,7 @@ from typing import Any
 from perfed.cli.console import print_json, say_whole
 from perfed.deploy.preview import ANY, Preview, consent, consented
 from perfed.deploy.site import SiteSettings
-from perfed.errors import PerfedError, some
+from perfed.errors import PerfedError, shorten_list
 
 YES = "yes"
 """What an administrator types."""
@@ -68,7 +68,7 @@ def _short(shown: Preview) -> Iterator[str]:
     yield _head(shown)
     told, columns = shown.told, shown.told["columns"] or []
     values = sum(len(column["levels"]) for column in columns)
-    said = [f"classes {some(told['classes'])}" if told["classes"] else f"task {told['task']}"]
+    said = [f"classes {shorten_list(told['classes'])}" if told["classes"] else f"task {told['task']}"]
     said += [f"names and kinds of {len(columns)} columns, {values} values of them"] if columns else []
     yield f"  before training: {'; '.join(said)}"
     yield f"  once all have agreed: how many rows you have; {_inputs(shown)}"

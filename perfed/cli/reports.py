@@ -18,10 +18,9 @@ from perfed import report
 from perfed.cli.console import alone_on_stdout, say, say_where, say_whole
 from perfed.cli.options import Files, Shown, default_out
 from perfed.cli.terminal import print_conclusion, print_parts
-from perfed.errors import PerfedError, some
+from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.comparison import Comparison, Conclusion
 from perfed.experiment.study import Study
-from perfed.machine import write_atomic
 from perfed.methods.titles import meant
 from perfed.report import verdict, with_communication, write_report
 from perfed.report.campaign import Part, campaign_csv, grids
@@ -33,6 +32,7 @@ from perfed.report.page.paper import FAMILY, SPACE
 from perfed.report.papers import csv_text, latex, latex_file
 from perfed.report.runs import Run, main_metric, methods_of
 from perfed.run.directory import marker_of
+from perfed.system import write_atomic
 
 BOLD = f"{FAMILY}-Bold"
 ToPdf = Callable[[str], tuple[bytes, list[str]]]
@@ -228,7 +228,7 @@ def _absent(svg: str, letters: Callable[[str], Mapping[int, int]]) -> list[str]:
     for text in ElementTree.fromstring(svg).iter(f"{{{SPACE}}}text"):
         has = letters(BOLD if text.get("font-weight") == "bold" else FAMILY)
         missing |= dict.fromkeys(letter for letter in text.text or "" if ord(letter) not in has)
-    return [f"{FAMILY} lacks {some([*missing], 10)}: boxes in their place; the SVG has them"] if missing else []
+    return [f"{FAMILY} lacks {shorten_list([*missing], 10)}: boxes in their place; the SVG has them"] if missing else []
 
 
 def command_line() -> str:

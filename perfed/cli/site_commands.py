@@ -19,7 +19,7 @@ from perfed.cli.console import print_json, say, say_where, say_whole
 from perfed.cli.options import FormatOption, JsonOption, check_new, file_name
 from perfed.engine.flower.hash_chain import BEGINNING, LOG, read, verify
 from perfed.errors import PerfedError
-from perfed.machine import private_files, write_atomic
+from perfed.system import private_files, write_atomic
 
 SITE = "site.json"
 """File of a site's folder: its name, and where its data are."""

@@ -20,10 +20,10 @@ from perfed.data.tables.problems import refuse
 from perfed.errors import PerfedError
 from perfed.experiment.kept_models import opened_models
 from perfed.experiment.start import opened
-from perfed.machine import write_atomic
 from perfed.run.card import card, is_card_of, shown_metrics
 from perfed.run.export import FORMATS, export
 from perfed.run.site import DOMAIN, FACTS, SiteModel, joined_sites, load_site
+from perfed.system import write_atomic
 
 _TARGET = "y"
 

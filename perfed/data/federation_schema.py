@@ -14,7 +14,7 @@ from perfed.data.tables.options import TableOptions, agreed_kinds, shared_column
 from perfed.data.tables.problems import nowhere, refuse
 from perfed.data.tables.targets import CONSTANT, FEW, LabelsAre, contradictions, named
 from perfed.data.target_scale import Sums, TargetScale, varying_scale
-from perfed.errors import PerfedError, first_problem, some
+from perfed.errors import PerfedError, first_problem, shorten_list
 
 _Name = Annotated[str, Field(max_length=1000)]
 _Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -295,7 +295,7 @@ def _of_targets(
     """Sites whose targets are for something else than those of others, or than the study's ``task``."""
     odd = [called[site] for site, told in tolds.items() if task is not None and told.task != task]
     if odd:
-        return [f"{some(odd)}: {where} is not of {task}, which the study is of"]
+        return [f"{shorten_list(odd)}: {where} is not of {task}, which the study is of"]
     backwards = list(tolds.items())[::-1]  # so that the first site of each kind is named
     tasks = {told.task: called[site] for site, told in backwards}
     if len(tasks) > 1:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from perfed.errors import PerfedError, first_problem
-from perfed.machine import memory
+from perfed.system import memory
 
 Checked = TypeVar("Checked")
 _LONGEST = 200  # characters of a reason

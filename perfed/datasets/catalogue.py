@@ -7,17 +7,59 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model, model_validator
 
 from perfed.data.domain_input import completed
 from perfed.data.federation import Federation
-from perfed.datasets.description import Description, Option, in_words
 from perfed.errors import PerfedError
-from perfed.plugins import check_free, check_own, known_as, own_name
+from perfed.plugins import Registry
 from perfed.settings import Table
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a data set: its name, what is allowed (in words) and its default."""
+
+    name: str
+    allowed: str
+    default: Any
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a data set is: first line of its documentation, task, files it reads, options in order."""
+
+    name: str
+    summary: str
+    task: str
+    files: tuple[str, ...]
+    options: tuple[Option, ...]
+
+
+def in_words(hint: Any) -> str:
+    """What an option of the type ``hint`` may be."""
+    if get_origin(hint) is Annotated:
+        base, *extra = get_args(hint)
+        signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+        limits = [limit for item in extra for limit in getattr(item, "metadata", (item,))]
+        found = [f"{signs[k]} {getattr(v, k)}" for v in limits for k in signs if hasattr(v, k)]
+        words, nothing = in_words(base), ", or not given"
+        end = nothing if words.endswith(nothing) else ""
+        return f"{words.removesuffix(end)} {' and '.join(found)}".strip() + end
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(repr(value) for value in get_args(hint))
+    if get_origin(hint) in (Union, UnionType):
+        return ", or ".join(in_words(member) for member in get_args(hint))
+    if get_origin(hint) in (list, tuple):
+        return f"list of {in_words(get_args(hint)[0])}"
+    return {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "not given"}.get(
+        hint, str(hint)
+    )
+
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -43,7 +85,7 @@ class _Options(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-DATASETS: dict[str, _Entry] = {}
+DATASETS: Registry[_Entry] = Registry("data set", lambda entry: entry.module)
 """What :func:`dataset` has made known, by name."""
 
 
@@ -77,8 +119,7 @@ def dataset(
     """
 
     def register(build: Builder) -> Builder:
-        module, taken = build.__module__, known_as(name, DATASETS)
-        check_free("data set", name, None if taken is None else DATASETS[taken].module, module)
+        DATASETS.check_free(name, build.__module__)
         _check_signature(name, build)
         hints = get_type_hints(build, include_extras=True)
         fields: dict[str, Any] = {}
@@ -94,7 +135,7 @@ def dataset(
         model = create_model(f"Options of {name}", __base__=shared, **fields, **last)
         options = tuple(Option(key, in_words(hint), default) for key, (hint, default) in (described | last).items())
         summary = (inspect.getdoc(build) or "").partition("\n")[0]
-        DATASETS[name] = _Entry(Description(name, summary, task, files, options), build, model, module, paths)
+        DATASETS[name] = _Entry(Description(name, summary, task, files, options), build, model, build.__module__, paths)
         return build
 
     return register
@@ -149,9 +190,7 @@ def dataset_id(name: str) -> str:
 
 
 def _find(name: str) -> _Entry:
-    bare = own_name(name, "data set")
-    own = known_as(bare, DATASETS) or bare
-    check_own("data set", name, own, {known: item.module for known, item in DATASETS.items()})
+    own = DATASETS.own(name)
     if own not in DATASETS:
         raise PerfedError(f"there is no data set '{own}'; available: {', '.join(dataset_names())}")
     return DATASETS[own]
@@ -298,3 +337,32 @@ def client_ids(num_clients: int) -> list[str]:
     """ "000", "001", ...: zero-padded, so that sorting keeps the order however many there are."""
     width = max(3, len(str(num_clients - 1)))
     return [f"{i:0{width}d}" for i in range(num_clients)]
+
+
+@contextmanager
+def in_memory(federation: Federation | Callable[[int], Federation]) -> Iterator[str]:
+    """The name under which ``federation`` is a data set inside the block; experiments may hold validation data out.
+
+    Args:
+        federation: the same for every seed, or what makes that of a seed.
+
+    Example:
+        >>> from perfed.datasets import load
+        >>> with in_memory(load("digits", {"clients": 4}, seed=0)) as name:
+        ...     name, len(load(name, {"validation_fraction": 0.25}, seed=1))
+        ('digits in memory', 4)
+    """
+    name = f"{federation.name if isinstance(federation, Federation) else 'data'} in memory".replace(":", " ")
+    before = DATASETS.get(name)
+
+    @dataset(name)
+    def made(seed: int, data_dir: Path | None) -> Federation:
+        """A federation of the user's own, in memory."""
+        return federation if isinstance(federation, Federation) else federation(seed)
+
+    try:
+        yield name
+    finally:
+        del DATASETS[name]
+        if before is not None:
+            DATASETS[name] = before

@@ -1,20 +1,144 @@
-"""FedDAR's linear regression, whose domains share a representation."""
+"""FedDAR's linear regression, and the linear problem whose clients or domains share a representation.
+
+Labels ``y = w*^T B*^T x + noise`` share the span of the orthonormal columns of B* ``(d, k)``; the head w* belongs to
+the sample's domain (FedDAR) or to the client (FedRep, SRPFL). Everything is float64 and batched over clients, and a
+client's samples depend only on the seed, its number and the draw, so that a round costs what its participants cost.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
+from perfed import rng
 from perfed.data.client import Client, Split
 from perfed.data.facts import ClientFacts, SplitFacts
 from perfed.data.federation import Federation
 from perfed.data.lazy import Source
+from perfed.data.partition.shards import generator
 from perfed.datasets.catalogue import NonNegativeReal, Positive, PositiveReal, check_range, client_ids, dataset
-from perfed.datasets.linear_problem import LinearProblem, domain_problem
+from perfed.errors import PerfedError
+
+F64 = torch.float64
+
+
+class Batch(NamedTuple):
+    """Samples of some clients, padded with zero rows.
+
+    Attributes:
+        x: ``(clients, samples, d)``.
+        y: ``(clients, samples)``.
+        member: ``(clients, samples, domains)``: 1 where a sample belongs to a domain (one domain where the client has
+            a head of its own), all 0 for padding.
+    """
+
+    x: Tensor
+    y: Tensor
+    member: Tensor
+
+
+def key_of(seed: int, *words: str | int | Tensor) -> Tensor:
+    """Return the key of what ``words`` name, for :mod:`perfed.rng`."""
+    return rng.key(seed, "theory", *words)
+
+
+def orthonormal(keys: Tensor, rows: int, columns: int) -> Tensor:
+    """Q of the QR factorisation of Gaussian matrices, ``(*keys.shape, rows, columns)`` with ``rows >= columns``."""
+    if rows < columns:
+        raise PerfedError(f"{rows} rows cannot hold {columns} orthonormal columns; at most {rows} are possible")
+    return orthonormalise(rng.normal(keys, rows * columns, F64).view(*keys.shape, rows, columns))
+
+
+def orthonormalise(x: Tensor) -> Tensor:
+    """Q of the QR factorisation of ``x`` ``(..., d, k)``: an orthonormal basis of its columns' space."""
+    q: Tensor = torch.linalg.qr(x).Q
+    return q
+
+
+@dataclass(frozen=True)
+class LinearProblem:
+    """A linear problem whose samples have the domains of their client's mixture, or one head per client.
+
+    Attributes:
+        basis: B* ``(d, k)``, orthonormal columns.
+        heads: W* ``(domains, k)``, or ``(clients, k)`` without a mixture.
+        mixture: pi ``(clients, domains)``, rows sum to 1; None: every client has a head of its own.
+        sizes: ``(clients,)`` samples per client and draw.
+        noise: sigma of the labels.
+        seed: of every draw.
+    """
+
+    basis: Tensor
+    heads: Tensor
+    mixture: Tensor | None
+    sizes: Tensor
+    noise: float
+    seed: int
+
+    @cached_property
+    def width(self) -> int:
+        """Samples of the client that has the most."""
+        return int(self.sizes.max())
+
+    def domains(self, clients: Tensor, draw: int) -> Tensor:
+        """z of every sample of these clients in that draw, ``(clients, samples)``; only with a mixture."""
+        assert self.mixture is not None
+        u = rng.uniform(key_of(self.seed, "domain", draw, clients), self.width, F64)
+        edges = self.mixture[clients, None, :-1].cumsum(-1)
+        return (u[..., None] >= edges).sum(-1)
+
+    def sample(self, clients: Tensor, draw: int) -> Batch:
+        """Draw number ``draw`` of these clients: x ~ N(0, I), z ~ pi_i, y ~ N(w_z^T B^T x, sigma^2)."""
+        width, d = self.width, len(self.basis)
+        real = (torch.arange(width) < self.sizes[clients, None]).to(F64)
+        x = rng.normal(key_of(self.seed, "x", draw, clients), width * d, F64).view(-1, width, d)
+        x = x * real[..., None]
+        if self.mixture is None:
+            member, heads = real[..., None], self.heads[clients, None]
+        else:
+            domain = self.domains(clients, draw)
+            member = torch.nn.functional.one_hot(domain, len(self.heads)) * real[..., None]
+            heads = self.heads[domain]
+        y = ((x @ self.basis) * heads).sum(-1)
+        if self.noise:
+            y = y + self.noise * real * rng.normal(key_of(self.seed, "noise", draw, clients), width, F64)
+        return Batch(x, y, member)
+
+
+def domain_problem(
+    clients: int = 100,
+    domains: int = 5,
+    d: int = 20,
+    k: int = 2,
+    *,
+    samples: int | tuple[int, int] = 20,
+    alpha: float = 0.4,
+    noise: float = 1e-3,
+    seed: int,
+) -> LinearProblem:
+    """FedDAR's synthetic problem: pi_i ~ Dir(alpha p) with p uniform; B* and W* are Q of Gaussian matrices.
+
+    ``samples`` per client (or a range to draw each client's from), ``noise`` the labels' standard deviation; d is not
+    in the paper (20 in the notebook it adapts); p = (1/M, ..., 1/M), so that the Dirichlet parameters are alpha / M.
+
+    Raises:
+        PerfedError: fewer domains than k (no such W* spans the heads).
+
+    Source: Zhong et al. 2023, section 5.1 and appendix B.3.1 (figure 1: samples 5 to 20).
+    """
+    low, high = samples if isinstance(samples, tuple) else (samples, samples)
+    draw = generator(seed, "theory-mixture")
+    mixture = torch.from_numpy(draw.dirichlet([alpha / domains] * domains, clients))
+    sizes = torch.from_numpy(draw.integers(low, high + 1, clients))
+    basis, heads = orthonormal(key_of(seed, "basis"), d, k), orthonormal(key_of(seed, "heads"), domains, k)
+    return LinearProblem(basis, heads, mixture, sizes, noise, seed)
 
 
 @dataset("linear-domains", task="regression")

@@ -21,8 +21,7 @@ from perfed.data.partition import dirichlet, label_skew
 from perfed.data.partition.shards import Indices, deal, subseed
 from perfed.datasets.catalogue import Builder, client_ids, dataset
 from perfed.datasets.options import PartitionOptions
-from perfed.datasets.pool import Pool
-from perfed.datasets.shift import label_permutations
+from perfed.datasets.pool import Pool, label_permutations
 from perfed.errors import PerfedError
 
 

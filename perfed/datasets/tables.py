@@ -1,4 +1,4 @@
-"""Tables of the user's own, from files."""
+"""Data of the user's own: tables from files, and folders with the arrays of each client."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from perfed.data.client import Client
 from perfed.data.federation import Federation, of_tables
 from perfed.data.federation_schema import FederationSchema
+from perfed.data.lazy import HOLD
 from perfed.data.tables.files import Sites, read_sites, table_files, tables_in
 from perfed.data.tables.options import Mode, Scales, TableOptions
 from perfed.data.tables.site_rows import SiteTableData
@@ -144,3 +145,27 @@ def _read(files: tuple[str, ...], site_column: str, stamps: tuple[tuple[Path, in
 
 
 _kept = lru_cache(maxsize=2)(_read)  # the tables, and those that they are tested on
+
+
+@dataset("folder", paths=("path",))
+def folder(
+    seed: int,
+    data_dir: Path | None,
+    *,
+    path: str = "",
+    task: Literal["auto", "classification", "regression", "survival"] = "auto",
+    num_classes: NonNegative = 0,
+    hold_megabytes: NonNegative = HOLD >> 20,
+) -> Federation:
+    """Arrays of your own, larger than memory: a file ID.npz, or a folder ID of .npy files, per client.
+
+    See :meth:`perfed.data.federation.Federation.from_folder`; samples used last are held, up to ``hold_megabytes``.
+    """
+    if not path:
+        raise PerfedError("data.path is needed: the folder with a file ID.npz or a folder ID per client")
+    return Federation.from_folder(
+        path,
+        task=None if task == "auto" else task,
+        num_classes=num_classes or None,
+        hold=hold_megabytes << 20,
+    )

@@ -8,7 +8,7 @@ from pathlib import Path
 from perfed.engine.flower.audit_log import OutgoingLog
 from perfed.engine.flower.hash_chain import LOG
 from perfed.errors import PerfedError
-from perfed.machine import locked, private_files, write_atomic
+from perfed.system import locked, private_files, write_atomic
 
 MARK = "left"
 """File of a site's folder that says since when it has left; without it the site may start again."""

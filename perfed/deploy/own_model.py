@@ -22,7 +22,7 @@ class _Here(Server):
     """A server's view of one client, whose own model the message of the real server makes."""
 
     def __init__(self, part: Part, folder: Path) -> None:
-        super().__init__(part.federation, part.setup, part.plan, Participation(), 1)
+        super().__init__(part.federation, part.initialiser, part.plan, Participation(), 1)
         self._part, self._folder = part, folder
         stored = part.stored(folder)
         self.header, self._tree = model_message(stored.path)
@@ -32,8 +32,8 @@ class _Here(Server):
         """The site's own, by the last message that was of it."""
         (client,) = self.federation
         work = work_of(self.header, self._tree, client.id, self._state, self.federation.target_scale)
-        background = background_of(client, self.header, self.setup.info(self.federation))
-        yield LocalExecutor([client], background, self.setup, self.plan).worked(work)[0]
+        background = background_of(client, self.header, self.initialiser.info(self.federation))
+        yield LocalExecutor([client], background, self.initialiser, self.plan).worked(work)[0]
 
 
 class _OwnModel(OwnModels):

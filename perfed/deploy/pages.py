@@ -12,7 +12,7 @@ from perfed.deploy.part import own_modules
 from perfed.deploy.server_files import app_hash, filled, values_of
 from perfed.deploy.study import settings_of, told_before
 from perfed.deploy.trial import entries_sent
-from perfed.engine.flower.version import RANGE
+from perfed.engine.flower.processes import RANGE
 from perfed.experiment.config import Experiment
 
 _COLUMNS = {

@@ -26,12 +26,11 @@ from perfed.deploy.trial import protocol_of
 from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.dry_run import allowed_by
 from perfed.engine.flower.store import SiteStore, Stored
-from perfed.engine.setup import Setup
-from perfed.errors import PerfedError, some
+from perfed.engine.initial import Initialiser
+from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.config import Experiment, read
-from perfed.machine import write_atomic
-from perfed.training.device import usable_device
-from perfed.training.plan import Plan
+from perfed.system import write_atomic
+from perfed.training.plan import Plan, usable_device
 
 _RUN = "run.json"  # the run that the site is in: its id and place, its study, what was agreed, and since when
 _RUNS = "runs"  # folder of its states
@@ -136,7 +135,7 @@ class Part:
         file = Stored(folder / _RUNS, run).path / _RUN
         if not file.exists():
             held = sorted(found.parent.name for found in (folder / _RUNS).glob(f"*/{_RUN}"))
-            raise PerfedError(f"{folder}: nothing is kept of run '{run}'; allowed: {some(held) or 'none'}")
+            raise PerfedError(f"{folder}: nothing is kept of run '{run}'; allowed: {shorten_list(held) or 'none'}")
         return cls._in(file, site, data)
 
     @classmethod
@@ -188,10 +187,10 @@ class Part:
         return usable_device(self.experiment.device, f"device = '{self.experiment.device}'")
 
     @cached_property
-    def setup(self) -> Setup:
+    def initialiser(self) -> Initialiser:
         """Method, model and seed of the study."""
         experiment, model = self.experiment, self.experiment.model_for(self.federation)
-        return Setup(experiment.built_method, model, experiment.seed, experiment.torch_dtype, self.device)
+        return Initialiser(experiment.built_method, model, experiment.seed, experiment.torch_dtype, self.device)
 
     @property
     def plan(self) -> Plan:
@@ -205,10 +204,10 @@ class Part:
         Raises:
             PerfedError: the study's method refuses such sites; see :func:`allowed_by`.
         """
-        setup, federation, domains = self.setup, self.federation, self.agreement.domains
+        initialiser, federation, domains = self.initialiser, self.federation, self.agreement.domains
         protocol = protocol_of(self.experiment, len(domains) if isinstance(domains, tuple) else domains or 0)
         try:
-            return allowed_by(federation.clients[0], setup.info(federation), setup, protocol)
+            return allowed_by(federation.clients[0], initialiser.info(federation), initialiser, protocol)
         except PerfedError as error:
             raise PerfedError(f"the study was tried on made-up rows: {error}") from None
 

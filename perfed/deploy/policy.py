@@ -11,7 +11,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, PositiveInt, ValidationError
 
 from perfed.engine.flower.allowed import Allowed
-from perfed.errors import PerfedError, did_you_mean, first_problem, some
+from perfed.errors import PerfedError, did_you_mean, first_problem, shorten_list
 from perfed.settings import LISTED, STRICT
 
 _Names = Annotated[tuple[str, ...], LISTED]
@@ -67,7 +67,7 @@ class Policy(BaseModel):
         for key, lacking, allowed in self._lacking(study):
             if lacking:
                 raise PerfedError(
-                    f"the policy of this site does not allow what the study needs: {key}: {some(lacking)}; "
+                    f"the policy of this site does not allow what the study needs: {key}: {shorten_list(lacking)}; "
                     f"allowed: {allowed}"
                 )
 

@@ -21,7 +21,7 @@ from perfed.engine.flower.checks import Entry
 from perfed.engine.flower.hash_chain import LOG
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
-from perfed.machine import write_atomic
+from perfed.system import write_atomic
 
 ANY = "any"
 """Consent to whatever the server's study asks for."""

@@ -21,18 +21,17 @@ from perfed.data.lazy import lazy_clients, refuse_read
 from perfed.data.reading import checked, read_json
 from perfed.deploy.part import table_options
 from perfed.deploy.submit import JOURNAL, LINE, goes_on
-from perfed.engine.flower.engine import RATIO, FlowerEngine, Limits
+from perfed.engine.flower.engine import RATIO, FlowerEngine, Limits, RealTimeServer
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import pack, unpack
-from perfed.engine.flower.server import RealTimeServer
 from perfed.engine.flower.transport import Transport
 from perfed.engine.flower.wire import ROUND
-from perfed.errors import PerfedError, some
+from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.config import Experiment, read
 from perfed.experiment.start import resume, start
-from perfed.machine import locked, private_files, write_atomic
 from perfed.report import load_runs, write_report
 from perfed.run.run import Run
+from perfed.system import locked, private_files, write_atomic
 
 AGREED = "agreed.json"
 """File of a run's directory: what sites told, what was agreed, and the facts of each."""
@@ -155,13 +154,13 @@ def _gather(transport: Transport, sites: list[str], seconds: float, least: int) 
     tell(stage=f"waiting for {len(sites)} sites, {seconds:g} seconds at most (--wait)")
     while missing := transport.wait_for(missing, min(LOOK, max(ends - time.monotonic(), 0.0))):
         if time.monotonic() >= ends and len(sites) - len(missing) >= least:
-            tell(stage=f"goes on without {some(missing)}")
+            tell(stage=f"goes on without {shorten_list(missing)}")
             return missing
         if time.monotonic() >= ends:
             said = f"not there after {seconds:g} seconds: {', '.join(missing)}"
             raise PerfedError(f"{said}; is 'perfed site' running there, and what does it print?")
         if missing != told:
-            tell(stage=f"still waiting for {some(missing)}")
+            tell(stage=f"still waiting for {shorten_list(missing)}")
             told = missing
     return []
 
@@ -262,7 +261,7 @@ class Opening:
             if "error" in header or (header.get("refuses") and not self._over(site)):
                 failed.setdefault(str(header.get("error", header.get("refuses")))[:_SAID], []).append(f"'{site}'")
         if failed:
-            lines = (f"site{'s' if len(of) > 1 else ''} {some(of)}: {error}" for error, of in failed.items())
+            lines = (f"site{'s' if len(of) > 1 else ''} {shorten_list(of)}: {error}" for error, of in failed.items())
             raise PerfedError("; ".join(lines))
         return {site: self._heard[site].get(answer) for site in self._sites}
 

@@ -11,7 +11,7 @@ from perfed.deploy.deployment import CONNECTION, Deployment
 from perfed.engine.flower.processes import SWITCHES
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
-from perfed.machine import installed_version
+from perfed.system import installed_version
 
 
 def filled(template: str, values: Mapping[str, object]) -> str:

@@ -23,8 +23,8 @@ from perfed.engine.flower.site import Site
 from perfed.engine.flower.store import SiteStore
 from perfed.errors import PerfedError
 from perfed.experiment.config import read
-from perfed.machine import installed_version
 from perfed.plugins import only_modules
+from perfed.system import installed_version
 
 
 class _Busy(PerfedError):
@@ -205,9 +205,9 @@ class Station:
             self._store = part.states(self._folder)
             self._site = Site(
                 client,
-                part.setup,
+                part.initialiser,
                 part.plan,
-                info=part.setup.info(part.federation),
+                info=part.initialiser.info(part.federation),
                 scale=part.federation.target_scale,
                 store=self._store,
                 run=run,

@@ -12,8 +12,8 @@ from typing import Any
 from perfed.data.reading import checked, read_json
 from perfed.deploy.deployment import Deployment
 from perfed.engine.flower.submission import PATIENCE, Submitter
-from perfed.errors import PerfedError, some
-from perfed.machine import locked, private_files, write_atomic
+from perfed.errors import PerfedError, shorten_list
+from perfed.system import locked, private_files, write_atomic
 
 JOURNAL = "journal"
 """Folder of a run's directory: its server's program keeps it locked while it is at work."""
@@ -88,7 +88,9 @@ def stop(folder: Path, out: Path) -> int:
     run = known.get(str(out))
     if run is None or submitter.status(run).startswith("finished"):
         others = [other for other in known if goes_on(Path(other))]
-        raise PerfedError(f"{out}: no run goes on there" + (f"; one does in {some(others)} (--out)" if others else ""))
+        raise PerfedError(
+            f"{out}: no run goes on there" + (f"; one does in {shorten_list(others)} (--out)" if others else "")
+        )
     submitter.stop(run)
     ends = time.monotonic() + PATIENCE
     while goes_on(out):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from perfed.errors import PerfedError
-from perfed.machine import write_atomic
+from perfed.system import write_atomic
 
 CA_DAYS = 3650
 """How long a certificate authority is valid."""

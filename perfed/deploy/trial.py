@@ -12,7 +12,7 @@ from perfed.data.federation import Federation
 from perfed.data.labels import Task
 from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.dry_run import Protocol, allowed_by
-from perfed.engine.setup import Setup
+from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 
@@ -45,10 +45,12 @@ def allowed_in(study: str, task: Task | None = None) -> Allowed:
     """
     experiment = read(study, "the study")
     federation = _made_up(experiment, task)
-    setup = Setup(experiment.built_method, experiment.model_for(federation), experiment.seed, experiment.torch_dtype)
+    initialiser = Initialiser(
+        experiment.built_method, experiment.model_for(federation), experiment.seed, experiment.torch_dtype
+    )
     protocol = protocol_of(experiment, federation.num_domains)
     try:
-        return allowed_by(federation.clients[0], setup.info(federation), setup, protocol)
+        return allowed_by(federation.clients[0], initialiser.info(federation), initialiser, protocol)
     except PerfedError as error:
         raise PerfedError(f"tried on made-up tables: {error}") from None
 

@@ -16,7 +16,7 @@ from perfed.deploy.server_files import BAR, STUDY_FILE, app_files, server_files
 from perfed.deploy.study import study_of
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read, readable
-from perfed.machine import private_files, write_atomic
+from perfed.system import private_files, write_atomic
 
 DAYS = 365
 """How long a server's certificate is valid, if nothing else is said."""

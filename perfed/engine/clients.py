@@ -102,7 +102,7 @@ class RoundClients:
         keeps: bool = False,
     ) -> None:
         self._engine = engine
-        self.method = engine.setup.method.in_round(round_)
+        self.method = engine.initialiser.method.in_round(round_)
         self._kind = kind
         self._measure = measure
         self._keeps = keeps
@@ -119,7 +119,7 @@ class RoundClients:
 
     def key(self, purpose: str) -> torch.Tensor:
         """Randomness of the server in this round for ``purpose``."""
-        return rng.key(self._engine.setup.seed, "server", purpose, self.round)
+        return rng.key(self._engine.initialiser.seed, "server", purpose, self.round)
 
     def show(self, name: str, **arrays: Any) -> None:
         """Keep ``arrays`` for the run, under ``name``."""

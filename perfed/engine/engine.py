@@ -18,8 +18,8 @@ from perfed.data.federation import Federation
 from perfed.engine.columns import filled
 from perfed.engine.evaluate import Metrics, Outputs
 from perfed.engine.executor import Background, ChunkResult, ChunkTask, Exchange, LocalExecutor, layouts_of
+from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import Scoring
-from perfed.engine.setup import Setup
 from perfed.engine.states import States
 from perfed.errors import ClientsDiverged, PerfedError
 from perfed.method.exchange import Each, Fold, Replies
@@ -40,7 +40,7 @@ class Engine(ABC):
 
     Args:
         federation: inputs must already have the run's dtype.
-        setup: method, model, seed.
+        initialiser: method, model, seed.
         plan: how work is cut up.
 
     Attributes:
@@ -54,24 +54,24 @@ class Engine(ABC):
         notes: what is to be told of the work, to which an engine adds.
     """
 
-    def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
+    def __init__(self, federation: Federation, initialiser: Initialiser, plan: Plan) -> None:
         self.federation = federation
-        self.setup = setup
+        self.initialiser = initialiser
         self.plan = plan
-        self.info = setup.info(federation)
+        self.info = initialiser.info(federation)
         self.background = Background.of(federation, self.info)
         self.clients = {client.id: client for client in federation}
         self.scoring = Scoring(scale=federation.target_scale)
         self.notes: list[str] = []
         self.states: dict[str, Tree] = {}
-        self.holder = States(plan.hold, setup.device)
+        self.holder = States(plan.hold, initialiser.device)
         self.changed: set[str] = set()
         self.arrived: dict[str, float] = {}
         self.lost: dict[str, list[str]] = {}
         self.courses: dict[str, list[float]] = {}
         self._pending: dict[str, Tree] = {}
         self._outlier = ""
-        self._layouts = layouts_of(self.background.shapes, setup, plan)
+        self._layouts = layouts_of(self.background.shapes, initialiser, plan)
 
     @abstractmethod
     def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
@@ -128,8 +128,8 @@ class Engine(ABC):
         clients = [self.clients[client] for client in ids]
         if not clients or clients[0].held is None:
             return content
-        uniform = "num_samples" not in content or getattr(self.setup.method, "average", "samples") == "uniform"
-        return filled(content, clients, self.setup.chain(clients[0].input_shape), uniform)
+        uniform = "num_samples" not in content or getattr(self.initialiser.method, "average", "samples") == "uniform"
+        return filled(content, clients, self.initialiser.chain(clients[0].input_shape), uniform)
 
     def evaluate(
         self,
@@ -303,9 +303,9 @@ def _told(client: str, entry: str) -> str:
 class InProcessEngine(Engine):
     """All clients in this process, clients of one architecture stacked in chunks, one chunk after the other."""
 
-    def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
-        super().__init__(federation, setup, plan)
-        self.executor = LocalExecutor(federation, self.background, setup, plan)
+    def __init__(self, federation: Federation, initialiser: Initialiser, plan: Plan) -> None:
+        super().__init__(federation, initialiser, plan)
+        self.executor = LocalExecutor(federation, self.background, initialiser, plan)
 
     def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
         """One chunk after the other."""

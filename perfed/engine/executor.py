@@ -16,19 +16,19 @@ from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.engine.builtin_programs import BUILTIN_PROGRAMS
 from perfed.engine.evaluate import Metrics, Outputs, outputs_of, predictions, score
+from perfed.engine.initial import Initialiser, group_key, stackable_reason
 from perfed.engine.metrics import Scoring
-from perfed.engine.setup import Setup, group_key, stackable_reason
 from perfed.engine.states import State
 from perfed.errors import ClientsDiverged, PerfedError
 from perfed.method.declared import FederationInfo
 from perfed.method.exchange import Reply, check_rows
-from perfed.method.extension import BoundExtensions, sent
+from perfed.method.extension import BoundExtensions, Extension
 from perfed.method.method import Method
 from perfed.model.chain import Shape
 from perfed.model.placement import Layout
 from perfed.training.batches import moved_on
 from perfed.training.cohort import Cohort
-from perfed.training.loss_curve import LossCurve
+from perfed.training.fit import LossCurve
 from perfed.training.plan import Plan
 from perfed.training.view import ExchangeId
 from perfed.tree import Tree
@@ -158,19 +158,19 @@ class LocalExecutor:
     Args:
         clients: inputs must already have the run's dtype.
         background: of the federation.
-        setup: method, model, seed.
+        initialiser: method, model, seed.
         plan: how work is cut up.
 
     Attributes:
         layouts: architecture of clients by the shape of their inputs; those that can share a stack have one label.
     """
 
-    def __init__(self, clients: Iterable[Client], background: Background, setup: Setup, plan: Plan) -> None:
+    def __init__(self, clients: Iterable[Client], background: Background, initialiser: Initialiser, plan: Plan) -> None:
         self.clients = {client.id: client for client in clients}
         self.background = background
-        self.setup = setup
+        self.initialiser = initialiser
         self.plan = plan
-        self.layouts = layouts_of(background.shapes, setup, plan)
+        self.layouts = layouts_of(background.shapes, initialiser, plan)
 
     def attempt(self, work: ChunkTask) -> ChunkResult:
         """:meth:`run`, or at which of the clients training diverged."""
@@ -192,7 +192,7 @@ class LocalExecutor:
         outputs: list[Outputs] = []
         if exchange.measure is not None:
             predicted = predictions(
-                self.setup.method.in_round(exchange.round), cohort, exchange.measure, self.background.trained
+                self.initialiser.method.in_round(exchange.round), cohort, exchange.measure, self.background.trained
             )
             metrics = score(cohort, exchange.measure, predicted, work.scoring)
             if work.keeps and predicted is not None:
@@ -204,7 +204,7 @@ class LocalExecutor:
     def worked(self, work: ChunkTask) -> tuple[Cohort, Reply]:
         """The clients of ``work`` after its program, side by side, and their reply."""
         cohort = self.cohort([self.clients[i] for i in work.ids], work.exchange, work.states)
-        if self.setup.method.extensions:
+        if work.exchange.lasting and _replacing(self.initialiser.method.extensions):
             cohort.delivered = self._delivered(work)  # apart: programs may train in place what they get
         return cohort, self._call(cohort, work.exchange, self._delivered(work))
 
@@ -212,7 +212,7 @@ class LocalExecutor:
         """``clients`` of one architecture, side by side, as ``exchange`` finds them."""
         layout, info = self.layouts[clients[0].input_shape], self.background.info
         frozen = "frozen" in layout.places.values()
-        own = [self.setup.client_model(client) if frozen else {} for client in clients]
+        own = [self.initialiser.client_model(client) if frozen else {} for client in clients]
         found = [self._state(client, states.get(client.id)) for client in clients]
         model = tree.stack_padded([{**frozen, **state["model"]} for frozen, state in zip(own, found, strict=True)])
         rest = [{name: value for name, value in state.items() if name != "model"} for state in found]
@@ -221,26 +221,26 @@ class LocalExecutor:
             layout,
             model,
             tree.stack_padded(rest),
-            settings=self.setup.method.in_round(exchange.round),
+            settings=self.initialiser.method.in_round(exchange.round),
             plan=self.plan,
-            where=ExchangeId(self.setup.seed, exchange.round, exchange.index),
+            where=ExchangeId(self.initialiser.seed, exchange.round, exchange.index),
             task=info.task,
             num_classes=info.num_classes,
             num_domains=info.num_domains,
             augment=self.background.augment,
         )
-        if exchange.lasting and self.setup.watched.intersection(made.ids):
+        if exchange.lasting and self.initialiser.watched.intersection(made.ids):
             made.watch = LossCurve()
         return made
 
     def _courses(self, cohort: Cohort) -> dict[str, list[float]]:
         """What was seen of the clients that are watched."""
         seen = cohort.watch
-        rows = [(i, row) for row, i in enumerate(cohort.ids) if i in self.setup.watched]
+        rows = [(i, row) for row, i in enumerate(cohort.ids) if i in self.initialiser.watched]
         return {i: seen.losses(row) for i, row in rows} if isinstance(seen, LossCurve) else {}
 
     def _call(self, cohort: Cohort, exchange: Exchange, payload: dict[str, Any]) -> Reply:
-        method = self.setup.method.in_round(exchange.round)
+        method = self.initialiser.method.in_round(exchange.round)
         cohort.carried = payload.pop("extensions", {})
         if exchange.extensions != "nothing":
             cohort.extensions = BoundExtensions(method.extensions)
@@ -249,10 +249,9 @@ class LocalExecutor:
         if exchange.extensions == "all":
             reply["extensions"] = cohort.extensions_reply()
         check_rows(reply, where, cohort.ids)
-        if not (method.extensions and exchange.lasting):
-            return reply
-        reply = sent(method.extensions, cohort, reply)
-        check_rows(reply, "what extensions made of a reply", cohort.ids)
+        for extension in _replacing(method.extensions) if exchange.lasting else ():
+            reply = extension.outgoing(cohort, reply)
+            check_rows(reply, "what extensions made of a reply", cohort.ids)
         return reply
 
     def _program(self, name: str, method: Method) -> tuple[str, Callable[..., Reply | None]]:
@@ -272,13 +271,13 @@ class LocalExecutor:
 
     def _state(self, client: Client, state: Tree | None) -> Mapping[str, Any]:
         if state is None:
-            return self.setup.client_state(client, self.background.info)
+            return self.initialiser.client_state(client, self.background.info)
         return state.read() if isinstance(state, State) else state
 
     def _states(self, cohort: Cohort, shapes: Sequence[Mapping[str, torch.Size]]) -> dict[str, Tree]:
         """Each client's own parameters and sets, which share no memory with the cohort."""
         for name in cohort.state:
-            if name not in self.setup.sets or self.setup.sets[name].home != "client":
+            if name not in self.initialiser.sets or self.initialiser.sets[name].home != "client":
                 raise PerfedError(
                     f"'{name}' is not a declared parameter set at home on the client; declare it in sets()"
                 )
@@ -286,12 +285,12 @@ class LocalExecutor:
         return {i: tree.copy(tree.row_of(own, row, shapes[row])) for row, i in enumerate(cohort.ids)}
 
 
-def layouts_of(shapes: Sequence[Shape], setup: Setup, plan: Plan) -> dict[Shape, Layout]:
+def layouts_of(shapes: Sequence[Shape], initialiser: Initialiser, plan: Plan) -> dict[Shape, Layout]:
     """Architecture of clients by the shape of their inputs; those that can share a stack have the same label."""
     layouts: dict[Shape, Layout] = {}
     groups: dict[str, tuple[str, str | None]] = {}
     for shape in shapes:
-        chain = setup.chain(shape)
+        chain = initialiser.chain(shape)
         key = group_key(chain)
         if key not in groups:
             found_in = stackable_reason(chain) if plan.engine != "sequential" else None
@@ -301,7 +300,7 @@ def layouts_of(shapes: Sequence[Shape], setup: Setup, plan: Plan) -> dict[Shape,
                 layer, reason = found_in
                 plan.reasons.setdefault(layer, reason)  # once, whatever the shapes of inputs
             groups[key] = (label + (f" #{len(groups)}" if len(groups) else ""), reason)
-        layouts[shape] = Layout(chain, setup.places(shape), *groups[key])
+        layouts[shape] = Layout(chain, initialiser.places(shape), *groups[key])
     return layouts
 
 
@@ -309,3 +308,8 @@ def _broadcast(tensor: Tensor, clients: int) -> Tensor:
     """``tensor`` for each of ``clients`` clients."""
     # A program may train what it received in place. For one client that would be the server's own tensor.
     return tensor.unsqueeze(0).clone() if clients == 1 else tensor.unsqueeze(0).expand(clients, *tensor.shape)
+
+
+def _replacing(extensions: Sequence[Extension]) -> list[Extension]:
+    """Return those that replace replies: only they are asked for ``outgoing``."""
+    return [extension for extension in extensions if type(extension).outgoing is not Extension.outgoing]

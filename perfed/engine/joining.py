@@ -29,7 +29,7 @@ class _Joining(Server):
             self.state = ServerState(before)
 
     def _catch_up(self, server: ServerState, clients: RoundClients) -> None:
-        method = self.setup.method
+        method = self.initialiser.method
         if method.joins == "settle":
             self._settle(server, clients)
         elif method.joins is not None:
@@ -59,7 +59,7 @@ def joined(server: Server, client: Client, rounds: int) -> Server:
             f"client '{client.id}' has the domain {wider.domain_name(wider.num_domains - 1)}, which no other client "
             "has, so that nothing is known of it; train anew with it"
         )
-    new = _Joining(wider, server.setup, server.plan, Participation(), rounds, engine=type(server.engine))
+    new = _Joining(wider, server.initialiser, server.plan, Participation(), rounds, engine=type(server.engine))
     kept = new.snapshot()
     sets = {name: _with_rows(value, server.sets[name], new, name) for name, value in kept.server.items()}
     clients = {**kept.clients, **server.snapshot().clients}
@@ -70,5 +70,5 @@ def joined(server: Server, client: Client, rounds: int) -> Server:
 
 def _with_rows(now: Any, before: Any, server: Server, name: str) -> Any:
     """The set as it was; a table with the initial row of a client that it does not know."""
-    declared = server.setup.sets.get(name)
+    declared = server.initialiser.sets.get(name)
     return {**now, **before} if declared is not None and declared.home == "table" else before

@@ -16,7 +16,7 @@ from perfed.data.labels import Task
 from perfed.data.target_scale import TargetScale
 from perfed.engine import scores
 from perfed.errors import PerfedError, did_you_mean
-from perfed.plugins import bare_name, check_free, check_own, own_mistakes, own_name
+from perfed.plugins import Registry, bare_name, own_mistakes, own_name
 
 Score = Callable[[NDArray[Any], NDArray[np.float64]], float]
 """From targets ``(samples, ...)`` and outputs ``(samples, ...)`` to a number; NaN where it is not defined."""
@@ -93,7 +93,9 @@ class Metric:
 _FRACTION = (0.0, 1.0)
 _LARGEST = sys.float_info.max
 _ERROR = (0.0, _LARGEST)
-METRICS: dict[str, Metric] = {
+METRICS: Registry[Metric] = Registry("metric", lambda item: item.module)
+"""Metrics by name: perfed's, and what :func:`metric` has made known."""
+METRICS |= {
     "accuracy": Metric(True, "%", "classification", scores.accuracy, rows=scores.right, span=_FRACTION),
     "balanced-accuracy": Metric(True, "%", "classification", scores.balanced_accuracy, span=_FRACTION),
     "auc": Metric(True, "", "classification", scores.auc, probabilities=True, decimals=4, span=_FRACTION),
@@ -167,9 +169,10 @@ def metric(name: str, *, direction: Literal["higher", "lower"], unit: str = "") 
         raise PerfedError(f"metric '{name}' is no name; allowed are letters, digits and '-'")
 
     def add(function: Score) -> Score:
-        module = function.__module__
-        check_free("metric", name, METRICS[name].module or None if name in METRICS else None, module)
-        METRICS[name] = Metric(direction == "higher", unit, score=function, probabilities=True, module=module)
+        if name in METRICS:  # upper and lower case are told apart
+            METRICS.check_free(name, function.__module__)
+        higher, module = direction == "higher", function.__module__
+        METRICS[name] = Metric(higher, unit, score=function, probabilities=True, module=module)
         return function
 
     return add
@@ -182,7 +185,7 @@ def chosen(given: str) -> tuple[str, Metric]:
         PerfedError: there is none, or it is not one that can be asked for.
     """
     name = own_name(given, "metric")
-    check_own("metric", given, name, {known: item.module for known, item in METRICS.items()})
+    METRICS.check_own(given, name)
     allowed = [known for known, item in METRICS.items() if item.score is not None or item.of_model]
     if name not in allowed:
         hint = did_you_mean(name, allowed)

@@ -15,8 +15,8 @@ from perfed.engine.clients import RoundClients, RoundRecord, Snapshot
 from perfed.engine.engine import Engine, InProcessEngine
 from perfed.engine.evaluate import Metrics, Outputs
 from perfed.engine.gap import linear_head
+from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import Scoring
-from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.maths.aggregate import weighted_mean
 from perfed.method.exchange import ServerState
@@ -36,7 +36,7 @@ class Server:
 
     Args:
         federation: the clients.
-        setup: method, model, seed and dtype.
+        initialiser: method, model, seed and dtype.
         plan: how work is cut up.
         participation, clock: who takes part in a round, and how long the clients take.
         rounds: number of rounds of the whole run.
@@ -52,23 +52,25 @@ class Server:
     def __init__(
         self,
         federation: Federation,
-        setup: Setup,
+        initialiser: Initialiser,
         plan: Plan,
         participation: Participation,
         rounds: int,
-        engine: Callable[[Federation, Setup, Plan], Engine] = InProcessEngine,
+        engine: Callable[[Federation, Initialiser, Plan], Engine] = InProcessEngine,
         clock: Clock | None = None,
     ) -> None:
-        federation = setup.seen(federation)
-        self.setup, self._finishes = setup, setup.method.finishes
+        federation = initialiser.seen(federation)
+        self.initialiser, self._finishes = initialiser, initialiser.method.finishes
         self.clock, self.participation = clock or Clock(), participation
-        who = Population.of(federation, setup.method.batch_size, setup.method.epochs_in, setup.method.epoch_steps)
-        self.selection = Selection(participation, self.clock, who, setup.seed, rounds)
-        self.engine = engine(federation.to(dtype=setup.dtype, device=setup.device), setup, plan)
+        who = Population.of(
+            federation, initialiser.method.batch_size, initialiser.method.epochs_in, initialiser.method.epoch_steps
+        )
+        self.selection = Selection(participation, self.clock, who, initialiser.seed, rounds)
+        self.engine = engine(federation.to(dtype=initialiser.dtype, device=initialiser.device), initialiser, plan)
         self.working, self.hold = self.engine.working, self.engine.holder.keep
         self.drain_notes = self.engine.drain_notes
-        self.state = setup.server_state(federation)
-        if self.selection.policy.wants_gradient and not (setup.method.moves_shared and self.state.shared):
+        self.state = initialiser.server_state(federation)
+        if self.selection.policy.wants_gradient and not (initialiser.method.moves_shared and self.state.shared):
             raise PerfedError(
                 "participation.flanp.rule = 'gradient' measures the gradient at the shared model, and this method "
                 "moves none; allowed: fixed, plateau"
@@ -77,12 +79,12 @@ class Server:
     @property
     def method(self) -> Method:
         """The method whose rounds these are."""
-        return self.setup.method
+        return self.initialiser.method
 
     @property
     def model(self) -> Model:
         """The stages that the method works on."""
-        return self.setup.model
+        return self.initialiser.model
 
     @property
     def plan(self) -> Plan:
@@ -92,12 +94,12 @@ class Server:
     @property
     def seed(self) -> int:
         """Seed of everything random in the run."""
-        return self.setup.seed
+        return self.initialiser.seed
 
     @property
     def device(self) -> torch.device:
         """Where parameters and data are."""
-        return self.setup.device
+        return self.initialiser.device
 
     @property
     def federation(self) -> Federation:
@@ -117,12 +119,12 @@ class Server:
     @property
     def per_domain(self) -> bool:
         """Whether there are parameters of each domain."""
-        return PER_DOMAIN in self.setup.places(self.federation.clients[0].input_shape).values()
+        return PER_DOMAIN in self.initialiser.places(self.federation.clients[0].input_shape).values()
 
     @property
     def linear_head(self) -> str | None:
         """Name of the weight of the linear head with which clients predict; ``None`` where they predict otherwise."""
-        return linear_head(self.method, self.setup.chain(self.federation.clients[0].input_shape))
+        return linear_head(self.method, self.initialiser.chain(self.federation.clients[0].input_shape))
 
     @property
     def speeds(self) -> str:
@@ -289,7 +291,7 @@ class Server:
         What the models say of every sample is appended to ``outputs``, if given. Where the policy lets clients that
         were ``never_used`` fit what is their own (:meth:`settle`), they do so before, on a copy.
         """
-        method, chosen = self.setup.method, [*self.engine.clients] if ids is None else ids
+        method, chosen = self.initialiser.method, [*self.engine.clients] if ids is None else ids
         unused = set(never_used) if self.participation.fits_unused else set()
         fitted, rest = [i for i in chosen if i in unused], [i for i in chosen if i not in unused]
         payload = method.download(self.state)

@@ -17,7 +17,7 @@ import torch
 from perfed import tree
 from perfed.codec import decode, encode
 from perfed.errors import PerfedError
-from perfed.machine import scratch
+from perfed.system import scratch
 from perfed.tree import Tree
 
 

@@ -17,7 +17,6 @@ from perfed.experiment.config import Experiment, experiment_names, find_experime
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.start import is_done, start
-from perfed.machine import write_atomic
 from perfed.methods.presets import method_and_policy
 from perfed.plugins import bare_name
 from perfed.report import Gathered, Verdict, comparison_rows, gathered, verdict, write_report
@@ -25,6 +24,7 @@ from perfed.report.curves import oracle
 from perfed.report.runs import Run as FinishedRun
 from perfed.run.directory import RunDirectory, marker_file, marker_of, plain, write_marker
 from perfed.settings import leaves, stated
+from perfed.system import write_atomic
 
 
 def federated(names: Sequence[str]) -> list[str]:

@@ -21,8 +21,8 @@ from perfed.experiment.factory import DATA, Key, ProgressEvent, RunFactory
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.worker import GRACE, Source, packed, serve
 from perfed.experiment.worker import task as ray_task
-from perfed.machine import sigint_held
 from perfed.run.run import Run
+from perfed.system import sigint_held
 
 START_METHOD = "spawn"
 """How worker processes begin, as multiprocessing calls it; "spawn" is everywhere and takes nothing along."""

@@ -15,17 +15,17 @@ import sklearn
 from sklearn.linear_model import LinearRegression
 
 from perfed.data.federation import Federation
-from perfed.errors import PerfedError, some
+from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.config import validate
 from perfed.experiment.estimators import Cox, is_baseline, is_pooled
 from perfed.experiment.start import opened
-from perfed.machine import private_files
 from perfed.run.card import metrics_with_intervals
 from perfed.run.directory import RunDirectory, plain
 from perfed.run.estimator_site import EstimatorSite, keep_estimator, kept_estimator
 from perfed.run.own_model import facts_of
 from perfed.run.run import Run
 from perfed.run.summary import versions
+from perfed.system import private_files
 
 FOLDER, POOLED_FILE = "estimators", "pooled.skops"
 MOST = 200
@@ -100,7 +100,7 @@ class KeptModels:
         """
         ids = self.federation.ids
         if client not in ids:
-            raise PerfedError(f"unknown client '{client}'; ids are: {some(ids)}")
+            raise PerfedError(f"unknown client '{client}'; ids are: {shorten_list(ids)}")
         file = self.path / FOLDER / (POOLED_FILE if is_pooled(self.name) else _file(ids.index(client)))
         if not file.exists():
             raise PerfedError(f"{file}: there is no model of client '{client}'; train anew: 'perfed compare'")

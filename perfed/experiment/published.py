@@ -20,13 +20,13 @@ from perfed.experiment.jobs import Execute
 from perfed.experiment.overrides import grid_points, override
 from perfed.experiment.search import Search, read_grid
 from perfed.experiment.study import Study
-from perfed.machine import write_atomic
 from perfed.plugins import known_as
 from perfed.report.board import Figure, board_table, write_board
 from perfed.report.runs import load_run
 from perfed.report.text import TextTable
 from perfed.run.directory import RunDirectory, marker_file, marker_of, plain, write_marker
 from perfed.settings import LISTED, STRICT
+from perfed.system import write_atomic
 
 With = Callable[[str, int], Execute]
 """From what is worked on and its number of runs to what executes them."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perfed.data.tables.problems import pandas
-from perfed.datasets.in_memory import in_memory
+from perfed.datasets.catalogue import in_memory
 from perfed.errors import PerfedError
 from perfed.experiment.comparison import Comparison, ComparisonSpec, Conclusion, federated
 from perfed.experiment.config import canonical

@@ -24,9 +24,9 @@ from perfed.experiment.config import readable
 from perfed.experiment.factory import Key, RunFactory
 from perfed.experiment.jobs import Execute, in_turn
 from perfed.experiment.overrides import grid_points, override, parse_value, resolve
-from perfed.machine import write_atomic
 from perfed.method.registry import entry
 from perfed.run.directory import RunDirectory, marker_file, marker_of, write_marker
+from perfed.system import write_atomic
 
 _OWN_FRACTION = TUNING_FRACTION / 2  # the half of it that a method has that uses validation data
 _HELD_OUT_NOTE = (

@@ -40,9 +40,9 @@ from perfed.experiment.estimators import (
 from perfed.experiment.kept_models import keep
 from perfed.run import predictions
 from perfed.run.callbacks.progress import Progress
+from perfed.run.callbacks.results import holdings
 from perfed.run.directory import RunDirectory
 from perfed.run.estimator_site import outputs_of, rows_of
-from perfed.run.holdings import holdings
 from perfed.run.summary import outline, versions
 
 TOGETHER = "one model on the samples of all clients together: what could be had if data could be brought together"

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from perfed.data.federation import Federation
-from perfed.datasets.in_memory import in_memory
+from perfed.datasets.catalogue import in_memory
 from perfed.errors import PerfedError
 from perfed.experiment.factory import Key, ProgressEvent, RunFactory, execute
-from perfed.machine import TERMINATED, sigterm_as_exit
 from perfed.plugins import own_mistake
+from perfed.system import TERMINATED, sigterm_as_exit
 
 GRACE = 60.0
 """Seconds that a process has to write its checkpoint after it was told to end."""

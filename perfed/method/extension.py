@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Clients, Replies, Reply, ServerState
-from perfed.plugins import check_free, check_own, known_as, own_name
+from perfed.plugins import Registry
 from perfed.training.cohort import Cohort
 from perfed.training.settings import Scheduled
 from perfed.training.step import Penalty
@@ -159,15 +159,8 @@ def end_round(
         extension.server_step(server, before)
 
 
-def sent(extensions: Sequence[Extension], cohort: Cohort, reply: Reply) -> Reply:
-    """Return what leaves the clients in the place of ``reply``."""
-    for extension in extensions:
-        reply = extension.outgoing(cohort, reply)
-    return reply
-
-
 def received(extensions: Sequence[Extension], server: ServerState, reply: dict[str, Any]) -> dict[str, Any]:
-    """Return one client's reply as its program made it, from what :func:`sent` made of it."""
+    """Return one client's reply as its program made it, from what :meth:`Extension.outgoing` made of it."""
     for extension in reversed(extensions):
         reply = extension.incoming(server, reply)
     return reply
@@ -194,8 +187,8 @@ class BoundExtensions:
         return {e.name: e.client_update(cohort, cohort.carried[e.name]) for e in self._extensions}
 
 
-EXTENSIONS: dict[str, tuple[type[Extension], str]] = {}
-"""What :func:`register_extension` has made known: by name the class, and the module that registered it."""
+EXTENSIONS: Registry[type[Extension]] = Registry("extension", lambda cls: cls.__module__)
+"""What :func:`register_extension` has made known, by name."""
 
 
 def register_extension(cls: type[Extension]) -> type[Extension]:
@@ -217,9 +210,8 @@ def register_extension(cls: type[Extension]) -> type[Extension]:
     """
     if not cls.name:
         raise PerfedError(f'the extension {cls.__name__} has no name; write name: ClassVar[str] = "..." in its class')
-    module, taken = cls.__module__, known_as(cls.name, EXTENSIONS)
-    check_free("extension", cls.name, None if taken is None else EXTENSIONS[taken][1], module)
-    EXTENSIONS[cls.name] = cls, module
+    EXTENSIONS.check_free(cls.name, cls.__module__)
+    EXTENSIONS[cls.name] = cls
     return cls
 
 
@@ -233,12 +225,10 @@ def extension_class(name: str) -> type[Extension]:
         >>> extension_class("proximal")(mu=0.1)
         Proximal(mu=0.1)
     """
-    bare = own_name(name, "extension")
-    own = known_as(bare, EXTENSIONS) or bare
-    check_own("extension", name, own, {known: module for known, (_, module) in EXTENSIONS.items()})
+    own = EXTENSIONS.own(name)
     if own not in EXTENSIONS:
         raise PerfedError(f"unknown extension '{own}'; allowed: {', '.join(sorted(EXTENSIONS))}, or module:NAME")
-    return EXTENSIONS[own][0]
+    return EXTENSIONS[own]
 
 
 def extension_id(name: str) -> str:
@@ -257,7 +247,7 @@ def extension_id(name: str) -> str:
 
 def full_name(name: str) -> str:
     """``module:NAME`` of an extension that a module of the user's own has registered; any other name as it is."""
-    module = EXTENSIONS[name][1] if name in EXTENSIONS else "__main__"
+    module = EXTENSIONS[name].__module__ if name in EXTENSIONS else "__main__"
     return name if module == "__main__" or module.startswith("perfed.") else f"{module}:{name}"
 
 

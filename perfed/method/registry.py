@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from perfed.errors import PerfedError
 from perfed.method.extension import Extension
 from perfed.method.method import Method
 from perfed.participation.settings import POLICIES
-from perfed.plugins import POOLED, SKLEARN, check_free, check_own, known_as, own_name
+from perfed.plugins import POOLED, SKLEARN, Registry, known_as, own_name
 
 
 @dataclass(frozen=True)
@@ -38,11 +38,8 @@ class Entry:
     title: str = ""
 
 
-METHODS: dict[str, Entry] = {}
-"""What :func:`register` has made known, by name."""
-
-PRESETS: dict[str, Entry] = {}
-"""What :func:`preset` has made known, by name."""
+METHODS: Registry[Entry] = Registry("method", lambda entry: entry.module)
+"""What :func:`register` and :func:`preset` have made known, by name."""
 
 
 def register(
@@ -77,11 +74,9 @@ def register(
     """
 
     def add(cls: type[Method]) -> type[Method]:
-        module, every = cls.__module__, {**PRESETS, **METHODS}
-        taken = known_as(name, every)
-        check_free("method", name, None if taken is None else every[taken].module, module)
+        METHODS.check_free(name, cls.__module__)
         text = summary or (cls.__doc__ or name).strip().splitlines()[0]
-        METHODS[name] = Entry(name, cls, extensions, defaults, text, module=module, title=title)
+        METHODS[name] = Entry(name, cls, extensions, defaults, text, module=cls.__module__, title=title)
         return cls
 
     return add
@@ -96,7 +91,7 @@ def preset(name: str, method: str, policy: str, summary: str, title: str = "") -
         'deadline'
     """
     found = entry(method)
-    PRESETS[name] = replace(found, name=name, summary=summary, base=found.name, policy=policy, title=title)
+    METHODS[name] = replace(found, name=name, summary=summary, base=found.name, policy=policy, title=title)
 
 
 def entry(name: str) -> Entry:
@@ -117,12 +112,11 @@ def entry(name: str) -> Entry:
             f"'{name}' is no method: scikit-learn's models stand beside methods in 'perfed compare' alone"
         )
     given, name = name, own_name(name, "method")
-    every, (base, _, policy) = {**PRESETS, **METHODS}, name.rpartition("+")
-    known, method = _meant(name, every), _meant(base, METHODS)
-    under_policy = method if known is None else None
-    check_own("method", given, known or under_policy or name, {own: item.module for own, item in every.items()})
+    base, _, policy = name.rpartition("+")
+    known, under_policy = _meant(name, known_names()), _meant(base, method_names())
+    METHODS.check_own(given, known or under_policy or name)
     if known is not None:
-        return every[known]
+        return METHODS[known]
     if under_policy is not None and (asked := known_as(policy, POLICIES)):
         whole, summary = f"{under_policy}+{asked}", f"{under_policy} under the participation policy {asked}"
         return replace(METHODS[under_policy], name=whole, summary=summary, base=under_policy, policy=asked, title="")
@@ -143,9 +137,9 @@ def method_id(name: str) -> str:
     return f"{module}{colon}{entry(name).name}"
 
 
-def _meant(name: str, known: Mapping[str, Entry]) -> str | None:
-    """The name that is meant: itself in any case, or the title of a method."""
-    titles = {item.title.casefold(): own for own, item in known.items() if item.title}
+def _meant(name: str, known: Sequence[str]) -> str | None:
+    """The one of the ``known`` names that is meant: itself in any case, or the title of its method."""
+    titles = {METHODS[own].title.casefold(): own for own in known if METHODS[own].title}
     return known_as(name, known) or titles.get(name.casefold())
 
 
@@ -153,7 +147,7 @@ def _nearest(name: str) -> str:
     """What may have been meant by a name that is not known: all methods that begin so, or those written alike."""
     base, plus, policy = name.partition("+")
     base = base.casefold()
-    if plus and _meant(base, METHODS):
+    if plus and _meant(base, method_names()):
         return f"'{policy}' is no policy; allowed: {', '.join(POLICIES)}"
     family = [known for known in known_names() if known.startswith(f"{base}-")]
     near = family or difflib.get_close_matches(base, known_names(), n=3)
@@ -167,7 +161,7 @@ def method_names() -> list[str]:
         >>> "fedavg" in method_names(), "fedrep-srpfl" in method_names()
         (True, False)
     """
-    return sorted(METHODS)
+    return sorted(name for name, found in METHODS.items() if not found.base)
 
 
 def preset_names() -> list[str]:
@@ -177,7 +171,7 @@ def preset_names() -> list[str]:
         >>> "fedavg" in preset_names(), "fedrep-srpfl" in preset_names()
         (False, True)
     """
-    return sorted(PRESETS)
+    return sorted(name for name, found in METHODS.items() if found.base)
 
 
 def known_names() -> list[str]:

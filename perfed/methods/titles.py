@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import perfed.methods.presets  # noqa: F401 - registers methods and presets
-from perfed.method import registry
+from perfed.method.registry import METHODS
 from perfed.participation.settings import POLICIES
 from perfed.plugins import POOLED, SKLEARN
 
@@ -39,7 +39,7 @@ def display_name(name: str) -> str:
     if plus and policy in POLICIES:
         return f"{display_name(method)}+{_POLICIES.get(policy, policy)}"
     module, _, own = name.rpartition(":")
-    found = registry.METHODS.get(own) or registry.PRESETS.get(own)
+    found = METHODS.get(own)
     return found.title or name if found is not None and module in ("", found.module) else name
 
 

@@ -17,8 +17,7 @@ import torch
 from perfed import rng
 from perfed.errors import PerfedError
 from perfed.participation.clock import Clock, Population, Rows, Seconds, Timer
-from perfed.participation.phases import Phases, check_first
-from perfed.participation.schedule import stage_lengths
+from perfed.participation.schedule import Phases, check_first, stage_lengths
 from perfed.participation.settings import Participation
 
 

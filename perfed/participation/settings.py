@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, Field
 
-from perfed.participation.phases import PhaseRule
+from perfed.participation.schedule import PhaseRule
 from perfed.plugins import known_as
 from perfed.settings import STRICT, unless
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from perfed.engine.metrics import Metric, metric_of
-from perfed.errors import PerfedError, some
+from perfed.errors import PerfedError, shorten_list
 from perfed.plugins import POOLED
 from perfed.report.against import (
     MethodVerdict,
@@ -122,7 +122,7 @@ class Verdict:
         for found in self.sites:
             if found.site == site:
                 return found.method
-        known = some([found.site for found in self.sites])
+        known = shorten_list([found.site for found in self.sites])
         raise PerfedError(f"nothing was measured at site '{site}'; sites are: {known}")
 
     @property

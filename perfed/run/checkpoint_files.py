@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from perfed.codec import decode, encode
 from perfed.errors import PerfedError
-from perfed.machine import write_atomic
+from perfed.system import write_atomic
 from perfed.tree import Tree
 
 _KEPT = 2

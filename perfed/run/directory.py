@@ -24,9 +24,9 @@ from pydantic import BaseModel
 from perfed.data.csv_text import csv_text
 from perfed.data.reading import checked, read_json
 from perfed.errors import PerfedError
-from perfed.machine import SCRATCH, locked, sweep, write_atomic
 from perfed.run.checkpoint_files import CheckpointFiles
 from perfed.run.records import Number, Round, Summary
+from perfed.system import SCRATCH, locked, sweep, write_atomic
 
 MARKER = "comparisons.toml"
 """What every study is begun with: its kind, and what its runs are made of."""

@@ -16,9 +16,9 @@ from perfed.data.files import optional_package
 from perfed.data.reading import reason_of, refuse_unpacked
 from perfed.data.target_scale import TargetScale
 from perfed.errors import PerfedError
-from perfed.machine import write_atomic
 from perfed.run.onnx_table import ML, ML_VERSION, onnx_package
 from perfed.run.site import SiteModel
+from perfed.system import write_atomic
 
 _OPSET = 18
 TRUSTED = ("sklearn.tree._tree.Tree",)

@@ -15,11 +15,11 @@ from perfed.data.reading import reason_of
 from perfed.data.tables.problems import pandas
 from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
-from perfed.machine import write_atomic
 from perfed.run.card import card
 from perfed.run.estimator_site import EstimatorSite
 from perfed.run.onnx_table import example_columns, joined, onnx_package
 from perfed.run.site import DOMAIN, SiteModel, quiet, write_program
+from perfed.system import write_atomic
 
 Format = Literal["onnx", "pt2", "safetensors"]
 FORMATS: tuple[Format, ...] = get_args(Format)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from perfed.machine import write_atomic
+from perfed.system import write_atomic
 
 _GRAPH = "graph"
 _ATEN = re.compile(r"aten\.(\w+)\.(\w+)")

@@ -18,7 +18,7 @@ from perfed.data.federation import Federation
 from perfed.engine import evaluate
 from perfed.engine.joining import joined
 from perfed.engine.server import Server
-from perfed.errors import PerfedError, some
+from perfed.errors import PerfedError, shorten_list
 from perfed.method.method import Method
 from perfed.model.chain import Chain, Parameters
 from perfed.run.callbacks.best import BestModels
@@ -90,7 +90,7 @@ class OwnModels:
         """
         if client not in self.server.clients and self.path and (joined := joined_sites(self.path)):
             if client not in joined:
-                known = f"ids are: {some([*self.server.clients])}; joined: {some([*joined])}"
+                known = f"ids are: {shorten_list([*self.server.clients])}; joined: {shorten_list([*joined])}"
                 raise PerfedError(f"unknown client '{client}'; {known}")
             return load_site(joined[client], trust)
         return self._site(self.server, client)
@@ -153,7 +153,7 @@ class OwnModels:
     def _alone(self, server: Server, client: str) -> Cohort:
         """The client alone, with the model that evaluation uses."""
         if client not in server.clients:
-            raise PerfedError(f"unknown client '{client}'; ids are: {some([*server.clients])}")
+            raise PerfedError(f"unknown client '{client}'; ids are: {shorten_list([*server.clients])}")
         with self.taken.at(server, client):
             (cohort,) = server.own_models([client], self.taken.rounds.get(client, self.done))
         return cohort

@@ -13,11 +13,10 @@ import torch
 from perfed.data.federation import Federation
 from perfed.engine.clients import RoundRecord
 from perfed.engine.evaluate import Metrics
+from perfed.engine.initial import Initialiser
 from perfed.engine.ray.engine import RayEngine
 from perfed.engine.server import Server
-from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
-from perfed.machine import sigterm_as_exit
 from perfed.method.method import Method
 from perfed.methods.build import build_method
 from perfed.model.chain import Model
@@ -32,7 +31,6 @@ from perfed.run.callbacks.log import EventLog
 from perfed.run.callbacks.progress import Progress, ToldProgress
 from perfed.run.callbacks.results import Results, write_arrays
 from perfed.run.checkpoint_files import Checkpoint
-from perfed.run.checks import check_kinds, diverging
 from perfed.run.directory import RunDirectory
 from perfed.run.evaluation import Evaluator, scored_split
 from perfed.run.own_model import OwnModels
@@ -40,8 +38,8 @@ from perfed.run.rounds import Rounds
 from perfed.run.settings import Evaluation, Snapshots
 from perfed.run.summary import nothing_shared, summary_of, table_of
 from perfed.run.totals import RunProgress
-from perfed.training.device import usable_device
-from perfed.training.plan import Plan, use_threads
+from perfed.system import sigterm_as_exit
+from perfed.training.plan import Plan, usable_device, use_threads
 
 
 class Run(OwnModels):
@@ -105,12 +103,16 @@ class Run(OwnModels):
         self.federation, split, said = scored_split(method, federation, self.evaluation.split, self.name, seed)
         watched = federation.ids[: self.snapshots.clients] if self.snapshots.losses else ()
         model = by_columns(model, federation.named_inputs)
-        setup = Setup(method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"), watched)
+        initialiser = Initialiser(
+            method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"), watched
+        )
         server = server or (partial(Server, engine=RayEngine) if self.plan.engine == "ray" else Server)
-        self.server = server(self.federation, setup, self.plan, participation or Participation(), rounds, clock=clock)
+        self.server = server(
+            self.federation, initialiser, self.plan, participation or Participation(), rounds, clock=clock
+        )
         self._evaluator = Evaluator(self.evaluation, self.server, self.federation, split, rounds)
         self._rounds = Rounds(self.server, self._evaluator, self.snapshots, rounds)
-        own = [*method.notes(federation, setup.model), *nothing_shared(self.name, self.server)]
+        own = [*method.notes(federation, initialiser.model), *nothing_shared(self.name, self.server)]
         self.notes: list[str] = [*said, *own, *self._evaluator.notes()]
         self.history: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
@@ -226,3 +228,32 @@ class Run(OwnModels):
     def restore(self) -> None:
         """Go back to the last whole checkpoint of the directory; to the start if there is none."""
         self._checkpoints.go_back(self)
+
+
+def check_kinds(federation: Any, method: Any, model: Any) -> None:
+    """Say in one line which of a run's three parts is something else.
+
+    Raises:
+        PerfedError: one of them is.
+    """
+    kinds = (
+        ("federation", federation, Federation, "perfed.Federation.from_arrays(...) makes one"),
+        ("method", method, Method, "give its name, such as 'fedavg', or perfed.build_method(name, settings)"),
+        ("model", model, Model, "perfed.Model(body=..., head=...) makes one"),
+    )
+    for what, given, wanted, hint in kinds:
+        if not isinstance(given, wanted):
+            kind = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+            raise PerfedError(f"{what} is {kind}, not a perfed {wanted.__name__}; {hint}")
+
+
+@contextmanager
+def diverging(where: str) -> Iterator[None]:
+    """Say in one line that matrices cannot be factorised: they come from values that overflowed."""
+    try:
+        yield
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        reason = str(error).partition(": ")[0]
+        raise PerfedError(
+            f"{where}: training diverged: {reason} failed on values that are no longer finite; lower the learning rate"
+        ) from None

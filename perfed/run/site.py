@@ -22,10 +22,10 @@ from perfed.data.reading import reason_of, refuse_untrusted
 from perfed.data.tables.problems import columns_named, pandas
 from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
-from perfed.machine import write_atomic
 from perfed.run.client_module import ClientModule
 from perfed.run.graph import NotData, read_graph, write_graph
 from perfed.run.site_facts import FORMAT, read_facts
+from perfed.system import write_atomic
 
 FACTS, NETWORK, PROGRAM, TABLE = "site.json", "network.safetensors", "network.pt2", "table.zip"
 EXAMPLES = 3

@@ -11,10 +11,10 @@ from perfed.data.federation import Federation
 from perfed.engine.evaluate import Metrics, client_table, few_samples, with_extremes
 from perfed.engine.metrics import own_metrics
 from perfed.engine.server import Server
-from perfed.machine import installed_version, peak_memory_mb
 from perfed.model.placement import SENT
 from perfed.run.evaluation import Evaluator
 from perfed.run.totals import RunProgress, RunTotals
+from perfed.system import installed_version, peak_memory_mb
 
 
 def nothing_shared(name: str, server: Server) -> list[str]:

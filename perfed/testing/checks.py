@@ -244,7 +244,7 @@ def clients_are_not_mixed(make: Make) -> None:
     last = federation.clients[-1]
     other = replace(last, train=replace(last.train, x=1.5 * last.train.x + 1))
     changed = serve(make(), replace(federation, clients=(*federation.clients[:-1], other)), rounds=2).engine
-    host = LocalExecutor(changed.federation, changed.background, changed.setup, changed.plan)
+    host = LocalExecutor(changed.federation, changed.background, changed.initialiser, changed.plan)
     assert isinstance(server.engine, RecordingEngine)
     for work, done in server.engine.record:
         again = host.attempt(work)

@@ -14,8 +14,8 @@ from perfed.codec import decode, encode
 from perfed.data.federation import Federation
 from perfed.engine.engine import Engine, InProcessEngine
 from perfed.engine.executor import ChunkResult, ChunkTask, LocalExecutor
+from perfed.engine.initial import Initialiser
 from perfed.engine.server import Server
-from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.method.extension import Extension
 from perfed.method.method import Method
@@ -52,23 +52,23 @@ class CodecEngine(InProcessEngine):
 class ForgetfulEngine(InProcessEngine):
     """Every chunk of clients meets the method as it was before the run: as at a site that was begun anew."""
 
-    def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
-        super().__init__(federation, setup, plan)
-        self._before = copy.deepcopy(setup.method)
+    def __init__(self, federation: Federation, initialiser: Initialiser, plan: Plan) -> None:
+        super().__init__(federation, initialiser, plan)
+        self._before = copy.deepcopy(initialiser.method)
 
     def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
         """One chunk after the other."""
         for work in works:
-            setup = copy.copy(self.setup)
-            setup.method = copy.deepcopy(self._before)
-            yield LocalExecutor(self.federation, self.background, setup, self.plan).attempt(work)
+            initialiser = copy.copy(self.initialiser)
+            initialiser.method = copy.deepcopy(self._before)
+            yield LocalExecutor(self.federation, self.background, initialiser, self.plan).attempt(work)
 
 
 class RecordingEngine(InProcessEngine):
     """Keeps all that chunks of clients were to do, and what they did."""
 
-    def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
-        super().__init__(federation, setup, plan)
+    def __init__(self, federation: Federation, initialiser: Initialiser, plan: Plan) -> None:
+        super().__init__(federation, initialiser, plan)
         self.record: list[tuple[ChunkTask, ChunkResult]] = []
 
     def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
@@ -132,10 +132,10 @@ def serve(
 ) -> Server:
     """Return a server before its preparation; ``participation`` is in place of ``rate``."""
     model = by_columns(model or network_for(method, federation.num_classes or 1), federation.named_inputs)
-    setup = Setup(method, model, seed, dtype)
+    initialiser = Initialiser(method, model, seed, dtype)
     plan = plan or Plan(engine, chunk)
     policy = participation or Participation(rate=rate)
-    return Server(federation, setup, plan, policy, rounds, engine=runner, clock=clock)
+    return Server(federation, initialiser, plan, policy, rounds, engine=runner, clock=clock)
 
 
 def train(server: Server, rounds: int) -> Server:

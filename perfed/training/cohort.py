@@ -52,10 +52,10 @@ class Cohort(View):
         state: the method's and extensions' other parameter sets at home on the client, by name; assign to change them.
         received: the shared parameters as :meth:`load` got them.
         carried: what the server sent for each of the method's extensions, by the extension's name.
-        delivered: the payload of the exchange, by name, as it came; empty without extensions.
+        delivered: the payload of the exchange, by name, as it came; empty where no extension replaces replies.
         extensions: the extensions, in an exchange that carries them.
         scratch: what a program leaves for the method's ``predict``, nested dictionaries of tensors ``(n, ...)``.
-        watch: sees what is fitted before it is (:class:`perfed.training.loss_curve.LossCurve`).
+        watch: sees what is fitted before it is (:class:`perfed.training.fit.LossCurve`).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How work is cut into chunks of clients: the execution plan.
+"""How work is cut into chunks of clients, the execution plan; and the devices that torch computes on.
 
 A plan is chosen once and recorded; with the same plan a run gives the same bits. Results of different plans agree to
 rounding. ``chunk`` is the number of clients computed together (0: all), ``threads`` the number of torch threads of one
@@ -7,6 +7,7 @@ chunk. Threads that are left over work on other chunks at the same time, which c
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from pydantic import ConfigDict, Field
 
 from perfed.errors import PerfedError
 from perfed.settings import Table, unless
+from perfed.system import processor
 
 EngineName = Literal["auto", "stacked", "sequential", "ray"]
 ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "sequential", "ray")
@@ -225,3 +227,32 @@ def use_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+
+def usable_device(name: str, where: str) -> torch.device:
+    """The torch device called ``name``.
+
+    Raises:
+        PerfedError: there is no such kind, or this machine has none; starts with ``where``.
+    """
+    if name.partition(":")[0] not in _DEVICES:
+        raise PerfedError(f"{where}: unknown device; allowed: {', '.join(_DEVICES)}, or one with a number")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise PerfedError(f"{where}: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def arithmetic(device: torch.device) -> str:
+    """What the last digits of results depend on besides plan and cohort: processor, its instructions in use, torch."""
+    parts = [processor(), torch.backends.cpu.get_cpu_capability()]
+    if limit := os.environ.get("ONEDNN_MAX_CPU_ISA"):
+        parts.append(f"oneDNN up to {limit}")
+    if device.type != "cpu":
+        parts.append(torch.cuda.get_device_name(device) if device.type == "cuda" else device.type)
+    return ", ".join([*parts, f"torch {torch.__version__}"])

@@ -21,7 +21,7 @@ from perfed.data.lazy import LazySplit, SplitCache
 from perfed.datasets import load
 from perfed.errors import PerfedError
 from perfed.participation.clock import Population
-from perfed.run.holdings import holdings
+from perfed.run.callbacks.results import holdings
 
 EAGER = blobs((12, 7, 5), dims=(4, 3), validation=4)
 

@@ -20,7 +20,7 @@ from perfed.data.new_client import new_client, new_client_from_frame
 from perfed.data.site_data import site_data
 from perfed.data.tables import kinds
 from perfed.errors import PerfedError
-from perfed.run.holdings import holdings
+from perfed.run.callbacks.results import holdings
 
 SITES = ("north", "south", "west")
 

@@ -24,7 +24,7 @@ from perfed.data.federation import Federation
 from perfed.data.partition.dirichlet import even_labels, inner_dirichlet
 from perfed.data.partition.label_skew import shared_out
 from perfed.datasets import describe, load
-from perfed.datasets.domain_digits import DOMAINS, Resized
+from perfed.datasets.digits import DOMAINS, Resized
 from perfed.datasets.pool import Pool
 from perfed.errors import PerfedError
 from perfed.experiment.config import find_experiment, validate

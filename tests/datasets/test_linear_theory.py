@@ -13,7 +13,7 @@ import torch
 from scipy.linalg import subspace_angles
 
 from perfed import rng
-from perfed.datasets.linear_problem import domain_problem, orthonormal
+from perfed.datasets.linear import domain_problem, orthonormal
 from perfed.errors import PerfedError
 from perfed.participation import schedule
 

@@ -20,9 +20,8 @@ from scipy.stats import kstest
 from perfed.data.federation import Federation
 from perfed.datasets import check_options, cifar, describe, load
 from perfed.datasets.options import PartitionOptions
-from perfed.datasets.pool import Pool
+from perfed.datasets.pool import Pool, label_permutations, rotate
 from perfed.datasets.pooled import partitioned
-from perfed.datasets.shift import label_permutations, rotate
 from perfed.errors import PerfedError
 
 POOLED = ["adult", "cifar10", "digit-domains", "faces", "fashion-mnist", "femnist62", "huggingface", "mnist", "tweets"]

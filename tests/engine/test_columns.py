@@ -30,7 +30,7 @@ def test_a_round_moves_a_column_by_the_mean_gradient_of_those_who_hold_it(averag
     start = server.state.shared
     gradients, sizes = [], []
     for client in federation:
-        own = server.engine.setup.client_state(client, server.engine.info)["model"]["head.own"]
+        own = server.engine.initialiser.client_state(client, server.engine.info)["model"]["head.own"]
         weight = torch.cat([start[WEIGHT], own], 1).requires_grad_()
         loss = torch.nn.functional.cross_entropy(client.train.x @ weight.T + start["head.bias"], client.train.y)
         gradients.append(torch.autograd.grad(loss, weight)[0][:, :4])

@@ -7,8 +7,7 @@ from importlib import import_module, metadata
 
 import pytest
 
-from perfed.engine.flower.processes import command
-from perfed.engine.flower.version import check_flower
+from perfed.engine.flower.processes import check_flower, command
 from perfed.errors import PerfedError
 
 

@@ -78,14 +78,14 @@ def test_a_round_that_fails_leaves_nothing_behind(engine, fail):
     server.round(1)
     before = {path: tensor.clone() for path, tensor in every_tensor(server).items()}
     server.engine.changed.clear()
-    server.setup.method = quick(Counting, fail=fail)
+    server.initialiser.method = quick(Counting, fail=fail)
     with pytest.raises(RuntimeError):
         server.round(2)
     after = every_tensor(server)
     assert after.keys() == before.keys()
     assert all(torch.equal(after[path], tensor) for path, tensor in before.items())
     assert not server.engine.changed
-    server.setup.method = quick(Counting)
+    server.initialiser.method = quick(Counting)
     server.round(2)  # and can simply be repeated
     assert counters(server) == dict.fromkeys(IDS, 4.0) and server.engine.changed == set(IDS)
 
@@ -103,7 +103,7 @@ def test_a_second_exchange_that_fails_under_srpfl_leaves_nothing_behind(engine, 
         raise RuntimeError("lost")
 
     with monkeypatch.context() as patch:
-        patch.setattr(type(servers[0].setup.method), "train_body", train_body)
+        patch.setattr(type(servers[0].initialiser.method), "train_body", train_body)
         with pytest.raises(RuntimeError, match="lost"):
             servers[0].round(2)
     assert asked and len(asked) < 4
@@ -153,7 +153,7 @@ def test_replies_come_in_the_sorted_order_of_ids_whatever_the_chunks():
                 rows = each({i: torch.tensor(10.0 * float(i[1:])) for i in reversed(clients.ids)})
                 seen["reply"] = clients.run(self.report, mine=rows)
 
-        server.setup.method = quick(Spy)
+        server.initialiser.method = quick(Spy)
         server.round(1)
         reply = seen["reply"]
         assert reply.ids == IDS

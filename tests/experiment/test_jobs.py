@@ -29,9 +29,9 @@ from perfed.experiment.factory import ROUNDS, ProgressEvent, RunFactory
 from perfed.experiment.jobs import Jobs
 from perfed.experiment.overrides import override
 from perfed.experiment.study import Study
-from perfed.machine import locked
 from perfed.methods.local import Local
 from perfed.run.directory import RunDirectory
+from perfed.system import locked
 
 METHODS = ["local", "hetfedrep", "sklearn:logistic"]
 SETTINGS = (*TINY, "rounds=30", "checkpoint_seconds=1000")

@@ -74,7 +74,7 @@ def test_fedavg_weighs_clients_by_their_samples():
     server.round(1)
     alone = []
     for client in federation.ids:
-        group = cohort(server.setup.method, federation, ids=[client])
+        group = cohort(server.initialiser.method, federation, ids=[client])
         group.load({name: tensor.unsqueeze(0) for name, tensor in start.items()})
         group.fit(STAGES, epochs=2)
         alone.append(group.shared())

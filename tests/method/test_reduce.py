@@ -109,7 +109,7 @@ def test_a_fold_that_fails_leaves_nothing_behind(way, fail, error, message):
     server = server_of(way, "two kinds")
     server.round(1)
     before = {path: tensor.clone() for path, tensor in every_tensor(server).items()}
-    server.setup.method = quick(Folding, fail=fail, placement={"embedding": "personal"})
+    server.initialiser.method = quick(Folding, fail=fail, placement={"embedding": "personal"})
     with pytest.raises(error, match=message):
         server.round(2)
     after = every_tensor(server)

@@ -124,7 +124,7 @@ def test_the_bank_separates_two_groups_of_clients_with_opposite_labels(engine):
     choices = {}
     for group in server.engine.cohorts(server.engine.federation.ids, payload):
         bank = {n: t.unsqueeze(0).expand(group.n, *t.shape) for n, t in server.state.bank.items()}
-        choice, _ = server.setup.method.choose(group, bank)
+        choice, _ = server.initialiser.method.choose(group, bank)
         choices |= dict(zip(group.ids, choice.tolist(), strict=True))
     assert {choices[f"c{i}"] for i in (0, 2, 4)} != {choices[f"c{i}"] for i in (1, 3, 5)}
     assert len(set(choices.values())) == 2 and choices["c0"] == choices["c2"] == choices["c4"]
@@ -147,7 +147,7 @@ def test_entries_of_a_bank_start_differently_and_losses_have_a_bank_axis():
     assert losses.shape == (2, 2)
     for client in range(2):
         for entry in range(2):
-            chain = server.setup.chain((4,))
+            chain = server.initialiser.chain((4,))
             values = {n: t[entry] for n, t in bank.items()}
             data = group.clients[client].train
             logits = torch.func.functional_call(chain, values, (data.x,))

@@ -52,7 +52,7 @@ def test_one_step_of_both_models_is_the_papers():
     method = make("apfl", alpha=alpha, optimizer="sgd", lr=lr, batch_size=100, local_epochs=1)
     server = serve(method, blobs((12,)))
     client = server.engine.federation.clients[0]
-    chain = server.setup.chain((4,))
+    chain = server.initialiser.chain((4,))
     w = {name: t.clone() for name, t in server.state.shared.items()}
     v = {name: 0.5 * t for name, t in w.items()}
     group = cohort(method, blobs((12,)))
@@ -83,7 +83,7 @@ def test_the_global_model_and_the_mixture_have_batch_norm_statistics_of_their_ow
     server = serve(method, blobs((9,)), model=network(batch_norm=True), engine=engine)
     data = server.engine.federation.clients[0].train
     plain, mixed = (network(batch_norm=True).build((4,)).double().train() for _ in range(2))
-    start = server.setup.client_state(server.engine.clients["c0"], server.engine.info)
+    start = server.initialiser.client_state(server.engine.clients["c0"], server.engine.info)
     plain.load_state_dict({**start["model"], **server.state.shared})
     mixed.load_state_dict({**start["model"], **start["local"]})
     v = {name: p.detach().clone() for name, p in mixed.named_parameters()}

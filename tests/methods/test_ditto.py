@@ -55,7 +55,7 @@ def test_long_training_ends_at_the_minimiser_of_the_pulled_loss():
     train(server, 1)
     v = {name: t.clone().requires_grad_() for name, t in server.engine.states["c0"]["local"].items()}
     data = server.engine.federation.clients[0].train
-    loss = nn.functional.cross_entropy(functional_call(server.setup.chain((4,)), v, (data.x,)), data.y)
+    loss = nn.functional.cross_entropy(functional_call(server.initialiser.chain((4,)), v, (data.x,)), data.y)
     for (name, value), g in zip(v.items(), torch.autograd.grad(loss, v.values()), strict=True):
         torch.testing.assert_close(g, lam * (w[name] - value.detach()), rtol=1e-6, atol=1e-8)
 
@@ -66,14 +66,14 @@ def test_every_step_of_the_personal_model_is_that_of_a_plain_loop(proximal, mome
     method = make("ditto", lam=lam, momentum=momentum, proximal=proximal, **FULL)
     server = serve(method, blobs((12,)), model=NO_EMBEDDING)
     w = {name: t.clone() for name, t in server.state.shared.items()}
-    start = server.setup.client_state(server.engine.clients["c0"], server.engine.info)
+    start = server.initialiser.client_state(server.engine.clients["c0"], server.engine.info)
     v = {name: (t + 0.1).requires_grad_() for name, t in start["local"].items()}
     server.engine.states["c0"] = {**start, "local": {name: t.detach().clone() for name, t in v.items()}}
     train(server, 1)
     data, optimizer = server.engine.federation.clients[0].train, torch.optim.SGD(list(v.values()), lr, momentum)
     for _ in range(steps):
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(functional_call(server.setup.chain((4,)), v, (data.x,)), data.y)
+        loss = nn.functional.cross_entropy(functional_call(server.initialiser.chain((4,)), v, (data.x,)), data.y)
         if proximal == "explicit":
             loss = loss + sum(lam / 2 * (t - w[name]).square().sum() for name, t in v.items())
         loss.backward()

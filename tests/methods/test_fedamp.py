@@ -104,7 +104,7 @@ def test_long_training_solves_the_proximal_problem_around_the_message():
     server.round(2)
     for row, client in enumerate(server.engine.federation):
         w = {name: t.clone().requires_grad_() for name, t in server.state.models[client.id].items()}
-        out = functional_call(server.setup.chain((4,)), w, (client.train.x,))
+        out = functional_call(server.initialiser.chain((4,)), w, (client.train.x,))
         loss = nn.functional.cross_entropy(out, client.train.y)
         for (name, value), g in zip(w.items(), torch.autograd.grad(loss, w.values()), strict=True):
             u = xi[row, 0] * stack[name][0] + xi[row, 1] * stack[name][1]
@@ -121,7 +121,7 @@ def test_one_step_from_the_message(proximal, shrunk):
     u = {name: t.clone().requires_grad_() for name, t in server.state.models["c0"].items()}
     train(server, 1)
     data = server.engine.federation.clients[0].train
-    loss = nn.functional.cross_entropy(functional_call(server.setup.chain((4,)), u, (data.x,)), data.y)
+    loss = nn.functional.cross_entropy(functional_call(server.initialiser.chain((4,)), u, (data.x,)), data.y)
     for (name, start), g in zip(u.items(), torch.autograd.grad(loss, u.values()), strict=True):
         torch.testing.assert_close(server.state.models["c0"][name], start.detach() - lr / shrunk * g)
 

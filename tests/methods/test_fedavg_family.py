@@ -26,7 +26,7 @@ def bytes_of(tensors) -> int:
 
 def personal_models(server, **payload):
     """Every client's own model as it is evaluated: id -> parameters."""
-    payload = payload or server.setup.method.download(server.state)
+    payload = payload or server.initialiser.method.download(server.state)
     found = {}
     for group in server.engine.cohorts(server.engine.federation.ids, payload):
         for row, client in enumerate(group.ids):

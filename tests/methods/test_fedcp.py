@@ -22,14 +22,14 @@ def received(method):
 def test_prediction_is_both_heads_of_the_features_that_the_policy_parts():
     server = train(serve(make("fedcp", lr=0.05), FEDERATION), 3)
     shared = server.state.shared
-    (group,) = server.engine.cohorts(["c0", "c1", "c2"], server.setup.method.download(server.state))
+    (group,) = server.engine.cohorts(["c0", "c1", "c2"], server.initialiser.method.download(server.state))
     x = torch.stack([c.test.x for c in group.clients])
     features = group.forward(x, stages=("embedding", "body"))
     parted = 0.0
     for row, client in enumerate(group.ids):
         own = server.engine.states[client]["model"]
         v = own["head.personal.weight"].sum(0)
-        for f, found in zip(features[row], server.setup.method.predict(group, x)[row], strict=True):
+        for f, found in zip(features[row], server.initialiser.method.predict(group, x)[row], strict=True):
             a = shared["head.policy.0.weight"] @ (f * v / v.norm()) + shared["head.policy.0.bias"]
             a = layer_norm(a, a.shape) * shared["head.policy.1.weight"] + shared["head.policy.1.bias"]
             r, s = torch.relu(a).view(2, -1).softmax(0)

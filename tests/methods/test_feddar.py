@@ -308,7 +308,7 @@ def test_personal_embeddings_with_heads_per_domain():
 
 def features_by_domain(server) -> dict[int, list[tuple[torch.Tensor, torch.Tensor]]]:
     """Each client's ``(x with ones, y)`` of each domain, under the body that the server has."""
-    chain = server.setup.chain(server.engine.federation.clients[0].input_shape)
+    chain = server.initialiser.chain(server.engine.federation.clients[0].input_shape)
     chain.load_state_dict({n: t[0] if n.startswith("head") else t for n, t in server.state.shared.items()})
     found: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {0: [], 1: []}
     for client in server.engine.federation:

@@ -102,12 +102,12 @@ def test_the_memory_stays_at_home_and_is_added_in_prediction():
     assert record.bytes_down == 3 * size and record.bytes_up == 3 * (size + 8)
     states = {client: state["model"] for client, state in server.engine.states.items()}
     assert not torch.equal(states["c0"]["head.0.bias"], states["c1"]["head.0.bias"])
-    (group,) = server.engine.cohorts(["c0", "c1", "c2"], server.setup.method.download(server.state))
+    (group,) = server.engine.cohorts(["c0", "c1", "c2"], server.initialiser.method.download(server.state))
     x = torch.stack([c.test.x for c in group.clients])
     for row, client in enumerate(group.ids):
         f = group.forward(x, stages=("embedding", "body"))[row] + states[client]["head.0.bias"]
         expected = f @ server.state.shared["head.1.weight"].T + server.state.shared["head.1.bias"]
-        torch.testing.assert_close(server.setup.method.predict(group, x)[row], expected)
+        torch.testing.assert_close(server.initialiser.method.predict(group, x)[row], expected)
 
 
 def test_with_a_personal_head_and_without_a_head():

@@ -38,7 +38,7 @@ def full_batch(**settings):
 
 def component_losses(server, client, m) -> torch.Tensor:
     """Loss of every training sample under component m, by PyTorch alone."""
-    chain = server.setup.chain(client.input_shape)
+    chain = server.initialiser.chain(client.input_shape)
     values = {name: bank[m] for name, bank in server.state.components.items()}
     outputs = torch.func.functional_call(chain, values, (client.train.x.double(),))
     return F.cross_entropy(outputs, client.train.y, reduction="none")
@@ -60,7 +60,7 @@ def log_likelihood(server) -> float:
 
 def test_responsibilities_are_the_posterior_and_the_mixture_weights_their_mean():
     server = train(serve(quick(FedEM), blobs((9, 6, 1))), 2)
-    method, federation = server.setup.method, server.engine.federation
+    method, federation = server.initialiser.method, server.engine.federation
     before = {client: mixture(server, client).clone() for client in federation.ids}
     assert len({tuple(p.tolist()) for p in before.values()}) == 3
     (group,) = server.engine.cohorts(federation.ids, method.download(server.state))
@@ -136,7 +136,7 @@ def test_one_component_is_fedavg(kind, plain, embedding):
 
 def test_prediction_is_the_mixture_of_the_components_probabilities():
     server = train(serve(quick(FedEM), blobs((9, 6))), 2)
-    method = server.setup.method
+    method = server.initialiser.method
     (group,) = server.engine.cohorts(["c0", "c1"], method.download(server.state))
     x = torch.randn(2, 5, 4, dtype=torch.float64)
     found = method.predict(group, x).exp()

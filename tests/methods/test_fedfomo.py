@@ -184,7 +184,7 @@ def test_a_client_that_never_took_part_gains_from_the_others_when_it_is_evaluate
     model = Model(body=mlp((8,), 4), head=linear(2))
     settings = {"local_epochs": 3, "lr": 0.05, "optimizer": "sgd"}
     server = train(serve(quick(FedFomo, **settings), opposite_labels(), model=model), 15)
-    newcomer = server.engine.setup.client_state(server.engine.clients["c0"], server.engine.info)
+    newcomer = server.engine.initialiser.client_state(server.engine.clients["c0"], server.engine.info)
     server.engine.states["c0"] = newcomer
     assert server.evaluate("test", ["c0"])["c0"]["accuracy"] > 0.8
 

@@ -50,7 +50,7 @@ def test_rounds_bring_the_clients_kernels_together():
     ends = []
     for eta in (0.0, 20.0):
         server = train(serve(make("fedhenn", eta=eta, lr=0.02, local_epochs=5), federation), 8)
-        method = server.setup.method
+        method = server.initialiser.method
         (group,) = server.engine.cohorts(federation.ids, method.download(server.state))
         kernels = method.kernels(group, rng.key(99).expand(3))["kernel"]
         ends.append(float(cka(kernels, kernels.mean(0)).mean()))

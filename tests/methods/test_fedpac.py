@@ -8,8 +8,8 @@ import torch
 from engines import blobs, cohort, difference, make, network, network_for, serve, train
 
 from perfed.data.federation import Federation
+from perfed.engine.gap import generalisation_gap
 from perfed.errors import PerfedError
-from perfed.maths.gap import generalisation_gap
 from perfed.method.method import Method
 from perfed.methods.extensions.prototypes import Prototypes
 from perfed.methods.fedpac import combination
@@ -34,7 +34,7 @@ def fedpac(alignment: float = 1.0, **settings) -> Method:
 
 def heads(server):
     """The head that each client's own model has, as evaluated."""
-    (group,) = server.engine.cohorts(server.engine.federation.ids, server.setup.method.download(server.state))
+    (group,) = server.engine.cohorts(server.engine.federation.ids, server.initialiser.method.download(server.state))
     return dict(zip(group.ids, group.model["head.weight"], strict=True)), group
 
 
@@ -44,7 +44,7 @@ def test_one_round_is_the_algorithm_box():
     federation = blobs((12, 8, 5), test=2)
     server = serve(fedpac(**settings), federation)
     before = dict(server.state.shared)
-    method = server.setup.method
+    method = server.initialiser.method
     group = cohort(method, federation)
     group.load({name: t.expand(3, *t.shape).clone() for name, t in before.items()})
     features = group.representation().split([12, 8, 5])
@@ -86,7 +86,7 @@ def test_the_head_has_its_own_learning_rate():
     moved = []
     for head_lr in (0.0, 0.5):
         server = serve(fedpac(optimizer="sgd", head_lr=head_lr, collaboration=False), blobs())
-        start = cohort(server.setup.method, blobs()).model["head.weight"].clone()
+        start = cohort(server.initialiser.method, blobs()).model["head.weight"].clone()
         train(server, 1)
         _, group = heads(server)
         moved.append(float((group.model["head.weight"] - start).norm()))

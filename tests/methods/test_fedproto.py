@@ -100,7 +100,7 @@ def test_alignment_brings_the_clients_class_means_together():
     for alignment in (0.0, 20.0):
         method = make("fedproto").model_copy(update={"extensions": (Prototypes(alignment=alignment),), "lr": 0.02})
         server = train(serve(method, blobs((24, 24, 24))), 15)
-        (group,) = server.engine.cohorts(["c0", "c1", "c2"], server.setup.method.download(server.state))
+        (group,) = server.engine.cohorts(["c0", "c1", "c2"], server.initialiser.method.download(server.state))
         means = group.class_means()
         spreads.append(float((means - means.mean(0)).square().sum() / means.square().sum()))
     assert spreads[1] < 0.3 * spreads[0]
@@ -118,7 +118,7 @@ def test_only_class_means_travel_and_with_own_means_nothing_does():
 
 def test_own_means_are_those_of_the_clients_last_training():
     server = train(serve(make("fedproto-l"), blobs()), 2)
-    (group,) = server.engine.cohorts(["c0", "c1", "c2"], server.setup.method.download(server.state))
+    (group,) = server.engine.cohorts(["c0", "c1", "c2"], server.initialiser.method.download(server.state))
     for row, client in enumerate(group.ids):
         kept = server.engine.states[client]["centroids"]["mean"]
         torch.testing.assert_close(kept, group.class_means()[row])
@@ -126,7 +126,7 @@ def test_own_means_are_those_of_the_clients_last_training():
 
 def test_prediction_is_the_nearest_known_class_mean():
     server = train(serve(make("fedproto"), blobs(**SPLIT)), 3)
-    method = server.setup.method
+    method = server.initialiser.method
     (group,) = server.engine.cohorts(["c0", "c1", "c2"], method.download(server.state))
     x = torch.randn(3, 6, 4, dtype=torch.float64)
     features = group.forward(x, stages=("embedding", "body"))

@@ -97,20 +97,20 @@ def test_loss_and_gradients_of_one_step():
 def test_the_personal_head_is_trained_stays_at_home_and_is_added_in_prediction():
     server = serve(make("fedrod"), blobs())
     server.prepare()
-    start = server.setup.initial((4,), ("head",))
+    start = server.initialiser.initial((4,), ("head",))
     record = server.round(1)
     size = sum(t.numel() * 8 for t in server.state.shared.values())
     assert record.bytes_down == 3 * size and record.bytes_up == 3 * (size + 8)
     heads = {client: state["personal_head"] for client, state in server.engine.states.items()}
     assert not torch.equal(heads["c0"]["head.weight"], heads["c1"]["head.weight"])
     assert not torch.equal(heads["c0"]["head.weight"], start["head.weight"])
-    (group,) = server.engine.cohorts(["c0", "c1", "c2"], server.setup.method.download(server.state))
+    (group,) = server.engine.cohorts(["c0", "c1", "c2"], server.initialiser.method.download(server.state))
     x = torch.stack([c.test.x for c in group.clients])
     for row, client in enumerate(group.ids):
         features = group.forward(x, stages=("embedding", "body"))[row]
         both = [server.state.shared, heads[client]]
         expected = sum(features @ head["head.weight"].T + head["head.bias"] for head in both)
-        torch.testing.assert_close(server.setup.method.predict(group, x)[row], expected)
+        torch.testing.assert_close(server.initialiser.method.predict(group, x)[row], expected)
 
 
 def test_a_client_of_one_class_trains_the_generic_path_too():

@@ -39,7 +39,7 @@ def flic(**settings):
 def embedded(server, client: str):
     """A client's embedding of its own training samples, and their labels; a plain module does the work."""
     data = server.engine.clients[client]
-    chain = copy.deepcopy(server.setup.chain(data.input_shape))
+    chain = copy.deepcopy(server.initialiser.chain(data.input_shape))
     own = server.engine.states[client]["model"]
     for name, tensor in chain.named_parameters():
         if name in own:
@@ -115,7 +115,7 @@ def test_a_longer_pretraining_begins_as_a_shorter_one_does(w2, monkeypatch):
         server = train(serve(flic(pretrain_epochs=epochs, w2=w2), federation), 0)
         pictures[epochs] = embedded_samples(server, Snapshots(), 0)["z"]
         assert len(passed) == 3 * epochs
-    chain, then = copy.deepcopy(server.setup.chain((4,))), []  # after two of the five epochs
+    chain, then = copy.deepcopy(server.initialiser.chain((4,))), []  # after two of the five epochs
     for row, client in enumerate(federation):
         chain.load_state_dict({name: tensor[row] for name, tensor in passed[6].items()}, strict=False)
         with torch.no_grad():
@@ -130,7 +130,7 @@ def test_pictures_may_show_test_samples():
     found = embedded_samples(server, Snapshots(split="test"), 0)
     assert found["client"].tolist() == ["c0"] * 5 + ["c2"] * 3
     assert found["y"].tolist() == [*federation.clients[0].test.y.tolist(), *federation.clients[2].test.y.tolist()]
-    chain = copy.deepcopy(server.setup.chain((4,)))
+    chain = copy.deepcopy(server.initialiser.chain((4,)))
     chain.load_state_dict(server.engine.states["c2"]["model"], strict=False)
     with torch.no_grad():
         torch.testing.assert_close(
@@ -159,7 +159,9 @@ def test_pretraining_pulls_every_client_towards_the_anchors(engine, w2):
     federation = blobs((24, 18, 12), dims=(4, 6), labels=[[0, 1, 2], [0, 2], [1]])
     method = flic(pretrain_epochs=20, anchor_std=2.0, lr=0.02, w2=w2)
     server = serve(method, federation, **ENGINES[engine])
-    server.engine.states = {c.id: server.setup.client_state(c, server.engine.info) for c in server.engine.federation}
+    server.engine.states = {
+        c.id: server.initialiser.client_state(c, server.engine.info) for c in server.engine.federation
+    }
     before = {i: alignment(server, i) for i in federation.ids}
     heads = {i: server.engine.states[i]["model"]["head.weight"].clone() for i in federation.ids}
     means = server.state.anchors["mean"].clone()
@@ -198,9 +200,11 @@ def test_an_eigenproblem_that_diverges_names_the_client(engine, w2, pretrain_epo
 def test_the_alignment_of_a_full_batch_is_the_closed_form_summed_over_classes():
     federation = blobs((9, 5, 1), dims=(4, 6), labels=[[0, 1, 2], [0, 2], [1]])
     server = serve(flic(anchor_scale=1.0, batch_size=99), federation)
-    server.engine.states = {c.id: server.setup.client_state(c, server.engine.info) for c in server.engine.federation}
-    group = cohort(server.setup.method, federation)
-    extension, means = server.setup.method.extensions[0], server.state.anchors["mean"]
+    server.engine.states = {
+        c.id: server.initialiser.client_state(c, server.engine.info) for c in server.engine.federation
+    }
+    group = cohort(server.initialiser.method, federation)
+    extension, means = server.initialiser.method.extensions[0], server.state.anchors["mean"]
     align = extension.alignment(group, {"mean": means.expand(3, -1, -1)})
     found = {}
 
@@ -480,7 +484,7 @@ def test_validated_pretraining_differs_between_clients_and_agrees_across_engines
     for name, run in runs.items():
         assert difference(run, runs["sequential"]) <= 1e-8, name
     server = serve(flic(**settings), UNEQUAL)
-    extension, group = server.setup.method.extensions[0], cohort(flic(**settings), UNEQUAL, round_=0)
+    extension, group = server.initialiser.method.extensions[0], cohort(flic(**settings), UNEQUAL, round_=0)
     means = server.state.anchors["mean"].expand(4, -1, -1)
     before = {name: tensor.clone() for name, tensor in group.model.items()}
     epochs = validated_epochs(group, extension.anchors(group, {"mean": means}), batch_size=4, limit=40)

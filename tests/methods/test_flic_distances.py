@@ -27,10 +27,9 @@ from perfed.methods.build import build_method
 from perfed.methods.flic import Anchors
 from perfed.methods.flic.bures import barycentre, bures_w2
 from perfed.methods.flic.covariance import Covariance, packed, unpacked
-from perfed.methods.flic.empirical_ot import transport
+from perfed.methods.flic.distances import GAMMAS, mmd, transport
 from perfed.methods.flic.gaussians import Gaussians
 from perfed.methods.flic.mixture import clustered
-from perfed.methods.flic.mmd import GAMMAS, mmd
 from perfed.model.chain import Model
 from perfed.model.presets import linear, mlp
 from perfed.report.snapshots import load_snapshot, placed

@@ -31,14 +31,14 @@ def received(method, clients=3):
 def test_the_condition_is_the_clients_mixture_of_the_received_embeddings_and_predicts():
     server = train(serve(make("gpfl"), FEDERATION), 2)
     shared = server.state.shared
-    (group,) = server.engine.cohorts(["c0", "c1", "c2"], server.setup.method.download(server.state))
+    (group,) = server.engine.cohorts(["c0", "c1", "c2"], server.initialiser.method.download(server.state))
     x = torch.stack([c.test.x for c in group.clients])
     features = group.forward(x, stages=("embedding", "body"))
     for row, client in enumerate(group.ids):
         head = server.engine.states[client]["model"]
         f = valve(shared, features[row], SHARES[int(client[1])] @ shared["head.0.embeddings"])
         expected = f @ head["head.1.weight"].T + head["head.1.bias"]
-        torch.testing.assert_close(server.setup.method.predict(group, x)[row], expected)
+        torch.testing.assert_close(server.initialiser.method.predict(group, x)[row], expected)
 
 
 def test_losses_and_gradients_of_a_step():

@@ -110,7 +110,7 @@ def test_the_exact_variant_is_the_gradient_of_the_adapted_loss():
         method = make("hf-maml", variant=variant, alpha=alpha, delta=1e-4, **WHOLE)
         ends[variant] = train(serve(method, federation, model=model), 1).state.shared
     server = serve(method, federation, model=model)
-    chain, client = server.setup.chain((4,)), federation.clients[0]
+    chain, client = server.initialiser.chain((4,)), federation.clients[0]
     w = {name: t.clone().requires_grad_() for name, t in server.state.shared.items()}
 
     def loss(values):

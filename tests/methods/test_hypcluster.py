@@ -17,7 +17,7 @@ from perfed.model.presets import linear, mlp
 
 def choices(server) -> dict[str, int]:
     """Which model each client would train now."""
-    method, found = server.setup.method, {}
+    method, found = server.initialiser.method, {}
     for group in server.engine.cohorts(server.engine.federation.ids, method.download(server.state)):
         models = {n: t.unsqueeze(0).expand(group.n, *t.shape) for n, t in server.state.models.items()}
         found |= dict(zip(group.ids, method.choose(group, models).tolist(), strict=True))
@@ -51,7 +51,7 @@ def test_each_model_becomes_the_mean_of_its_own_clients_weighted_by_samples():
     before = {name: tensor.clone() for name, tensor in server.state.models.items()}
     expected_choice = {}
     for client in federation:
-        chain = server.setup.chain(client.input_shape)
+        chain = server.initialiser.chain(client.input_shape)
         x = client.train.x.double()
         losses = [
             torch.nn.functional.cross_entropy(

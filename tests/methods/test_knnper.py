@@ -66,7 +66,7 @@ def test_votes_of_far_neighbours_do_not_vanish_and_a_sample_finds_itself():
 
 
 def own(server):
-    (group,) = server.engine.cohorts(server.engine.federation.ids, server.setup.method.download(server.state))
+    (group,) = server.engine.cohorts(server.engine.federation.ids, server.initialiser.method.download(server.state))
     return group
 
 
@@ -79,7 +79,7 @@ def test_predictions_mix_softmax_and_neighbours_in_the_features_of_the_global_mo
     federation = blobs((25, 14, 6), labels=[[0, 1], [1, 2]], num_classes=3)
     server = train(serve(make("knnper", interpolation=interpolation, neighbours=4), federation), 2)
     group = own(server)
-    outputs = server.setup.method.predict(group, queries(group))
+    outputs = server.initialiser.method.predict(group, queries(group))
     assert bool(torch.isfinite(outputs).all())
     features = group.forward(queries(group), stages=("embedding", "body"))
     memory, samples = group.representation(), group.samples()

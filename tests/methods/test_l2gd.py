@@ -112,7 +112,7 @@ def test_averaging_contracts_by_the_documented_factor(momentum, lr, proximal, cl
             expected = mean[name][row] + keep * (tensor[row] - mean[name][row])
             torch.testing.assert_close(group.state["local"][name][row], expected)
             torch.testing.assert_close(group.model[name][row], expected)
-    assert method.notes(server.engine.federation, server.setup.model) == [implicit_note(clients)] * bool(clients)
+    assert method.notes(server.engine.federation, server.initialiser.model) == [implicit_note(clients)] * bool(clients)
 
 
 def test_lengths_of_runs_aregeometric_and_keyed():

@@ -16,7 +16,7 @@ from perfed.model.presets import linear, mlp
 def generated(server, ids) -> dict[str, torch.Tensor]:
     state = server.state
     vectors = torch.stack([state.embeddings[client]["vector"] for client in ids])
-    return server.setup.method.generate(state.shared, state.hypernetwork, vectors)
+    return server.initialiser.method.generate(state.shared, state.hypernetwork, vectors)
 
 
 def plain_generator(method, biases, network, vector) -> dict[str, torch.Tensor]:
@@ -72,7 +72,7 @@ def test_clients_train_the_generated_model_and_send_their_change():
     train(serve(quick(Watched, **settings), blobs((5, 4))), 1)
     for row, client in enumerate(server.engine.federation):
         values = {n: t[row].clone().requires_grad_(True) for n, t in before.items()}
-        outputs = torch.func.functional_call(server.setup.chain((4,)), values, (client.train.x,))
+        outputs = torch.func.functional_call(server.initialiser.chain((4,)), values, (client.train.x,))
         loss = torch.nn.functional.cross_entropy(outputs, client.train.y)
         for (name, _), grad in zip(values.items(), torch.autograd.grad(loss, list(values.values())), strict=True):
             torch.testing.assert_close(seen[name][row], 0.1 * grad)

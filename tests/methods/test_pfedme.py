@@ -44,7 +44,7 @@ def test_it_is_the_papers_algorithm_step_by_step(momentum):
     settings = {"lam": lam, "lr": lr, "eta": eta, "beta": beta, "inner_steps": inner, "local_epochs": epochs}
     model, federation = Model(body=hidden_layer(5), head=linear(3)), blobs((12, 7, 5))
     server = serve(make("pfedme", momentum=momentum, **settings, **FULL), federation, model=model)
-    chain, theta = server.setup.chain((4,)), {}
+    chain, theta = server.initialiser.chain((4,)), {}
     w = {name: t.clone() for name, t in server.state.shared.items()}
     train(server, rounds)
     for _ in range(rounds):

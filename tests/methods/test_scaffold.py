@@ -89,7 +89,7 @@ def test_a_clients_control_is_the_mean_of_its_gradients():
         start = {name: t.clone().requires_grad_() for name, t in server.state.shared.items()}
         train(server, 1)
         for client in server.engine.federation:
-            logits = torch.func.functional_call(server.setup.chain((4,)), start, (client.train.x,))
+            logits = torch.func.functional_call(server.initialiser.chain((4,)), start, (client.train.x,))
             loss = nn.functional.cross_entropy(logits, client.train.y)
             for (name, _), g in zip(start.items(), torch.autograd.grad(loss, start.values()), strict=True):
                 found = server.engine.states[client.id]["own_control"][name]
@@ -106,7 +106,7 @@ def test_the_control_of_a_domains_head_is_the_mean_over_the_mini_batches_with_th
     server = serve(method, replace(blobs((6, 4)), clients=data))
     start = {n: (t[1] if n.startswith("head") else t).requires_grad_() for n, t in server.state.shared.items()}
     x, y = data[0].train.x[4:5].double(), data[0].train.y[4:5]
-    loss = nn.functional.cross_entropy(torch.func.functional_call(server.setup.chain((4,)), start, (x,)), y)
+    loss = nn.functional.cross_entropy(torch.func.functional_call(server.initialiser.chain((4,)), start, (x,)), y)
     expected = dict(zip(start, torch.autograd.grad(loss, start.values()), strict=True))
     train(server, 1)
     for name in ("head.weight", "head.bias"):
@@ -156,7 +156,7 @@ def test_adam_is_an_error_and_momentum_is_not():
     with pytest.raises(PerfedError, match=r"scaffold needs plain gradient steps, not optimizer = 'adam'"):
         serve(method, blobs())
     own = build_method("scaffold", {"optimizer": "sgd", "lr": 0.05}, {"optimizer": "adam", "lr": 1e-3})
-    assert serve(own, blobs()).setup.method.lr == 0.05
+    assert serve(own, blobs()).initialiser.method.lr == 0.05
 
 
 def test_with_personal_embeddings_and_anchors_and_for_regression():

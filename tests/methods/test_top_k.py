@@ -104,3 +104,18 @@ def test_places_outside_of_the_model_name_the_client(monkeypatch):
     with pytest.raises(PerfedError, match=r"the reply of client 'c0': entries .* at places that are not below"):
         server.round(1)
     assert all(torch.equal(server.state.shared[name], t) for name, t in before.items())
+
+
+@pytest.mark.parametrize("more", [(), (TopK(),)], ids=["no extension replaces replies", "one does"])
+def test_the_payload_is_kept_only_for_extensions_that_replace_replies(more):
+    seen = []
+
+    class Looks(Clip):
+        name = "looks"
+
+        def client_update(self, cohort, payload):
+            seen.append(set(cohort.delivered))
+            return {}
+
+    train(serve(make("fedavg", more_extensions=(Looks(), *more)), blobs()), 1)
+    assert seen and all(found == ({"shared", "extensions"} if more else set()) for found in seen)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from engines import blobs, quick
 from torch import nn
 
-from perfed.engine.setup import Setup, group_key
+from perfed.engine.initial import Initialiser, group_key
 from perfed.errors import PerfedError
 from perfed.methods.fedavg import FedAvg
 from perfed.methods.flic.hetfedrep import HetFedRep
@@ -164,28 +164,28 @@ def test_a_rule_for_nothing_is_an_error_unless_it_names_a_stage():
 # Initial values ----------------------------------------------------------------------------------------------
 
 
-def setup_of(method=HetFedRep, seed=0):
-    return Setup(
+def initialiser_of(method=HetFedRep, seed=0):
+    return Initialiser(
         quick(method), Model(embedding=mlp((6,), 3), body=hidden_layer(5), head=linear(3)), seed, torch.float64
     )
 
 
 def test_embeddings_start_differently_at_every_client_and_all_else_the_same():
-    federation, setup = blobs((4, 4, 4)), setup_of()
-    models = [setup.client_model(client) for client in federation]
+    federation, initialiser = blobs((4, 4, 4)), initialiser_of()
+    models = [initialiser.client_model(client) for client in federation]
     assert all({stage_of(n) for n in m} == {"embedding", "head"} for m in models)
     assert torch.equal(models[0]["head.weight"], models[1]["head.weight"])
     assert not torch.equal(models[0]["embedding.0.weight"], models[1]["embedding.0.weight"])
-    again = setup_of().client_model(federation.clients[2])
+    again = initialiser_of().client_model(federation.clients[2])
     assert all(torch.equal(again[name], models[2][name]) for name in again)
-    other = setup_of(seed=1).client_model(federation.clients[0])
+    other = initialiser_of(seed=1).client_model(federation.clients[0])
     assert not torch.equal(other["head.weight"], models[0]["head.weight"])
 
 
 def test_the_server_starts_with_the_shared_parameters():
-    state = setup_of().server_state(blobs((4, 4)))
+    state = initialiser_of().server_state(blobs((4, 4)))
     assert {stage_of(name) for name in state.shared} == {"body"}
-    assert {stage_of(name) for name in setup_of(FedAvg).server_state(blobs((4, 4))).shared} == {
+    assert {stage_of(name) for name in initialiser_of(FedAvg).server_state(blobs((4, 4))).shared} == {
         "embedding",
         "body",
         "head",
@@ -194,7 +194,7 @@ def test_the_server_starts_with_the_shared_parameters():
 
 def test_shared_parameters_must_have_one_shape():
     with pytest.raises(PerfedError, match=r"shares 'embedding.0.weight'.*'c0'.*'c1'") as error:
-        setup_of(FedAvg).server_state(blobs((4, 4), dims=(3, 5)))
+        initialiser_of(FedAvg).server_state(blobs((4, 4), dims=(3, 5)))
     assert "\n" not in str(error.value)
 
 

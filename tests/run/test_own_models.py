@@ -37,7 +37,7 @@ def test_predictions_are_those_that_were_evaluated(name):
     measured = run.server.evaluate("test", round_=2)
     for client in federation:
         test = client.test
-        if type(run.server.setup.method).local_data is not Method.local_data:
+        if type(run.server.initialiser.method).local_data is not Method.local_data:
             with pytest.raises(PerfedError, match="it has no model for new ones"):
                 run.predict(client.id, test.x)
             continue
@@ -58,7 +58,7 @@ def test_predictions_and_metrics_can_be_had_without_tensors_or_files():
     x = federation.clients[0].test.x
     assert torch.equal(run.predict("c0", x.numpy()), run.predict("c0", x))
     assert run.client_metrics.keys() == set(federation.ids)
-    assert summary["settings"] == run.server.setup.method.all_settings
+    assert summary["settings"] == run.server.initialiser.method.all_settings
     values = [metrics["accuracy"] for metrics in run.client_metrics.values()]
     assert sum(values) / len(values) == pytest.approx(summary["accuracy"]["mean"])
 

@@ -12,11 +12,11 @@ import torch
 from engines import blobs, make, network
 
 from perfed.errors import PerfedError
-from perfed.machine import write_atomic
 from perfed.run.checkpoint_files import Checkpoint
 from perfed.run.directory import RESULTS, RunDirectory
 from perfed.run.run import Run
 from perfed.run.settings import Evaluation, Snapshots
+from perfed.system import write_atomic
 
 
 def state(value: float) -> dict[str, object]:

@@ -19,7 +19,7 @@ from perfed.data.tables.kinds import Column
 from perfed.data.tables.options import TableOptions
 from perfed.data.tables.problems import pandas
 from perfed.data.tables.targets import named
-from perfed.errors import some
+from perfed.errors import shorten_list
 
 RIGHT = 0.95
 """Share of the rows that a column must be right of to be suspected of holding the answer."""
@@ -207,7 +207,7 @@ def _spellings(labels: Mapping[str, Sequence[object]], target: str) -> Iterator[
         folded.setdefault(" ".join(label.split()).casefold(), []).append(label)
 
     def said(names: Sequence[str]) -> str:
-        each = [f"'{name}' ({some(at[name], 3)})" for name in names]
+        each = [f"'{name}' ({shorten_list(at[name], 3)})" for name in names]
         return f"{named(target)} classes {', '.join(each[:-1])} and {each[-1]}".replace("target,", "target:")
 
     way = "write a class in one way"

@@ -16,7 +16,7 @@ from perfed.data.reading import reason_of, refuse_unpacked
 from perfed.data.tables.kinds import Parsed
 from perfed.data.tables.problems import Frame, in_rows, listed, pandas, refuse, unknown
 from perfed.errors import PerfedError
-from perfed.machine import memory
+from perfed.system import memory
 
 MISSING = frozenset({"", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NULL", "null", "None", "?"})
 """Cells of a file that stand for a missing value."""

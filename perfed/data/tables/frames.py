@@ -15,7 +15,7 @@ from perfed.data.tables.options import TableOptions
 from perfed.data.tables.problems import Frame, Problem, merged
 from perfed.data.tables.site_rows import SiteTableData
 from perfed.data.tables.targets import event_option, looks_like_event, numeric
-from perfed.errors import some
+from perfed.errors import shorten_list
 
 
 def build(
@@ -73,7 +73,10 @@ def _hints(held: Mapping[str, Sequence[Column]], data: Checked, options: TableOp
     yield from ((f"column '{name}'", f"is this survival? {option}") for name, option in events.items())
     for name, found in formats.items():
         if len(found) > 1:
-            yield f"column '{name}'", "dates are read as " + "; as ".join(f"{f} at {some(s)}" for f, s in found.items())
+            yield (
+                f"column '{name}'",
+                "dates are read as " + "; as ".join(f"{f} at {shorten_list(s)}" for f, s in found.items()),
+            )
         elif (only := next(iter(found))) != date_shown("ISO8601"):
             yield f"column '{name}'", f"dates are read as {only}"
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from perfed.data.files import optional_package
-from perfed.errors import PerfedError, some
+from perfed.errors import PerfedError, shorten_list
 
 Frame = Any
 """A pandas DataFrame; pandas is imported where tables are used, and has no types of its own."""
@@ -77,7 +77,7 @@ def columns_named(names: Sequence[str]) -> str:
 def unknown(name: str, names: Sequence[str]) -> str:
     """What to say of a column that is not among ``names``: the nearest, else the first of them."""
     near = nearest(name, names)
-    return f"no column '{name}'" + (f" (did you mean '{near}'?)" if near else f"; its columns: {some(names)}")
+    return f"no column '{name}'" + (f" (did you mean '{near}'?)" if near else f"; its columns: {shorten_list(names)}")
 
 
 def nowhere(named: Mapping[str, Iterable[str]], held: Collection[str], names: Sequence[str]) -> list[str]:
@@ -91,7 +91,7 @@ def nowhere(named: Mapping[str, Iterable[str]], held: Collection[str], names: Se
     lines = []
     for option, name in ((option, name) for option, of in named.items() for name in of if name not in held):
         near = nearest(name, names)
-        known = f"; their columns: {some(names)}" if names else ""
+        known = f"; their columns: {shorten_list(names)}" if names else ""
         lines.append(f"{option}: no site has a column '{name}'" + (f" (did you mean '{near}'?)" if near else known))
     return lines
 

@@ -24,7 +24,7 @@ from perfed.data.tables.site import TablePreprocessor, domain_ids
 from perfed.data.tables.splits import fold_of, held_out
 from perfed.data.tables.targets import Labels, events_of, named
 from perfed.data.target_scale import Sums
-from perfed.errors import PerfedError, some
+from perfed.errors import PerfedError, shorten_list
 
 Rows = Mapping[str, tuple[Frame, NDArray[Any]]]
 """Rows of a site and their targets (labels, values, or times and events), by split."""
@@ -236,7 +236,7 @@ class SiteTableData:
         found = []
         if agreement.classes is not None:
             bad = Labels.of([part.rows[self.options.target]]).outside(agreement.classes)
-            allowed = some([str(label) for label in agreement.classes])
+            allowed = shorten_list([str(label) for label in agreement.classes])
             found += [f"{where} holds no known class {in_rows(bad)}; allowed: {allowed}"] if len(bad) else []
         if domain is not None:
             texts, _ = part.rows[domain].read(Column(domain, "category"))

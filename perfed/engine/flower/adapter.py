@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from perfed.engine.flower.letters import EXCHANGE, HELLO, body_of, error_of, record_of
+from perfed.engine.flower.processes import check_flower
 from perfed.engine.flower.transport import Delivery, Node, PostTransport, Transport
-from perfed.engine.flower.version import check_flower
 from perfed.errors import PerfedError
 
 try:

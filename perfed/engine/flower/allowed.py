@@ -10,7 +10,7 @@ from perfed.codec import flatten
 from perfed.engine.executor import Exchange
 from perfed.engine.flower.checks import Bounds, Entry, Spec, like, short, wrong_header, wrong_tree
 from perfed.engine.flower.wire import REPLY, sequence_of
-from perfed.errors import some
+from perfed.errors import shorten_list
 from perfed.tree import Tree
 
 
@@ -160,7 +160,7 @@ class Allowed:
             if not fits(header[name]):
                 return f"{name} is {short(header[name])}; {needed} is needed"
         if strange := sorted(header.keys() - _FIELDS.keys()):
-            return f"has {some([short(name) for name in strange], 3)}, which nobody needs"
+            return f"has {shorten_list([short(name) for name in strange], 3)}, which nobody needs"
         exchange = Exchange(*(header[name] for name in ("program", "round", "index", "measure", "extensions")))
         if exchange.round > self.rounds:
             return f"round is {short(exchange.round)}; the study has {self.rounds}"

@@ -21,7 +21,7 @@ from perfed.engine.flower.checks import short
 from perfed.engine.flower.hash_chain import BEGINNING, line_of, walk
 from perfed.engine.flower.message import unframe, unpack
 from perfed.errors import PerfedError
-from perfed.machine import locked, sync_folder
+from perfed.system import locked, sync_folder
 
 _OWN = ("run", "round", "program")  # of the header, by themselves in a line
 _ASKED = ("kind", *_OWN, "sequence", "measure")  # of the header of a message that arrives

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from perfed.engine.flower.version import check_flower
+from perfed.engine.flower.processes import check_flower
 from perfed.errors import PerfedError
 
 try:

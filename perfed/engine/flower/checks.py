@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from perfed.codec import flatten
-from perfed.errors import some
+from perfed.errors import shorten_list
 from perfed.tree import Tree
 
 
@@ -109,7 +109,7 @@ def wrong_reply(site: str, header: Mapping[str, Any], tree: Tree, expected: Expe
         "the reply of site 'north': sequence is 10000; 20000 is expected"
     """
     if site not in expected.sites:
-        return f"a reply of site '{site}', which was not asked; asked: {some(sorted(expected.sites))}"
+        return f"a reply of site '{site}', which was not asked; asked: {shorten_list(sorted(expected.sites))}"
     fields = {"site": site, "run": expected.run, "sequence": expected.sequence, "program": expected.program}
     problem = wrong_header(header, fields) or wrong_tree(tree, expected.spec, expected.bounds)
     problem = problem or _wrong_counts(tree, expected)
@@ -136,9 +136,9 @@ def wrong_tree(tree: Tree, spec: Spec, bounds: Bounds) -> str | None:
     if longest > bounds.bytes:  # beside an axis of length 0 it takes no bytes, and would overflow later
         return f"has an axis of {longest}; at most {bounds.bytes} are expected"
     if lacking := sorted(spec.keys() - found.keys()):
-        return f"lacks {some([repr(name) for name in lacking])}"
+        return f"lacks {shorten_list([repr(name) for name in lacking])}"
     if strange := sorted(found.keys() - spec.keys()):
-        return f"has {some([short(name) for name in strange], 3)}, which nobody asked for"
+        return f"has {shorten_list([short(name) for name in strange], 3)}, which nobody asked for"
     for name, entry in spec.items():
         if problem := _wrong_tensor(found[name], entry):
             return f"entry '{name}' {problem}"

@@ -1,4 +1,4 @@
-"""A site's own rehearsal of its study: all that the study's server will ask, found out on made-up rows."""
+"""Rehearsals on made-up rows: at a site, of all that its study's server will ask; at the server, of a site's reply."""
 
 from __future__ import annotations
 
@@ -8,20 +8,25 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from perfed.data.client import Client
+from perfed.codec import flatten
+from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
 from perfed.engine.clients import FIRST_EXCHANGE
 from perfed.engine.engine import InProcessEngine
-from perfed.engine.executor import ChunkResult, ChunkTask
+from perfed.engine.executor import Background, ChunkResult, ChunkTask, LocalExecutor
 from perfed.engine.flower.allowed import Allowed, Answered, Asked, Form, with_form
-from perfed.engine.flower.wire import LOSS
+from perfed.engine.flower.checks import Entry, like
+from perfed.engine.flower.wire import LOSS, reply_tree
+from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import Scoring, chosen
 from perfed.engine.server import Server
-from perfed.engine.setup import Setup
 from perfed.method.declared import FederationInfo
 from perfed.participation.invitation import Invitation
 from perfed.participation.settings import Participation
+from perfed.rng import key, uniform
 from perfed.training.plan import Plan
 
 _ROWS, _MOST_SITES, _ALL_ROUNDS = 16, 64, 50
@@ -64,8 +69,8 @@ class _Notes:
 class _Noting(InProcessEngine):
     """Notes every exchange; what it has done once for payloads of the same form it does not do again."""
 
-    def __init__(self, federation: Federation, setup: Setup, plan: Plan, notes: _Notes) -> None:
-        super().__init__(federation, setup, plan)
+    def __init__(self, federation: Federation, initialiser: Initialiser, plan: Plan, notes: _Notes) -> None:
+        super().__init__(federation, initialiser, plan)
         self._noted = notes
 
     def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
@@ -82,7 +87,7 @@ class _Noting(InProcessEngine):
             yield noted.done[known]
 
 
-def allowed_by(client: Client, info: FederationInfo, setup: Setup, protocol: Protocol) -> Allowed:
+def allowed_by(client: Client, info: FederationInfo, initialiser: Initialiser, protocol: Protocol) -> Allowed:
     """What the site with ``client`` answers in a run of its study.
 
     The study's server is rehearsed in this process with sites whose rows are made up, all of them taking part and few:
@@ -91,7 +96,7 @@ def allowed_by(client: Client, info: FederationInfo, setup: Setup, protocol: Pro
     Args:
         client: of which the shapes of inputs and targets count.
         info: of the federation.
-        setup: method, model, seed.
+        initialiser: method, model, seed.
         protocol: of the study.
 
     Raises:
@@ -100,11 +105,11 @@ def allowed_by(client: Client, info: FederationInfo, setup: Setup, protocol: Pro
     notes, federation = _Notes(), _made_up(client, info, protocol)
     splits = [protocol.split, *(["validation"] if protocol.validated else [])]
     splits += [] if client.split("test") is not None else ["train"]
-    numbers = _rounds(setup, protocol.rounds)
+    numbers = _rounds(initialiser, protocol.rounds)
     for participation in _participations(protocol, len(federation)):
         everyone = participation.policy == "uniform" and participation.rate == 1
         engine = partial(_Noting, notes=notes)
-        server = Server(federation, setup, Plan("stacked"), participation, protocol.rounds, engine=engine)
+        server = Server(federation, initialiser, Plan("stacked"), participation, protocol.rounds, engine=engine)
         server.measure(Scoring(tuple(chosen(name)[0] for name in protocol.metrics)))
         _rehearse(server, numbers if everyone else numbers[:2], splits)
     return Allowed(
@@ -153,9 +158,9 @@ def _participations(protocol: Protocol, sites: int) -> Iterator[Participation]:
         yield own
 
 
-def _rounds(setup: Setup, rounds: int) -> list[int]:
+def _rounds(initialiser: Initialiser, rounds: int) -> list[int]:
     """The rounds that are rehearsed: a warm-up, say, ends with a number that is a setting."""
-    method = setup.method
+    method = initialiser.method
     settings = [value for owner in (method, *method.extensions) for value in owner.model_dump().values()]
     named = [number for value in settings if type(value) is int for number in (value, value + 1)]
     return sorted({*range(1, min(rounds, _ALL_ROUNDS) + 1), *(n for n in named if 1 <= n <= rounds), rounds})
@@ -181,3 +186,54 @@ def _made_up(client: Client, info: FederationInfo, protocol: Protocol) -> Federa
         sites[f"{number:06d}"] = parts
     made = Federation.from_arrays(sites, task=info.task, num_classes=info.num_classes)
     return replace(made, name="made-up rows")
+
+
+_EACH = 2  # samples of each class
+
+
+def rehearsed(work: ChunkTask, client: Client, background: Background, initialiser: Initialiser) -> dict[str, Entry]:
+    """Names, shapes and dtypes of what the site ``client`` replies to ``work``, which is done for a made-up client.
+
+    Shapes of replies depend on classes, domains and shapes of inputs, never on the number of samples. An entry that is
+    not finite for the made-up client need not be so for the real one.
+
+    Args:
+        work: that the site is asked to do, with its payload.
+        client: of whom facts are known.
+        background: of the federation.
+        initialiser: method, model, seed.
+    """
+    host = LocalExecutor(
+        [made_up(client, background, initialiser)], background, initialiser, Plan("sequential", threads=1)
+    )
+    done = host.run(replace(work, exchange=replace(work.exchange, measure=None), states={}))
+    reply = reply_tree(done)
+    rows = len(host.clients[client.id].train)
+    finite = {name: bool(torch.isfinite(value).all()) for name, value in flatten(reply).items()}
+    finite[LOSS] = False  # there is none where nothing was trained
+    counts = {name: _counts(name, value, rows) for name, value in flatten(reply).items()}
+    return {name: entry._replace(finite=finite[name], counts=counts[name]) for name, entry in like(reply).items()}
+
+
+def _counts(name: str, value: Tensor, rows: int) -> bool:
+    """Whether an entry holds numbers of samples: it is called so, and of a client with ``rows`` samples it does."""
+    called = name.rpartition("/")[2].endswith(("num_samples", "counts"))
+    return called and value.numel() > 0 and bool(((value >= 0) & (value <= rows)).all())
+
+
+def made_up(client: Client, background: Background, initialiser: Initialiser) -> Client:
+    """A client with the facts of ``client``, but two samples of each class (or four), whose inputs are 0 and 1."""
+    info, train = background.info, client.train
+    labels = [label for label, count in enumerate(train.held_classes) if count]
+    count = _EACH * (len(labels) or 2)
+    keys = key(initialiser.seed, "made up", torch.arange(count))
+    size = max(1, int(torch.tensor(train.input_shape).prod()))
+    x = uniform(keys, size).round().view(count, *train.input_shape).to(initialiser.dtype)
+    drawn = uniform(keys, max(1, int(torch.tensor(train.target_shape).prod())), initialiser.dtype)
+    y = drawn.view(count, *train.target_shape) + 0.5
+    if info.task == "classification":
+        y = torch.tensor(labels).repeat(_EACH)
+    elif info.task == "survival":
+        y[:, 1] = torch.arange(count) % 2
+    domain = torch.arange(count) % info.num_domains if info.num_domains else None
+    return Client(client.id, Split(x, y, domain))

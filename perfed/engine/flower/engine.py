@@ -14,17 +14,20 @@ from typing import Any
 
 from perfed.codec import flatten
 from perfed.data.federation import Federation
+from perfed.engine.clients import NobodyReplied, RoundClients, RoundRecord
 from perfed.engine.engine import Engine
 from perfed.engine.executor import ChunkResult, ChunkTask
 from perfed.engine.flower.checks import Bounds, Expected, Spec, norms, too_large, wrong_reply
+from perfed.engine.flower.dry_run import rehearsed
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import unpack
-from perfed.engine.flower.rehearsal import rehearsed
 from perfed.engine.flower.transport import Answer, Transport
 from perfed.engine.flower.wire import done_of, sequence_of, work_message, wrong_metrics
-from perfed.engine.setup import Setup
+from perfed.engine.initial import Initialiser
+from perfed.engine.server import Server
 from perfed.errors import PerfedError
-from perfed.participation.invitation import Invitation
+from perfed.participation.invitation import Invitation, invite, take
+from perfed.participation.policies import Choice
 from perfed.training.cohort import Cohort
 from perfed.training.plan import Plan
 
@@ -60,7 +63,7 @@ class FlowerEngine(Engine):
 
     Args:
         federation: of facts: no client's data are here.
-        setup, plan: as in :class:`~perfed.engine.engine.Engine`.
+        initialiser, plan: as in :class:`~perfed.engine.engine.Engine`.
         transport: the network.
         journal: keeps the answers of each exchange before the round goes on.
         run: id of the run.
@@ -74,7 +77,7 @@ class FlowerEngine(Engine):
     def __init__(
         self,
         federation: Federation,
-        setup: Setup,
+        initialiser: Initialiser,
         plan: Plan,
         *,
         transport: Transport,
@@ -82,7 +85,7 @@ class FlowerEngine(Engine):
         run: str,
         limits: Limits | None = None,
     ) -> None:
-        super().__init__(federation, setup, plan)
+        super().__init__(federation, initialiser, plan)
         self.strict = True
         self.kept: Callable[[str], Collection[int]] = lambda site: ()
         self._transport, self._journal, self._run = transport, journal, run
@@ -177,7 +180,7 @@ class FlowerEngine(Engine):
         shapes = tuple((name, tuple(tensor.shape)) for name, tensor in payload.items())
         kind = exchange.program, exchange.extensions, self.clients[site].input_shape, shapes
         if kind not in self._specs:
-            self._specs[kind] = rehearsed(work, self.clients[site], self.background, self.setup)
+            self._specs[kind] = rehearsed(work, self.clients[site], self.background, self.initialiser)
         bounds, samples = Bounds(self._limits.bytes, self._limits.norm), len(self.clients[site].train)
         return Expected(self._run, sequence, exchange.program, [site], self._specs[kind], bounds, samples)
 
@@ -212,3 +215,35 @@ def _checked(answer: Answer, expected: Mapping[str, Expected], sizes: dict[str, 
     except PerfedError as error:
         problem = f"{_REFUSED}the reply of site '{answer.site}': {error}"
     return Answer(answer.site, None, problem, answer.seconds) if problem else answer
+
+
+class RealTimeServer(Server):
+    """A run's server where time is real; see :class:`~perfed.engine.server.Server` for its arguments."""
+
+    engine: FlowerEngine
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.engine.strict = self.selection.policy.strict
+
+    def keep(self, kept: Callable[[str], Collection[int]]) -> None:
+        """Let sites not forget the states after the exchanges that ``kept`` gives the numbers of, by site."""
+        self.engine.kept = kept
+
+    @property
+    def speeds(self) -> str:
+        """Clients take the time that they take."""
+        return "wall"
+
+    def round(self, number: int, *, measure: str | None = None, keeps: bool = False) -> RoundRecord:
+        """Round ``number`` (from 1), then the method's work with all clients after it; no word on single samples."""
+        invitation = invite(self.selection, number)
+        clients = RoundClients(self.engine, list(invitation.ids), number, "round", measure)
+        clients.invitation = invitation
+        try:
+            record = self._transaction(clients, self._round)
+        except NobodyReplied:
+            counts = clients.record.counts
+            return RoundRecord([], float("nan"), seconds=clients.seconds, replied=clients.arrived, counts=counts)
+        take(self.selection, number, clients.arrived)
+        return self._ended(record, number, Choice(record.participants, clients.seconds, clients.arrived))

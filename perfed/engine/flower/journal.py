@@ -13,7 +13,7 @@ from pathlib import Path
 from perfed.engine.flower.message import frame, unframe
 from perfed.engine.flower.transport import Answer
 from perfed.errors import PerfedError
-from perfed.machine import sync_folder, write_atomic
+from perfed.system import sync_folder, write_atomic
 
 _SUFFIX = ".answers"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfed.engine.flower.version import check_flower
+from perfed.engine.flower.processes import check_flower
 from perfed.errors import PerfedError
 
 try:

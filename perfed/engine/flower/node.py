@@ -18,8 +18,8 @@ from typing import Any, Self
 
 from perfed.engine.flower.letters import EXCHANGE, HELLO, body_of, error_record, record_of
 from perfed.engine.flower.probe import Server, Unreachable, authority, private_key, probe
+from perfed.engine.flower.processes import check_flower
 from perfed.engine.flower.refusal import Refused, Said, detail, refusing, said_of
-from perfed.engine.flower.version import check_flower
 from perfed.errors import PerfedError
 
 try:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from perfed.engine.flower.version import check_flower
+from perfed.engine.flower.processes import check_flower
 from perfed.errors import PerfedError
 
 TIMEOUT = 5.0

@@ -1,4 +1,4 @@
-"""Flower's commands as processes. Nothing here imports flwr.
+"""Flower: which versions of it this is made for, and its commands as processes. Nothing here imports flwr.
 
 Each runs under a guard (``guard.py``), so that it and all that it starts end when this process does.
 """
@@ -10,12 +10,31 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import IO
 
 from perfed.engine.flower import guard
-from perfed.engine.flower.version import check_flower
 from perfed.errors import PerfedError
+
+OLDEST, BEFORE = (1, 41), (1, 43)
+RANGE = f"flwr >={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, BEFORE))}"
+"""The same for people, and for pip."""
+
+
+def check_flower() -> None:
+    """Do nothing where a Flower is installed that perfed was tested with.
+
+    Raises:
+        PerfedError: there is none, or another version.
+    """
+    try:
+        version = metadata.version("flwr")
+    except metadata.PackageNotFoundError:
+        raise PerfedError(f"a federation of sites needs {RANGE}: pip install 'perfed[flower]'") from None
+    if not OLDEST <= tuple(int(part) for part in version.split(".")[:2]) < BEFORE:
+        raise PerfedError(f"flwr {version} is installed, but perfed needs {RANGE}: pip install 'perfed[flower]'")
+
 
 STOP = guard.GRACE + 3
 """Seconds in which a process has ended after it was told so."""

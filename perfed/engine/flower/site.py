@@ -16,10 +16,10 @@ from perfed.engine.flower.message import frame, unframe, unpack
 from perfed.engine.flower.refusal import Refused, Said, refusing
 from perfed.engine.flower.store import TRIES, SiteStore
 from perfed.engine.flower.wire import done_message, reply_tree, work_of
-from perfed.engine.setup import Setup
+from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError
-from perfed.machine import write_atomic
 from perfed.method.declared import FederationInfo
+from perfed.system import write_atomic
 from perfed.training.plan import Plan
 
 MODEL = "model.message"
@@ -32,7 +32,7 @@ class Site:
 
     Args:
         client: with inputs in the run's dtype.
-        setup: method, model, seed.
+        initialiser: method, model, seed.
         plan: how work is cut up.
         info: what the server knows of the federation, but for what every message says anew.
         scale: what targets were standardised by.
@@ -44,7 +44,7 @@ class Site:
     def __init__(
         self,
         client: Client,
-        setup: Setup,
+        initialiser: Initialiser,
         plan: Plan,
         *,
         info: FederationInfo,
@@ -53,7 +53,7 @@ class Site:
         run: str,
         allowed: Allowed,
     ) -> None:
-        self.client, self.setup, self.plan = client, setup, plan
+        self.client, self.initialiser, self.plan = client, initialiser, plan
         self._info, self._scale, self._store = info, scale, store
         self._run, self._allowed = run, allowed
         self._host: LocalExecutor | None = None
@@ -104,7 +104,7 @@ class Site:
         """The host, which knows of the federation what the message says."""
         background = background_of(self.client, header, self._info)
         if self._host is None or self._host.background != background:
-            self._host = LocalExecutor([self.client], background, self.setup, self.plan)
+            self._host = LocalExecutor([self.client], background, self.initialiser, self.plan)
         return self._host
 
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 from perfed.codec import decode, encode
 from perfed.engine.flower.message import frame, unframe
 from perfed.errors import PerfedError
-from perfed.machine import locked, sync_folder, write_atomic
+from perfed.system import locked, sync_folder, write_atomic
 from perfed.tree import Tree
 
 TRIES = 3

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from perfed.errors import PerfedError, some
+from perfed.errors import PerfedError, shorten_list
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class PostTransport:
                     late = [] if came else [self._too_late(site) for site in sorted(missing)]
                     waits = not alone()
                 if late and waits and time.monotonic() < ends:
-                    self.note(f"still waiting: {some([answer.error for answer in late], 3)}")
+                    self.note(f"still waiting: {shorten_list([answer.error for answer in late], 3)}")
                     silence, speaks = 2 * silence, time.monotonic() + 2 * silence
                     continue
                 missing -= {answer.site for answer in came or late}

@@ -11,8 +11,8 @@ from perfed.data.federation import Federation
 from perfed.data.files import optional_package
 from perfed.engine.engine import Engine
 from perfed.engine.executor import ChunkResult, ChunkTask, Exchange, LocalExecutor
+from perfed.engine.initial import Initialiser
 from perfed.engine.ray.where import chosen
-from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.participation.invitation import Invitation
 from perfed.training.cohort import Cohort
@@ -35,8 +35,8 @@ class RayEngine(Engine):
     there are several for each of a few workers; the choice is recorded in the plan.
     """
 
-    def __init__(self, federation: Federation, setup: Setup, plan: Plan) -> None:
-        super().__init__(federation, setup, plan)
+    def __init__(self, federation: Federation, initialiser: Initialiser, plan: Plan) -> None:
+        super().__init__(federation, initialiser, plan)
         self._pool: Any = None
         self._host: LocalExecutor | None = None
 
@@ -71,7 +71,7 @@ class RayEngine(Engine):
     ) -> Iterator[Cohort]:
         """Cohorts of the clients' own models, made by ``program`` on copies in this process, one at a time."""
         if self._host is None:
-            self._host = LocalExecutor(self.federation, self.background, self.setup, self.plan)
+            self._host = LocalExecutor(self.federation, self.background, self.initialiser, self.plan)
         for work in self._works(Exchange(program, round_, -1), payload, self._chunks(ids), keeps=False):
             yield self._host.worked(work)[0]
 
@@ -87,7 +87,7 @@ class RayEngine(Engine):
             raise PerfedError(f"--engine ray needs Ray {_LEAST} or newer (installed: {ray.__version__})")
         from perfed.engine.ray.pool import Pool
 
-        return Pool(chosen(), self.clients, self.background, self.setup, self.plan, self.notes, self.holder)
+        return Pool(chosen(), self.clients, self.background, self.initialiser, self.plan, self.notes, self.holder)
 
     def _size(self, members: Sequence[Client]) -> int:
         if self.plan.chunk:

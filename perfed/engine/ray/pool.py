@@ -13,18 +13,16 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from perfed.data.client import Client
 from perfed.engine.executor import Background, ChunkResult, ChunkTask
+from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import METRICS
 from perfed.engine.ray.cluster import connect, free, has_room, room
 from perfed.engine.ray.queue import Job, TaskQueue, WorkerHandle
-from perfed.engine.ray.serialize import pack, size, unpack
 from perfed.engine.ray.where import Cluster
-from perfed.engine.ray.worker import Outcome, Task, Worker
-from perfed.engine.setup import Setup
+from perfed.engine.ray.worker import Outcome, Task, Worker, pack, size, unpack
 from perfed.engine.states import States
-from perfed.errors import PerfedError, some
-from perfed.machine import installed_version
-from perfed.training.device import arithmetic
-from perfed.training.plan import Plan
+from perfed.errors import PerfedError, shorten_list
+from perfed.system import installed_version
+from perfed.training.plan import Plan, arithmetic
 from perfed.tree import Tree
 
 _DEATHS = 3
@@ -39,7 +37,7 @@ class Pool:
     Args:
         where: how many, and where.
         clients: of the federation, by id.
-        background, setup: as every host has them.
+        background, initialiser: as every host has them.
         plan: gains the paths that workers choose.
         notes: gains what is to be told of the workers.
         holder: keeps the clients' new states. Once it has put one on disk, workers remember none.
@@ -53,13 +51,13 @@ class Pool:
         where: Cluster,
         clients: Mapping[str, Client],
         background: Background,
-        setup: Setup,
+        initialiser: Initialiser,
         plan: Plan,
         notes: list[str],
         holder: States,
     ) -> None:
         self._clients, self._plan, self._notes, self._holder = clients, plan, notes, holder
-        self._arithmetic = {arithmetic(setup.device)}
+        self._arithmetic = {arithmetic(initialiser.device)}
         self._put: dict[str, Any] = {}
         self._payload: tuple[Any, Any] = (None, None)
         self._homes: dict[str, WorkerHandle] = {}
@@ -69,10 +67,10 @@ class Pool:
         self._ours = connect(where, plan.threads)
         self._free = 0
         try:
-            count, gpus = room(where, plan.threads, setup.device)
+            count, gpus = room(where, plan.threads, initialiser.device)
             self._free = free()
             self._actor = ray.remote(Worker).options(num_cpus=plan.threads, num_gpus=gpus, max_restarts=0)
-            self._background = ray.put(pack((background, setup)))
+            self._background = ray.put(pack((background, initialiser)))
             self._members = [self._started() for _ in range(count)]
             self._welcome(self._members)
         except BaseException:
@@ -277,7 +275,8 @@ class Pool:
         if jobs[0].deaths == _DEATHS:
             raise PerfedError(
                 f"{_DEATHS} Ray workers died one after the other in {when} over client{'s' * (len(work.ids) > 1)} "
-                f"{some(work.ids)} ({reason}); they need more memory: fewer workers (--workers), a smaller plan.chunk"
+                f"{shorten_list(work.ids)} ({reason}); they need more memory: fewer workers (--workers), "
+                "a smaller plan.chunk"
             )
         if self._members and not has_room(self._plan.threads):
             self._notes.append(f"a worker died in {when}; without room for another the others do its work")

@@ -1,7 +1,9 @@
-"""What runs in a Ray worker: a host of clients, which remembers their data and states."""
+"""What runs in a Ray worker: a host of clients, which remembers their data and states; and how things travel to it."""
 
 from __future__ import annotations
 
+import io
+import pickle
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,19 +11,66 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import ray
 import torch
+from numpy.typing import NDArray
+from ray.cloudpickle import CloudPickler
+from torch import Tensor
 
 from perfed.engine.executor import Background, ChunkResult, ChunkTask, LocalExecutor
+from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import METRICS, Metric
-from perfed.engine.ray.serialize import Parcel, pack, unpack
-from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
-from perfed.machine import installed_version
 from perfed.plugins import own_mistake
-from perfed.training.device import arithmetic
-from perfed.training.plan import Path, Plan
+from perfed.system import installed_version
+from perfed.training.plan import Path, Plan, arithmetic
 from perfed.tree import Tree
+
+Parcel = tuple[bytes, list[NDArray[np.uint8]]]
+"""A pickle, and the memory of the tensors in it."""
+
+
+class _Pickler(CloudPickler):  # type: ignore[misc]
+    """Takes tensors for what is seen of them, whatever storage they are views of."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not Tensor:
+            return super().reducer_override(obj)
+        flat = obj.detach().cpu().contiguous().flatten().view(torch.uint8)  # numpy has no bfloat16
+        return _restored, (flat.numpy(), obj.dtype, tuple(obj.shape), obj.device.type)
+
+
+def _restored(flat: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...], kind: str) -> Tensor:
+    if flat.size == 0:
+        return torch.empty(shape, dtype=dtype, device=kind)
+    return torch.from_numpy(flat).view(dtype).view(shape).to(kind)
+
+
+def pack(content: Any) -> Parcel:
+    """``content`` with its tensors apart; they still share its memory."""
+    found: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    _Pickler(stream, protocol=5, buffer_callback=found.append).dump(content)
+    return stream.getvalue(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in found]
+
+
+def unpack(parcel: Parcel, *, copy: bool) -> Any:
+    """What was packed; tensors of which no ``copy`` was made must not be written to, and keep the parcel alive."""
+    data, buffers = parcel
+    return pickle.loads(data, buffers=[_aligned(buffer) for buffer in buffers] if copy else buffers)
+
+
+def _aligned(buffer: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """A copy where torch would have put it: the last digits may depend on where a tensor begins."""
+    made = torch.empty(buffer.size, dtype=torch.uint8).numpy()
+    made[:] = buffer
+    return made
+
+
+def size(parcel: Parcel) -> int:
+    """Bytes of all its buffers together."""
+    return len(parcel[0]) + sum(buffer.nbytes for buffer in parcel[1])
 
 
 class Undecided(Exception):
@@ -75,7 +124,7 @@ class Worker:
 
     Args:
         modules: where Python looks for modules on the driver, so that the user's own are found here too.
-        parcel: background and setup.
+        parcel: background and initialiser.
         threads: torch threads.
     """
 
@@ -83,16 +132,16 @@ class Worker:
         sys.path += [folder for folder in modules if folder not in sys.path]
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         torch.set_num_threads(threads)
-        background, setup = unpack(parcel, copy=True)
-        assert isinstance(background, Background) and isinstance(setup, Setup)
-        setup.device = torch.device(setup.device.type)  # Ray shows a worker its own GPUs alone
+        background, initialiser = unpack(parcel, copy=True)
+        assert isinstance(background, Background) and isinstance(initialiser, Initialiser)
+        initialiser.device = torch.device(initialiser.device.type)  # Ray shows a worker its own GPUs alone
         self._plan = Plan("ray", threads=threads)
-        self._host = LocalExecutor((), background, setup, self._plan)
+        self._host = LocalExecutor((), background, initialiser, self._plan)
         self._states: dict[str, tuple[int, Tree]] = {}
 
     def about(self) -> tuple[str, str]:
         """Version of perfed, and what arithmetic depends on here."""
-        return installed_version(), arithmetic(self._host.setup.device)
+        return installed_version(), arithmetic(self._host.initialiser.device)
 
     def run(self, parcel: Parcel, shared: Parcel, clients: Mapping[str, Any]) -> Parcel:
         """Do a :class:`Task`; its :class:`Outcome`, packed.

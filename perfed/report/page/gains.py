@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfed.errors import some
+from perfed.errors import shorten_list
 from perfed.report.against import chances_of
 from perfed.report.intervals import Gain, interval
 from perfed.report.page import svg
@@ -109,7 +109,7 @@ def _named(counts: Sequence[int], names: Sequence[str]) -> str:
     there = [name for count, name in zip(counts, names, strict=False) if count]
     if len(there) == len(names) and len(names) > MOST_NAMES:
         return f"all {len(names)}"
-    return some(there, MOST_NAMES)
+    return shorten_list(there, MOST_NAMES)
 
 
 def _sample_columns(study: Study) -> list[Column]:

@@ -9,11 +9,9 @@ from string import Template
 from urllib.parse import quote
 from xml.etree import ElementTree
 
-from perfed.report.page.calibration import READ_CALIBRATION
 from perfed.report.page.campaign import READ_SWEEP
-from perfed.report.page.curves import READ_CURVES, READ_LOSSES
-from perfed.report.page.domains import READ_DOMAINS
-from perfed.report.page.federation import READ_BEFORE_AFTER
+from perfed.report.page.curves import READ_CALIBRATION, READ_CURVES, READ_LOSSES
+from perfed.report.page.federation import READ_BEFORE_AFTER, READ_DOMAINS
 from perfed.report.page.gains import READ_INTERVALS
 from perfed.report.page.paper import SPACE
 from perfed.report.page.pictures import READ_COMBINATION, READ_EMBEDDING

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfed.errors import some
+from perfed.errors import shorten_list
 from perfed.report.page import svg
 from perfed.report.page.page_data import thinned
 from perfed.report.page.style import paint
@@ -98,7 +98,7 @@ def heat_map(title: str, rows: Sequence[str], columns: Sequence[str], counts: ND
     def hint(place: int) -> str:
         row = place * len(rows) // len(shown)
         there = np.flatnonzero(counts[row])
-        told = some([f"{columns[j]}: {counts[row, j]:g}" for j in there.tolist()], 12)
+        told = shorten_list([f"{columns[j]}: {counts[row, j]:g}" for j in there.tolist()], 12)
         return f"client {rows[row]}: {told or 'nothing'}"
 
     parts = [svg.words(4, 14, title, font_weight="bold"), *heat(shown, box, most, hint), *strip(424, 46, most)]

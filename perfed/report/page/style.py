@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from perfed.machine import write_atomic
+from perfed.system import write_atomic
 
 LIGHT = {
     "ink": "#1c2530",

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfed.report.page.calibration import calibration_figures, calibration_section
-from perfed.report.page.curves import curve_figures, curves_section, epoch_figures, epochs_section
-from perfed.report.page.domains import domain_figures, domains_section
-from perfed.report.page.federation import federation_figures, federation_section
+from perfed.report.page.curves import (
+    calibration_figures,
+    calibration_section,
+    curve_figures,
+    curves_section,
+    epoch_figures,
+    epochs_section,
+)
+from perfed.report.page.federation import domain_figures, domains_section, federation_figures, federation_section
 from perfed.report.page.gains import gain_figures, gains_section
 from perfed.report.page.html import note
 from perfed.report.page.leaderboard import leaderboard_section

@@ -18,8 +18,7 @@ from perfed.run.callback import Callback, Running, joined, parted, recall
 from perfed.run.checkpoint_files import Checkpoint
 from perfed.run.directory import RunDirectory
 from perfed.run.totals import RunProgress, RunTotals
-from perfed.training.device import arithmetic
-from perfed.training.plan import PlanSettings
+from perfed.training.plan import PlanSettings, arithmetic
 from perfed.tree import map_leaves
 
 _OF = ":"  # before a callback's name, beside the server's parameter sets, whose names are identifiers

@@ -13,14 +13,13 @@ from engines import network_for
 from perfed.data.federation import Federation, federation_of
 from perfed.data.lazy import lazy_clients, refuse_read
 from perfed.engine.flower.dry_run import Protocol, allowed_by
-from perfed.engine.flower.engine import FlowerEngine, Limits
+from perfed.engine.flower.engine import FlowerEngine, Limits, RealTimeServer
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import pack
-from perfed.engine.flower.server import RealTimeServer
 from perfed.engine.flower.site import Site
 from perfed.engine.flower.store import SiteStore
 from perfed.engine.flower.transport import Answer
-from perfed.engine.setup import Setup
+from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.model.chain import Model
@@ -86,7 +85,7 @@ class Sites:
         validated: bool = False,
     ) -> None:
         model = model or network_for(method, federation.num_classes or 1)
-        setups = [Setup(method, model, seed, dtype) for _ in range(len(federation) + 1)]
+        initialisers = [Initialiser(method, model, seed, dtype) for _ in range(len(federation) + 1)]
         who = participation or Participation()
         protocol = Protocol(rounds, len(federation), federation.num_domains, who, validated=validated)
         self.stores = {c.id: SiteStore(path / c.id, RUN) for c in federation}
@@ -94,21 +93,21 @@ class Sites:
             {
                 client.id: Site(
                     client.to(dtype, "cpu"),
-                    setup,
+                    initialiser,
                     Plan("sequential", threads=1),
-                    info=setup.info(replace(federation, clients=(client,))),
+                    info=initialiser.info(replace(federation, clients=(client,))),
                     scale=federation.target_scale,
                     store=self.stores[client.id],
                     run=RUN,
-                    allowed=allowed_by(client, setup.info(federation), setup, protocol),
+                    allowed=allowed_by(client, initialiser.info(federation), initialiser, protocol),
                 )
-                for client, setup in zip(federation, setups, strict=False)
+                for client, initialiser in zip(federation, initialisers, strict=False)
             }
         )
         self.journal = Journal(path / "journal")
         engine = partial(FlowerEngine, transport=self.transport, journal=self.journal, run=RUN, limits=limits)
         self.server = RealTimeServer(
-            facts_of(federation), setups[-1], Plan("sequential", threads=1), who, rounds, engine=engine
+            facts_of(federation), initialisers[-1], Plan("sequential", threads=1), who, rounds, engine=engine
         )
 
     def close(self) -> None:

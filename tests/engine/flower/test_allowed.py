@@ -15,8 +15,8 @@ from perfed.engine.flower.engine import Limits
 from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.store import TRIES, SiteStore
 from perfed.engine.flower.wire import sequence_of, work_message
+from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import Scoring
-from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.method.exchange import Reply
 from perfed.method.registry import entry, known_names
@@ -97,9 +97,11 @@ def test_a_warm_up_may_end_after_many_rounds(tmp_path):
 ROWS, BINS = 48, 400
 
 
-def crafted(setup: Setup, client: Any) -> dict[str, torch.Tensor]:
+def crafted(initialiser: Initialiser, client: Any) -> dict[str, torch.Tensor]:
     """Weights that measure one direction: unit j lets the rows pass that are beyond the j-th bin (Fowl et al. 2022)."""
-    shared = {name: torch.zeros_like(tensor) for name, tensor in setup.chain(client.input_shape).tensors().items()}
+    shared = {
+        name: torch.zeros_like(tensor) for name, tensor in initialiser.chain(client.input_shape).tensors().items()
+    }
     direction = torch.randn(client.input_shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     weight, bias = (next(n for n in shared if n.startswith("body") and n.endswith(kind)) for kind in ("weight", "bias"))
     shared[weight] += direction
@@ -120,10 +122,10 @@ def test_crafted_weights_bring_rows_back_from_a_gradient_which_no_site_of_fedavg
     model = Model(body=hidden_layer(BINS), head=linear(2))
     sites = Sites(tmp_path, FedAvg(), federation, model=model)
     engine, client = sites.server.engine, federation.clients[0].to(torch.float64, "cpu")
-    setup = engine.setup
+    initialiser = engine.initialiser
     exchange = Exchange(":gradient", 1, 2000)
-    work = ChunkTask(exchange, ("c0",), {"shared": crafted(setup, client)}, {}, {}, Scoring(), keeps=False)
-    done = LocalExecutor([client], Background.of(federation, engine.info), setup, Plan("sequential")).run(work)
+    work = ChunkTask(exchange, ("c0",), {"shared": crafted(initialiser, client)}, {}, {}, Scoring(), keeps=False)
+    done = LocalExecutor([client], Background.of(federation, engine.info), initialiser, Plan("sequential")).run(work)
     found = rows_in(done.content["gradient"])
     near = (client.train.x[:, None] - found.nan_to_num(1e9)[None]).abs().amax(2).amin(1)
     assert int((near < 1e-3).sum()) > ROWS / 2

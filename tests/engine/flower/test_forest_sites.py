@@ -12,7 +12,7 @@ from test_parity import same
 from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
 from perfed.engine.flower.dry_run import Protocol, allowed_by
-from perfed.engine.setup import Setup
+from perfed.engine.initial import Initialiser
 from perfed.model.chain import Model
 from perfed.model.presets import linear
 from perfed.participation.settings import Participation
@@ -45,6 +45,6 @@ def test_sites_with_other_columns_end_with_the_same_bits(name, tmp_path):
 def test_what_leaves_a_site_is_its_trees_and_nothing_else(tmp_path):
     federation = sites_with_columns()
     (east, *_) = federation
-    setup = Setup(make("forest"), Model(head=linear(2)), 0, torch.float64)
-    allowed = allowed_by(east, setup.info(federation), setup, Protocol(2, 3, 0, Participation()))
+    initialiser = Initialiser(make("forest"), Model(head=linear(2)), 0, torch.float64)
+    allowed = allowed_by(east, initialiser.info(federation), initialiser, Protocol(2, 3, 0, Participation()))
     assert set(allowed.entries) == {f"forest/{entry}" for entry in ("feature", "left", "right", "threshold", "value")}

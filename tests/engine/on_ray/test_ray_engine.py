@@ -52,7 +52,7 @@ def on_ray(method, federation, workers: int, **options):
 def with_initial(server):
     """The server, where clients that have done nothing have the state that they begin with."""
     for client in server.federation:
-        server.engine.states.setdefault(client.id, server.setup.client_state(client, server.engine.info))
+        server.engine.states.setdefault(client.id, server.initialiser.client_state(client, server.engine.info))
     return server
 
 

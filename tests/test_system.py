@@ -11,8 +11,8 @@ import pytest
 import torch
 from command_line import EXPERIMENT, TINY
 
-from perfed.machine import peak_memory_mb
-from perfed.training.device import arithmetic
+from perfed.system import peak_memory_mb
+from perfed.training.plan import arithmetic
 
 # Python on Windows has neither of them, and no folder can be opened there.
 HIDDEN = """
@@ -79,7 +79,7 @@ def test_everything_works_without_modules_that_windows_does_not_have(tmp_path, b
 
 @pytest.mark.long
 def test_locks_of_windows_keep_other_processes_out(tmp_path):
-    program = MSVCRT + HIDDEN + "\nfrom pathlib import Path\nfrom perfed.machine import locked\n"
+    program = MSVCRT + HIDDEN + "\nfrom pathlib import Path\nfrom perfed.system import locked\n"
     program += f"folder = Path({str(tmp_path)!r})\nwith locked(folder):\n"
     inner = "    try:\n        with locked(folder):\n            print('twice')\n"
     done = without(program + inner + "    except BlockingIOError:\n        print('refused')\n")
@@ -89,7 +89,7 @@ def test_locks_of_windows_keep_other_processes_out(tmp_path):
 
 
 def test_no_folder_is_opened_where_there_are_no_locks(tmp_path):
-    program = HIDDEN + "\nfrom pathlib import Path\nfrom perfed.machine import sync_folder, write_atomic\n"
+    program = HIDDEN + "\nfrom pathlib import Path\nfrom perfed.system import sync_folder, write_atomic\n"
     program += f"write_atomic(Path({str(tmp_path)!r}, 'a'), 'whole')\nsync_folder(Path({str(tmp_path)!r}))\n"
     done = without(program)
     assert done.returncode == 0 and (tmp_path / "a").read_text() == "whole", done.stderr
@@ -104,7 +104,7 @@ def test_memory_is_in_mebibytes_on_every_system(monkeypatch):
         assert peak == pytest.approx(int(line.split()[1]) / 1024, rel=0.05)
     monkeypatch.setattr(sys, "platform", "darwin")  # says bytes
     assert peak_memory_mb() == pytest.approx(peak / 1024, rel=0.05)
-    done = without(HIDDEN + "\nfrom perfed.machine import peak_memory_mb\nprint(peak_memory_mb())")
+    done = without(HIDDEN + "\nfrom perfed.system import peak_memory_mb\nprint(peak_memory_mb())")
     assert done.stdout == "None\n", done.stderr
 
 
@@ -122,7 +122,7 @@ def test_what_last_digits_depend_on_names_processor_instructions_and_torch(monke
 # In a process of its own: where Ray was begun, its handler stays, and sigterm_as_exit leaves that as it is.
 ENDED = """
 import os, signal
-from perfed.machine import TERMINATED, by_sigterm, sigterm_as_exit
+from perfed.system import TERMINATED, by_sigterm, sigterm_as_exit
 with sigterm_as_exit():
     assert not by_sigterm(SystemExit(1)) and by_sigterm(SystemExit(TERMINATED))
     try:

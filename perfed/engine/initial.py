@@ -31,7 +31,7 @@ from perfed.training.batches import POSITION
 from perfed.tree import map_leaves
 
 
-class Setup:
+class Initialiser:
     """A method, a model and a seed: what is needed to start a run, on the server or at one client.
 
     Args:
