@@ -18,7 +18,7 @@ OPTIONS := --seeds 0..2 --engine stacked plan.threads=2 dtype=float64
 # Sites install these files and no others. Hashes are those of the index that pip is set to: a site's own index must have the same.
 LOCK := --extra flower --extra tables --constraint constraints.txt --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-emit-index-url --no-emit-find-links
 
-.PHONY: run test test-long test-all types short docs lock sbom clean
+.PHONY: run test test-long test-all types short docs lock sbom dist smoke clean
 
 run: $(VENV)/installed
 	$(BIN)/perfed compare digits-label-skew --methods local,fedrep,fedavg-ft,ditto,fedpac,$(PER_CLIENT) $(OPTIONS) --out $(OUT)/label-skew
@@ -56,6 +56,15 @@ lock: $(VENV)/tools
 sbom: $(VENV)/tools $(VENV)/installed
 	mkdir -p build
 	$(VENV)/tools/bin/cyclonedx-py environment --pyproject pyproject.toml --output-format JSON --output-file build/sbom.cdx.json $(BIN)/python
+
+# Where torch is, so that the wheel has what `perfed list` says.
+dist: $(VENV)/installed-test
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+
+# Does what is released work where nothing else is? make smoke PYTHON=python3.13
+smoke: dist
+	for made in dist/*; do tests/smoke.sh $(PYTHON) $$made || exit 1; done
 
 docs: $(VENV)/installed
 	$(BIN)/python docs/build_docs.py

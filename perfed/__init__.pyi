@@ -23,6 +23,8 @@ from perfed.run.run import Run
 from perfed.run.settings import Evaluation
 from perfed.run.site import load_site
 
+__version__: str
+
 __all__ = [
     "PERSONAL",
     "SHARED",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,10 @@ def test_the_stub_lists_what_the_face_has():
 def test_the_stub_says_where_it_comes_from(name):
     expected = import_module(f"perfed.{name}") if name in MODULES else getattr(import_module(IMPORTS[name]), name)
     assert getattr(perfed, name) is expected
+
+
+def test_the_version_is_that_which_is_installed():
+    assert perfed.__version__ == metadata.version("perfed")
 
 
 def test_an_unknown_name_is_said():

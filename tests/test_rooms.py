@@ -39,6 +39,8 @@ def modules() -> dict[str, Path]:
     """Every module of perfed by its full name."""
     found = {}
     for path in ROOT.rglob("*.py"):
+        if path == ROOT / "__main__.py":
+            continue  # the door of ``python -m perfed``
         name = ".".join(("perfed", *path.relative_to(ROOT).with_suffix("").parts))
         found[name.removesuffix(".__init__")] = path
     return found

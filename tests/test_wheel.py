@@ -57,7 +57,7 @@ def test_every_file_of_the_package_is_in_it(installed):
 @pytest.mark.long
 def test_it_lists_and_trains_outside_the_source_tree(installed, tmp_path):
     def perfed(*arguments: object) -> str:
-        return python("-m", "perfed.cli", *arguments, cwd=tmp_path, PYTHONPATH=str(installed), HOME=str(tmp_path))
+        return python("-m", "perfed", *arguments, cwd=tmp_path, PYTHONPATH=str(installed), HOME=str(tmp_path))
 
     where = python("-c", "import perfed; print(perfed.__file__)", cwd=tmp_path, PYTHONPATH=str(installed))
     assert Path(where.strip()).is_relative_to(installed)

@@ -285,7 +285,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
 
 
 def test_the_module_is_a_program_too():
-    program = [sys.executable, "-m", "perfed.cli", "list", "methods", "--json"]
+    program = [sys.executable, "-m", "perfed", "list", "methods", "--json"]
     done = subprocess.run(program, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert [item["name"] for item in json.loads(done.stdout)] == [*method_names(), *preset_names()]

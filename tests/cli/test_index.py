@@ -16,7 +16,7 @@ from perfed.cli import index as module
 from perfed.cli.index import index
 
 NAME = "digits-label-skew"
-LIST = ("-m", "perfed.cli", "list", "experiments", "--json")
+LIST = ("-m", "perfed", "list", "experiments", "--json")
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_it_is_made_without_what_is_of_the_user(checkout):
     (home / "torch.py").write_text("raise RuntimeError('a file of the user was imported')\n")
     own = "from perfed import register\nfrom perfed.methods.fedavg import FedAvg\n\n\n"
     (home / "mine.py").write_text(f"{own}@register('mine')\nclass Mine(FedAvg):\n    'A method of mine.'\n")
-    assert "A method of mine" in python(checkout, "-P", "-m", "perfed.cli", "show", "mine:Mine")
+    assert "A method of mine" in python(checkout, "-P", "-m", "perfed", "show", "mine:Mine")
     assert "mine" not in {item["name"] for item in json.loads(kept(checkout)[0].read_text())["methods"]}
 
 

@@ -57,7 +57,7 @@ class Place:
     def words(self, line: str) -> list[str]:
         """The command of the page, with a port that is free."""
         given = shlex.split(line.replace(":8000", f":{self.port}"))
-        return [sys.executable, "-m", "perfed.cli", *given[1:]] if given[0] == "perfed" else given
+        return [sys.executable, "-m", "perfed", *given[1:]] if given[0] == "perfed" else given
 
     def run(self, line: str, *more: str, seconds: float = 200.0) -> str:
         done = subprocess.run(

@@ -254,7 +254,7 @@ def test_killed_in_the_middle(whole, interrupted, tmp_path):
 
 @pytest.mark.long
 def test_going_on_with_other_instructions_of_the_processor_is_said(interrupted, tmp_path):
-    command = [sys.executable, "-m", "perfed.cli", "resume"]  # torch asks for these when it is imported
+    command = [sys.executable, "-m", "perfed", "resume"]  # torch asks for these when it is imported
     others = {"ATEN_CPU_CAPABILITY": ("default", "avx2"), "ONEDNN_MAX_CPU_ISA": ("AVX2", "SSE41")}
     limits = [(next(v for v in values if v != os.environ.get(name)), name) for name, values in others.items()]
     for limit, said in limits:

@@ -1,4 +1,4 @@
-"""The command line as a module: ``python -m perfed.cli``."""
+"""The command line as a module: ``python -m perfed``."""
 
 from perfed.cli import main
 
