@@ -49,7 +49,7 @@ __all__ = list(_HOMES)
 def __getattr__(name: str) -> object:
     """A name of the face, or a module such as ``perfed.datasets`` (PEP 562)."""
     if name == "__version__":
-        found: object = import_module("perfed.machine").installed_version()
+        found: object = import_module("perfed.system").installed_version()
     elif name in _HOMES:
         found = getattr(import_module(_HOMES[name]), name)
     elif name in _OLD:
