@@ -154,7 +154,8 @@ def _site_alone(directory: RunDirectory, site: str) -> Federation | None:
     options = experiment.data.options
     own = site_client(options, experiment.seed, site, agreement)
     alone = federation_of([own], agreement, experiment.data.name)
-    made = completed(alone, options["validation_fraction"], options["domain_input"], experiment.seed)
+    fraction, fold = options["validation_fraction"], options["inner_fold"]
+    made = completed(alone, fraction, options["domain_input"], experiment.seed, fold)
     (client,) = made
     if replace(client.facts(made.survival), feature_names=None) != facts.pop(site):
         raise PerfedError(f"site '{site}': its data are not those that the run in {directory.path} was begun with")

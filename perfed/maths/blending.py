@@ -1,4 +1,4 @@
-"""Weights of a blend: not negative, summing to one, a site's own ones shrunk towards those that all sites learn together.
+"""Weights of a blend: not negative, summing to one; a site's own are shrunk towards those that all learn together.
 
 Each site has what K candidates say of its rows while these were held out. What all sites learn together needs sums
 over rows alone (:meth:`Rows.sums`), so that sites can send these and nothing of a row.

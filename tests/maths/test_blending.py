@@ -5,6 +5,7 @@ from __future__ import annotations
 import cvxpy
 import numpy as np
 import pytest
+
 from perfed.maths.blending import Chances, Hazards, Values, chosen_prior, learnt, pooled_weights, site_weights
 
 SITES = (40, 7, 90)
