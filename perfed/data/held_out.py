@@ -38,7 +38,7 @@ def fold_as_test(client: Client, fold: Sequence[int], stratify: bool, seed: int)
     spread evenly over the folds (of survival each event), and a class with a single sample is in none: it stays among
     the training samples. Every other sample is in one fold. Validation data stay what they are.
     """
-    cut = _Fold(f"folds of {client.id}", seed, stratify, *fold)
+    cut = _Fold(f"folds of {client.id}", seed, stratify, fold[0], fold[1])
     test, train = _part(client.train, cut), _part(client.train, replace(cut, rest=True))
     assert train is not None  # of a class with several samples one is in each of several folds
     return replace(client, test=test, train=train)

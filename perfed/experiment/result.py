@@ -13,7 +13,6 @@ from perfed.datasets.in_memory import in_memory
 from perfed.errors import PerfedError
 from perfed.experiment.comparison import Comparison, ComparisonSpec, Conclusion, federated
 from perfed.experiment.config import canonical
-from perfed.experiment.estimators import is_baseline
 from perfed.experiment.jobs import Execute, Jobs, in_turn
 from perfed.experiment.kept_models import KeptModels, opened_models
 from perfed.experiment.planned import known_methods
@@ -171,7 +170,8 @@ def compare(
             table = _tuned(path / "tune", table, names, numbers, tune, execute)
         study = Study.create(path, ComparisonSpec(table, names, numbers))
         found, failed = study.execute(execute=execute)
-    return ComparisonResult(path, tuple(names), tuple(numbers), tuple(map(str, failed)), federation, found[""], kept)
+    made = tuple(study.comparisons[""].methods)
+    return ComparisonResult(path, made, tuple(numbers), tuple(map(str, failed)), federation, found[""], kept)
 
 
 def _table_of_stages(model: Any) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def _settings(methods: Sequence[str] | Mapping[str, Mapping[str, Any]]) -> dict[
     """Each method's own settings, of those that have any."""
     given = methods if isinstance(methods, Mapping) else {}
     for name in given:
-        if is_baseline(name) and given[name]:
+        if not federated([name]) and given[name]:
             raise PerfedError(f"methods: {name} has no settings of its own")
     return {name: dict(own) for name, own in given.items() if own}
 

@@ -11,7 +11,7 @@ from perfed.errors import PerfedError
 from perfed.method.extension import Extension
 from perfed.method.method import Method
 from perfed.participation.settings import POLICIES
-from perfed.plugins import POOLED, SKLEARN, check_free, check_own, known_as, own_name
+from perfed.plugins import BLEND, POOLED, SKLEARN, check_free, check_own, known_as, own_name
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,8 @@ def entry(name: str) -> Entry:
         raise PerfedError(
             f"'{name}' is no method: scikit-learn's models stand beside methods in 'perfed compare' alone"
         )
+    if name.casefold() == BLEND:
+        raise PerfedError(f"'{name}' is no method: a blend stands beside methods in 'perfed compare' alone")
     given, name = name, own_name(name, "method")
     every, (base, _, policy) = {**PRESETS, **METHODS}, name.rpartition("+")
     known, method = _meant(name, every), _meant(base, METHODS)
