@@ -119,7 +119,7 @@ class BlendRun:
             raise PerfedError(f"fewer than two candidates have finished in all folds ({', '.join(self.candidates)})")
         names, settings = list(self.candidates), self.experiment.blend
         whole, *folds = zip(*self.candidates.values(), strict=True)
-        sites = self._rows(folds)
+        sites = self.held_out(folds)
         ids = [client.id for client in self.federation]
         prior_rows = chosen_prior([sites[i] for i in ids]) if settings.prior_rows == "cv" else settings.prior_rows
         prior, own = learnt([sites[i] for i in ids], prior_rows)
@@ -158,8 +158,8 @@ class BlendRun:
         listed = ", ".join(f"{names[k]} {pooled[k]:.2f}" for k in order if pooled[k] >= 0.005)
         return [f"weights over all sites: {listed}; each site's own count as if these had {prior_rows:g} rows there"]
 
-    def _rows(self, folds: Sequence[Sequence[Path]]) -> dict[str, Rows]:
-        """What the candidates say of each client's training rows, held out fold by fold."""
+    def held_out(self, folds: Sequence[Sequence[Path]]) -> dict[str, Rows]:
+        """Return what the candidates say of each client's training rows, held out fold by fold."""
         task, count, parts = self.federation.task, len(self.candidates), dict[str, list[tuple[Numbers, Numbers, int]]]()
         for number, places in enumerate(folds):
             for site, (y, said) in _said(places).items():
