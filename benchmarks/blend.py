@@ -1,4 +1,4 @@
-"""No site worse off: ``blend`` against each site's own best model, and against the best single method, on eight data sets.
+"""No site worse off: ``blend`` against each site's own best model and the best single method, on eight data sets.
 
 ``python benchmarks/blend.py DIR [NAMES]`` makes the comparisons of :data:`DATA` in ``DIR``, each over :data:`SEEDS`,
 and keeps what came of each in ``docs/results/blend.json``; what is kept is not made again, and a run that is there is
@@ -145,7 +145,7 @@ DATA: dict[str, Cell] = {
 def loss(task: str, y: NDArray[Any], said: Numbers) -> Numbers:
     """Of each row: minus the log-likelihood, or the squared error; of survival the row's term of Cox's."""
     if task == "classification":
-        return -np.log(softmax(said, axis=1)[np.arange(len(y)), y].clip(1e-12))
+        return np.asarray(-np.log(softmax(said, axis=1)[np.arange(len(y)), y].clip(1e-12)))
     if task == "regression":
         return np.asarray(((said.reshape(len(y), -1) - y.reshape(len(y), -1)) ** 2).mean(1))
     h, (time, event) = said[:, 0], y.T
@@ -198,14 +198,13 @@ def measured(cell: Cell, comparison: Comparison, seed: int) -> dict[str, Any]:
     for name, each in rows.items():
         base = losses["best own"]
         sides = [side(losses[name][site], base[site], len(ids), generator) for site in ids]
+        order = [ranked(task, *each[site]) for site in ids]
         found[name] = {
             "loss": float(np.mean([losses[name][site].mean() for site in ids])),
-            "ranked": float(np.nanmean([ranked(task, *each[site]) for site in ids])) if task != "regression" else None,
+            "ranked": None if np.isnan(order).all() else float(np.nanmean(order)),
             "loses": sides.count(-1),
             "wins": sides.count(1),
         }
-        if found[name]["ranked"] is not None and np.isnan(found[name]["ranked"]):
-            found[name]["ranked"] = None
     return {"task": task, "sites": len(ids), "rows": found}
 
 

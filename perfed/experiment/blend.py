@@ -123,7 +123,7 @@ class BlendRun:
         ids = [client.id for client in self.federation]
         prior_rows = chosen_prior([sites[i] for i in ids]) if settings.prior_rows == "cv" else settings.prior_rows
         prior, own = learnt([sites[i] for i in ids], prior_rows)
-        weights = {site: _few(found) for site, found in zip(ids, own, strict=True)}
+        weights = {site: few(found) for site, found in zip(ids, own, strict=True)}
         judged, said = Judged(self.experiment, self.federation), _said(whole)
         for number, client in enumerate(self.federation, 1):
             if client.id in said:
@@ -163,7 +163,7 @@ class BlendRun:
         task, count, parts = self.federation.task, len(self.candidates), dict[str, list[tuple[Numbers, Numbers, int]]]()
         for number, places in enumerate(folds):
             for site, (y, said) in _said(places).items():
-                parts.setdefault(site, []).append((*_evidence(task, y, said), number))
+                parts.setdefault(site, []).append((*evidence(task, y, said), number))
         found = {}
         for client in self.federation:
             own = parts.get(client.id, [])
@@ -178,7 +178,8 @@ class BlendRun:
     def _mixed(self, y: NDArray[Any], said: Sequence[Numbers], weights: Numbers) -> tuple[NDArray[Any], Numbers]:
         """A client's targets, and the mixture, as runs keep it: of probabilities the logarithm."""
         if self.federation.task != "classification":
-            return y, np.tensordot(weights, np.stack(said), 1)
+            shape = y.shape if self.federation.task == "regression" else (len(y), 1)
+            return y, np.tensordot(weights, np.stack([one.reshape(shape) for one in said]), 1)
         mixed = np.tensordot(weights, np.stack([softmax(one, axis=1) for one in said]), 1)
         return y, np.log(mixed.clip(np.finfo(np.float64).tiny))
 
@@ -191,8 +192,8 @@ def blended(path: Path) -> list[str]:
         return []
 
 
-def _evidence(task: Task, y: NDArray[Any], said: Sequence[Numbers]) -> tuple[Numbers, Numbers]:
-    """What :class:`~perfed.maths.blending.Rows` are made of."""
+def evidence(task: Task, y: NDArray[Any], said: Sequence[Numbers]) -> tuple[Numbers, Numbers]:
+    """Return what :class:`~perfed.maths.blending.Rows` are made of, of targets and what each candidate says of them."""
     if task == "classification":
         chances = [softmax(one, axis=1)[np.arange(len(y)), y] for one in said]
         return np.stack(chances, 1), y.astype(np.float64)
@@ -221,7 +222,8 @@ def _said(places: Sequence[Path]) -> dict[str, tuple[NDArray[Any], list[Numbers]
     return found
 
 
-def _few(weights: Numbers) -> Numbers:
+def few(weights: Numbers) -> Numbers:
+    """Return ``weights`` without those below :data:`LEAST`."""
     kept = np.where(weights < LEAST, 0.0, weights)
     total: Numbers = kept / kept.sum()
     return total

@@ -11,10 +11,11 @@ from typing import Any
 from perfed.data.tables.problems import pandas
 from perfed.datasets.in_memory import in_memory
 from perfed.errors import PerfedError
+from perfed.experiment.blended_models import BlendedModels, opened_models
 from perfed.experiment.comparison import Comparison, ComparisonSpec, Conclusion, federated
 from perfed.experiment.config import canonical
 from perfed.experiment.jobs import Execute, Jobs, in_turn
-from perfed.experiment.kept_models import KeptModels, opened_models
+from perfed.experiment.kept_models import KeptModels
 from perfed.experiment.planned import known_methods
 from perfed.experiment.search import Search
 from perfed.experiment.study import Study
@@ -90,7 +91,7 @@ class ComparisonResult:
         title = str(Comparison.read(self.path).table["name"])
         return write_report(self._found.runs, Path(path), title=title, left_out=self._found.failed)
 
-    def run(self, method: str, seed: int) -> Run | KeptModels:
+    def run(self, method: str, seed: int) -> Run | KeptModels | BlendedModels:
         """Return a finished run, with each site's model (``run(...).site("north")``).
 
         Raises:

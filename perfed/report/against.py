@@ -77,8 +77,9 @@ def against(method: str, base: str, values: ClientTable, known: Metric, bytes_: 
 
 
 def sent(runs: Sequence[Run], method: str) -> float | None:
-    """Bytes up and down in all rounds of a run of ``method``, averaged over its runs; None where a round lacks them, and
-    of a blend, which sends what its candidates send, in each fold anew.
+    """Bytes up and down in all rounds of a run of ``method``, averaged over its runs; None where a round lacks them.
+
+    A blend sends what its candidates send, in each fold anew, and has no number of its own.
     """
     found: list[int] = []
     if method == BLEND:
