@@ -21,6 +21,9 @@ SKLEARN = "sklearn:"
 POOLED = "pooled:"
 """Names that begin so are of one scikit-learn model on the samples of all clients together."""
 
+BLEND = "blend"
+"""The row of a comparison that mixes the other rows' models (:mod:`perfed.experiment.blend`), which is no method."""
+
 IMPORTED: dict[str, None] = {}
 """The modules that ``module:NAME`` has named since the command began, each once."""
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from perfed.errors import PerfedError, did_you_mean
 from perfed.system import installed_version
 
 _OPTIONS_INSTEAD = ("method", "seed")  # where a command has no such option, it has another for it
-_TABLES = ("data", "model", "training", "participation", "clock", "evaluation", "snapshots", "methods", "plan")
+_TABLES = ("data", "model", "training", "participation", "clock", "evaluation", "snapshots", "blend", "methods", "plan")
 
 
 class Command(TyperCommand):

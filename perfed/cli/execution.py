@@ -32,6 +32,7 @@ from perfed.experiment.search import Search
 from perfed.experiment.start import is_done, resume
 from perfed.experiment.study import Study, extend
 from perfed.method.registry import method_id
+from perfed.plugins import BLEND
 from perfed.report import load_runs, write_report
 from perfed.report.against import needs_no_federation
 from perfed.run.directory import RunDirectory
@@ -130,7 +131,7 @@ def check_one_word(text: str, others: Sequence[str | None]) -> None:
 
 def _is_method(name: str) -> bool:
     try:
-        return bool(name) and (is_baseline(name) or bool(method_id(name)))
+        return bool(name) and (is_baseline(name) or name == BLEND or bool(method_id(name)))
     except PerfedError:
         return False
 

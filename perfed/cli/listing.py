@@ -83,6 +83,7 @@ _ALLOWED = {
 }
 _SHARED_OPTIONS = {
     "validation_fraction": "share of each client's training samples that is held out",
+    "inner_fold": "[i, k]: fold i of k of the training samples, from 0, in the place of the test data",
     "domain_input": "whether a sample's domain is one of its inputs",
 }
 

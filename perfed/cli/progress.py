@@ -18,9 +18,7 @@ from rich.text import Text
 
 from perfed.cli.console import console, say, say_whole
 from perfed.cli.table import shortened
-from perfed.experiment.factory import DATA, MODELS, ROUNDS, ProgressEvent, execute
-from perfed.experiment.sklearn_run import SklearnRun
-from perfed.run.run import Run
+from perfed.experiment.factory import DATA, MODELS, ROUNDS, AnyRun, ProgressEvent, execute
 
 EVERY = 30.0
 """Seconds between two lines where there is no terminal."""
@@ -100,7 +98,7 @@ class Work:
         self.finished = finished
         self.all.before = self.all.done = finished
 
-    def execute(self, make: Callable[[], Run | SklearnRun], label: str) -> dict[str, Any]:
+    def execute(self, make: Callable[[], AnyRun], label: str) -> dict[str, Any]:
         """Make a run ready and execute it."""
         try:
             return execute(make, partial(self.told, label))

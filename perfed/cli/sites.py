@@ -18,7 +18,8 @@ from perfed.data.tables.files import read_table
 from perfed.data.tables.kinds import Column, read
 from perfed.data.tables.problems import refuse
 from perfed.errors import PerfedError
-from perfed.experiment.kept_models import opened_models
+from perfed.experiment.blended_models import opened_models
+from perfed.experiment.kept_models import KeptModels
 from perfed.experiment.start import opened
 from perfed.run.card import card, is_card_of, shown_metrics
 from perfed.run.export import FORMATS, export
@@ -85,7 +86,8 @@ def join(source: Source, file: Path) -> None:
     folder = source.directory / "joined" / file_name(site)
     if (folder / FACTS).exists():
         raise PerfedError(f"{folder}: site '{site}' has joined already")
-    run = opened(source.directory, data_dir=source.data_dir)
+    found = opened_models(source.directory, data_dir=source.data_dir)
+    run = opened(source.directory) if isinstance(found, KeptModels) else found  # which says that nobody joins such
     model = run.join(_newcomer(run.federation, site, file, run.seed))
     model.save(folder)
     write_atomic(folder / "card.md", card(model.facts))

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from perfed.data.client import SPLITS, Client, Split
 from perfed.data.federation import Federation
-from perfed.data.held_out import with_validation
+from perfed.data.held_out import fold_as_test, with_validation
 from perfed.errors import PerfedError
 
 
@@ -62,17 +62,24 @@ class _Extended:
         return replace(split, x=torch.cat([split.x, planes], 1))
 
 
-def completed(federation: Federation, fraction: float, domain_input: bool, seed: int) -> Federation:
-    """The federation with what every data set may have besides: validation data, and the domain among the inputs.
+def completed(
+    federation: Federation, fraction: float, domain_input: bool, seed: int, inner_fold: Sequence[int] = ()
+) -> Federation:
+    """The federation with what every data set may have besides: a fold of the training data in the place of the test
+    data, validation data, and the domain among the inputs.
 
     Args:
         federation: of all clients, or of those at one place.
         fraction: of the training samples, see :func:`perfed.data.held_out.with_validation`; 0: none.
         domain_input: whether to do as :func:`with_domain_input`.
-        seed: of the choice of validation data.
+        seed: of the choice of validation data, and of folds.
+        inner_fold: i and k, see :func:`perfed.data.held_out.fold_as_test`; empty: none.
     """
+    stratify = federation.task != "regression"
+    if inner_fold:
+        clients = tuple(fold_as_test(client, inner_fold, stratify, seed) for client in federation)
+        federation = replace(federation, clients=clients)
     if fraction > 0:
-        stratify = federation.task != "regression"
         clients = tuple(with_validation(client, fraction, stratify, seed) for client in federation)
         federation = replace(federation, clients=clients)
     return with_domain_input(federation) if domain_input else federation

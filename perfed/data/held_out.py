@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -27,6 +29,19 @@ def with_validation(client: Client, fraction: float, stratify: bool, seed: int) 
     cut = _Cut(f"validation of {client.id}", seed, stratify, fraction)
     validation, train = _part(client.train, cut), _part(client.train, replace(cut, rest=True))
     return client if validation is None or train is None else replace(client, train=train, validation=validation)
+
+
+def fold_as_test(client: Client, fold: Sequence[int], stratify: bool, seed: int) -> Client:
+    """``client`` with fold i of k of its training samples in the place of its test data, ``fold`` being ``(i, k)``.
+
+    Its test data are not there at all, so that whatever is chosen by these folds has not seen them. Each class is
+    spread evenly over the folds (of survival each event), and a class with a single sample is in none: it stays among
+    the training samples. Every other sample is in one fold. Validation data stay what they are.
+    """
+    cut = _Fold(f"folds of {client.id}", seed, stratify, fold[0], fold[1])
+    test, train = _part(client.train, cut), _part(client.train, replace(cut, rest=True))
+    assert train is not None  # of a class with several samples one is in each of several folds
+    return replace(client, test=test, train=train)
 
 
 def scored_apart(federation: Federation, seed: int) -> Federation:
@@ -59,6 +74,20 @@ def _evenly(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.f
         members = rng.permutation(np.flatnonzero(labels == label))
         position[members] = (np.arange(len(members)) + rng.uniform()) / len(members)
     return position
+
+
+class _Some(Protocol):
+    """Some of a client's samples."""
+
+    @property
+    def stratify(self) -> bool:
+        """Whether by class."""
+
+    def chosen(self, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which samples are meant, by their classes."""
+
+    def __call__(self, split: Split) -> Split:
+        """The samples that are meant."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +125,34 @@ class _Cut:
         return split.take(torch.from_numpy(np.flatnonzero(self.chosen(_strata(split, self.stratify)))))
 
 
-def _part(split: Split, cut: _Cut) -> Split | None:
+@dataclass(frozen=True)
+class _Fold:
+    """Fold ``index`` of ``count`` of a client's samples, or the rest of them."""
+
+    purpose: str
+    seed: int
+    stratify: bool
+    index: int
+    count: int
+    rest: bool = False
+
+    def chosen(self, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which samples are meant, by their classes."""
+        rng, folds, first = generator(self.seed, self.purpose), np.full(len(labels), -1), 0
+        for label in np.unique(labels):
+            members = rng.permutation(np.flatnonzero(labels == label))
+            if len(members) > 1:
+                folds[members] = (first + np.arange(len(members))) % self.count
+                first += len(members)  # so that folds are of one size
+        part: NDArray[np.bool_] = folds == self.index
+        return ~part if self.rest else part
+
+    def __call__(self, split: Split) -> Split:
+        """The samples that are meant."""
+        return split.take(torch.from_numpy(np.flatnonzero(self.chosen(_strata(split, self.stratify)))))
+
+
+def _part(split: Split, cut: _Some) -> Split | None:
     """What ``cut`` leaves of ``split``; ``None`` for nothing."""
     if split.has_domains or (split.has_values and cut.stratify) or not split.deferred:
         part = cut(split)

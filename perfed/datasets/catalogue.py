@@ -103,8 +103,8 @@ def dataset(
     keyword-only parameters are the options: each needs a type (with pydantic's ``Field`` for limits) and a
     default. The fields of ``shared`` are further options, for data sets that have many in common; its validators
     check how options fit together. Options among ``paths`` are files or folders, or lists of them, and relative ones
-    are looked up beside the experiment's file. Every data set also has ``validation_fraction`` and ``domain_input``,
-    which :func:`load` handles.
+    are looked up beside the experiment's file. Every data set also has ``validation_fraction``, ``inner_fold`` and
+    ``domain_input``, which :func:`load` handles.
 
     Raises:
         PerfedError: the name is taken by a data set of another module (the same may register it again), or a parameter
@@ -131,7 +131,8 @@ def dataset(
             fields[parameter.name] = (hints[parameter.name], parameter.default)
         common = get_type_hints(shared, include_extras=True)
         described = fields | {key: (common[key], field.default) for key, field in shared.model_fields.items()}
-        last: dict[str, Any] = {"validation_fraction": (ValidationFraction, 0.0), "domain_input": (bool, False)}
+        last: dict[str, Any] = {"validation_fraction": (ValidationFraction, 0.0), "inner_fold": (list[int], [])}
+        last["domain_input"] = (bool, False)
         model = create_model(f"Options of {name}", __base__=shared, **fields, **last)
         options = tuple(Option(key, in_words(hint), default) for key, (hint, default) in (described | last).items())
         summary = (inspect.getdoc(build) or "").partition("\n")[0]
@@ -205,8 +206,9 @@ def load(
         name: one of :func:`dataset_names`, in any case, or ``module:NAME``, which imports the module first.
         options: as listed by :func:`describe`; those left out have their defaults. With
             ``validation_fraction`` > 0 every client without validation data gives up that part of its training
-            samples, by class; one training sample of each of its classes always stays. With ``domain_input`` the
-            one-hot domain of every sample is appended to its inputs.
+            samples, by class; one training sample of each of its classes always stays. With ``inner_fold`` = [i, k]
+            fold i of k of every client's training samples, counted from 0, is in the place of its test data. With
+            ``domain_input`` the one-hot domain of every sample is appended to its inputs.
         seed: of all random choices.
         data_dir: first folder in which files are looked for.
 
@@ -262,11 +264,12 @@ class Data(Table):
 def _built(name: str, options: dict[str, Any], seed: int, data_dir: Path | str | None) -> Federation:
     """:func:`load` with options that have been checked."""
     entry, fraction, domain_input = _find(name), options.pop("validation_fraction"), options.pop("domain_input")
+    fold = options.pop("inner_fold")
     with _one_thread():
         made = entry.build(seed, None if data_dir is None else Path(data_dir), **options)
         if not isinstance(made, Federation):
             raise PerfedError(f"data set '{name}': its function returned {type(made).__name__}, not a Federation")
-        return completed(replace(made, name=name), fraction, domain_input, seed)
+        return completed(replace(made, name=name), fraction, domain_input, seed, fold)
 
 
 @contextmanager
@@ -304,7 +307,16 @@ def check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
             raise PerfedError(str(problem["ctx"]["error"])) from None
         key = str(problem["loc"][0])
         raise PerfedError(f"data.{key} = {given[key]!r} is not allowed; it must be: {allowed[key]}") from None
-    return {key: getattr(model, key) for key in allowed}
+    found = {key: getattr(model, key) for key in allowed}
+    _check_fold(found["inner_fold"])
+    return found
+
+
+def _check_fold(fold: list[int]) -> None:
+    if fold and not (len(fold) == 2 and 0 <= fold[0] < fold[1] and fold[1] > 1):
+        raise PerfedError(
+            f"data.inner_fold = {fold} is not allowed; it must be: [i, k] with 0 <= i < k and k > 1, or []"
+        )
 
 
 def located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:

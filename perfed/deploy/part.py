@@ -178,7 +178,8 @@ class Part:
         own = self.own or site_data(self.site, self.data, table_options(experiment))
         alone = federation_of([own.client(self.agreement)], self.agreement, experiment.data.name)
         options = experiment.data.options
-        made = completed(alone, options["validation_fraction"], options["domain_input"], experiment.seed)
+        fraction, fold = options["validation_fraction"], options["inner_fold"]
+        made = completed(alone, fraction, options["domain_input"], experiment.seed, fold)
         return made.to(dtype=experiment.torch_dtype, device=self.device)
 
     @cached_property

@@ -7,18 +7,20 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
 from perfed.errors import PerfedError
+from perfed.experiment.blend import blended, candidates_of, check_blend, with_own_models
 from perfed.experiment.config import Experiment, experiment_names, find_experiment, readable, validate
-from perfed.experiment.estimators import is_baseline
+from perfed.experiment.estimators import TRIES, is_baseline
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.start import is_done, start
 from perfed.methods.presets import method_and_policy
-from perfed.plugins import bare_name
+from perfed.plugins import BLEND, bare_name
 from perfed.report import Gathered, Verdict, comparison_rows, gathered, verdict, write_report
 from perfed.report.curves import oracle
 from perfed.report.runs import Run as FinishedRun
@@ -28,8 +30,8 @@ from perfed.system import write_atomic
 
 
 def federated(names: Sequence[str]) -> list[str]:
-    """Return the methods among ``names``, without the baselines."""
-    return [name for name in names if not is_baseline(name)]
+    """Return the methods among ``names``, without the baselines and without the blend."""
+    return [name for name in names if not is_baseline(name) and name != BLEND]
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,26 @@ class ComparisonSpec:
         return [(method, seed) for seed in self.seeds for method in self.methods]
 
     def experiment(self, method: str, seed: int) -> Experiment:
-        """Return the experiment of one run; a baseline is of no method."""
-        return validate({**self.table, "seed": seed, **({} if is_baseline(method) else {"method": method})})
+        """Return the experiment of one run; a baseline and a blend are of no method."""
+        return validate({**self.table, "seed": seed, **({"method": method} if federated([method]) else {})})
+
+    def whole(self, resources: Resources = USUAL, had: Sequence[str] = ()) -> Self:
+        """Return the comparison with the own models that a blend always has among its candidates, if it has a blend.
+
+        Those are tuned inside the training samples, unless the experiment says otherwise.
+
+        Args:
+            resources: that tell the data, whose task says which models these are.
+            had: methods that are there already, whose settings stay as they are.
+        """
+        if BLEND not in (*self.methods, *had):
+            return self
+        experiment = validate({**self.table, "seed": self.seeds[0] if self.seeds else 0})
+        task = experiment.data.load(experiment.seed, resources.data_dir).task
+        both = [*had, *(name for name in self.methods if name not in had)]
+        names = [name for name in with_own_models(both, task) if name in self.methods or name not in had]
+        tuned = {} if had else {"baseline_tries": TRIES}
+        return replace(self, methods=names, table={**tuned, **self.table})
 
     def check(self) -> None:
         """Refuse settings that can be seen to be wrong without the data."""
@@ -89,6 +109,8 @@ class ComparisonSpec:
         federation = shared.data.load(seed, resources.data_dir)
         for name in filter(is_baseline, self.methods):
             SklearnRun(name, shared, federation)
+        if BLEND in self.methods:
+            check_blend(self.methods, shared, federation)
         for method, experiment in experiments.items():
             try:
                 start(experiment, federation=federation, device=resources.device)
@@ -196,9 +218,37 @@ class Comparison(ComparisonSpec):
         there = {method: self.path / method for method in named}  # comparisons have had colons
         return {method: there[method] if there[method].is_dir() else self.path / named[method] for method in named}
 
+    @cached_property
+    def folds(self) -> dict[str, Comparison]:
+        """What the blend's weights are learnt from, by name: the same with a fold of the training samples held out
+        everywhere; none without a blend.
+        """
+        if BLEND not in self.methods:
+            return {}
+        count, names = validate(self.table).blend.folds, candidates_of(self.methods)
+        found = {}
+        for i in range(count):
+            table = {**self.table, "data": {**self.table["data"], "inner_fold": [i, count]}}
+            where = self.path / "folds" / f"{i + 1}-of-{count}"
+            found[f"fold {i + 1} of {count}"] = Comparison(table, names, self.seeds, where)
+        return found
+
+    def finished_candidates(self, seed: int) -> dict[str, list[Path]]:
+        """Return the runs of each of the blend's candidates, that on all training samples first, if all have ended."""
+        places = {
+            name: [one.directory(name, seed) for one in (self, *self.folds.values())]
+            for name in candidates_of(self.methods)
+        }
+        return {name: own for name, own in places.items() if all(map(is_done, own))}
+
     def left(self) -> list[tuple[str, int]]:
-        """Return those of the runs that are not finished."""
-        return [key for key in self.keys if not is_done(self.directory(*key))]
+        """Return those of the runs that are not finished; of a blend also where it is of other candidates."""
+        return [key for key in self.keys if not is_done(self.directory(*key)) or self._is_of_others(*key)]
+
+    def _is_of_others(self, method: str, seed: int) -> bool:
+        if method != BLEND:
+            return False
+        return blended(self.directory(method, seed)) != candidates_of(self.methods)
 
     def started(self) -> list[Path]:
         """Return the directories of the runs that have started.
@@ -220,6 +270,7 @@ class Comparison(ComparisonSpec):
         Raises:
             PerfedError: settings or data that are not those of the runs, or a method that cannot start.
         """
+        more = more.whole(resources, self.methods)
         added = [name for name in more.methods if name not in self.methods]
         seeds = [seed for seed in more.seeds if seed not in self.seeds]
         table = self._same(more.table, added)

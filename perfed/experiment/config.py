@@ -28,7 +28,7 @@ from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation, policy_name
 from perfed.plugins import bare_name, known_as
 from perfed.run.callbacks import build_callbacks
-from perfed.run.settings import Evaluation, Snapshots
+from perfed.run.settings import Blend, Evaluation, Snapshots
 from perfed.settings import LISTED, STRICT, unless
 from perfed.training.plan import PlanSettings
 
@@ -66,6 +66,7 @@ class Experiment(BaseModel):
     clock: Clock = Clock()
     evaluation: Evaluation = Evaluation()
     snapshots: Snapshots = Snapshots()
+    blend: Blend = Field(Blend(), exclude_if=unless(Blend()))
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
     plan: PlanSettings = PlanSettings()
 

@@ -9,16 +9,20 @@ from typing import Any
 
 from perfed.data.federation import Federation
 from perfed.datasets.catalogue import Data
-from perfed.experiment.comparison import USUAL, Comparison, ComparisonSpec, Resources
+from perfed.errors import PerfedError
+from perfed.experiment.blend import BlendRun
+from perfed.experiment.comparison import USUAL, Comparison, ComparisonSpec, Resources, federated
 from perfed.experiment.config import Experiment
 from perfed.experiment.estimators import is_baseline
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.start import resume, start
-from perfed.plugins import own_mistakes
+from perfed.plugins import BLEND, own_mistakes
 from perfed.run.run import Run
 
 Key = tuple[str, str, int]
 """Name of a comparison, method and seed."""
+
+AnyRun = Run | SklearnRun | BlendRun
 
 
 DATA, PLANNING, PREPARING, ROUNDS, MODELS = "data", "planning", "pre-training", "rounds", "models"
@@ -71,17 +75,21 @@ class RunFactory:
         for comparison in self.comparisons.values():
             comparison.check()
 
-    def __call__(self, name: str, method: str, seed: int) -> Run | SklearnRun:
+    def __call__(self, name: str, method: str, seed: int) -> AnyRun:
         """Return the run, not executed, where it was if it had begun."""
         of = self.comparisons[name]
         where = of.directory(method, seed) if isinstance(of, Comparison) else None
-        if not is_baseline(method) and where is not None and (where / "config.toml").exists():
+        if federated([method]) and where is not None and (where / "config.toml").exists():
             return resume(where, data_dir=self.resources.data_dir, device=self.resources.device)
         experiment = of.experiment(method, seed)
         federation = self._federation(experiment)
         experiment = _judged(experiment, federation)
         if is_baseline(method):
             return SklearnRun(method, experiment, federation, where)
+        if method == BLEND:
+            if not isinstance(of, Comparison) or where is None:
+                raise PerfedError(f"{BLEND}: is made of runs in directories, and these have none")
+            return BlendRun(experiment, federation, of.finished_candidates(seed), where)
         return start(experiment, federation=federation, out=where, device=self.resources.device)
 
     def _federation(self, experiment: Experiment) -> Federation:
@@ -104,7 +112,7 @@ def _judged(experiment: Experiment, federation: Federation) -> Experiment:
     return experiment.model_copy(update={"evaluation": evaluation.model_copy(update={"compare_by": "log-loss"})})
 
 
-def execute(make: Callable[[], Run | SklearnRun], tell: Callable[[ProgressEvent], None]) -> dict[str, Any]:
+def execute(make: Callable[[], AnyRun], tell: Callable[[ProgressEvent], None]) -> dict[str, Any]:
     """Make a run ready and execute it; ``tell`` is told of each stage and round.
 
     Returns:
@@ -136,7 +144,7 @@ def execute(make: Callable[[], Run | SklearnRun], tell: Callable[[ProgressEvent]
     with own_mistakes():
         say()
         run = make()
-        if isinstance(run, SklearnRun):
+        if isinstance(run, SklearnRun | BlendRun):
             say(stage=MODELS, total=len(run.federation))
             return run.execute(finished)
         before = max(0, run.done)

@@ -17,11 +17,9 @@ import torch
 
 from perfed.engine.ray.jobs import RayTasks
 from perfed.errors import PerfedError
-from perfed.experiment.factory import DATA, Key, ProgressEvent, RunFactory
-from perfed.experiment.sklearn_run import SklearnRun
+from perfed.experiment.factory import DATA, AnyRun, Key, ProgressEvent, RunFactory
 from perfed.experiment.worker import GRACE, Source, packed, serve
 from perfed.experiment.worker import task as ray_task
-from perfed.run.run import Run
 from perfed.system import sigint_held
 
 START_METHOD = "spawn"
@@ -41,7 +39,7 @@ Tell = Callable[[str, ProgressEvent | None], None]
 def in_turn(
     factory: RunFactory,
     keys: Sequence[Key],
-    execute: Callable[[Callable[[], Run | SklearnRun], str], dict[str, Any]] = lambda make, label: make().execute(),
+    execute: Callable[[Callable[[], AnyRun], str], dict[str, Any]] = lambda make, label: make().execute(),
 ) -> Outcomes:
     """Execute one run after the other in this process; ``execute`` makes one ready and executes it, by its label."""
     for key in keys:

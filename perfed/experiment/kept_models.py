@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,14 +15,11 @@ from sklearn.linear_model import LinearRegression
 
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError, shorten_list
-from perfed.experiment.config import validate
-from perfed.experiment.estimators import Cox, is_baseline, is_pooled
-from perfed.experiment.start import opened
+from perfed.experiment.estimators import Cox, is_pooled
 from perfed.run.card import metrics_with_intervals
 from perfed.run.directory import RunDirectory, plain
 from perfed.run.estimator_site import EstimatorSite, keep_estimator, kept_estimator
 from perfed.run.own_model import facts_of
-from perfed.run.run import Run
 from perfed.run.summary import versions
 from perfed.system import private_files
 
@@ -123,26 +119,3 @@ def _measured(model: EstimatorSite, client: Any, federation: Federation) -> dict
     if federation.target_scale is not None:
         test = test.with_targets(federation.target_scale.up)
     return metrics_with_intervals(test, outputs, federation.task, federation.num_classes)
-
-
-def opened_models(path: Path | str, *, data_dir: Path | None = None, site: str | None = None) -> Run | KeptModels:
-    """What :func:`perfed.experiment.start.opened` gives, and of scikit-learn's models those that were kept.
-
-    Raises:
-        PerfedError: as there, or such a run has not finished.
-    """
-    directory = RunDirectory(Path(path))
-    if not is_baseline(directory.method):
-        return opened(path, data_dir=data_dir, site=site)
-    if not directory.finished:
-        raise PerfedError(f"{path}: this run has not finished, and so there is no model yet")
-    table = {
-        **tomllib.loads(directory.read_config()),
-        "method": "local",
-    }  # which has a model of its own per client, too
-    try:
-        experiment = validate(table)
-    except PerfedError as error:
-        raise PerfedError(f"{directory.path / 'config.toml'}: {error}") from None
-    federation = experiment.data.load(experiment.seed, data_dir)
-    return KeptModels(directory.method, directory.path, experiment.seed, federation)

@@ -17,7 +17,7 @@ from perfed.experiment.config import Experiment, experiment_names, find_experime
 from perfed.experiment.estimators import baseline_id, is_baseline
 from perfed.experiment.overrides import axis_of, override
 from perfed.method.registry import method_id
-from perfed.plugins import known_as
+from perfed.plugins import BLEND, known_as
 from perfed.settings import STRICT
 
 
@@ -40,12 +40,17 @@ def known_methods(names: Sequence[str], where: str, *, baselines: bool = False) 
     if not names:
         raise PerfedError(f"{where}: at least one is needed; 'perfed list methods' names them")
     try:
-        found = [baseline_id(name) if baselines and is_baseline(name) else method_id(name) for name in names]
+        found = [_row_id(name) if baselines else method_id(name) for name in names]
     except PerfedError as error:
         raise PerfedError(f"{where}: {error}") from None
     if len(set(found)) < len(found):
         raise PerfedError(f"{where} {','.join(names)}: a method is named twice")
     return found
+
+
+def _row_id(name: str) -> str:
+    """A method, a model of scikit-learn's, or the blend of the others."""
+    return BLEND if name.casefold() == BLEND else baseline_id(name) if is_baseline(name) else method_id(name)
 
 
 def suggested(table: Mapping[str, Any]) -> list[str]:

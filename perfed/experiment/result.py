@@ -11,11 +11,11 @@ from typing import Any
 from perfed.data.tables.problems import pandas
 from perfed.datasets.catalogue import in_memory
 from perfed.errors import PerfedError
+from perfed.experiment.blended_models import BlendedModels, opened_models
 from perfed.experiment.comparison import Comparison, ComparisonSpec, Conclusion, federated
 from perfed.experiment.config import canonical
-from perfed.experiment.estimators import is_baseline
 from perfed.experiment.jobs import Execute, Jobs, in_turn
-from perfed.experiment.kept_models import KeptModels, opened_models
+from perfed.experiment.kept_models import KeptModels
 from perfed.experiment.planned import known_methods
 from perfed.experiment.search import Search
 from perfed.experiment.study import Study
@@ -91,7 +91,7 @@ class ComparisonResult:
         title = str(Comparison.read(self.path).table["name"])
         return write_report(self._found.runs, Path(path), title=title, left_out=self._found.failed)
 
-    def run(self, method: str, seed: int) -> Run | KeptModels:
+    def run(self, method: str, seed: int) -> Run | KeptModels | BlendedModels:
         """Return a finished run, with each site's model (``run(...).site("north")``).
 
         Raises:
@@ -171,7 +171,8 @@ def compare(
             table = _tuned(path / "tune", table, names, numbers, tune, execute)
         study = Study.create(path, ComparisonSpec(table, names, numbers))
         found, failed = study.execute(execute=execute)
-    return ComparisonResult(path, tuple(names), tuple(numbers), tuple(map(str, failed)), federation, found[""], kept)
+    made = tuple(study.comparisons[""].methods)
+    return ComparisonResult(path, made, tuple(numbers), tuple(map(str, failed)), federation, found[""], kept)
 
 
 def _table_of_stages(model: Any) -> dict[str, Any]:
@@ -184,7 +185,7 @@ def _settings(methods: Sequence[str] | Mapping[str, Mapping[str, Any]]) -> dict[
     """Each method's own settings, of those that have any."""
     given = methods if isinstance(methods, Mapping) else {}
     for name in given:
-        if is_baseline(name) and given[name]:
+        if not federated([name]) and given[name]:
             raise PerfedError(f"methods: {name} has no settings of its own")
     return {name: dict(own) for name, own in given.items() if own}
 

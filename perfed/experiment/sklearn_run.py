@@ -23,8 +23,7 @@ from torch import Tensor
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.data.held_out import TUNING_FRACTION, with_validation
-from perfed.data.labels import Task
-from perfed.engine.evaluate import Metrics, Outputs, by_domain, client_table, sample_counts, summarise
+from perfed.engine.evaluate import sample_counts
 from perfed.engine.metrics import ALWAYS, METRICS, chosen, metrics_of
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
@@ -38,12 +37,11 @@ from perfed.experiment.estimators import (
     tries,
 )
 from perfed.experiment.kept_models import keep
+from perfed.experiment.rows import Judged
 from perfed.run import predictions
 from perfed.run.callbacks.progress import Progress
-from perfed.run.callbacks.results import holdings
-from perfed.run.directory import RunDirectory
 from perfed.run.estimator_site import outputs_of, rows_of
-from perfed.run.summary import outline, versions
+from perfed.run.summary import versions
 
 TOGETHER = "one model on the samples of all clients together: what could be had if data could be brought together"
 
@@ -116,8 +114,7 @@ class SklearnRun:
             PerfedError: scikit-learn refuses the data of a client; names it.
         """
         started = time.perf_counter()
-        metrics: Metrics = {}
-        outputs: list[Outputs] = []
+        judged = Judged(self.experiment, self.federation, self._probable)
         fitted: dict[str, Any] = {}
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -126,10 +123,10 @@ class SklearnRun:
                 if split is not None or self.path is not None:
                     fitted[client.id] = self.fitted(client)
                 if split is not None:
-                    self._evaluate(fitted[client.id], client, metrics, outputs)
+                    self._evaluate(fitted[client.id], client, judged)
                 if progress is not None:
                     progress(number, len(self.federation), None)
-        models = [model for client, model in fitted.items() if client in metrics]
+        models = [model for client, model in fitted.items() if client in judged.metrics]
         stopped = sum(issubclass(warning.category, ConvergenceWarning) for warning in caught)
         notes = [TOGETHER] if is_pooled(self.name) else []
         notes += [f"{stopped} of the models did not converge"] if stopped else []
@@ -137,34 +134,31 @@ class SklearnRun:
         notes += [f"{still} of the models were trained without an event and give every sample the same hazard"] * (
             still > 0
         )
-        notes += [predictions.NOT_KEPT] if self._too_many else []
+        notes += [predictions.NOT_KEPT] if judged.too_many else []
         notes += self._choices(models)
         seconds = time.perf_counter() - started
         said = "" if self.path is None else keep(self.path, self.name, fitted, self.federation.ids)
-        return self._finish(metrics, outputs, seconds, notes + ([said] if said else []))
+        return judged.finish(
+            self.name,
+            self.path,
+            wall_seconds=seconds,
+            training_seconds=seconds,
+            settings=self._new_model().get_params(),
+            notes=notes + ([said] if said else []),
+            versions=versions("scikit-learn", sklearn.__version__),
+        )
 
-    def _evaluate(self, model: Any, client: Client, metrics: Metrics, outputs: list[Outputs]) -> None:
+    def _evaluate(self, model: Any, client: Client, judged: Judged) -> None:
         split = client.split(self.experiment.evaluation.split)
         assert split is not None
         y, predicted = split.y.numpy(), self._outputs(model, client, split.x)
         if (scale := self.federation.target_scale) is not None:
             y, predicted = scale.up(split.y).numpy(), scale.up(torch.from_numpy(predicted)).numpy()
-        metrics[client.id] = metrics_of(y, predicted, *self._kind)
-        domain = None if split.domain is None else split.domain.numpy()
-        if domain is not None or not self._too_many:
-            outputs.append(Outputs(np.repeat(np.array([client.id]), len(y)), domain, y, predicted))
-
-    @cached_property
-    def _too_many(self) -> bool:
-        return predictions.too_many(self.federation, self.experiment.evaluation.split)
+        judged.add(client, y, predicted)
 
     @property
-    def _kind(self) -> tuple[Task, int | None, list[str]]:
-        """The task, and the metrics asked for that the model can have: not every one has probabilities."""
-        names = (chosen(given)[0] for given in self.experiment.evaluation.measured)
-        said, probable = (n for n in names if not METRICS[n].of_model), hasattr(self._new_model(), "predict_proba")
-        own = [name for name in said if probable or not METRICS[name].probabilities]
-        return self.federation.task, self.federation.num_classes, own
+    def _probable(self) -> bool:
+        return hasattr(self._new_model(), "predict_proba")
 
     def fitted(self, client: Client) -> Any:
         """Return the scikit-learn model that one client predicts with, trained."""
@@ -210,14 +204,16 @@ class SklearnRun:
         )
 
     def _score(self, model: Any, clients: Sequence[Client]) -> float:
-        """The task's first metric on the clients' validation samples together, so that the higher, the better; where it
-        is not defined on them, the same for every model.
+        """The metric that methods are compared by, else the task's first, on the clients' validation samples together,
+        so that the higher, the better; where it is not defined on them, the same for every model.
         """
         held = [(client, split) for client in clients if (split := client.split("validation")) is not None]
         y = np.concatenate([split.y.numpy() for _, split in held])
         predicted = np.concatenate([self._outputs(model, client, split.x) for client, split in held])
-        metric = ALWAYS[self.federation.task][0]
-        value = metrics_of(y, predicted, self.federation.task, self.federation.num_classes).get(metric)
+        task, asked = self.federation.task, self.experiment.evaluation.compare_by
+        by = chosen(asked)[0] if asked else ""
+        metric = by if by in Judged(self.experiment, self.federation, self._probable).names else ALWAYS[task][0]
+        value = metrics_of(y, predicted, task, self.federation.num_classes, [metric]).get(metric)
         return -np.inf if value is None else METRICS[metric].direction * value
 
     def _trained(self, clients: Sequence[Client], splits: Sequence[str], settings: dict[str, float]) -> Any:
@@ -267,30 +263,3 @@ class SklearnRun:
 
     def _new_model(self) -> Any:
         return new_model(self.name, self.federation.task, self.experiment.seed)
-
-    def _finish(self, metrics: Metrics, outputs: list[Outputs], seconds: float, notes: list[str]) -> dict[str, Any]:
-        evaluation, federation = self.experiment.evaluation, self.federation
-        weights = None if evaluation.weights == "uniform" else sample_counts(federation, evaluation.split)
-        found = summarise(metrics, weights)
-        domains, of_clients = by_domain(outputs, federation, self._kind[2]) if federation.num_domains else ({}, {})
-        summary = {
-            **outline(self.name, federation, evaluation.split, self.experiment.seed, 0, found, domains),
-            "wall_seconds": seconds,
-            "training_seconds": seconds,
-            "settings": self._new_model().get_params(),
-            "notes": notes,
-            "versions": versions("scikit-learn", sklearn.__version__),
-        }
-        if self.path is not None:
-            self.path.mkdir(parents=True, exist_ok=True)
-            directory = RunDirectory(self.path)
-            directory.write_config(self.experiment.model_copy(update={"method": self.name}).to_toml())
-            # There is one number, in the column of the moment that the methods beside it report.
-            moments = (metrics, {}) if evaluation.when == "before" else ({}, metrics)
-            directory.write_clients(*client_table(federation, evaluation.split, *moments, {}, {}, of_clients))
-            if not self._too_many:
-                rows = predictions.arrays_of(outputs, federation, evaluation.split)
-                directory.write_arrays(predictions.FOLDER, 0, rows)
-            directory.write_holdings(holdings(federation))
-            directory.write_summary(summary)
-        return summary

@@ -20,7 +20,7 @@ from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.method.extension import full_name
-from perfed.plugins import POOLED, SKLEARN
+from perfed.plugins import BLEND, POOLED, SKLEARN
 from perfed.run.callback import Callback
 from perfed.run.callbacks import build_callbacks
 from perfed.run.directory import RunDirectory
@@ -154,7 +154,8 @@ def _site_alone(directory: RunDirectory, site: str) -> Federation | None:
     options = experiment.data.options
     own = site_client(options, experiment.seed, site, agreement)
     alone = federation_of([own], agreement, experiment.data.name)
-    made = completed(alone, options["validation_fraction"], options["domain_input"], experiment.seed)
+    fraction, fold = options["validation_fraction"], options["inner_fold"]
+    made = completed(alone, fraction, options["domain_input"], experiment.seed, fold)
     (client,) = made
     if replace(client.facts(made.survival), feature_names=None) != facts.pop(site):
         raise PerfedError(f"site '{site}': its data are not those that the run in {directory.path} was begun with")
@@ -190,6 +191,8 @@ def _check_models(directory: RunDirectory) -> None:
     name = directory.method
     if name.startswith((SKLEARN, POOLED)):
         raise PerfedError(f"{name}: scikit-learn's models have no rounds; perfed predict and perfed export use them")
+    if name == BLEND:
+        raise PerfedError(f"{name}: has no rounds; perfed predict and perfed export use it")
 
 
 def is_done(path: Path) -> bool:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +26,7 @@ from perfed.experiment.factory import Key, RunFactory
 from perfed.experiment.jobs import Execute, in_turn
 from perfed.experiment.overrides import override
 from perfed.experiment.planned import problems_of
+from perfed.plugins import BLEND
 from perfed.report.campaign import Part
 from perfed.report.page.campaign import write_campaign
 from perfed.run.directory import MARKER, RunDirectory, marker_file, marker_of, write_marker
@@ -112,16 +114,30 @@ class Study:
 
     def runs(self, resources: Resources = USUAL) -> RunFactory:
         """Return what makes the runs ready."""
-        return RunFactory(self.comparisons, resources)
+        return RunFactory(self._with_folds, resources)
+
+    @cached_property
+    def _owners(self) -> dict[str, str]:
+        """The comparison that each of :attr:`_with_folds` is of."""
+        return {each: name for name, one in self.comparisons.items() for each in (name, *_named_folds(name, one))}
+
+    @cached_property
+    def _with_folds(self) -> dict[str, Comparison]:
+        """The comparisons, and behind each the folds that its blend is made of."""
+        return {
+            each: own
+            for name, one in self.comparisons.items()
+            for each, own in {name: one, **_named_folds(name, one)}.items()
+        }
 
     @property
     def keys(self) -> list[Key]:
-        """Comparison, method and seed of all runs, in the order in which they begin."""
-        return [(name, *key) for name, one in self.comparisons.items() for key in one.keys]
+        """Comparison, method and seed of all runs, in the order in which they begin: blends are made of the others."""
+        return _blends_last([(name, *key) for name, one in self._with_folds.items() for key in one.keys])
 
     def left(self) -> list[Key]:
         """Return those of the runs that are not finished."""
-        return [(name, *key) for name, one in self.comparisons.items() for key in one.left()]
+        return _blends_last([(name, *key) for name, one in self._with_folds.items() for key in one.left()])
 
     @property
     def begun(self) -> bool:
@@ -142,11 +158,14 @@ class Study:
         """
         failed = []
         try:
-            with closing(execute(self.runs(resources), self.left())) as found:
-                for key, outcome in found:
-                    if isinstance(outcome, PerfedError):
-                        failed.append(outcome := PerfedError(f"{_title(*key)}: {outcome}"))
-                    yield key, outcome
+            left, factory = self.left(), self.runs(resources)
+            blends = [key for key in left if key[1] == BLEND]
+            for keys in filter(None, (left[: len(left) - len(blends)], blends)):
+                with closing(execute(factory, keys)) as found:
+                    for key, outcome in found:
+                        if isinstance(outcome, PerfedError):
+                            failed.append(outcome := PerfedError(f"{_title(*key)}: {outcome}"))
+                        yield key, outcome
         except PerfedError:
             self.abandon()
             raise
@@ -157,9 +176,9 @@ class Study:
         """Take the study back if no run could begin; returns whether that is so."""
         if self.begun:
             return False
-        for one in self.comparisons.values():
+        for one in reversed(self._with_folds.values()):
             marker_file(one.path).unlink(missing_ok=True)
-            for place in (*one.folders.values(), one.path):
+            for place in (*one.folders.values(), one.path / "folds", one.path):
                 with suppress(OSError):  # not there, or not empty
                     place.rmdir()
         marker_file(self.path).unlink(missing_ok=True)
@@ -182,7 +201,7 @@ class Study:
         Returns:
             What the comparisons say that have begun, by name, and why runs failed.
         """
-        left, failed = Counter(name for name, *_ in self.left()), dict[Key, PerfedError]()
+        left, failed = Counter(self._owners[name] for name, *_ in self.left()), dict[Key, PerfedError]()
         label = self.runs().label
         found = {name: one.conclude(failures=()) for name, one in self.comparisons.items() if not left[name]}
         with closing(self.outcomes(resources, execute)) as outcomes:
@@ -190,10 +209,11 @@ class Study:
                 tell(label(*key), outcome)
                 if isinstance(outcome, PerfedError):
                     failed[key] = outcome
-                name = key[0]
+                name = self._owners[key[0]]
                 left[name] -= 1
                 if not left[name] and self.comparisons[name].begun:
-                    failures = [_failure(k, failed[k]) for k in self.keys if k[0] == name and k in failed]
+                    own = [k for k in self.keys if self._owners[k[0]] == name and k in failed]
+                    failures = [_failure(k, failed[k]) for k in own]
                     found[name] = self.comparisons[name].conclude(failures=failures)
                     self.conclude(found)
         return found, [failed[key] for key in self.keys if key in failed]
@@ -217,7 +237,8 @@ class Study:
                 told = found[name]
                 place = f"{comparison.path.name}/{told.report.name}"
                 parts.append(Part(name, tuple(told.runs), told.verdict, place, tuple(told.sentences)))
-        waiting = {name: len(comparison.left()) for name, comparison in self.comparisons.items()}
+        waiting = Counter(self._owners[name] for name, *_ in self.left())
+        waiting.update(dict.fromkeys(self.comparisons, 0))
         title = self.path.resolve().name
         if self.key:
             experiment = next(iter(self.comparisons.values())).table.get("name", title)
@@ -226,8 +247,17 @@ class Study:
         return page, parts
 
 
+def _named_folds(name: str, one: Comparison) -> dict[str, Comparison]:
+    return {f"{name}: {fold}" if name else fold: own for fold, own in one.folds.items()}
+
+
+def _blends_last(keys: list[Key]) -> list[Key]:
+    return sorted(keys, key=lambda key: key[1] == BLEND)
+
+
 def _checked(spec: ComparisonSpec, where: Path, resources: Resources) -> Comparison:
     """The comparison to be, whose first runs can start."""
+    spec = spec.whole(resources)
     spec.check_starts(spec.seeds[0], resources)
     return Comparison(resources.with_device(spec.table), spec.methods, spec.seeds, where)
 

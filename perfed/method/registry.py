@@ -11,7 +11,7 @@ from perfed.errors import PerfedError
 from perfed.method.extension import Extension
 from perfed.method.method import Method
 from perfed.participation.settings import POLICIES
-from perfed.plugins import POOLED, SKLEARN, Registry, known_as, own_name
+from perfed.plugins import BLEND, POOLED, SKLEARN, Registry, known_as, own_name
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,8 @@ def entry(name: str) -> Entry:
         raise PerfedError(
             f"'{name}' is no method: scikit-learn's models stand beside methods in 'perfed compare' alone"
         )
+    if name.casefold() == BLEND:
+        raise PerfedError(f"'{name}' is no method: a blend stands beside methods in 'perfed compare' alone")
     given, name = name, own_name(name, "method")
     base, _, policy = name.rpartition("+")
     known, under_policy = _meant(name, known_names()), _meant(base, method_names())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfed.engine.metrics import ALWAYS, Metric, metric_of
-from perfed.plugins import POOLED, SKLEARN
+from perfed.plugins import BLEND, POOLED, SKLEARN
 from perfed.report.intervals import Chances, Gain, interval
 from perfed.report.paired import ClientTable
 from perfed.report.runs import Run
@@ -77,8 +77,13 @@ def against(method: str, base: str, values: ClientTable, known: Metric, bytes_: 
 
 
 def sent(runs: Sequence[Run], method: str) -> float | None:
-    """Bytes up and down in all rounds of a run of ``method``, averaged over its runs; None where a round lacks them."""
+    """Bytes up and down in all rounds of a run of ``method``, averaged over its runs; None where a round lacks them.
+
+    A blend sends what its candidates send, in each fold anew, and has no number of its own.
+    """
     found: list[int] = []
+    if method == BLEND:
+        return None
     for run in runs:
         if run.method == method:
             sizes = [(line.bytes_up, line.bytes_down) for line in run.rounds]

@@ -123,6 +123,7 @@ def card(facts: dict[str, Any]) -> str:
         "## What it does",
         _use(facts),
         *([] if facts["columns"] is None else ["## Columns", _columns(facts["columns"])]),
+        *([] if not facts.get("weights") else ["## What it is made of", _mixture(facts["weights"])]),
         "## Data of the site",
         _data(facts),
         "## How good it is",
@@ -158,6 +159,11 @@ def _use(facts: dict[str, Any]) -> str:
 def _columns(columns: list[dict[str, str]]) -> str:
     rows = [(column["name"], column["kind"], _WRITTEN.get(column["kind"], "")) for column in columns]
     return _table(("column", "kind", "in an ONNX file"), rows)
+
+
+def _mixture(weights: dict[str, float]) -> str:
+    table = _table(("model", "weight"), [(name, f"{weight:.3f}") for name, weight in weights.items()])
+    return f"It is the mean of what these models say, with weights learnt from held-out training rows.\n\n{table}"
 
 
 def _data(facts: dict[str, Any]) -> str:
@@ -199,9 +205,10 @@ def _limits(facts: dict[str, Any]) -> str:
     ]
     if absent:
         lines.append(f"* For the classes {_few(absent)}: the site has no training sample of them.")
-    if facts["method"].startswith("knnper"):
+    names = (facts["method"], *(facts.get("weights") or ()))
+    if any(name.startswith("knnper") for name in names):
         lines.append("* For giving away without thought: it holds features and labels of the site's training samples.")
-    if facts["method"] in ("forest", "boost"):
+    if {"forest", "boost"} & {*names}:
         lines.append("* For giving away without thought: thresholds and leaves of its own trees are of single rows.")
     return "\n".join(lines)
 

@@ -15,6 +15,7 @@ from perfed.data.reading import reason_of
 from perfed.data.tables.problems import pandas
 from perfed.data.tables.site import TablePreprocessor
 from perfed.errors import PerfedError
+from perfed.run.blend_site import BlendSite, mixed_network
 from perfed.run.card import card
 from perfed.run.estimator_site import EstimatorSite
 from perfed.run.onnx_table import example_columns, joined, onnx_package
@@ -45,7 +46,7 @@ def export(model: SiteModel, file: Path | str, format_: Format) -> dict[str, Any
     """
     if format_ not in FORMATS:
         raise PerfedError(f"format '{format_}' is not known; allowed: {', '.join(FORMATS)}")
-    if isinstance(model, EstimatorSite) and format_ != "onnx":
+    if isinstance(model, EstimatorSite | BlendSite) and format_ != "onnx":
         raise PerfedError(f"{model.facts['method']} has no network of torch's; allowed: --format onnx")
     place, found, facts = Path(file), {}, json.dumps(model.facts)
     if format_ == "onnx":
@@ -87,6 +88,9 @@ def _network(model: SiteModel) -> Any:
     """The network, from ``x`` (and ``domain``) to ``probabilities`` or ``values``; parameters keep their names."""
     if isinstance(model, EstimatorSite):
         return model.network()
+    if isinstance(model, BlendSite):
+        output = "values" if model.facts["classes"] is None else "probabilities"
+        return mixed_network(model, [_network(part) for part in model.parts], output)
     inputs = ["x"] if model.table is None else ["network/x"]
     inputs += [DOMAIN if model.table is None else "network/domain"] if model.takes_domain else []
     output = "values" if model.facts["classes"] is None else "probabilities"

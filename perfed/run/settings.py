@@ -95,6 +95,21 @@ class Evaluation(BaseModel):
         return value
 
 
+class Blend(BaseModel):
+    """How the row ``blend`` mixes the others at each site.
+
+    Attributes:
+        folds: of the training samples, inside which each candidate is trained and judged.
+        prior_rows: a site's weights are learnt as if it had so many more rows, which say what all sites' rows say;
+            ``"cv"``: as many as make the folds' own loss least.
+    """
+
+    model_config = STRICT
+
+    folds: int = Field(5, ge=2, le=100)
+    prior_rows: Annotated[float, Field(ge=0)] | Literal["cv"] = 50.0
+
+
 class Snapshots(BaseModel):
     """Arrays kept for the report.
 

@@ -58,7 +58,7 @@ def test_all_data_sets_are_described():
         found = describe(name)
         task = "regression" if name in ("linear-domains", "parkinsons") else "classification"
         assert found.name == name and found.task == task and found.summary.endswith(".")
-        assert [option.name for option in found.options[-2:]] == ["validation_fraction", "domain_input"]
+        assert [option.name for option in found.options[-3:]] == ["validation_fraction", "inner_fold", "domain_input"]
     found = describe("mnist-usps")
     assert found.files == ("mnist.npz", "usps.npz")
     assert [(o.name, o.allowed, o.default) for o in found.options[:3]] == [
@@ -84,6 +84,9 @@ def test_all_data_sets_are_described():
         ({"keep_low": 1.5}, "data.keep_low = 1.5 is not allowed; it must be: number > 0 and <= 1"),
         ({"covariance": "full"}, "it must be: one of 'identity', 'random-diagonal'"),
         ({"validation_fraction": 1.0}, "data.validation_fraction = 1.0 is not allowed"),
+        ({"inner_fold": [5, 5]}, r"data.inner_fold = [5, 5] is not allowed; it must be: [i, k] with 0 <= i < k"),
+        ({"inner_fold": [0, 1]}, r"data.inner_fold = [0, 1] is not allowed"),
+        ({"inner_fold": [0]}, r"data.inner_fold = [0] is not allowed"),
         ({"keep_low": 0.9, "keep_high": 0.5}, "data.keep_low = 0.9 is above data.keep_high = 0.5"),
         ({"mapped_dims_low": 200}, "data.mapped_dims_low = 200 is above data.mapped_dims_high = 100"),
         ({"classes_per_client": 30}, "classes_per_client = 30 is more than the 20 classes"),
@@ -164,6 +167,7 @@ def test_data_sets_can_share_options_that_check_each_other(forgotten):
         ("low", "integer", 1),
         ("high", "integer, or list of integer", 5),
         ("validation_fraction", "number >= 0 and < 1", 0.0),
+        ("inner_fold", "list of integer", []),
         ("domain_input", "true or false", False),
     ]
     for options, says in (

@@ -9,7 +9,7 @@ from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from perfed.plugins import POOLED, SKLEARN
+from perfed.plugins import BLEND, POOLED, SKLEARN
 from perfed.report.page.html import details, note, section, table
 from perfed.report.page.page_data import Study
 from perfed.report.runs import holdings_of
@@ -61,7 +61,7 @@ def _versions(study: Study) -> TextTable:
 
 def _differing(study: Study) -> TextTable:
     """Settings that two methods have with different values; scikit-learn's models are left out."""
-    firsts = {m: study.members(m)[0] for m in study.methods if not m.startswith((SKLEARN, POOLED))}
+    firsts = {m: study.members(m)[0] for m in study.methods if not m.startswith((SKLEARN, POOLED)) and m != BLEND}
     found: dict[str, dict[str, str]] = {}
     for method, run in firsts.items():
         table_ = {k: v for k, v in run.config.items() if k not in LEFT_OUT}

@@ -1,0 +1,233 @@
+"""The row ``blend``: at each site a mixture of the other rows' models, with weights from folds of the training rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import softmax  # type: ignore[import-untyped]
+
+from perfed.data.federation import Federation
+from perfed.data.held_out import fold_as_test
+from perfed.data.labels import Task
+from perfed.errors import PerfedError, shorten_list
+from perfed.experiment.config import Experiment
+from perfed.experiment.estimators import is_baseline, is_pooled, new_model
+from perfed.experiment.rows import Judged
+from perfed.maths.blending import ROWS, Rows, chosen_prior, learnt
+from perfed.plugins import BLEND, SKLEARN
+from perfed.run import predictions
+from perfed.run.callbacks.progress import Progress
+from perfed.run.summary import versions
+from perfed.system import write_atomic
+
+FILE = "blend.json"
+"""A blend's weights, in its run's directory."""
+
+LEAST = 0.001
+"""Weights below it are nought: a candidate that does not count need not be there."""
+
+LINEAR: dict[Task, str] = {"classification": "logistic", "regression": "ridge", "survival": "cox"}
+TREES = ("random-forest", "gradient-boosting")
+
+Numbers = NDArray[np.float64]
+
+
+def candidates_of(methods: Sequence[str]) -> list[str]:
+    """Return the rows that a blend mixes: those of which a site can have a model."""
+    return [name for name in methods if name != BLEND and not is_pooled(name)]
+
+
+def with_own_models(methods: Sequence[str], task: Task) -> list[str]:
+    """Return ``methods`` with the linear model of the site's own for this task, and with one of trees where there is.
+
+    Example:
+        >>> with_own_models(["local", "blend"], "classification")
+        ['local', 'sklearn:logistic', 'sklearn:random-forest', 'blend']
+    """
+    needed = [] if SKLEARN + LINEAR[task] in methods else [SKLEARN + LINEAR[task]]
+    if task != "survival" and not any(SKLEARN + tree in methods for tree in TREES):
+        needed.append(SKLEARN + TREES[0])
+    at = list(methods).index(BLEND) if BLEND in methods else len(methods)
+    return [*methods[:at], *needed, *methods[at:]]
+
+
+def check_blend(methods: Sequence[str], experiment: Experiment, federation: Federation) -> None:
+    """Refuse what cannot be mixed.
+
+    Raises:
+        PerfedError: fewer than two candidates, one without probabilities, something else evaluated than each client's
+            model on test data, or more folds than rows.
+    """
+    names, evaluation, folds = candidates_of(methods), experiment.evaluation, experiment.blend.folds
+    if len(names) < 2:
+        raise PerfedError(f"{BLEND}: at least two candidates are needed (given: {', '.join(names) or 'none'})")
+    for name in filter(is_baseline, names):
+        model = new_model(name, federation.task, experiment.seed)
+        if federation.task == "classification" and not hasattr(model, "predict_proba"):
+            raise PerfedError(f"{BLEND}: {name} has no probabilities, which a blend is made of; leave it out")
+    if (evaluation.split, evaluation.who, evaluation.when) != ("test", "all", "before"):
+        raise PerfedError(f"{BLEND}: is judged with evaluation.split = 'test', who = 'all' and when = 'before' alone")
+    if experiment.data.options["inner_fold"]:
+        raise PerfedError(f"{BLEND}: makes folds itself; leave data.inner_fold out")
+    if predictions.too_many(federation, "test"):
+        raise PerfedError(f"{BLEND}: {predictions.NOT_KEPT.partition(':')[0]}; a blend is made of these")
+    last = (folds - 1, folds)
+    held = (fold_as_test(client, last, federation.task != "regression", experiment.seed) for client in federation)
+    if all(client.test is None for client in held):
+        raise PerfedError(f"blend.folds = {folds}: no client has so many training rows; use fewer folds")
+
+
+@dataclass(frozen=True)
+class BlendRun:
+    """A mixture of models at each site, of which nothing is trained but the weights.
+
+    At each site the weights are not negative and sum to one. They are those with the least loss on the site's training
+    rows, each predicted by models that were trained without its fold, everywhere; shrunk towards the weights that all
+    sites learn together (:mod:`perfed.maths.blending`). The mixture is of what the candidates, trained on all training
+    rows, say: of probabilities, of values, or of log hazards.
+
+    Attributes:
+        experiment: of which the seed, the data, the evaluation and ``blend`` count.
+        federation: the clients.
+        candidates: by name the finished run on all training rows, and one for each fold.
+        path: where the results go.
+    """
+
+    experiment: Experiment
+    federation: Federation
+    candidates: Mapping[str, Sequence[Path]]
+    path: Path
+    name: str = BLEND
+    rounds: int = 0
+
+    def execute(self, progress: Progress | None = None) -> dict[str, Any]:
+        """Learn the weights, judge the mixtures, and write ``blend.json`` beside what every row leaves.
+
+        Raises:
+            PerfedError: fewer than two candidates have finished, or did not keep what they say of the same rows.
+        """
+        started = time.perf_counter()
+        if len(self.candidates) < 2:
+            raise PerfedError(f"fewer than two candidates have finished in all folds ({', '.join(self.candidates)})")
+        names, settings = list(self.candidates), self.experiment.blend
+        whole, *folds = zip(*self.candidates.values(), strict=True)
+        sites = self.held_out(folds)
+        ids = [client.id for client in self.federation]
+        prior_rows = chosen_prior([sites[i] for i in ids]) if settings.prior_rows == "cv" else settings.prior_rows
+        prior, own = learnt([sites[i] for i in ids], prior_rows)
+        weights = {site: few(found) for site, found in zip(ids, own, strict=True)}
+        judged, said = Judged(self.experiment, self.federation), _said(whole)
+        for number, client in enumerate(self.federation, 1):
+            if client.id in said:
+                judged.add(client, *self._mixed(*said[client.id], weights[client.id]))
+            if progress is not None:
+                progress(number, len(self.federation), None)
+        content = {
+            "candidates": {name: os.path.relpath(where[0], self.path) for name, where in self.candidates.items()},
+            "folds": settings.folds,
+            "prior_rows": prior_rows,
+            "pooled": _named(names, prior.weights),
+            "gradient": prior.gradient.tolist(),
+            "hessian": prior.hessian.tolist(),
+            "rows": {site: len(sites[site].said) for site in ids},
+            "sites": {site: _named(names, found) for site, found in weights.items()},
+        }
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_atomic(self.path / FILE, json.dumps(content, indent=1).replace("Infinity", '"inf"') + "\n")
+        seconds = time.perf_counter() - started
+        return judged.finish(
+            BLEND,
+            self.path,
+            wall_seconds=seconds,
+            training_seconds=seconds,
+            settings={"folds": settings.folds, "prior_rows": prior_rows, "candidates": names},
+            notes=self._notes(names, prior.weights, prior_rows),
+            versions=versions("numpy", np.__version__),
+        )
+
+    def _notes(self, names: Sequence[str], pooled: Numbers, prior_rows: float) -> list[str]:
+        order = np.argsort(-pooled, kind="stable")
+        listed = ", ".join(f"{names[k]} {pooled[k]:.2f}" for k in order if pooled[k] >= 0.005)
+        return [f"weights over all sites: {listed}; each site's own count as if these had {prior_rows:g} rows there"]
+
+    def held_out(self, folds: Sequence[Sequence[Path]]) -> dict[str, Rows]:
+        """Return what the candidates say of each client's training rows, held out fold by fold."""
+        task, count, parts = self.federation.task, len(self.candidates), dict[str, list[tuple[Numbers, Numbers, int]]]()
+        for number, places in enumerate(folds):
+            for site, (y, said) in _said(places).items():
+                parts.setdefault(site, []).append((*evidence(task, y, said), number))
+        found = {}
+        for client in self.federation:
+            own = parts.get(client.id, [])
+            width = (0, 2) if task == "survival" else (0,)
+            found[client.id] = ROWS[task](
+                np.concatenate([np.empty((0, count)), *(said for said, _, _ in own)]),
+                np.concatenate([np.empty(width), *(y for _, y, _ in own)]),
+                np.concatenate([np.empty(0, np.int64), *(np.full(len(y), fold) for _, y, fold in own)]),
+            )
+        return found
+
+    def _mixed(self, y: NDArray[Any], said: Sequence[Numbers], weights: Numbers) -> tuple[NDArray[Any], Numbers]:
+        """A client's targets, and the mixture, as runs keep it: of probabilities the logarithm."""
+        if self.federation.task != "classification":
+            shape = y.shape if self.federation.task == "regression" else (len(y), 1)
+            return y, np.tensordot(weights, np.stack([one.reshape(shape) for one in said]), 1)
+        mixed = np.tensordot(weights, np.stack([softmax(one, axis=1) for one in said]), 1)
+        return y, np.log(mixed.clip(np.finfo(np.float64).tiny))
+
+
+def blended(path: Path) -> list[str]:
+    """Return the candidates of the finished blend in ``path``; none where it cannot be read."""
+    try:
+        return list(json.loads((path / FILE).read_text(encoding="utf-8"))["candidates"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def evidence(task: Task, y: NDArray[Any], said: Sequence[Numbers]) -> tuple[Numbers, Numbers]:
+    """Return what :class:`~perfed.maths.blending.Rows` are made of, of targets and what each candidate says of them."""
+    if task == "classification":
+        chances = [softmax(one, axis=1)[np.arange(len(y)), y] for one in said]
+        return np.stack(chances, 1), y.astype(np.float64)
+    flat = np.stack([one.reshape(-1) for one in said], 1).astype(np.float64)
+    return flat, y.astype(np.float64) if task == "survival" else y.reshape(-1).astype(np.float64)
+
+
+def _said(places: Sequence[Path]) -> dict[str, tuple[NDArray[Any], list[Numbers]]]:
+    """By client its targets, and what each run says of the rows."""
+    found: dict[str, tuple[NDArray[Any], list[Numbers]]] = {}
+    for number, place in enumerate(places):
+        kept = predictions.read(place)
+        if not kept:
+            raise PerfedError(f"{place}: kept no predictions, which a blend is made of")
+        for site, _, own in kept[-1].sites():
+            y, outputs = kept[-1].targets[own], kept[-1].outputs[own]
+            if number == 0:
+                found[site] = y, [outputs]
+            elif site in found and found[site][0].shape == y.shape and np.allclose(found[site][0], y):
+                found[site][1].append(outputs)
+            else:
+                raise PerfedError(f"{place}: has other rows of client '{site}' than {places[0]}")
+    lacking = [site for site, (_, said) in found.items() if len(said) < len(places)]
+    if lacking:
+        raise PerfedError(f"{places[0]}: others have no predictions of the clients {shorten_list(lacking)}")
+    return found
+
+
+def few(weights: Numbers) -> Numbers:
+    """Return ``weights`` without those below :data:`LEAST`."""
+    kept = np.where(weights < LEAST, 0.0, weights)
+    total: Numbers = kept / kept.sum()
+    return total
+
+
+def _named(names: Sequence[str], weights: Numbers) -> dict[str, float]:
+    return {name: round(float(w), 6) for name, w in zip(names, weights, strict=True)}

@@ -1,0 +1,237 @@
+"""Weights of a blend: not negative, summing to one; a site's own are shrunk towards those that all learn together.
+
+Each site has what K candidates say of its rows while these were held out. What all sites learn together needs sums
+over rows alone (:meth:`Rows.sums`), so that sites can send these and nothing of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from perfed.data.labels import Task
+from perfed.maths.glm import curve
+from perfed.maths.simplex import simplex_qp
+
+FloatArray = NDArray[np.float64]
+
+PRIORS = (0.0, 10.0, 50.0, 200.0, 1000.0, float("inf"))
+"""Numbers of rows that :func:`chosen_prior` tries."""
+
+_RAREST = 1e-12  # probability that a candidate gives at least to what happened
+_STEPS, _CLOSE = 5000, 1e-6  # of EM; by how much the mean log-likelihood may still grow
+_NEWTON, _SHORTEST = 50, 2.0**-20
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a site sends for one set of weights: sums over its rows.
+
+    Attributes:
+        rows: how many there are.
+        value: the loss.
+        gradient: in the weights ``(K,)``; of the log loss minus the candidates' responsibilities over the weights.
+        hessian: ``(K, K)``; zero of the log loss, for which EM needs none.
+    """
+
+    rows: float
+    value: float
+    gradient: FloatArray
+    hessian: FloatArray
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(
+            self.rows + other.rows,
+            self.value + other.value,
+            self.gradient + other.gradient,
+            self.hessian + other.hessian,
+        )
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What all sites learnt together: the weights, and per row how the loss grows away from them.
+
+    Attributes:
+        weights: ``(K,)``.
+        gradient: of the mean loss at these, ``(K,)``.
+        hessian: ``(K, K)``.
+    """
+
+    weights: FloatArray
+    gradient: FloatArray
+    hessian: FloatArray
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What K candidates say of a site's rows.
+
+    Attributes:
+        said: ``(n, K)``: of classes the probability of the right one, else values or log hazards.
+        y: ``(n,)`` values, or ``(n, 2)`` times and events; of classes nothing is read of it.
+        fold: ``(n,)`` with which other rows each was held out.
+    """
+
+    said: FloatArray
+    y: FloatArray
+    fold: NDArray[np.int64]
+
+    def take(self, which: NDArray[np.bool_]) -> Self:
+        """Return some of the rows."""
+        return replace(self, said=self.said[which], y=self.y[which], fold=self.fold[which])
+
+    def sums(self, weights: FloatArray) -> Sums:
+        """Return all that leaves the site for one step of what all learn together."""
+        raise NotImplementedError
+
+
+class Chances(Rows):
+    """Probabilities: the blend is their mixture, its loss the log loss."""
+
+    def sums(self, weights: FloatArray) -> Sums:
+        """Return responsibilities (Dempster, Laird and Rubin 1977), as the gradient has them."""
+        p = self.said.clip(_RAREST)
+        mixed = p @ weights
+        none = np.zeros((p.shape[1], p.shape[1]))
+        return Sums(len(p), -float(np.log(mixed).sum()), -(p / mixed[:, None]).sum(0), none)
+
+
+class Values(Rows):
+    """Values: the blend is their mean with these weights, its loss half the squared error."""
+
+    def sums(self, weights: FloatArray) -> Sums:
+        """Return Gram and cross sums, as Hessian and gradient."""
+        away = self.said @ weights - self.y
+        return Sums(len(away), 0.5 * float(away @ away), self.said.T @ away, self.said.T @ self.said)
+
+
+class Hazards(Rows):
+    """Log hazards: the blend is their mean with these weights, its loss the negative log partial likelihood.
+
+    Rows are at risk beside those of the same fold alone, since another fold's models have another base line.
+    """
+
+    def sums(self, weights: FloatArray) -> Sums:
+        """Return the sums over folds (Cox 1972; ties: Breslow 1974)."""
+        k = self.said.shape[1]
+        found = Sums(len(self.said), 0.0, np.zeros(k), np.zeros((k, k)))
+        for fold in np.unique(self.fold):
+            own = self.fold == fold
+            design = torch.from_numpy(self.said[own] - self.said[own].mean(0))
+            eta = design @ torch.from_numpy(weights)[:, None]
+            at = curve("survival", design, eta, torch.from_numpy(self.y[own]))
+            found += Sums(0, float(at.value), at.gradient[:, 0].numpy(), at.hessian.numpy())
+        return found
+
+
+ROWS: dict[Task, type[Rows]] = {"classification": Chances, "regression": Values, "survival": Hazards}
+"""The rows of each task."""
+
+
+def pooled_weights(sums: Callable[[FloatArray], Sums], candidates: int, *, mixture: bool) -> Prior:
+    """Return the weights with the least loss over the rows of all sites.
+
+    Args:
+        sums: of all sites, for weights ``(K,)``: the sums of what :meth:`Rows.sums` gives.
+        candidates: K.
+        mixture: whether what is said are probabilities: by EM, else by Newton's steps on the simplex, of which the
+            squared error needs one.
+
+    Example:
+        >>> rows = Chances(np.array([[0.9, 0.1], [0.2, 0.8]]), np.zeros(2), np.zeros(2, int))
+        >>> pooled_weights(rows.sums, 2, mixture=True).weights.round(2).tolist()
+        [0.54, 0.46]
+    """
+    nothing = Prior(np.full(candidates, 1 / candidates), np.zeros(candidates), np.zeros((candidates, candidates)))
+    if sums(nothing.weights).rows == 0:
+        return nothing
+    weights = _em(sums, nothing.weights, 0.0) if mixture else _newton(sums, nothing, 0.0)
+    at = sums(weights)
+    return Prior(weights, at.gradient / at.rows, at.hessian / at.rows)
+
+
+def site_weights(rows: Rows, prior: Prior, prior_rows: float) -> FloatArray:
+    """Return a site's own weights ``(K,)``, as if ``prior_rows`` more rows of it had said what all sites' rows say.
+
+    Of probabilities these are pseudo-counts ``prior_rows * prior.weights`` (a Dirichlet prior); else the mean loss of
+    all rows, exact for the squared error, and to second order for the partial likelihood.
+    """
+    if np.isinf(prior_rows) or len(rows.said) == 0:
+        return prior.weights
+    if isinstance(rows, Chances):
+        return _em(rows.sums, prior.weights, prior_rows)
+    return _newton(rows.sums, prior, prior_rows)
+
+
+def learnt(sites: Sequence[Rows], prior_rows: float) -> tuple[Prior, list[FloatArray]]:
+    """Return what all sites learn together, and each one's own weights."""
+    prior = pooled_weights(_of_all(sites), sites[0].said.shape[1], mixture=isinstance(sites[0], Chances))
+    return prior, [site_weights(rows, prior, prior_rows) for rows in sites]
+
+
+def chosen_prior(sites: Sequence[Rows], tried: Sequence[float] = PRIORS) -> float:
+    """Return the number of rows for the prior whose weights, learnt without a fold, have the least loss on that fold.
+
+    The loss is summed over folds and sites, so that sites send one number for each that is ``tried``.
+    """
+    found = np.zeros(len(tried))
+    for fold in np.unique(np.concatenate([rows.fold for rows in sites])):
+        others = [rows.take(rows.fold != fold) for rows in sites]
+        held = [rows.take(rows.fold == fold) for rows in sites]
+        prior, _ = learnt(others, float("inf"))
+        for number, prior_rows in enumerate(tried):
+            own = [site_weights(rows, prior, prior_rows) for rows in others]
+            found[number] += sum(rows.sums(w).value for rows, w in zip(held, own, strict=True) if len(rows.said))
+    return tried[int(found.argmin())]
+
+
+def _of_all(sites: Sequence[Rows]) -> Callable[[FloatArray], Sums]:
+    def sums(weights: FloatArray) -> Sums:
+        first, *others = (rows.sums(weights) for rows in sites)
+        return sum(others, first)
+
+    return sums
+
+
+def _em(sums: Callable[[FloatArray], Sums], prior: FloatArray, prior_rows: float) -> FloatArray:
+    """The most probable weights, by EM from the prior ones; the duality gap says when they are near enough."""
+    weights = 0.5 * prior + 0.5 / len(prior)
+    for _ in range(_STEPS):
+        at = sums(weights)
+        counts = prior_rows * prior - weights * at.gradient
+        total = prior_rows + at.rows
+        slopes = counts / weights.clip(1e-300)
+        weights = counts / counts.sum()
+        if slopes.max() <= (1 + _CLOSE) * total:
+            break
+    return weights
+
+
+def _newton(sums: Callable[[FloatArray], Sums], prior: Prior, prior_rows: float) -> FloatArray:
+    """The weights of least loss, by quadratic programmes; a step is halved until it goes down."""
+
+    def objective(weights: FloatArray) -> tuple[float, FloatArray, FloatArray]:
+        at, away = sums(weights), weights - prior.weights
+        slope = prior.hessian @ away
+        value = at.value + prior_rows * float(away @ (0.5 * slope + prior.gradient))
+        gradient = at.gradient + prior_rows * (slope + prior.gradient)
+        return value, gradient, at.hessian + prior_rows * prior.hessian
+
+    weights = prior.weights
+    value, gradient, hessian = objective(weights)
+    for _ in range(_NEWTON):
+        step = simplex_qp((hessian + hessian.T) / 4, gradient - hessian @ weights) - weights
+        gain, length = -float(gradient @ step), 1.0
+        if gain <= 1e-10 * (1 + abs(value)):
+            break
+        while (then := objective(weights + length * step))[0] > value - 1e-4 * length * gain and length > _SHORTEST:
+            length /= 2
+        weights = weights + length * step
+        value, gradient, hessian = then
+    return weights

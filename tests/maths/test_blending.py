@@ -1,0 +1,154 @@
+"""Weights of a blend against solvers that know nothing of it, closed forms, and their limits."""
+
+from __future__ import annotations
+
+import cvxpy
+import numpy as np
+import pytest
+
+from perfed.maths.blending import Chances, Hazards, Values, chosen_prior, learnt, pooled_weights, site_weights
+
+SITES = (40, 7, 90)
+
+
+def drawn(kind, seed=0, candidates=4, sites=SITES):
+    """Sites whose candidates are of different worth."""
+    generator, made = np.random.default_rng(seed), []
+    for n in sites:
+        fold = np.arange(n) % 3
+        y = generator.normal(size=n)
+        noise = generator.normal(size=(n, candidates)) * np.array([0.6, 0.7, 1.0, 3.0])[:candidates]
+        if kind is Chances:
+            made.append(Chances(1 / (1 + np.exp(-1 - noise)), y, fold))
+        elif kind is Values:
+            made.append(Values(y[:, None] + noise, y, fold))
+        else:
+            times = np.ceil(10 * generator.exponential(np.exp(-y)))  # with ties
+            made.append(
+                Hazards(y[:, None] + noise, np.stack([times, generator.random(n) < 0.7], 1).astype(float), fold)
+            )
+    return made
+
+
+def solved(loss_of, candidates=4):
+    w = cvxpy.Variable(candidates, nonneg=True)
+    problem = cvxpy.Problem(cvxpy.Minimize(loss_of(w)), [cvxpy.sum(w) == 1])
+    problem.solve(solver=cvxpy.CLARABEL)
+    return np.asarray(w.value)
+
+
+def loss(rows, w):
+    """As a disciplined convex expression, said anew."""
+    if isinstance(rows, Chances):
+        return -cvxpy.sum(cvxpy.log(rows.said @ w))
+    if isinstance(rows, Values):
+        return 0.5 * cvxpy.sum_squares(rows.said @ w - rows.y)
+    total = 0
+    for fold in np.unique(rows.fold):
+        own = rows.fold == fold
+        eta, y = rows.said[own] @ w, rows.y[own]
+        for i in np.flatnonzero(y[:, 1]):
+            total += cvxpy.log_sum_exp(eta[np.flatnonzero(y[:, 0] >= y[i, 0])]) - eta[i]
+    return total
+
+
+@pytest.mark.parametrize("kind", [Chances, Values, Hazards])
+def test_pooled_weights_are_those_of_a_solver_on_the_rows_of_all(kind):
+    sites = drawn(kind)
+    expected = solved(lambda w: sum(loss(rows, w) for rows in sites))
+    found, _ = learnt(sites, 50)
+    assert found.weights.sum() == pytest.approx(1)
+    assert found.weights.min() >= 0
+    np.testing.assert_allclose(found.weights, expected, atol=2e-3)
+
+
+def test_probabilities_are_shrunk_as_by_pseudo_counts():
+    sites = drawn(Chances)
+    prior, own = learnt(sites, 50)
+    for rows, found in zip(sites, own, strict=True):
+        expected = solved(lambda w, rows=rows: loss(rows, w) - 50 * prior.weights @ cvxpy.log(w))
+        np.testing.assert_allclose(found, expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", [Values, Hazards])
+def test_others_are_shrunk_by_the_mean_loss_of_all_rows(kind):
+    sites = drawn(kind)
+    prior, own = learnt(sites, 50)
+    if kind is Values:
+        expected = [solved(lambda w, s=s: loss(s, w) + 50 / sum(SITES) * sum(loss(r, w) for r in sites)) for s in sites]
+    else:
+        root = np.linalg.cholesky(prior.hessian + 1e-12 * np.eye(4)).T
+        expected = [
+            solved(
+                lambda w, s=s: (
+                    loss(s, w)
+                    + 50 * (0.5 * cvxpy.sum_squares(root @ (w - prior.weights)) + prior.gradient @ (w - prior.weights))
+                )
+            )
+            for s in sites
+        ]
+    for found, wanted in zip(own, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", [Chances, Values, Hazards])
+def test_no_prior_is_the_sites_own_and_all_prior_is_the_pooled(kind):
+    sites = drawn(kind)
+    prior, alone = learnt(sites, 0.0)
+    _, together = learnt(sites, float("inf"))
+    for rows, found, same in zip(sites, alone, together, strict=True):
+        np.testing.assert_allclose(found, solved(lambda w, rows=rows: loss(rows, w)), atol=2e-2)
+        np.testing.assert_array_equal(same, prior.weights)
+        assert rows.sums(found).value <= rows.sums(prior.weights).value + 1e-4
+        nearly = site_weights(rows, prior, 1e9)
+        np.testing.assert_allclose(nearly, prior.weights, atol=2e-3)
+
+
+def test_two_predictors_have_their_closed_form():
+    """Minimum of |a u + (1 - a) v|^2 is at a = v (v - u) / |u - v|^2, where that is between 0 and 1."""
+    (rows,) = drawn(Values, candidates=2, sites=(200,))
+    u, v = (rows.said - rows.y[:, None]).T
+    a = v @ (v - u) / ((u - v) @ (u - v))
+    assert 0 < a < 1
+    np.testing.assert_allclose(pooled_weights(rows.sums, 2, mixture=False).weights, [a, 1 - a], atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", [Chances, Values, Hazards])
+def test_what_leaves_is_sums_the_order_of_rows_and_sites_does_not_matter(kind):
+    sites = drawn(kind)
+    turned = [rows.take(np.ones(len(rows.fold), bool)) for rows in reversed(sites)]
+    order = np.random.default_rng(1).permutation(len(turned[0].fold))
+    turned[0] = kind(turned[0].said[order], turned[0].y[order], turned[0].fold[order])
+    np.testing.assert_allclose(learnt(turned, 50)[0].weights, learnt(sites, 50)[0].weights, atol=1e-5)
+
+
+def test_two_that_are_each_right_of_half_of_the_rows_are_better_together():
+    """Which fails where a blend is a choice."""
+    good, bad = np.full(50, 0.9), np.full(50, 0.3)
+    rows = Chances(np.stack([np.r_[good, bad], np.r_[bad, good]], 1), np.zeros(100), np.arange(100) % 5)
+    prior, (own,) = learnt([rows], 50)
+    np.testing.assert_allclose(own, [0.5, 0.5], atol=1e-4)
+    alone = min(rows.sums(np.eye(2)[k]).value for k in range(2))
+    assert rows.sums(prior.weights).value < 0.95 * alone
+
+
+def test_sites_that_are_alike_want_the_prior_and_sites_that_differ_do_not():
+    alike = [Values(*parts) for parts in _sites(differ=False)]
+    differ = [Values(*parts) for parts in _sites(differ=True)]
+    assert chosen_prior(alike) >= 200
+    assert chosen_prior(differ) <= 10
+
+
+def _sites(differ):
+    generator = np.random.default_rng(3)
+    for site in range(12):
+        y = generator.normal(size=60)
+        spread = np.array([0.3, 3.0]) if differ and site % 2 else np.array([3.0, 0.3] if differ else [1.0, 1.0])
+        yield y[:, None] + generator.normal(size=(60, 2)) * spread, y, np.arange(60) % 5
+
+
+def test_without_rows_a_site_has_what_all_have_and_nobody_has_anything_it_is_the_mean():
+    sites = [*drawn(Chances), Chances(np.empty((0, 4)), np.empty(0), np.empty(0, int))]
+    prior, own = learnt(sites, 50)
+    np.testing.assert_array_equal(own[-1], prior.weights)
+    assert learnt(sites[-1:], 50)[0].weights.tolist() == [0.25] * 4
