@@ -25,7 +25,7 @@ from perfed.run.callbacks.best import BestModels
 from perfed.run.card import data_facts, metrics_with_intervals, today
 from perfed.run.client_module import ClientModule
 from perfed.run.directory import plain
-from perfed.run.site import EXAMPLES, SiteModel, joined_sites, load_site, traced
+from perfed.run.site import SiteModel, joined_sites, load_site
 from perfed.run.summary import versions
 from perfed.training.cohort import Cohort
 
@@ -85,8 +85,7 @@ class OwnModels:
             trust: whether files of a site that has joined may run code (:func:`perfed.load_site`).
 
         Raises:
-            PerfedError: an unknown client, files that could run code, a method that projects the data, or a model that
-                cannot be made a graph.
+            PerfedError: an unknown client, files that could run code, or a method that projects the data.
         """
         if client not in self.server.clients and self.path and (joined := joined_sites(self.path)):
             if client not in joined:
@@ -129,14 +128,11 @@ class OwnModels:
     def _site(self, server: Server, client: str) -> SiteModel:
         cohort, method, federation = self._of(server, client), self._method(client), server.federation
         own, takes_domain = server.clients[client], method.needs_domains or bool(cohort.per_domain)
-        shape = own.input_shape
-        module = ClientModule(method, cohort, federation).cpu()
-        example = torch.zeros(EXAMPLES, *shape, dtype=cohort.dtype)
-        program = traced(module, client, example, torch.zeros(EXAMPLES, dtype=torch.int64) if takes_domain else None)
+        network = ClientModule(method, cohort, federation).cpu()
         domains = [federation.domain_name(m) for m in range(federation.num_domains)] if takes_domain else None
         about = {"method": self.name, "rounds": max(self.done, 0), "seed": server.seed, "settings": method.all_settings}
         facts = facts_of(own, federation, dtype=str(cohort.dtype).removeprefix("torch."), domains=domains, **about)
-        made = SiteModel(program, plain(facts), own.table)
+        made = SiteModel(network, plain(facts), own.table)
         return replace(made, facts={**made.facts, "metrics": plain(_measured(made, own, federation))})
 
     def _of(self, server: Server, client: str) -> Cohort:

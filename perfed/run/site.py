@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +42,25 @@ class SiteModel:
     """One site's own model, used like an estimator of scikit-learn.
 
     Attributes:
-        program: the traced network, from inputs of the site's shape (and domain ids, where the method needs them) to
-            class probabilities or values (:class:`~perfed.run.client_module.ClientModule`).
+        module: from inputs of the site's shape (and domain ids, where the method needs them) to class probabilities
+            or values (:class:`~perfed.run.client_module.ClientModule`).
         facts: what ``site.json`` holds: site, method, settings, classes, features, counts of its data, metrics.
         table: the site's preprocessing, for sites that are tables; ``None`` where inputs are arrays.
     """
 
-    program: ExportedProgram
+    module: nn.Module | ExportedProgram
     facts: dict[str, Any]
     table: TablePreprocessor | None = None
+
+    @cached_property
+    def program(self) -> ExportedProgram:
+        """The module as a graph for any number of samples; it takes seconds, and predictions need none.
+
+        Raises:
+            PerfedError: it cannot be made one.
+        """
+        found = self.module
+        return found if isinstance(found, ExportedProgram) else traced(found, self.site, *example_of(self.facts))
 
     def __repr__(self) -> str:
         return f"<SiteModel '{self.site}': {self.facts['method']} on '{self.facts['dataset']}'>"
@@ -125,7 +136,7 @@ class SiteModel:
 
     def outputs(self, *arguments: Tensor) -> NDArray[Any]:
         """Return what the network says of what :meth:`arguments` gives."""
-        network = self.program.module()
+        network = self.module.module() if isinstance(self.module, ExportedProgram) else self.module
         with torch.no_grad():
             parts = [network(*rows) for rows in zip(*(a.split(_ROWS) for a in arguments), strict=True)]
         found: NDArray[Any] = torch.cat(parts).numpy()
@@ -254,11 +265,17 @@ def load_site(path: Path | str, trust: bool = False) -> SiteModel:
         return load_blend(place, trust)
     facts = read_facts(place / FACTS)
     table = TablePreprocessor.load(place / TABLE, trust) if facts["columns"] is not None else None
-    return SiteModel(_read_program(place, facts, trust), facts, table)
+    return SiteModel(_read_network(place, facts, trust), facts, table)
 
 
-def _read_program(place: Path, facts: dict[str, Any], trust: bool) -> ExportedProgram:
-    """The network of the site with these facts."""
+def example_of(facts: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """Return samples such as the network of a site with these facts takes, and domain ids where it needs them."""
+    x = torch.zeros(EXAMPLES, *facts["input_shape"], dtype=getattr(torch, facts["dtype"]))
+    return (x,) if facts["domains"] is None else (x, torch.zeros(EXAMPLES, dtype=torch.int64))
+
+
+def _read_network(place: Path, facts: dict[str, Any], trust: bool) -> nn.Module | ExportedProgram:
+    """The network of the site with these facts, which was tried."""
     file = place / NETWORK if (place / NETWORK).exists() else place / PROGRAM
     if not file.exists():
         raise PerfedError(f"{place}: no site's model here ({NETWORK} is missing)")
@@ -268,9 +285,10 @@ def _read_program(place: Path, facts: dict[str, Any], trust: bool) -> ExportedPr
         if file.name == PROGRAM:
             with quiet("torch.export"):
                 return torch.export.load(file)
-        x = torch.zeros(EXAMPLES, *facts["input_shape"], dtype=getattr(torch, facts["dtype"]))
-        domain = torch.zeros(EXAMPLES, dtype=torch.int64) if facts["domains"] is not None else None
-        return traced(read_graph(file), facts["site"], x, domain)
+        network = read_graph(file)
+        with torch.no_grad():
+            network(*example_of(facts))
+        return network
     except Exception as error:  # whatever safetensors and torch raise
         raise PerfedError(f"{file}: is damaged, or no network: {reason_of(error)}") from None
 
@@ -307,18 +325,17 @@ def write_program(program: ExportedProgram, file: Path, texts: dict[str, str] | 
         torch.export.save(program, file, extra_files=texts)
 
 
-def traced(module: nn.Module, site: str, inputs: Tensor, domain: Tensor | None) -> ExportedProgram:
+def traced(module: nn.Module, site: str, *arguments: Tensor) -> ExportedProgram:
     """``module`` as a graph for any number of samples, with the buffers that it uses.
 
     Args:
         module: of one client; of a :class:`ClientModule` buffers that are not used are dropped.
         site: its id, for messages.
-        inputs, domain: of as many samples as one likes; their values do not matter.
+        arguments: inputs, and domain ids where it takes them, of some samples; their values do not matter.
 
     Raises:
         PerfedError: a stage of the model depends on the values of its inputs in a way that no graph can say.
     """
-    arguments = (inputs,) if domain is None else (inputs, domain)
     batch = Dim("batch")
 
     def export() -> ExportedProgram:

@@ -146,7 +146,8 @@ def test_a_site_says_what_the_run_says_and_so_do_its_files_without_perfed(name, 
     said = site.predict_proba(test.x, test.domain)
     np.testing.assert_allclose(said, expected, atol=1e-6)
     found = elsewhere[name]
-    np.testing.assert_array_equal(np.float32(found["pt2"]), said)
+    # FedProto's distances are those of cdist, which a graph for any number of rows cannot have.
+    np.testing.assert_allclose(np.float32(found["pt2"]), said, rtol=1e-6 if name == "fedproto" else 0)
     np.testing.assert_allclose(found["onnx"], said, atol=1e-5)
     np.testing.assert_allclose(found["alone"], said[:1], atol=1e-5)
     accuracy = run.server.evaluate("test", ["c0"], 1)["c0"]["accuracy"]
@@ -421,7 +422,7 @@ def test_a_bootstrap_that_tells_nothing_gives_no_interval():
     assert loss["low"] < loss["value"] < loss["high"]
 
 
-def test_what_cannot_be_a_site_is_refused():
+def test_what_cannot_be_a_site_is_refused(tmp_path):
     run = done("fedrep-tsne", blobs((12, 9, 7)))
     with pytest.raises(PerfedError, match="it has no model for new ones"):
         run.site("c0")
@@ -433,8 +434,10 @@ def test_what_cannot_be_a_site_is_refused():
             return super().forward(x) if float(x.sum()) > 0 else -super().forward(x)
 
     model = Model(body=lambda shape: Fickle(shape[0], 4), head=linear(3))
+    site = done("local", blobs(), model).site("c0")
+    assert site.predict_proba(np.ones((2, 4))).shape == (2, 3)  # which needs no graph
     with pytest.raises(PerfedError, match=r"site 'c0': its model cannot be made a graph by torch\.export") as error:
-        done("local", blobs(), model).site("c0")
+        site.save(tmp_path / "site")
     assert "\n" not in str(error.value)
 
 
