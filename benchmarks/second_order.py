@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perfed.methods.feddar.hessian import softmax_hessian, with_ones
+from perfed.methods.feddar.heads import softmax_hessian, with_ones
 from perfed.methods.feddar.second_order import Quadratics, add_quadratics, minimiser
 
 CLIENTS, DOMAINS, CLASSES, FEATURES, SAMPLES = 100, 7, 10, 64, 500

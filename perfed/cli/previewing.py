@@ -10,7 +10,7 @@ from typing import Any
 
 from perfed.cli.console import print_json, say_whole
 from perfed.deploy.preview import ANY, Preview, consent, consented
-from perfed.deploy.site import SiteSettings
+from perfed.deploy.site_agent import SiteSettings
 from perfed.errors import PerfedError, shorten_list
 
 YES = "yes"

@@ -76,7 +76,7 @@ def site_command(
     assert data is not None
     from perfed.cli.previewing import confirm
     from perfed.deploy.policy import Policy
-    from perfed.deploy.site import SiteSettings, check_site, run_site
+    from perfed.deploy.site_agent import SiteSettings, check_site, run_site
     from perfed.engine.flower.probe import Server
 
     place, text = folder or Path(f"perfed-site-{name}"), None if study is None else _text(study)

@@ -81,10 +81,8 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def cohorts(
-        self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0, program: str = "personalise"
-    ) -> Iterator[Cohort]:
-        """Cohorts of the clients' own models, made by ``program`` on copies, one at a time."""
+    def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:
+        """Cohorts of the clients' own models, personalised on copies, one at a time."""
 
     def run(
         self,
@@ -311,11 +309,9 @@ class InProcessEngine(Engine):
         """One chunk after the other."""
         return map(self.executor.attempt, works)
 
-    def cohorts(
-        self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0, program: str = "personalise"
-    ) -> Iterator[Cohort]:
-        """Cohorts of the clients' own models, made by ``program`` on copies, one at a time."""
-        for work in self._works(Exchange(program, round_, -1), payload, self._chunks(ids), keeps=False):
+    def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:
+        """Cohorts of the clients' own models, personalised on copies, one at a time."""
+        for work in self._works(Exchange("personalise", round_, -1), payload, self._chunks(ids), keeps=False):
             yield self.executor.worked(work)[0]
 
 

@@ -68,6 +68,17 @@ class ComparisonSpec:
     methods: list[str]
     seeds: list[int]
 
+    @classmethod
+    def of(cls, content: Mapping[str, Any], **more: Any) -> Self:
+        """Return what :attr:`content` was made of; ``more``: a subclass's own."""
+        methods, seeds = [str(name) for name in content["methods"]], [int(seed) for seed in content["seeds"]]
+        return cls(dict(content["experiment"]), methods, seeds, **more)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What a marker says of it."""
+        return {"methods": self.methods, "seeds": self.seeds, "experiment": self.table}
+
     @property
     def keys(self) -> list[tuple[str, int]]:
         """Method and seed of all runs, in the order in which they begin."""
@@ -184,13 +195,11 @@ class Comparison(ComparisonSpec):
         """
         content = marker_of(path)[1]
         with readable(marker_file(path)):
-            names, seeds = [str(name) for name in content["methods"]], [int(seed) for seed in content["seeds"]]
-            return cls(dict(content["experiment"]), names, seeds, path)
+            return cls.of(content, path=path)
 
     def write(self) -> None:
         """Write the marker, which says what is run."""
-        content = {"methods": self.methods, "seeds": self.seeds, "experiment": self.table}
-        write_marker(self.path, "comparison", content)
+        write_marker(self.path, "comparison", self.content)
 
     @property
     def command(self) -> str:

@@ -114,7 +114,7 @@ class Search(ComparisonSpec):
         search._check_sections()
         search.check_data(resources)
         RunDirectory.create(path)
-        write_marker(path, "search", {"methods": methods, "seeds": seeds, "points": points, "experiment": table})
+        write_marker(path, "search", {**search.content, "points": points})
         return search
 
     @classmethod
@@ -122,9 +122,8 @@ class Search(ComparisonSpec):
         """Return the search that :meth:`create` wrote."""
         content = marker_of(path)[1]
         with readable(marker_file(path)):
-            names, seeds = [str(name) for name in content["methods"]], [int(seed) for seed in content["seeds"]]
             points = [[str(assignment) for assignment in point] for point in content["points"]]
-            return cls(dict(content["experiment"]), names, seeds, points, path)
+            return cls.of(content, points=points, path=path)
 
     @property
     def held_out(self) -> dict[str, Any]:

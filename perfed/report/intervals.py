@@ -141,15 +141,15 @@ def interval(differences: Numbers, weights: Numbers, chances: Chances = ONE) -> 
     return Spread.of(differences, weights).gain(chances)
 
 
-def selected(p_values: Numbers, error: float = 2 * ERROR) -> int:
-    """How many of the p-values Benjamini and Hochberg (1995) select with that rate of false discoveries.
+def selected(p_values: Numbers) -> int:
+    """How many of the p-values Benjamini and Hochberg (1995) select with a rate of false discoveries of 2 ``ERROR``.
 
     Example:
         >>> selected(np.array([0.6, 0.01, 0.03, 0.2]))
         1
     """
     ordered = np.sort(p_values)
-    passed = np.flatnonzero(ordered <= error * np.arange(1, len(ordered) + 1) / len(ordered))
+    passed = np.flatnonzero(ordered <= 2 * ERROR * np.arange(1, len(ordered) + 1) / len(ordered))
     return int(passed[-1]) + 1 if len(passed) else 0
 
 

@@ -10,7 +10,7 @@ import pytest
 from command_line import perfed
 from stations import Stations, answer_all, interrupted_by, same_as_simulated, study
 
-from perfed.deploy.site import SiteSettings, check_site
+from perfed.deploy.site_agent import SiteSettings, check_site
 from perfed.engine.flower.hash_chain import LOG, read, verify
 from perfed.engine.flower.message import unpack
 from perfed.engine.flower.probe import Server

@@ -8,8 +8,7 @@ import pytest
 from stations import Stations, study, submit
 
 from perfed.deploy.policy import Policy
-from perfed.deploy.site import SiteSettings, check_site
-from perfed.deploy.site_agent import Station
+from perfed.deploy.site_agent import SiteSettings, Station, check_site
 from perfed.engine.flower.message import unpack
 from perfed.engine.flower.probe import Server
 from perfed.engine.flower.refusal import Said

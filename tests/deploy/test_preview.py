@@ -22,7 +22,7 @@ from perfed.engine.flower.message import unpack
 def started(monkeypatch) -> list[str]:
     """Sites that would have been started."""
     sites: list[str] = []
-    monkeypatch.setattr("perfed.deploy.site.run_site", lambda settings, *_: sites.append(settings.name))
+    monkeypatch.setattr("perfed.deploy.site_agent.run_site", lambda settings, *_: sites.append(settings.name))
     return sites
 
 

@@ -108,7 +108,7 @@ def test_a_key_that_others_can_read_is_refused(tmp_path, monkeypatch, mode):
     table.write_text("age,ill\n61,yes\n48,no\n70,yes\n55,no\n")
     key.write_text("a key\n")
     key.chmod(mode)
-    monkeypatch.setattr("perfed.deploy.site.run_site", lambda settings, note, stop: None)
+    monkeypatch.setattr("perfed.deploy.site_agent.run_site", lambda settings, note, stop: None)
     options = ("--data", table, "--server", "127.0.0.1:9", "--name", "north", "--dir", tmp_path / "site")
     options += ("--any-study", "--consent", "any")
     done = perfed("site", *options, "--key", key)

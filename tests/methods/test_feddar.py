@@ -16,7 +16,7 @@ from perfed.errors import PerfedError
 from perfed.method.domains import domain_weights
 from perfed.methods.build import build_method
 from perfed.methods.fedavg import FedAvg
-from perfed.methods.feddar.hessian import with_ones
+from perfed.methods.feddar.heads import with_ones
 from perfed.methods.flic.anchors import Anchors
 from perfed.methods.local import Local
 from perfed.model.chain import Model

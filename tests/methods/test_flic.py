@@ -15,10 +15,9 @@ from perfed.errors import PerfedError
 from perfed.maths.divergence import sample_w2
 from perfed.method.registry import entry
 from perfed.methods import fedrep
-from perfed.methods.flic.anchors import Anchors
+from perfed.methods.flic.anchors import Anchors, validated_epochs
 from perfed.methods.flic.classes import ClassAnchors
 from perfed.methods.flic.hetfedrep import HetFedRep
-from perfed.methods.flic.pretraining import validated_epochs
 from perfed.model.chain import stage_of
 from perfed.run.callbacks.snapshots import embedded_samples
 from perfed.run.settings import Snapshots

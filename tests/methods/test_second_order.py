@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from perfed.errors import PerfedError
-from perfed.methods.feddar.hessian import softmax_hessian, squared_error_hessian, with_ones
+from perfed.methods.feddar.heads import softmax_hessian, squared_error_hessian, with_ones
 from perfed.methods.feddar.second_order import Quadratics, add_quadratics, minimiser
 
 F64 = torch.float64

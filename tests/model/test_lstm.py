@@ -13,10 +13,9 @@ from perfed.data.federation import Federation
 from perfed.errors import PerfedError
 from perfed.experiment.build import build_stage
 from perfed.model.chain import Model
-from perfed.model.lstm import TextLSTM, lstm
+from perfed.model.lstm import TextLSTM, lstm, read_vectors
 from perfed.model.presets import linear
 from perfed.model.stacked import Pass, apply_module, why_not_stackable
-from perfed.model.word_vectors import read_vectors
 from perfed.training.plan import Plan
 
 WORDS = ("flight", "late", "thanks", "!")

@@ -120,9 +120,7 @@ class FlowerEngine(Engine):
         for site in sorted(wanted.choose(self.arrived)[0]):
             yield done_of(*unpack(bodies[site]))
 
-    def cohorts(
-        self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0, program: str = "personalise"
-    ) -> Iterator[Cohort]:
+    def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:
         """There are none here.
 
         Raises:

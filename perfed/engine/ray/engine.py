@@ -66,13 +66,11 @@ class RayEngine(Engine):
         found: Iterator[ChunkResult] = self._pool.perform(works)
         return found
 
-    def cohorts(
-        self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0, program: str = "personalise"
-    ) -> Iterator[Cohort]:
-        """Cohorts of the clients' own models, made by ``program`` on copies in this process, one at a time."""
+    def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:
+        """Cohorts of the clients' own models, personalised on copies in this process, one at a time."""
         if self._host is None:
             self._host = LocalExecutor(self.federation, self.background, self.initialiser, self.plan)
-        for work in self._works(Exchange(program, round_, -1), payload, self._chunks(ids), keeps=False):
+        for work in self._works(Exchange("personalise", round_, -1), payload, self._chunks(ids), keeps=False):
             yield self._host.worked(work)[0]
 
     def close(self) -> None:

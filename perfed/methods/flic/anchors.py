@@ -19,14 +19,82 @@ from perfed.method.exchange import Clients, Replies, Reply, ServerState
 from perfed.method.extension import Extension, register_extension
 from perfed.methods.flic.classes import ClassAnchors
 from perfed.methods.flic.covariance import Covariance, Kind
-from perfed.methods.flic.descent import descended
 from perfed.methods.flic.distances import Estimate, Measure, distance_for
 from perfed.methods.flic.line import LineAnchors
-from perfed.methods.flic.pretraining import check_embedding, validated_epochs
-from perfed.model.chain import EMBEDDING
+from perfed.model.chain import EMBEDDING, stage_of
+from perfed.model.placement import own_embedding
 from perfed.settings import LISTED, unless
+from perfed.training.batches import IntArray
 from perfed.training.cohort import Cohort
+from perfed.training.early_stopping import best_epochs, hold_out
 from perfed.training.step import Penalty, Step
+
+
+def validated_epochs(cohort: Cohort, anchors: ClassAnchors | LineAnchors, batch_size: int, limit: int) -> IntArray:
+    """Epochs of alignment after which held-out samples of each client lie closest to their anchors, ``(n,)``.
+
+    Args:
+        cohort: its model stays as it is.
+        anchors: to align with.
+        batch_size: of the mini-batches.
+        limit: most epochs.
+    """
+    kept, held = hold_out(cohort)
+    kept, loss = anchors.divided(cohort, kept).in_batches(batch_size), anchors.alignment()
+    trial = {name: tensor.clone() for name, tensor in cohort.model.items() if stage_of(name) == EMBEDDING}
+
+    def train(epochs: int) -> None:
+        cohort.fit(EMBEDDING, epochs=epochs, params=trial, samples=kept, loss=loss)
+
+    def score() -> Tensor:
+        total = held.x.new_zeros(cohort.n)
+        for x, index, valid in cohort.windows(held):
+            z = cohort.forward(x, stages=(EMBEDDING,), params=trial)
+            total += (anchors.distances(z, held.y[index]) * valid).sum(1)
+        return total / torch.from_numpy(held.counts).to(total)
+
+    with cohort.rehearsal():
+        return best_epochs(train, score, limit)
+
+
+def check_embedding(info: FederationInfo) -> None:
+    """What is aligned must be there, and personal.
+
+    Raises:
+        PerfedError: it is not; names the settings to add.
+    """
+    sent = [name for name in info.shared if stage_of(name) == EMBEDDING]
+    own = any(stage_of(name) == EMBEDDING for name in info.personal)
+    way = f"add {own_embedding(own or bool(sent))}"
+    if sent:
+        raise PerfedError(f"the anchors extension aligns personal embeddings, but '{sent[0]}' is shared; {way}")
+    if not own:
+        raise PerfedError(f"the anchors extension aligns personal embeddings, and this run has none; {way}")
+
+
+def descended(
+    values: Mapping[str, Tensor],
+    gradient_at: Callable[[Mapping[str, Tensor], int], Mapping[str, Tensor]],
+    steps: Tensor,
+    lr: float,
+) -> dict[str, Tensor]:
+    """Adam, from fresh moments, on what is learnt of the anchors.
+
+    Args:
+        values: where it starts, ``(n, entries, ...)`` each.
+        gradient_at: gradients at some values in step number ``count``, from 1.
+        steps: of each client, ``(n,)``.
+        lr: learning rate.
+    """
+    moved = {name: tensor.clone() for name, tensor in values.items()}
+    first, second = ({name: torch.zeros_like(tensor) for name, tensor in moved.items()} for _ in range(2))
+    for count in range(1, int(steps.max()) + 1):
+        for name, gradient in gradient_at(moved, count).items():
+            one = first[name].mul_(0.9).add_(gradient, alpha=0.1)
+            two = second[name].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+            update = (one / (1 - 0.9**count)) / ((two / (1 - 0.999**count)).sqrt() + 1e-8)
+            moved[name] -= lr * update * (steps >= count).to(update)[:, None, None]
+    return moved
 
 
 @register_extension

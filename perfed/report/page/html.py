@@ -52,10 +52,9 @@ def _class(kind: str) -> str:
     return f' class="{kind}"' if kind else ""
 
 
-def figure(drawing: str, caption: str = "") -> str:
-    """A drawing with a caption; nothing where there is no drawing."""
-    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
-    return f"<figure>{drawing}{below}</figure>" if drawing else ""
+def figure(drawing: str) -> str:
+    """A drawing of its own; nothing where there is none."""
+    return f"<figure>{drawing}</figure>" if drawing else ""
 
 
 def grid(*parts: str, small: bool = False) -> str:
