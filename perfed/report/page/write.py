@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from perfed.report.page.blend import blend_figures, blend_section
 from perfed.report.page.calibration import calibration_figures, calibration_section
 from perfed.report.page.curves import curve_figures, curves_section, epoch_figures, epochs_section
 from perfed.report.page.domains import domain_figures, domains_section
@@ -50,6 +51,7 @@ def write_report(
         verdict_section(study),
         leaderboard_section(study),
         gains_section(study),
+        blend_section(study),
         calibration_section(study),
         curves_section(study),
         epochs_section(study),
@@ -68,6 +70,7 @@ def figures(runs: Sequence[Run]) -> dict[str, str]:
     study = Study.of(runs)
     of = (
         gain_figures,
+        blend_figures,
         calibration_figures,
         curve_figures,
         epoch_figures,
