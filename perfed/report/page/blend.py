@@ -14,17 +14,18 @@ from perfed.plugins import BLEND
 from perfed.report.page import svg
 from perfed.report.page.html import figure, note, section
 from perfed.report.page.page_data import Study
-from perfed.report.page.style import Look, looks, paint
+from perfed.report.page.style import COLOURS, Look, looks
 from perfed.report.runs import Run
 
 MOST_BARS = 60
 """Sites that are drawn; of more, evenly chosen ones."""
 ROW, LEFT, TOP = 18.0, 92.0, 14.0
+PALE = 0.5  # of candidates behind the first eight, whose colours others have too
 FILE = "blend.json"
 
 READ_BLEND = (
-    "A bar is a site, a colour a model, its length the model's weight there. The bar on top is what all sites' rows say "
-    "together. A site with few rows has nearly that."
+    "A bar is a site, a colour a model, its length the model's weight there. The bar on top is what the rows of all "
+    "sites say together. A site with few rows has nearly that."
 )
 
 
@@ -78,7 +79,7 @@ def _first(study: Study) -> Weights | None:
 def _drawn(study: Study, of: Weights) -> str:
     own = looks(of.names) | {name: study.looks[name] for name in of.names if name in study.looks}
     used = [k for k, name in enumerate(of.names) if max(of.pooled[k], of.own[:, k].max(initial=0)) > 0]
-    entries, top = _legend([(of.names[k], own[of.names[k]]) for k in used])
+    entries, top = _legend([(of.names[k], own[of.names[k]]) for k in used], of.names)
     chosen = np.unique(np.linspace(0, len(of.sites) - 1, min(MOST_BARS, len(of.sites))).round().astype(int))
     rows = [("all sites", of.pooled), *((of.sites[i], of.own[i]) for i in chosen)]
     parts, y = [entries], top + 8
@@ -96,22 +97,14 @@ def _bar(name: str, weights: NDArray[np.float64], y: float, names: Sequence[str]
     wide, x = svg.WIDTH - LEFT - 8, LEFT
     for candidate, weight in zip(names, weights, strict=True):
         if weight > 0:
-            length = wide * float(weight)
-            parts.append(svg.bar(x, y, length, ROW - 4, own[candidate].colour, f"{name}: {candidate} {weight:.2f}"))
-            if own[candidate].dash:
-                parts.append(_stripes(x, y, length))
+            length, pale = wide * float(weight), names.index(candidate) >= len(COLOURS)
+            drawn = svg.bar(x, y, length, ROW - 4, own[candidate].colour, f"{name}: {candidate} {weight:.2f}")
+            parts.append(svg.tag("g", drawn, opacity=PALE) if pale else drawn)
             x += length
     return "".join(parts)
 
 
-def _stripes(x: float, y: float, length: float) -> str:
-    """A mark on candidates whose colour another has too, by the dash of their lines."""
-    middle = y + (ROW - 4) / 2
-    line = {"stroke": paint("paper"), "stroke_width": 1.0, "stroke_dasharray": "2 3", "fill": "none"}
-    return svg.tag("path", d=f"M{x:.1f} {middle:.1f}h{length:.1f}", **line)
-
-
-def _legend(entries: Sequence[tuple[str, Look]]) -> tuple[str, float]:
+def _legend(entries: Sequence[tuple[str, Look]], names: Sequence[str]) -> tuple[str, float]:
     """Names with a square of their colour, in as many rows as they need, and how far down these reach."""
     parts, x, y = [], 4.0, TOP
     for name, look in entries:
@@ -119,6 +112,8 @@ def _legend(entries: Sequence[tuple[str, Look]]) -> tuple[str, float]:
         wide = 22 + svg.width_of(text)
         if x + wide > svg.WIDTH and x > 4:
             x, y = 4.0, y + 19
-        parts += [svg.bar(x, y - 10, 12, 12, look.colour), svg.words(x + 17, y, text)]
+        square = svg.bar(x, y - 10, 12, 12, look.colour)
+        pale = names.index(name) >= len(COLOURS)
+        parts += [svg.tag("g", square, opacity=PALE) if pale else square, svg.words(x + 17, y, text)]
         x += wide + 10
     return "".join(parts), y + 6
