@@ -34,6 +34,7 @@ from perfed.experiment.blend import BlendRun, candidates_of
 from perfed.experiment.comparison import Comparison, ComparisonSpec
 from perfed.experiment.study import Study
 from perfed.run import predictions
+from perfed.run.directory import marker_of
 
 KEPT = Path(__file__).parent.parent / "docs/results/blend.json"
 SEEDS = (0, 1)
@@ -221,7 +222,8 @@ def main(folder: Path, names: list[str]) -> None:
                 table = {"name": name, "training": ADAM, "baseline_tries": TRIES, **cell.table, "data": {"name": data}}
                 table = {**table, "evaluation": {"every": 100}}
                 methods = candidates_of(cell.methods)
-                study = Study.create(where, ComparisonSpec(table, [*methods, "blend"], [seed]))
+                spec = ComparisonSpec(table, [*methods, "blend"], [seed])
+                study = Study.read(where) if marker_of(where)[0] else Study.create(where, spec)
                 _, failed = study.execute(tell=lambda label, outcome: print(label, flush=True))
                 if failed:
                     print(name, *failed, sep="\n")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perfed.cli.index import LISTS, index
+from perfed.plugins import BLEND
 
 _MARKS = ("config.toml", "comparisons.toml", "comparison.toml", "search.toml", "campaign.toml", "leaderboard.toml")
 
@@ -23,7 +24,11 @@ def several_methods(incomplete: str) -> list[str]:
     """Return the last of several names that are separated by commas, scikit-learn's models among them."""
     before, comma, last = incomplete.rpartition(",")
     used = before.split(",")
-    known = [*_names("methods"), *(name for name in index()["baselines"] if name.islower() and "." not in name)]
+    known = [
+        *_names("methods"),
+        BLEND,
+        *(name for name in index()["baselines"] if name.islower() and "." not in name),
+    ]
     return [f"{before}{comma}{name}" for name in known if name.startswith(last) and name not in used]
 
 

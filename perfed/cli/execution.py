@@ -111,6 +111,12 @@ def asked_comparison(
     return ComparisonSpec(override(table, shared_settings(how, settings), federated(names)), names, numbers)
 
 
+def with_blend(methods: str) -> str:
+    """Return ``--methods`` with the row ``blend`` behind them, if they are some and do not have it."""
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    return methods if not names or BLEND in names else ",".join([*names, BLEND])
+
+
 def check_one_word(text: str, others: Sequence[str | None]) -> None:
     """Refuse a list of methods that a shell has divided at its spaces.
 

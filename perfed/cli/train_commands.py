@@ -1,4 +1,4 @@
-"""The commands that train: ``perfed run | resume | compare | tune | sweep | campaign | leaderboard``.
+"""The commands that train: ``perfed run | resume | compare | blend | tune | sweep | campaign | leaderboard``.
 
 What takes torch along is imported when one of them runs: help and completion come without it.
 """
@@ -161,6 +161,33 @@ def compare_command(
         found = execution.finish(study, how, show)
     if gate:
         execution.end_if_worse(found[""])
+
+
+@app.command("blend", epilog="Example: perfed blend digits-label-skew --methods local,fedavg-ft --folds 5 --jobs 2")
+def blend_command(
+    experiment: ExperimentName,
+    settings: Settings = None,
+    methods: ComparedOption = "",
+    seeds: SeedsOption = "0",
+    folds: Annotated[
+        int | None, typer.Option("--folds", help="of the training rows, for the weights; else the experiment's")
+    ] = None,
+    *,
+    how: Training,
+    show: Shown,
+) -> None:
+    """Mix several methods and own models at each site, so that none is worse off: compare with the row blend."""
+    from perfed.cli import execution
+    from perfed.experiment.study import Study
+
+    execution.check_one_word(methods, [experiment, *(settings or [])])
+    given = [*(settings or []), *([] if folds is None else [f"blend.folds={folds}"])]
+    asked = execution.asked_comparison(experiment, given, execution.with_blend(methods), seeds, how)
+    out = how.out or default_out(f"blend-{asked.table.get('name', 'experiment')}")
+    study = Study.create(out, asked, execution.resources_of(how))
+    with execution.resumable(study.path, how), alone_on_stdout(show.as_json):
+        say_where("results", study.path)
+        execution.finish(study, how, show)
 
 
 @app.command("tune", epilog="Example: perfed tune digits-label-skew --methods local,fedpac --grid lr=1e-3,1e-2")

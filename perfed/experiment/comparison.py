@@ -25,6 +25,7 @@ from perfed.report import Gathered, Verdict, comparison_rows, gathered, verdict,
 from perfed.report.curves import oracle
 from perfed.report.runs import Run as FinishedRun
 from perfed.run.directory import RunDirectory, marker_file, marker_of, plain, write_marker
+from perfed.run.settings import Blend
 from perfed.settings import leaves, stated
 from perfed.system import write_atomic
 
@@ -234,7 +235,7 @@ class Comparison(ComparisonSpec):
         """
         if BLEND not in self.methods:
             return {}
-        count, names = validate(self.table).blend.folds, candidates_of(self.methods)
+        count, names = Blend.model_validate(self.table.get("blend", {})).folds, candidates_of(self.methods)
         found = {}
         for i in range(count):
             table = {**self.table, "data": {**self.table["data"], "inner_fold": [i, count]}}

@@ -103,12 +103,21 @@ class Chances(Rows):
 
 
 class Values(Rows):
-    """Values: the blend is their mean with these weights, its loss half the squared error."""
+    """Values: the blend is their mean with these weights, its loss half the squared error.
+
+    A site's errors are in units of what its best candidate has, so that a site whose targets can be told exactly is
+    not drowned by those of others, which nobody can tell: the likelihood of normal noise, with a variance of the site.
+    """
 
     def sums(self, weights: FloatArray) -> Sums:
-        """Return Gram and cross sums, as Hessian and gradient."""
+        """Return Gram and cross sums, as Hessian and gradient, divided by the site's variance."""
+        if not len(self.said):
+            return Sums(0, 0.0, np.zeros(len(weights)), np.zeros((len(weights), len(weights))))
+        errors = ((self.said - self.y[:, None]) ** 2).mean(0)
+        noise = max(float(errors.min()), 1e-6 * float(errors.max())) or 1.0
         away = self.said @ weights - self.y
-        return Sums(len(away), 0.5 * float(away @ away), self.said.T @ away, self.said.T @ self.said)
+        cross, gram = self.said.T @ away, self.said.T @ self.said
+        return Sums(len(away), 0.5 * float(away @ away) / noise, cross / noise, gram / noise)
 
 
 class Hazards(Rows):

@@ -19,7 +19,7 @@ from perfed.plugins import BLEND
 from perfed.run.directory import plain
 from perfed.run.estimator_site import EstimatorSite, keep_estimator, kept_estimator
 from perfed.run.onnx_table import onnx_package
-from perfed.run.site import FACTS, PARTS, TABLE, SiteModel, load_site
+from perfed.run.site import DOMAIN, FACTS, PARTS, TABLE, SiteModel, load_site
 from perfed.run.site_facts import FORMAT, read_facts
 from perfed.system import write_atomic
 
@@ -144,7 +144,8 @@ def mixed_network(model: BlendSite, networks: Sequence[Any], output: str) -> Any
             if opsets.setdefault(entry.domain, entry.version) != entry.version:
                 raise ValueError(f"parts have versions {opsets[entry.domain]} and {entry.version} of operators")
         for entry in own.graph.input:
-            name, type_ = entry.name.removeprefix(prefix), entry.type.tensor_type.elem_type
+            type_ = entry.type.tensor_type.elem_type
+            name = ("" if model.table is None else "network/") + (DOMAIN if type_ == onnx.TensorProto.INT64 else "x")
             nodes.append(helper.make_node("Cast", [name], [entry.name], to=type_))
             inputs.setdefault(name, helper.make_tensor_value_info(name, type_, None))
             inputs[name].type.tensor_type.shape.CopyFrom(entry.type.tensor_type.shape)

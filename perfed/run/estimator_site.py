@@ -20,7 +20,8 @@ from perfed.run.onnx_table import ML, ML_VERSION, onnx_package
 from perfed.run.site import SiteModel
 from perfed.system import write_atomic
 
-_OPSET = 18
+_OPSET = 20
+"""As torch writes networks, so that both can be in one graph."""
 TRUSTED = ("sklearn.tree._tree.Tree",)
 """Types beside those that skops trusts by itself which a file may hold: arrays of nodes, which are checked."""
 

@@ -42,7 +42,8 @@ def loss(rows, w):
     if isinstance(rows, Chances):
         return -cvxpy.sum(cvxpy.log(rows.said @ w))
     if isinstance(rows, Values):
-        return 0.5 * cvxpy.sum_squares(rows.said @ w - rows.y)
+        noise = min(np.mean((rows.said[:, k] - rows.y) ** 2) for k in range(rows.said.shape[1]))
+        return 0.5 / noise * cvxpy.sum_squares(rows.said @ w - rows.y)
     total = 0
     for fold in np.unique(rows.fold):
         own = rows.fold == fold

@@ -1,0 +1,119 @@
+"""What each site's blend is made of: a stacked bar per site, and above them that of what all learnt together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfed.methods.titles import display_name
+from perfed.plugins import BLEND
+from perfed.report.page import svg
+from perfed.report.page.html import figure, note, section
+from perfed.report.page.page_data import Study
+from perfed.report.page.style import COLOURS, Look, looks
+from perfed.report.runs import Run
+
+MOST_BARS = 60
+"""Sites that are drawn; of more, evenly chosen ones."""
+ROW, LEFT, TOP = 18.0, 92.0, 14.0
+PALE = 0.5  # of candidates behind the first eight, whose colours others have too
+FILE = "blend.json"
+
+READ_BLEND = (
+    "A bar is a site, a colour a model, its length the model's weight there. The bar on top is what the rows of all "
+    "sites say together. A site with few rows has nearly that."
+)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of one run: the candidates, the weights of all sites together ``(K,)``, and each site's ``(sites, K)``."""
+
+    names: tuple[str, ...]
+    pooled: NDArray[np.float64]
+    sites: tuple[str, ...]
+    own: NDArray[np.float64]
+
+
+def weights_of(run: Run) -> Weights | None:
+    """Those that a run of the row ``blend`` kept; None where it has none, or they cannot be read."""
+    try:
+        found = json.loads((run.directory / FILE).read_text(encoding="utf-8"))
+        names = tuple(found["candidates"])
+        own = np.array([[float(of[name]) for name in names] for of in found["sites"].values()])
+        pooled = np.array([float(found["pooled"][name]) for name in names])
+        return Weights(names, pooled, tuple(found["sites"]), own.reshape(-1, len(names)))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def blend_section(study: Study) -> str:
+    """The picture of the first seed, and what all sites learnt together in words; nothing without a blend."""
+    found = _first(study)
+    if found is None:
+        return ""
+    order = np.argsort(-found.pooled, kind="stable")
+    listed = ", ".join(
+        f"{display_name(found.names[k])} {found.pooled[k]:.2f}" for k in order if found.pooled[k] > 0.005
+    )
+    told = f"Weights over all sites: {listed}. {READ_BLEND}"
+    return section("blend", "What the blend is made of", figure(_drawn(study, found)), note(told))
+
+
+def blend_figures(study: Study) -> dict[str, str]:
+    """The picture by name; none without a blend."""
+    found = _first(study)
+    return {} if found is None else {"blend": _drawn(study, found)}
+
+
+def _first(study: Study) -> Weights | None:
+    """The weights of the first seed that kept them."""
+    members = study.members(BLEND) if BLEND in study.methods else []
+    return next((found for run in members if run.summary and (found := weights_of(run)) is not None), None)
+
+
+def _drawn(study: Study, of: Weights) -> str:
+    own = looks(of.names) | {name: study.looks[name] for name in of.names if name in study.looks}
+    used = [k for k, name in enumerate(of.names) if max(of.pooled[k], of.own[:, k].max(initial=0)) > 0]
+    entries, top = _legend([(of.names[k], own[of.names[k]]) for k in used], of.names)
+    chosen = np.unique(np.linspace(0, len(of.sites) - 1, min(MOST_BARS, len(of.sites))).round().astype(int))
+    rows = [("all sites", of.pooled), *((of.sites[i], of.own[i]) for i in chosen)]
+    parts, y = [entries], top + 8
+    for number, (name, weights) in enumerate(rows):
+        parts.append(_bar(name, weights, y, of.names, own))
+        y += ROW + (8 if number == 0 else 0)
+    told = "; ".join(f"{name}: " + ", ".join(f"{of.names[k]} {w[k]:.2f}" for k in used if w[k] > 0) for name, w in rows)
+    return svg.drawing("Weights of the blend at each site", told, *parts, height=y + 6)
+
+
+def _bar(name: str, weights: NDArray[np.float64], y: float, names: Sequence[str], own: dict[str, Look]) -> str:
+    """A row: the site's name, and its weights one behind the other."""
+    shown = name if len(name) <= 13 else f"{name[:12]}…"
+    parts = [svg.words(LEFT - 6, y + 11, shown, text_anchor="end")]
+    wide, x = svg.WIDTH - LEFT - 8, LEFT
+    for candidate, weight in zip(names, weights, strict=True):
+        if weight > 0:
+            length, pale = wide * float(weight), names.index(candidate) >= len(COLOURS)
+            drawn = svg.bar(x, y, length, ROW - 4, own[candidate].colour, f"{name}: {candidate} {weight:.2f}")
+            parts.append(svg.tag("g", drawn, opacity=PALE) if pale else drawn)
+            x += length
+    return "".join(parts)
+
+
+def _legend(entries: Sequence[tuple[str, Look]], names: Sequence[str]) -> tuple[str, float]:
+    """Names with a square of their colour, in as many rows as they need, and how far down these reach."""
+    parts, x, y = [], 4.0, TOP
+    for name, look in entries:
+        text = display_name(name)
+        wide = 22 + svg.width_of(text)
+        if x + wide > svg.WIDTH and x > 4:
+            x, y = 4.0, y + 19
+        square = svg.bar(x, y - 10, 12, 12, look.colour)
+        pale = names.index(name) >= len(COLOURS)
+        parts += [svg.tag("g", square, opacity=PALE) if pale else square, svg.words(x + 17, y, text)]
+        x += wide + 10
+    return "".join(parts), y + 6
