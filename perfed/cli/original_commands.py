@@ -86,7 +86,7 @@ def get_command(
         from perfed.data.originals.making import unused
 
         for path in unused(own, [SOURCES[name] for name in wanted]):
-            known = [o.name for name in wanted for o in SOURCES[name].originals]
+            known = [part for name in wanted for o in SOURCES[name].originals for part in (o.name, *o.members)]
             raise PerfedError(f"--from {path}: none of the originals: {', '.join(known[:6]) or 'there are none'}")
     with alone_on_stdout(as_json):
         made = {name: _got(name, own, mirror, again, data_dir) for name in wanted}

@@ -98,6 +98,8 @@ def _fetched(original: Original, folder: Path, mirror: str, say: Say) -> Path:
             retry_if_failed=TRIES - 1,
         )  # fmt: skip
         there = (folder / original.name).is_file()
+        if not there:
+            say(f"{original.name}: from {url}")
         try:
             path = Path(keeper.fetch(original.name, downloader=pooch.HTTPDownloader(timeout=_SECONDS)))
         except (ValueError, OSError) as error:

@@ -22,8 +22,12 @@ def wiki_crossmodal(files: Files) -> dict[str, NDArray[Any]]:
     for training; labels are one-hot or 1 to 10.
     """
     from scipy.io import loadmat  # type: ignore[import-untyped]
+    from scipy.io.matlab import MatReadError  # type: ignore[import-untyped]
 
-    arrays = list(_numeric(loadmat(io.BytesIO(files.archive("wiki.mat").read_bytes()))))
+    try:
+        arrays = list(_numeric(loadmat(io.BytesIO(files.archive("wiki.mat").read_bytes()))))
+    except MatReadError as error:
+        raise ValueError(error) from None
     image, text = (_rows(arrays, width) for width in (_IMAGE, _TEXT))
     samples = len(image)
     if len(text) != samples:

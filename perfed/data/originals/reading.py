@@ -42,12 +42,12 @@ class Files:
         return next((path for path in self.paths if path.name == name), None)
 
     def read(self, name: str) -> bytes:
-        """The content of ``name``, unpacked.
+        """The content of ``name``, or of the only file that is given, unpacked.
 
         Raises:
             PerfedError: there is no such file.
         """
-        place = self._place(name)
+        place = self._place(name) or ((self.paths[0], None) if len(self.paths) == 1 else None)
         if place is None:
             raise PerfedError(f"'{name}' is not among the originals")
         path, member = place

@@ -105,8 +105,8 @@ SOURCES: dict[str, Source] = {
         "MIT",
         _idx(
             (
-                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
                 f"{_GITHUB}/zalandoresearch/fashion-mnist/master/data/fashion",
+                "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
             ),
             "8d4fb7e6c68d591d4c3dfef9ec88bf0d 25c81989df183df01b3e8a0aad5dffbe "
             "bef4ecab320f06d8554ea6380940ec79 bb300cfdad3c16e7a12a480ee83cd310",
@@ -176,16 +176,11 @@ SOURCES: dict[str, Source] = {
         "CC BY 4.0 (Becker, Kohavi)",
         (
             Original(
-                "adult.data",
-                (f"{_UCI}/ml/machine-learning-databases/adult/adult.data",),
-                "sha256:5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",
-                3974305,
-            ),
-            Original(
-                "adult.test",
-                (f"{_UCI}/ml/machine-learning-databases/adult/adult.test",),
-                "sha256:a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",
-                2003153,
+                "adult.zip",
+                (f"{_UCI}/static/public/2/adult.zip",),
+                "sha256:7537312dd56c2b98035880805ce99e68183a30ee468aa5329d6df0fbb3cc21bb",
+                620237,
+                ("adult.data", "adult.test"),
             ),
         ),
         "tables.adult",
