@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from perfed.cli.index import LISTS, index
+from perfed.data.originals.sources import SOURCES
 from perfed.plugins import BLEND
 
 _MARKS = ("config.toml", "comparisons.toml", "comparison.toml", "search.toml", "campaign.toml", "leaderboard.toml")
@@ -56,6 +57,12 @@ def shown(incomplete: str) -> list[str]:
 def lists(incomplete: str) -> list[str]:
     """Return what ``perfed list`` knows."""
     return [name for name in LISTS if name.startswith(incomplete)]
+
+
+def sources(incomplete: str) -> list[str]:
+    """Return what ``perfed data get`` knows: files by their names, data sets and experiments that need some."""
+    needing = (item["name"] for what in ("datasets", "experiments") for item in index()[what] if item["files"])
+    return [name for name in dict.fromkeys((*SOURCES, *needing)) if name.startswith(incomplete)]
 
 
 def engines(incomplete: str) -> list[str]:

@@ -17,7 +17,7 @@ from perfed.system import TERMINATED, by_sigterm, sigterm_as_exit
 
 # They add their commands, in the order of the help.
 # isort: off
-from perfed.cli import data_commands, train_commands, result_commands  # noqa: F401
+from perfed.cli import data_commands, original_commands, train_commands, result_commands  # noqa: F401
 from perfed.cli import list_commands, deploy_commands, site_commands  # noqa: F401
 
 

@@ -222,7 +222,7 @@ def _experiment(item: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _files(item: Mapping[str, Any]) -> str:
-    return f"{', '.join(item['files'])} (docs/data.md says from where)" if item["files"] else ""
+    return f"{', '.join(item['files'])} (perfed data get {item['name']})" if item["files"] else ""
 
 
 def _stage(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Finding and reading the files of data sets; perfed ships loaders, not data."""
+"""Finding and reading the files of data sets; of most perfed ships the loader alone."""
 
 from __future__ import annotations
 
@@ -13,54 +13,44 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from perfed.data.originals.sources import how_to_get
 from perfed.errors import PerfedError
 
-HOW_TO_GET = {
-    "mnist.npz": "Keras publishes MNIST under this name and in this layout.",
-    "usps.npz": "Convert the USPS digits (LIBSVM's page and OpenML have them) to the layout in docs/data.md.",
-    "femnist_digits.npz": "Prepare FEMNIST with LEAF and convert its digits to the layout in docs/data.md.",
-    "fashion_mnist.npz": "Convert Fashion-MNIST (published in MNIST's format) to the layout in docs/data.md.",
-    "femnist62.npz": "Prepare FEMNIST with LEAF and convert it to the layout in docs/data.md.",
-    "cifar10_jpeg.npz": (
-        "Convert CIFAR-10 to the layout in docs/data.md, or use the data set 'huggingface' with "
-        "path = 'uoft-cs/cifar10'."
-    ),
-    "mnist_m_remade.npz": "Blend MNIST's digits with photos (docs/data.md) and save them in the layout given there.",
-    "font_digits.npz": "Convert the digits of Chars74K's EnglishFnt to the layout in docs/data.md.",
-    "street_digits.npz": "Convert the digits of Chars74K's EnglishImg to the layout in docs/data.md.",
-    "airline_tweets.npz": 'Convert "Twitter US Airline Sentiment" (Kaggle) to the layout in docs/data.md.',
-    "adult.npz": "Convert UCI's Adult (adult.data and adult.test) to the layout in docs/data.md.",
-    "bci_flic_common.npz": (
-        "Convert bci_users40_5c_common.npz of the FLIC authors' repository (arakotom/flic) to the layout in "
-        "docs/data.md."
-    ),
-    "heart_disease.npz": "Convert UCI's Heart Disease (four processed.*.data) to the layout in docs/data.md.",
-    "tcga_brca.npz": "Convert FLamby's tables of Fed-TCGA-BRCA (owkin/FLamby) to the layout in docs/data.md.",
-    "wiki_crossmodal.npz": "Convert the features of the Wikipedia articles (wiki.mat) to the layout in docs/data.md.",
-    "parkinsons.npz": "Convert UCI's Parkinsons Telemonitoring to the layout in docs/data.md.",
-}
+SHIPPED = Path(__file__).with_name("shipped")
+"""Folder of the small files that come with perfed, under their own terms (its NOTICE.md)."""
+
+
+def own_folder() -> Path:
+    """Return the folder where perfed keeps files for this user."""
+    return Path.home() / ".cache" / "perfed"
+
+
+def data_folders(data_dir: Path | None = None) -> list[Path]:
+    """Return where files are looked for, in this order: ``data_dir``, ``$PERFED_DATA``, ``~/.cache/perfed``.
+
+    What comes with perfed is looked for behind them.
+    """
+    from_environment = os.environ.get("PERFED_DATA")
+    folders = [] if data_dir is None else [data_dir]
+    return [*folders, *([Path(from_environment)] if from_environment else []), own_folder()]
 
 
 def find_file(name: str, data_dir: Path | None = None) -> Path:
-    """The first of ``data_dir``, ``$PERFED_DATA`` and ``~/.cache/perfed`` that holds the file ``name``.
+    """The first of :func:`data_folders`, and of what comes with perfed, that holds the file ``name``.
 
     Raises:
         PerfedError: no folder holds it; names the folders and says how to get the file.
     """
-    from_environment = os.environ.get("PERFED_DATA")
-    folders = [] if data_dir is None else [data_dir]
-    folders += [Path(from_environment)] if from_environment else []
-    folders.append(Path.home() / ".cache" / "perfed")
-    for folder in folders:
+    folders = data_folders(data_dir)
+    for folder in (*folders, SHIPPED):
         if (folder / name).is_file():
             if data_dir is not None and not data_dir.is_dir():  # a slip that another folder would hide
                 raise PerfedError(f"--data-dir {data_dir}: no such folder")
             return folder / name
     searched = ", ".join(str(folder) for folder in folders)
-    how = HOW_TO_GET.get(name, "See docs/data.md for the layout.")
     raise PerfedError(
-        f"file '{name}' was not found in {searched}. {how} Put it there or name its folder with "
-        "--data-dir or PERFED_DATA."
+        f"file '{name}' was not found in {searched}. Name its folder with --data-dir or PERFED_DATA, or get it: "
+        f"{how_to_get(name)}"
     )
 
 

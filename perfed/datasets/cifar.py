@@ -18,6 +18,7 @@ from perfed.data.files import find_file, load_npz, optional_package, require
 from perfed.errors import PerfedError
 
 FILE = "cifar10_jpeg.npz"
+ORIGINAL = "cifar10_original.npz"
 SHAPE = (3, 32, 32)
 
 
@@ -45,6 +46,24 @@ def cifar10_images(data_dir: Path | None) -> dict[str, NDArray[Any]]:
         pixels = _decode(data_dir, lengths)
         _write_cache(cache, pixels)
     return data | pixels
+
+
+def original_images(data_dir: Path | None) -> dict[str, NDArray[Any]]:
+    """As :func:`cifar10_images`, of the images as they were published.
+
+    Raises:
+        PerfedError: the file is missing or broken.
+    """
+    data = load_npz(ORIGINAL, data_dir, ["x_train", "y_train", "x_test", "y_test", "class_names"])
+    require(ORIGINAL, len(data["class_names"]) == 10, "'class_names' must hold 10 names")
+    for split in ("train", "test"):
+        x, y = data[f"x_{split}"], data[f"y_{split}"]
+        good = x.dtype == np.uint8 and x.shape == (len(y), *SHAPE)
+        require(ORIGINAL, good, f"'x_{split}' is {x.dtype} {x.shape}, not uint8 (samples, 3, 32, 32)")
+        good = y.ndim == 1 and np.issubdtype(y.dtype, np.integer) and len(y) > 0 and 0 <= y.min() <= y.max() <= 9
+        require(ORIGINAL, good, f"'y_{split}' must hold labels in 0..9")
+        data[f"y_{split}"] = y.astype(np.int64)
+    return data
 
 
 def _decode(data_dir: Path | None, lengths: dict[str, int]) -> dict[str, NDArray[np.uint8]]:

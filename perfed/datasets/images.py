@@ -15,7 +15,7 @@ from perfed.data.files import load_images, load_npz, require
 from perfed.data.partition import pfllib
 from perfed.data.partition.shards import Indices
 from perfed.datasets.catalogue import client_ids, dataset
-from perfed.datasets.cifar import cifar10_images
+from perfed.datasets.cifar import cifar10_images, original_images
 from perfed.datasets.pool import Pool
 from perfed.datasets.pooled import pooled
 
@@ -66,10 +66,13 @@ def fashion_mnist(seed: int, data_dir: Path | None) -> Pool:
 
 
 @pooled("cifar10", files=("cifar10_jpeg.npz",))
-def cifar10(seed: int, data_dir: Path | None, *, augment: bool = False) -> Pool:
+def cifar10(
+    seed: int, data_dir: Path | None, *, augment: bool = False, images: Literal["jpeg", "original"] = "jpeg"
+) -> Pool:
     """CIFAR-10 photos (32x32 in colour, 50,000 and 10,000), given to clients by a partition.
 
-    The images come from JPEG files (lossy) that are decoded once and kept in ``~/.cache/perfed``. Inputs are
+    The images come from JPEG files (lossy) that are decoded once and kept in ``~/.cache/perfed``, those of
+    ``images = "original"`` from ``cifar10_original.npz``, as they were published. Inputs are
     ``(3, 32, 32)``, pixels in [0, 1] normalised per channel: mean 0.4914, 0.4822, 0.4465, standard deviation 0.2023,
     0.1994, 0.2010. ``augment``: training images are cropped at random after 4 black pixels were added on every side,
     and flipped with probability 1/2. Further options are those of
@@ -77,7 +80,7 @@ def cifar10(seed: int, data_dir: Path | None, *, augment: bool = False) -> Pool:
 
     Source: Krizhevsky 2009.
     """
-    data = cifar10_images(data_dir)
+    data = cifar10_images(data_dir) if images == "jpeg" else original_images(data_dir)
     return Pool(
         data["x_train"],
         data["y_train"],

@@ -51,6 +51,10 @@ def imported(*arguments: object, code: int = 0) -> list[str]:
         *(("list", what) for what in ("methods", "datasets", "experiments", "extensions")),
         ("list", "methods", "--json"),
         ("show", "heart-disease"),
+        ("data", "--help"),
+        ("data", "list"),
+        ("data", "where"),
+        ("data", "get", "heart-disease"),
     ],
     ids=" ".join,
 )

@@ -209,7 +209,8 @@ def test_a_missing_data_file(here, monkeypatch, command):
     name, *options = command
     result = perfed(name, "flic-bci-common", *options, "--data-dir", "folder", "--out", "out")
     folders = ("folder", str(here / "environment"), str(here / "home" / ".cache" / "perfed"))
-    refused(result, "'bci_flic_common.npz' was not found", *folders, "arakotom/flic", "--data-dir or PERFED_DATA")
+    refused(result, "'bci_flic_common.npz' was not found", *folders, "--data-dir or PERFED_DATA")
+    assert result.err.endswith("perfed data get bci-common\n")
     assert list(here.iterdir()) == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-<<<<<<< HEAD
+from perfed.report.page.blend import blend_figures, blend_section
 from perfed.report.page.curves import (
     calibration_figures,
     calibration_section,
@@ -15,13 +15,6 @@ from perfed.report.page.curves import (
     epochs_section,
 )
 from perfed.report.page.federation import domain_figures, domains_section, federation_figures, federation_section
-=======
-from perfed.report.page.blend import blend_figures, blend_section
-from perfed.report.page.calibration import calibration_figures, calibration_section
-from perfed.report.page.curves import curve_figures, curves_section, epoch_figures, epochs_section
-from perfed.report.page.domains import domain_figures, domains_section
-from perfed.report.page.federation import federation_figures, federation_section
->>>>>>> blend
 from perfed.report.page.gains import gain_figures, gains_section
 from perfed.report.page.html import note
 from perfed.report.page.leaderboard import leaderboard_section
