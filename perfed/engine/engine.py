@@ -19,9 +19,11 @@ from perfed.engine.columns import filled
 from perfed.engine.evaluate import Metrics, Outputs
 from perfed.engine.executor import Background, ChunkResult, ChunkTask, Exchange, LocalExecutor, layouts_of
 from perfed.engine.metrics import Scoring
+from perfed.engine.secure_aggregation import ALWAYS, mean_loss, only_sums, with_loss
 from perfed.engine.setup import Setup
 from perfed.engine.states import States
 from perfed.errors import ClientsDiverged, PerfedError
+from perfed.maths.sums import CountedSums, SingleReplies
 from perfed.method.exchange import Each, Fold, Replies
 from perfed.participation.invitation import Invitation
 from perfed.training.cohort import Cohort
@@ -106,6 +108,8 @@ class Engine(ABC):
         Returns:
             Replies in sorted id order, and each client's metrics if ``exchange.measure`` asks for them.
         """
+        if reduce and self.setup.secure is not None:
+            raise SingleReplies(f"{', '.join(map(repr, reduce))} of one client after the other")
         inbox, self.courses = ReplyCollector(ids, reduce or {}), {}
         losses: dict[str, Tensor] = {}
         metrics: Metrics = {}
@@ -121,7 +125,22 @@ class Engine(ABC):
                 outputs += done.outputs
         order = sorted(losses)
         found = torch.stack([losses[i] for i in order]) if order else torch.zeros(0)
+        if self.setup.secure is not None and order:
+            return self._summed(exchange, order, inbox.content(), found), metrics
         return Replies(order, self._by_holders(order, inbox.content()), found), metrics
+
+    def _summed(self, exchange: Exchange, ids: Sequence[str], content: dict[str, Any], losses: Tensor) -> Replies:
+        """Replies of which only sums are known, and the mean loss in the place of each."""
+        if self.clients[ids[0]].held is not None:
+            raise SingleReplies("single replies for columns that clients share by name (data.columns = 'named')")
+        counted = self._counted(exchange, content, losses)
+        loss = mean_loss(*(counted.total(term) for term in ALWAYS))
+        return Replies(ids, only_sums(content, counted), loss.expand(len(ids)))
+
+    def _counted(self, exchange: Exchange, content: Mapping[str, Any], losses: Tensor) -> CountedSums:
+        """What sums up the replies of an exchange."""
+        assert self.setup.secure is not None
+        return CountedSums(with_loss(content, losses), self.setup.secure.numbers(len(self.clients)))
 
     def _by_holders(self, ids: Sequence[str], content: dict[str, Any]) -> dict[str, Any]:
         """Replies, of columns that clients share by name, in the words of those who hold them."""

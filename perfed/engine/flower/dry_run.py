@@ -8,23 +8,26 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.engine.clients import FIRST_EXCHANGE
 from perfed.engine.engine import InProcessEngine
-from perfed.engine.executor import ChunkResult, ChunkTask
+from perfed.engine.executor import ChunkResult, ChunkTask, Exchange
 from perfed.engine.flower.allowed import Allowed, Answered, Asked, Form, with_form
 from perfed.engine.flower.wire import LOSS
 from perfed.engine.metrics import Scoring, chosen
+from perfed.engine.secure_aggregation import ALWAYS
 from perfed.engine.server import Server
 from perfed.engine.setup import Setup
+from perfed.maths.sums import CountedSums, Term
 from perfed.method.declared import FederationInfo
 from perfed.participation.invitation import Invitation
 from perfed.participation.settings import Participation
 from perfed.training.plan import Plan
 
-_ROWS, _MOST_SITES, _ALL_ROUNDS = 16, 64, 50
+_ROWS, _MOST_SITES, _ALL_ROUNDS, _FEW = 16, 64, 50, 3
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class _Notes:
 
     payloads: dict[Asked, tuple[Form, ...]] = field(default_factory=dict)
     replies: dict[Asked, tuple[Form, ...]] = field(default_factory=dict)
+    terms: dict[Asked, dict[Term, None]] = field(default_factory=dict)
     done: dict[Any, ChunkResult] = field(default_factory=dict)
 
 
@@ -81,6 +85,12 @@ class _Noting(InProcessEngine):
                     noted.replies[asked] = with_form(noted.replies.get(asked, ()), Form.of(reply, finite=False))
             yield noted.done[known]
 
+    def _counted(self, exchange: Exchange, content: Mapping[str, Any], losses: Tensor) -> CountedSums:
+        """The sums, which are noted once they are asked for."""
+        counted = super()._counted(exchange, content, losses)
+        counted.asked = self._noted.terms.setdefault(Asked.of(exchange), {})
+        return counted
+
 
 def allowed_by(client: Client, info: FederationInfo, setup: Setup, protocol: Protocol) -> Allowed:
     """What the site with ``client`` answers in a run of its study.
@@ -98,6 +108,8 @@ def allowed_by(client: Client, info: FederationInfo, setup: Setup, protocol: Pro
         PerfedError: the method refuses such a federation, or its training diverges.
     """
     notes, federation = _Notes(), _made_up(client, info, protocol)
+    if setup.secure is not None:
+        setup.secure.check(protocol.participation, protocol.sites)
     splits = [protocol.split, *(["validation"] if protocol.validated else [])]
     splits += [] if client.split("test") is not None else ["train"]
     numbers = _rounds(setup, protocol.rounds)
@@ -115,7 +127,23 @@ def allowed_by(client: Client, info: FederationInfo, setup: Setup, protocol: Pro
         protocol.held,
         _measured(notes, protocol.held),
         dict(_answered(notes, protocol.split)),
+        protocol.participation.count(protocol.sites),
     )
+
+
+def check_sums(client: Client, info: FederationInfo, setup: Setup) -> None:
+    """Refuse a method whose server needs more than sums, before anything runs: it is tried for a round on made-up rows.
+
+    Args:
+        client, info, setup: as in :func:`allowed_by`.
+
+    Raises:
+        PerfedError: the method needs replies of single clients, or refuses such a federation.
+    """
+    federation = _made_up(client, info, Protocol(1, min(len(info.ids), _FEW), info.num_domains))
+    server = Server(federation, setup, Plan("stacked"), Participation(), 1)
+    server.prepare()
+    server.round(1)
 
 
 def _rehearse(server: Server, rounds: Sequence[int], splits: Sequence[str]) -> None:
@@ -132,7 +160,8 @@ def _rehearse(server: Server, rounds: Sequence[int], splits: Sequence[str]) -> N
 def _answered(notes: _Notes, split: str) -> Iterator[tuple[Asked, Answered]]:
     """What was noted; a round's own exchanges may end with a score of the model that they leave."""
     for asked, payloads in notes.payloads.items():
-        answered = Answered(payloads, notes.replies[asked])
+        terms = [term for term in notes.terms.get(asked, {}) if term not in ALWAYS]
+        answered = Answered(payloads, notes.replies[asked], (*ALWAYS, *sorted(terms)) if terms else ())
         yield asked, answered
         if not asked.preparation and 0 <= asked.index < FIRST_EXCHANGE["finish"]:
             yield replace(asked, measure=split), answered

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from perfed.engine.flower.server import RealTimeServer
 from perfed.engine.flower.site import Site
 from perfed.engine.flower.store import SiteStore
 from perfed.engine.flower.transport import Answer
+from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.method.method import Method
@@ -42,6 +43,7 @@ class Direct:
 
     def __init__(self, sites: Mapping[str, Site]) -> None:
         self.at = dict(sites)
+        self.note: Callable[[str], None] = print
         self.silent: set[str] = set()
         self.first: list[str] = []
         self.sent: list[tuple[str, bytes]] = []
@@ -84,12 +86,14 @@ class Sites:
         rounds: int = 10,
         model: Model | None = None,
         validated: bool = False,
+        secure: SecureAggregation | None = None,
     ) -> None:
         model = model or network_for(method, federation.num_classes or 1)
-        setups = [Setup(method, model, seed, dtype) for _ in range(len(federation) + 1)]
+        setups = [Setup(method, model, seed, dtype, secure=secure) for _ in range(len(federation) + 1)]
         who = participation or Participation()
         protocol = Protocol(rounds, len(federation), federation.num_domains, who, validated=validated)
         self.stores = {c.id: SiteStore(path / c.id, RUN) for c in federation}
+        answered = [allowed_by(c, s.info(federation), s, protocol) for c, s in zip(federation, setups, strict=False)]
         self.transport = Direct(
             {
                 client.id: Site(
@@ -100,13 +104,16 @@ class Sites:
                     scale=federation.target_scale,
                     store=self.stores[client.id],
                     run=RUN,
-                    allowed=allowed_by(client, setup.info(federation), setup, protocol),
+                    allowed=allowed,
                 )
-                for client, setup in zip(federation, setups, strict=False)
+                for client, setup, allowed in zip(federation, setups, answered, strict=False)
             }
         )
         self.journal = Journal(path / "journal")
-        engine = partial(FlowerEngine, transport=self.transport, journal=self.journal, run=RUN, limits=limits)
+        known = answered[0] if secure is not None else None
+        engine = partial(
+            FlowerEngine, transport=self.transport, journal=self.journal, run=RUN, limits=limits, allowed=known
+        )
         self.server = RealTimeServer(
             facts_of(federation), setups[-1], Plan("sequential", threads=1), who, rounds, engine=engine
         )
