@@ -131,8 +131,6 @@ class Engine(ABC):
 
     def _summed(self, exchange: Exchange, ids: Sequence[str], content: dict[str, Any], losses: Tensor) -> Replies:
         """Replies of which only sums are known, and the mean loss in the place of each."""
-        if self.clients[ids[0]].held is not None:
-            raise SingleReplies("single replies for columns that clients share by name (data.columns = 'named')")
         counted = self._counted(exchange, content, losses)
         loss = mean_loss(*(counted.total(term) for term in ALWAYS))
         return Replies(ids, only_sums(content, counted), loss.expand(len(ids)))

@@ -55,12 +55,20 @@ class SecureAggregation(BaseModel):
         """How values are rounded where at most ``clients`` are summed."""
         return FixedPoint(self.bits, clients)
 
-    def check(self, participation: Participation, clients: int) -> None:
+    def check(self, participation: Participation, clients: int, by_name: bool) -> None:
         """Refuse what cannot be summed.
 
+        Args:
+            participation: of the run.
+            clients: how many there are.
+            by_name: whether clients share columns by name, so that each has replies of its own columns.
+
         Raises:
-            PerfedError: a policy that chooses among replies, or a round with too few clients.
+            PerfedError: a policy that chooses among replies, replies of each client's own columns, or a round with too
+                few clients.
         """
+        if by_name:
+            raise SingleReplies("single replies for columns that clients share by name (data.columns = 'named')")
         if participation.policy != "uniform":
             raise PerfedError(
                 f"participation.policy = '{participation.policy}' chooses among the replies that have come, and "

@@ -13,7 +13,9 @@ import torch
 from perfed.data.federation import Federation
 from perfed.engine.clients import RoundRecord
 from perfed.engine.evaluate import Metrics
+from perfed.engine.flower.dry_run import check_sums
 from perfed.engine.ray.engine import RayEngine
+from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.engine.server import Server
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
@@ -56,6 +58,7 @@ class Run(OwnModels):
             :class:`~perfed.experiment.config.Experiment`.
         directory: where results and checkpoints go (``None``: kept in memory), these ``checkpoint_seconds`` apart.
         server: makes the run's server, in place of one whose clients are here, in this process or on Ray's workers.
+        secure: how replies are summed where the server sees their sums alone; ``None``: it sees the replies.
         callbacks: that ride along, in their order, behind those that evaluation and snapshots ask for.
 
     Attributes:
@@ -91,6 +94,7 @@ class Run(OwnModels):
         directory: RunDirectory | None = None,
         checkpoint_seconds: float = 30.0,
         server: Callable[..., Server] | None = None,
+        secure: SecureAggregation | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         if rounds < 1:
@@ -105,7 +109,10 @@ class Run(OwnModels):
         self.federation, split, said = scored_split(method, federation, self.evaluation.split, self.name, seed)
         watched = federation.ids[: self.snapshots.clients] if self.snapshots.losses else ()
         model = by_columns(model, federation.named_inputs)
-        setup = Setup(method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"), watched)
+        setup = Setup(method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"), watched, secure)
+        if secure is not None:
+            secure.check(participation or Participation(), len(federation), federation.clients[0].held is not None)
+            check_sums(self.federation, setup)
         server = server or (partial(Server, engine=RayEngine) if self.plan.engine == "ray" else Server)
         self.server = server(self.federation, setup, self.plan, participation or Participation(), rounds, clock=clock)
         self._evaluator = Evaluator(self.evaluation, self.server, self.federation, split, rounds)

@@ -14,8 +14,8 @@ from perfed.codec import decode, encode
 from perfed.data.federation import Federation
 from perfed.engine.engine import Engine, InProcessEngine
 from perfed.engine.executor import ChunkResult, ChunkTask, LocalExecutor
-from perfed.engine.server import Server
 from perfed.engine.secure_aggregation import SecureAggregation
+from perfed.engine.server import Server
 from perfed.engine.setup import Setup
 from perfed.errors import PerfedError
 from perfed.method.extension import Extension

@@ -109,7 +109,7 @@ def allowed_by(client: Client, info: FederationInfo, setup: Setup, protocol: Pro
     """
     notes, federation = _Notes(), _made_up(client, info, protocol)
     if setup.secure is not None:
-        setup.secure.check(protocol.participation, protocol.sites)
+        setup.secure.check(protocol.participation, protocol.sites, client.held is not None)
     splits = [protocol.split, *(["validation"] if protocol.validated else [])]
     splits += [] if client.split("test") is not None else ["train"]
     numbers = _rounds(setup, protocol.rounds)
@@ -131,17 +131,24 @@ def allowed_by(client: Client, info: FederationInfo, setup: Setup, protocol: Pro
     )
 
 
-def check_sums(client: Client, info: FederationInfo, setup: Setup) -> None:
+def check_sums(federation: Federation, setup: Setup) -> None:
     """Refuse a method whose server needs more than sums, before anything runs: it is tried for a round on made-up rows.
 
+    Where inputs are words, for which no rows can be made up, the first round refuses it.
+
     Args:
-        client, info, setup: as in :func:`allowed_by`.
+        federation: of which the shapes of inputs and targets of the first client count.
+        setup: method, model, seed.
 
     Raises:
-        PerfedError: the method needs replies of single clients, or refuses such a federation.
+        SingleReplies: the method needs replies of single clients.
     """
-    federation = _made_up(client, info, Protocol(1, min(len(info.ids), _FEW), info.num_domains))
-    server = Server(federation, setup, Plan("stacked"), Participation(), 1)
+    if federation.words is not None:
+        return
+    client = federation.clients[0]
+    protocol = Protocol(1, min(len(federation), _FEW), federation.num_domains)
+    made = _made_up(client, setup.info(federation), protocol)
+    server = Server(made, setup, Plan("stacked"), Participation(), 1)
     server.prepare()
     server.round(1)
 

@@ -154,7 +154,7 @@ class FlowerEngine(Engine):
             self._journal.write(sequence, answers)
         self.lost, self.arrived = _lost(answers), {}
         try:
-            vector = secure.opened(answers)
+            vector = secure.opened(answers, len(asked))
         except Void as void:
             if needs_all:
                 raise PerfedError(f"{where}: {void}; {_WAY}") from None

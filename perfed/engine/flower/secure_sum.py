@@ -18,7 +18,7 @@ from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.sum_form import Void
 from perfed.engine.flower.transport import Answer, Transport
 from perfed.engine.flower.wire import MASKED, SUM, wrong_metrics
-from perfed.errors import PerfedError
+from perfed.errors import PerfedError, some
 
 OPENING = 5000
 """What is added to the number of an exchange for the journal's file of the shares that have opened its sum."""
@@ -71,16 +71,17 @@ class SecureSum:
         named = {"attempt": attempt, "numbers": {site: numbers[site] for site in sealed}, "keys": keys}
         return [*failed, *answers, Answer(_MEMBERS, pack(named, {}), "", 0.0)]
 
-    def opened(self, answers: Sequence[Answer]) -> Tensor:
-        """The sum of the masked replies in ``answers``, int64.
+    def opened(self, answers: Sequence[Answer], asked: int) -> Tensor:
+        """The sum of the masked replies in ``answers`` of ``asked`` sites, int64.
 
         Raises:
             Void: too few replies, or too few of the sites that have replied help to open the sum.
         """
         bodies = {a.site: a.body for a in answers if a.body is not None and a.site != _MEMBERS}
         if len(bodies) < self._needed:
-            asked = sum(a.site != _MEMBERS for a in answers)
-            raise Void(f"{len(bodies)} of {asked} sites replied, and a sum needs {self._needed}")
+            gone = [answer.error for answer in answers if answer.body is None]
+            left = f"{asked - len(gone)} of {asked} sites are left, and a sum needs {self._needed}"
+            raise Void(f"{left}: {some(gone, 3)}")
         named = unpack(next(a.body for a in answers if a.site == _MEMBERS and a.body is not None))[0]
         numbers: dict[str, int] = named["numbers"]
         shares = self._shares(named["attempt"], {site: numbers[site] for site in bodies})

@@ -14,7 +14,6 @@ from perfed.engine.secure_aggregation import ALWAYS
 from perfed.errors import PerfedError
 from perfed.maths.sums import FixedPoint, Term
 
-
 NOTHING: Spec = {
     name: entry._replace(finite=False)
     for name, entry in like({"reply": {}, LOSS: torch.zeros((), dtype=torch.float64)}).items()
