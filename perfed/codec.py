@@ -16,7 +16,8 @@ from torch import Tensor
 from perfed.errors import PerfedError
 from perfed.tree import Tree
 
-_EMPTY = "//empty"
+EMPTY = "//empty"
+"""What the name of an empty dictionary ends with once it is flattened, behind one more "/"."""
 _RESERVED = "__metadata__"  # of the safetensors header
 _DEEPEST = 64
 
@@ -37,7 +38,7 @@ def flatten(tree: Tree) -> dict[str, Tensor]:
         elif not isinstance(value, Mapping):
             raise PerfedError(f"'{name}' is a {type(value).__name__}; only tensors and dictionaries of them are sent")
         else:
-            inner = flatten(value) if value else {_EMPTY: torch.zeros(0)}
+            inner = flatten(value) if value else {EMPTY: torch.zeros(0)}
             flat.update({f"{name}/{path}": tensor for path, tensor in inner.items()})
             if any(path.count("/") > _DEEPEST for path in inner):
                 raise PerfedError(f"'{name}' holds more than {_DEEPEST} dictionaries inside each other")
@@ -48,8 +49,8 @@ def unflatten(flat: dict[str, Tensor]) -> dict[str, Any]:
     """The inverse of :func:`flatten`."""
     tree: dict[str, Any] = {}
     for path, tensor in sorted(flat.items()):
-        marker = path.endswith(_EMPTY)
-        parts = path[: -len(_EMPTY) - 1].split("/") if marker else path.split("/")
+        marker = path.endswith(EMPTY)
+        parts = path[: -len(EMPTY) - 1].split("/") if marker else path.split("/")
         node = tree
         for part in parts[:-1]:
             node = node.setdefault(part, {})

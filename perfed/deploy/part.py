@@ -191,7 +191,10 @@ class Part:
     def initialiser(self) -> Initialiser:
         """Method, model and seed of the study."""
         experiment, model = self.experiment, self.experiment.model_for(self.federation)
-        return Initialiser(experiment.built_method, model, experiment.seed, experiment.torch_dtype, self.device)
+        secure = experiment.secure_aggregation
+        return Initialiser(
+            experiment.built_method, model, experiment.seed, experiment.torch_dtype, self.device, secure=secure
+        )
 
     @property
     def plan(self) -> Plan:

@@ -21,6 +21,7 @@ from perfed.data.lazy import lazy_clients, refuse_read
 from perfed.data.reading import checked, read_json
 from perfed.deploy.part import table_options
 from perfed.deploy.submit import JOURNAL, LINE, goes_on
+from perfed.deploy.trial import allowed_in
 from perfed.engine.flower.engine import RATIO, FlowerEngine, Limits, RealTimeServer
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import pack, unpack
@@ -128,7 +129,8 @@ def _alone(transport: Transport, settings: Settings, study: str, out: Path) -> N
     journal = Journal(out / JOURNAL)
     norm, ratio = settings.norm or None, settings.ratio or None
     limits = Limits(settings.deadline, norm=norm, ratio=ratio, least=int(settings.at_least))
-    engine = partial(FlowerEngine, transport=transport, journal=journal, run=run, limits=limits)
+    allowed = None if experiment.secure_aggregation is None else allowed_in(study, federation.task)
+    engine = partial(FlowerEngine, transport=transport, journal=journal, run=run, limits=limits, allowed=allowed)
     going = _run(experiment, federation, out, partial(RealTimeServer, engine=engine))
     going.notes += journal.notes
     if going.resumed is not None:

@@ -45,9 +45,8 @@ def allowed_in(study: str, task: Task | None = None) -> Allowed:
     """
     experiment = read(study, "the study")
     federation = _made_up(experiment, task)
-    initialiser = Initialiser(
-        experiment.built_method, experiment.model_for(federation), experiment.seed, experiment.torch_dtype
-    )
+    model, secure = experiment.model_for(federation), experiment.secure_aggregation
+    initialiser = Initialiser(experiment.built_method, model, experiment.seed, experiment.torch_dtype, secure=secure)
     protocol = protocol_of(experiment, federation.num_domains)
     try:
         return allowed_by(federation.clients[0], initialiser.info(federation), initialiser, protocol)

@@ -20,8 +20,10 @@ from perfed.engine.evaluate import Metrics, Outputs
 from perfed.engine.executor import Background, ChunkResult, ChunkTask, Exchange, LocalExecutor, layouts_of
 from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import Scoring
+from perfed.engine.secure_aggregation import ALWAYS, mean_loss, only_sums, with_loss
 from perfed.engine.states import States
 from perfed.errors import ClientsDiverged, PerfedError
+from perfed.maths.sums import CountedSums, SingleReplies
 from perfed.method.exchange import Each, Fold, Replies
 from perfed.participation.invitation import Invitation
 from perfed.training.cohort import Cohort
@@ -104,6 +106,8 @@ class Engine(ABC):
         Returns:
             Replies in sorted id order, and each client's metrics if ``exchange.measure`` asks for them.
         """
+        if reduce and self.initialiser.secure is not None:
+            raise SingleReplies(f"{', '.join(map(repr, reduce))} of one client after the other")
         inbox, self.courses = ReplyCollector(ids, reduce or {}), {}
         losses: dict[str, Tensor] = {}
         metrics: Metrics = {}
@@ -119,7 +123,20 @@ class Engine(ABC):
                 outputs += done.outputs
         order = sorted(losses)
         found = torch.stack([losses[i] for i in order]) if order else torch.zeros(0)
+        if self.initialiser.secure is not None and order:
+            return self._summed(exchange, order, inbox.content(), found), metrics
         return Replies(order, self._by_holders(order, inbox.content()), found), metrics
+
+    def _summed(self, exchange: Exchange, ids: Sequence[str], content: dict[str, Any], losses: Tensor) -> Replies:
+        """Replies of which only sums are known, and the mean loss in the place of each."""
+        counted = self._counted(exchange, content, losses)
+        loss = mean_loss(*(counted.total(term) for term in ALWAYS))
+        return Replies(ids, only_sums(content, counted), loss.expand(len(ids)))
+
+    def _counted(self, exchange: Exchange, content: Mapping[str, Any], losses: Tensor) -> CountedSums:
+        """What sums up the replies of an exchange."""
+        assert self.initialiser.secure is not None
+        return CountedSums(with_loss(content, losses), self.initialiser.secure.numbers(len(self.clients)))
 
     def _by_holders(self, ids: Sequence[str], content: dict[str, Any]) -> dict[str, Any]:
         """Replies, of columns that clients share by name, in the words of those who hold them."""

@@ -19,9 +19,12 @@ from perfed.data.client import Client
 from perfed.data.columns import Columns
 from perfed.data.federation import Federation
 from perfed.data.inputs import check_names
+from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.errors import PerfedError
+from perfed.maths.sums import SingleReplies
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import ServerState
+from perfed.method.extension import Extension
 from perfed.method.method import Method
 from perfed.model.chain import BATCH_NORM, EMBEDDING, Chain, Model, Parameters, Shape, stage_of
 from perfed.model.columns import ColumnLinear
@@ -40,6 +43,10 @@ class Initialiser:
         seed: of the run.
         dtype, device: of parameters and inputs.
         watched: ids of the clients whose loss of each local epoch is wanted.
+        secure: how replies are summed where the server sees their sums alone; ``None``: it sees the replies.
+
+    Raises:
+        PerfedError: with ``secure``, an extension that must see single replies; a set that is declared twice.
     """
 
     def __init__(
@@ -50,6 +57,7 @@ class Initialiser:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         watched: Collection[str] = (),
+        secure: SecureAggregation | None = None,
     ) -> None:
         self.method = method
         self.model = method.adapt(model)
@@ -57,6 +65,9 @@ class Initialiser:
         self.dtype = dtype
         self.device = torch.device(device)
         self.watched = frozenset(watched)
+        self.secure = secure
+        if secure is not None:
+            _check_incoming(method)
         self._chains: dict[Shape, Chain] = {}
         self._places: dict[Shape, dict[str, Placement]] = {}
         self._values: dict[Any, Parameters] = {}
@@ -338,3 +349,14 @@ def stackable_reason(chain: Chain) -> tuple[str, str] | None:
             return reason
         shape = chain.output_shapes[stage]
     return None
+
+
+def _check_incoming(method: Method) -> None:
+    """Refuse extensions that make something of single replies where they arrive.
+
+    Raises:
+        SingleReplies: names the extension.
+    """
+    for extension in method.extensions:
+        if type(extension).incoming is not Extension.incoming:
+            raise SingleReplies(f"single replies for its extension '{extension.name}'")

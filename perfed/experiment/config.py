@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, PositiveInt, PrivateAttr, ValidationError
 
 from perfed.data.federation import Federation
 from perfed.datasets import Data, dataset_id, located
+from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.errors import PerfedError, did_you_mean, first_problem
 from perfed.experiment.build import Stages
 from perfed.method.extension import extension_id
@@ -69,6 +70,11 @@ class Experiment(BaseModel):
     blend: Blend = Field(Blend(), exclude_if=unless(Blend()))
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
     plan: PlanSettings = PlanSettings()
+    secure_aggregation: SecureAggregation | None = Field(
+        None,
+        description="the server gets sums over clients, and no client's reply",
+        exclude_if=lambda given: given is None,
+    )
 
     _built: dict[str, tuple[Method, Stages]] = PrivateAttr(default_factory=dict)
 

@@ -278,6 +278,7 @@ def _build(
         plan=experiment.plan.build(),
         checkpoint_seconds=experiment.checkpoint_seconds,
         server=server,
+        secure=experiment.secure_aggregation,
         callbacks=[*build_callbacks(experiment.callbacks), *callbacks],
     )
 

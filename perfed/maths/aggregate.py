@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from perfed.maths.sums import Hidden
 from perfed.tree import Tree, map_leaves
 
 Average = Annotated[
@@ -43,12 +44,19 @@ def weighted_mean(stacked: Tree, weights: Tensor | None = None) -> dict[str, Any
     """
 
     def mean(_: str, x: Tensor) -> Tensor:
+        if isinstance(x, Hidden):
+            return _rounded(x.mean_by(weights), x)
         given = torch.ones(len(x)) if weights is None else weights
         shares = given.double() / given.double().sum()
         value: Tensor = torch.tensordot(shares.to(x.device), x.double(), 1)
-        return value.to(x.dtype) if torch.is_floating_point(x) else value.round().to(x.dtype)
+        return _rounded(value, x)
 
     return map_leaves(stacked, mean)
+
+
+def _rounded(value: Tensor, like: Tensor) -> Tensor:
+    """``value`` in the dtype of ``like``."""
+    return value.to(like.dtype) if torch.is_floating_point(like) else value.round().to(like.dtype)
 
 
 def masked_mean(x: Tensor, weights: Tensor, fallback: Tensor) -> Tensor:
@@ -65,7 +73,11 @@ def masked_mean(x: Tensor, weights: Tensor, fallback: Tensor) -> Tensor:
         >>> masked_mean(x, held, torch.zeros(2, 1)).tolist()  # nobody holds the second
         [[2.0], [0.0]]
     """
-    weight = weights.double().view(*weights.shape, *([1] * (x.ndim - 2)))
-    total = weight.sum(0)
-    value = (x.double() * weight).sum(0) / torch.where(total > 0, total, 1.0)
+    ones = [1] * (x.ndim - 2)
+    if isinstance(x, Hidden) and isinstance(weights, Hidden):
+        total, weighted = weights.summed().view(-1, *ones), x.summed(weights)
+    else:
+        weight = weights.double().view(*weights.shape, *ones)
+        total, weighted = weight.sum(0), (x.double() * weight).sum(0)
+    value = weighted / torch.where(total > 0, total, 1.0)
     return torch.where(total > 0, value, fallback.double()).to(x.dtype)

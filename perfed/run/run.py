@@ -13,8 +13,10 @@ import torch
 from perfed.data.federation import Federation
 from perfed.engine.clients import RoundRecord
 from perfed.engine.evaluate import Metrics
+from perfed.engine.flower.dry_run import check_sums
 from perfed.engine.initial import Initialiser
 from perfed.engine.ray.engine import RayEngine
+from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.method.method import Method
@@ -54,6 +56,7 @@ class Run(OwnModels):
             :class:`~perfed.experiment.config.Experiment`.
         directory: where results and checkpoints go (``None``: kept in memory), these ``checkpoint_seconds`` apart.
         server: makes the run's server, in place of one whose clients are here, in this process or on Ray's workers.
+        secure: how replies are summed where the server sees their sums alone; ``None``: it sees the replies.
         callbacks: that ride along, in their order, behind those that evaluation and snapshots ask for.
 
     Attributes:
@@ -89,6 +92,7 @@ class Run(OwnModels):
         directory: RunDirectory | None = None,
         checkpoint_seconds: float = 30.0,
         server: Callable[..., Server] | None = None,
+        secure: SecureAggregation | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         if rounds < 1:
@@ -104,8 +108,11 @@ class Run(OwnModels):
         watched = federation.ids[: self.snapshots.clients] if self.snapshots.losses else ()
         model = by_columns(model, federation.named_inputs)
         initialiser = Initialiser(
-            method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"), watched
+            method, model, seed, dtype, usable_device(str(device), f"device = '{device}'"), watched, secure
         )
+        if secure is not None:
+            secure.check(participation or Participation(), len(federation), federation.clients[0].held is not None)
+            check_sums(self.federation, initialiser)
         server = server or (partial(Server, engine=RayEngine) if self.plan.engine == "ray" else Server)
         self.server = server(
             self.federation, initialiser, self.plan, participation or Participation(), rounds, clock=clock

@@ -15,6 +15,7 @@ from perfed.data.federation import Federation
 from perfed.engine.engine import Engine, InProcessEngine
 from perfed.engine.executor import ChunkResult, ChunkTask, LocalExecutor
 from perfed.engine.initial import Initialiser
+from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
 from perfed.method.extension import Extension
@@ -129,10 +130,11 @@ def serve(
     seed: int = 0,
     participation: Participation | None = None,
     clock: Clock | None = None,
+    secure: SecureAggregation | None = None,
 ) -> Server:
     """Return a server before its preparation; ``participation`` is in place of ``rate``."""
     model = by_columns(model or network_for(method, federation.num_classes or 1), federation.named_inputs)
-    initialiser = Initialiser(method, model, seed, dtype)
+    initialiser = Initialiser(method, model, seed, dtype, secure=secure)
     plan = plan or Plan(engine, chunk)
     policy = participation or Participation(rate=rate)
     return Server(federation, initialiser, plan, policy, rounds, engine=runner, clock=clock)

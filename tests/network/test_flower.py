@@ -7,6 +7,7 @@ has left going. Expected outcomes are written beside each fault.
 from __future__ import annotations
 
 import ast
+import json
 import os
 import shutil
 import socket
@@ -136,6 +137,7 @@ METHODS = {
     "ditto": {},
     "fedavg-ft": {"data": {"columns": "named"}},  # one site lacks a column that the others share
     "mixed": {"data": {"columns": "named"}},
+    "fedavg": {"secure_aggregation": {}},  # replies under masks, of which the server gets the sum
 }
 """FLIC is in docs/deploy.md; over bytes without a network every method does so: tests/engine/flower/test_parity.py."""
 
@@ -185,6 +187,24 @@ def test_a_method_ends_with_the_bits_of_a_simulation(method, federation, folder,
     study, run = experiment(folder, method), folder / f"run-{method}"
     server_app.main(Remote(federation), {"out": str(run), "wait": PATIENT}, study=study_of(study, NAMES).to_toml())
     same_bits(run, study, folder / f"simulated-{method}")
+
+
+def test_a_site_that_drops_out_under_masks_is_survived_and_comes_back(federation, folder, stations, monkeypatch):
+    """West shares its secrets in round 1 and does not train; it is there again in round 2."""
+    study, run = experiment(folder, "fedavg").model_copy(update={"rounds": 2}), folder / "run-dropped"
+    west, failed = stations.at["west"].answer, list[bytes]()
+
+    def answer(message: bytes) -> bytes:
+        if b'"kind":"work"' in message and b'"secure"' in message and not failed:
+            failed.append(message)
+            raise PerfedError("the power is out")
+        return west(message)
+
+    monkeypatch.setattr(stations.at["west"], "answer", answer)
+    server_app.main(Remote(federation), {"out": str(run), "wait": PATIENT}, study=study_of(study, NAMES).to_toml())
+    rounds = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    assert [line["participants"] for line in rounds] == [["north", "south"], NAMES]
+    assert failed and rounds[0]["counts"] == {"no_reply": ["west"]}
 
 
 class Rotating(Remote):

@@ -11,6 +11,7 @@ from perfed.engine.executor import Exchange
 from perfed.engine.flower.checks import Bounds, Entry, Spec, like, short, wrong_header, wrong_tree
 from perfed.engine.flower.wire import REPLY, sequence_of
 from perfed.errors import shorten_list
+from perfed.maths.sums import Term
 from perfed.tree import Tree
 
 
@@ -87,10 +88,12 @@ class Answered:
 
     Attributes:
         payloads, replies: forms of which a tree must have one.
+        terms: whose sums over sites the server needs of the replies, where it sees sums alone.
     """
 
     payloads: tuple[Form, ...]
     replies: tuple[Form, ...]
+    terms: tuple[Term, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,7 @@ class Allowed:
         held: whether the study measures predictions among the classes that a site holds.
         measured: names of all metrics that a site may tell.
         exchanges: by what they ask.
+        asked: the fewest sites that a round asks.
     """
 
     rounds: int
@@ -114,6 +118,18 @@ class Allowed:
     held: bool
     measured: tuple[str, ...]
     exchanges: Mapping[Asked, Answered]
+    asked: int = 1
+
+    def terms(self, exchange: Exchange) -> tuple[Term, ...]:
+        """Whose sums over sites the server needs of the replies of an exchange, where it sees sums alone."""
+        found = self.exchanges.get(Asked.of(exchange))
+        return () if found is None else found.terms
+
+    @property
+    def summed(self) -> list[str]:
+        """The products of entries whose sums the server gets, as it names them."""
+        terms = (term for answered in self.exchanges.values() for term in answered.terms)
+        return list(dict.fromkeys(" x ".join(term) for term in terms))
 
     @property
     def programs(self) -> list[str]:

@@ -19,6 +19,9 @@ from perfed.codec import flatten
 from perfed.errors import shorten_list
 from perfed.tree import Tree
 
+REFUSED = "refused: "
+"""What the error of an answer begins with where a reply came and cannot be used."""
+
 
 class Entry(NamedTuple):
     """What a tensor must be like.

@@ -16,20 +16,22 @@ from perfed.data.client import Client, Split
 from perfed.data.federation import Federation
 from perfed.engine.clients import FIRST_EXCHANGE
 from perfed.engine.engine import InProcessEngine
-from perfed.engine.executor import Background, ChunkResult, ChunkTask, LocalExecutor
+from perfed.engine.executor import Background, ChunkResult, ChunkTask, Exchange, LocalExecutor
 from perfed.engine.flower.allowed import Allowed, Answered, Asked, Form, with_form
 from perfed.engine.flower.checks import Entry, like
 from perfed.engine.flower.wire import LOSS, reply_tree
 from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import Scoring, chosen
+from perfed.engine.secure_aggregation import ALWAYS
 from perfed.engine.server import Server
+from perfed.maths.sums import CountedSums, Term
 from perfed.method.declared import FederationInfo
 from perfed.participation.invitation import Invitation
 from perfed.participation.settings import Participation
 from perfed.rng import key, uniform
 from perfed.training.plan import Plan
 
-_ROWS, _MOST_SITES, _ALL_ROUNDS = 16, 64, 50
+_ROWS, _MOST_SITES, _ALL_ROUNDS, _FEW = 16, 64, 50, 3
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class _Notes:
 
     payloads: dict[Asked, tuple[Form, ...]] = field(default_factory=dict)
     replies: dict[Asked, tuple[Form, ...]] = field(default_factory=dict)
+    terms: dict[Asked, dict[Term, None]] = field(default_factory=dict)
     done: dict[Any, ChunkResult] = field(default_factory=dict)
 
 
@@ -86,6 +89,12 @@ class _Noting(InProcessEngine):
                     noted.replies[asked] = with_form(noted.replies.get(asked, ()), Form.of(reply, finite=False))
             yield noted.done[known]
 
+    def _counted(self, exchange: Exchange, content: Mapping[str, Any], losses: Tensor) -> CountedSums:
+        """The sums, which are noted once they are asked for."""
+        counted = super()._counted(exchange, content, losses)
+        counted.asked = self._noted.terms.setdefault(Asked.of(exchange), {})
+        return counted
+
 
 def allowed_by(client: Client, info: FederationInfo, initialiser: Initialiser, protocol: Protocol) -> Allowed:
     """What the site with ``client`` answers in a run of its study.
@@ -103,6 +112,8 @@ def allowed_by(client: Client, info: FederationInfo, initialiser: Initialiser, p
         PerfedError: the method refuses such a federation, or its training diverges.
     """
     notes, federation = _Notes(), _made_up(client, info, protocol)
+    if initialiser.secure is not None:
+        initialiser.secure.check(protocol.participation, protocol.sites, client.held is not None)
     splits = [protocol.split, *(["validation"] if protocol.validated else [])]
     splits += [] if client.split("test") is not None else ["train"]
     numbers = _rounds(initialiser, protocol.rounds)
@@ -120,7 +131,30 @@ def allowed_by(client: Client, info: FederationInfo, initialiser: Initialiser, p
         protocol.held,
         _measured(notes, protocol.held),
         dict(_answered(notes, protocol.split)),
+        protocol.participation.count(protocol.sites),
     )
+
+
+def check_sums(federation: Federation, initialiser: Initialiser) -> None:
+    """Refuse a method whose server needs more than sums, before anything runs: it is tried for a round on made-up rows.
+
+    Where inputs are words, for which no rows can be made up, the first round refuses it.
+
+    Args:
+        federation: of which the shapes of inputs and targets of the first client count.
+        initialiser: method, model, seed.
+
+    Raises:
+        SingleReplies: the method needs replies of single clients.
+    """
+    if federation.words is not None:
+        return
+    client = federation.clients[0]
+    protocol = Protocol(1, min(len(federation), _FEW), federation.num_domains)
+    made = _made_up(client, initialiser.info(federation), protocol)
+    server = Server(made, initialiser, Plan("stacked"), Participation(), 1)
+    server.prepare()
+    server.round(1)
 
 
 def _rehearse(server: Server, rounds: Sequence[int], splits: Sequence[str]) -> None:
@@ -137,7 +171,8 @@ def _rehearse(server: Server, rounds: Sequence[int], splits: Sequence[str]) -> N
 def _answered(notes: _Notes, split: str) -> Iterator[tuple[Asked, Answered]]:
     """What was noted; a round's own exchanges may end with a score of the model that they leave."""
     for asked, payloads in notes.payloads.items():
-        answered = Answered(payloads, notes.replies[asked])
+        terms = [term for term in notes.terms.get(asked, {}) if term not in ALWAYS]
+        answered = Answered(payloads, notes.replies[asked], (*ALWAYS, *sorted(terms)) if terms else ())
         yield asked, answered
         if not asked.preparation and 0 <= asked.index < FIRST_EXCHANGE["finish"]:
             yield replace(asked, measure=split), answered

@@ -12,20 +12,27 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from perfed.codec import flatten
 from perfed.data.federation import Federation
 from perfed.engine.clients import NobodyReplied, RoundClients, RoundRecord
 from perfed.engine.engine import Engine
-from perfed.engine.executor import ChunkResult, ChunkTask
-from perfed.engine.flower.checks import Bounds, Expected, Spec, norms, too_large, wrong_reply
+from perfed.engine.executor import ChunkResult, ChunkTask, Exchange
+from perfed.engine.flower.allowed import Allowed
+from perfed.engine.flower.checks import REFUSED, Bounds, Expected, Spec, norms, too_large, wrong_reply
 from perfed.engine.flower.dry_run import rehearsed
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import unpack
+from perfed.engine.flower.sum_form import NOTHING, Form, Void, masked_spec
 from perfed.engine.flower.transport import Answer, Transport
-from perfed.engine.flower.wire import done_of, sequence_of, work_message, wrong_metrics
+from perfed.engine.flower.wire import REPLY, done_of, sequence_of, summed_of, work_message, wrong_metrics
 from perfed.engine.initial import Initialiser
+from perfed.engine.secure_aggregation import ALWAYS, mean_loss
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
+from perfed.maths.sums import KnownSums, SingleReplies, Term, hidden
+from perfed.method.exchange import Replies
 from perfed.participation.invitation import Invitation, invite, take
 from perfed.participation.policies import Choice
 from perfed.training.cohort import Cohort
@@ -33,7 +40,6 @@ from perfed.training.plan import Plan
 
 RATIO = 1e6
 """No proper reply comes near: entries differ with the number of samples, and with what a site has learnt alone."""
-_REFUSED = "refused: "
 _WAY = "mend it and submit again, and the run goes on where it was; 'perfed submit --at-least N' goes on without a site"
 
 
@@ -68,6 +74,7 @@ class FlowerEngine(Engine):
         journal: keeps the answers of each exchange before the round goes on.
         run: id of the run.
         limits: what is not waited for, and not taken.
+        allowed: what sites answer in the study; needed where replies are summed under masks.
 
     Attributes:
         strict: whether an exchange outside of rounds needs every site; else it does without those that do not reply.
@@ -84,6 +91,7 @@ class FlowerEngine(Engine):
         journal: Journal,
         run: str,
         limits: Limits | None = None,
+        allowed: Allowed | None = None,
     ) -> None:
         super().__init__(federation, initialiser, plan)
         self.strict = True
@@ -91,6 +99,8 @@ class FlowerEngine(Engine):
         self._transport, self._journal, self._run = transport, journal, run
         self._limits = limits or Limits()
         self._specs: dict[Any, Spec] = {}
+        self._allowed = allowed
+        self._shown: tuple[Spec, Mapping[Term, Tensor]] = {}, {}  # entries and sums of the latest replies under masks
 
     def perform(self, works: Iterable[ChunkTask], invitation: Invitation | None = None) -> Iterator[ChunkResult]:
         """Ask the sites; the journal answers what has been asked before.
@@ -103,6 +113,9 @@ class FlowerEngine(Engine):
             return
         exchange = next(iter(asked.values())).exchange
         sequence = sequence_of(exchange)
+        if self._allowed is not None and (terms := self._allowed.terms(exchange)):
+            yield from self._under_masks(asked, exchange, terms, needs_all=invitation is None)
+            return
         wanted = invitation or Invitation.of_all(list(asked), strict=self.strict or exchange.lasting)
         answers = self._journal.answers(sequence) if exchange.lasting else None  # others may be done again
         if answers is None:
@@ -119,6 +132,72 @@ class FlowerEngine(Engine):
         bodies = {answer.site: answer.body for answer in answers if answer.body is not None}
         for site in sorted(wanted.choose(self.arrived)[0]):
             yield done_of(*unpack(bodies[site]))
+
+    def _under_masks(
+        self, asked: Mapping[str, ChunkTask], exchange: Exchange, terms: tuple[Term, ...], needs_all: bool
+    ) -> Iterator[ChunkResult]:
+        """Ask the sites for one sum of their replies; nothing where it is void.
+
+        Raises:
+            PerfedError: a site is lacking where all are needed, or no sum comes of an exchange outside of rounds.
+        """
+        from perfed.engine.flower.secure_sum import SecureSum  # which needs perfed[flower]
+
+        assert self._allowed is not None and self.initialiser.secure is not None
+        sequence, where = sequence_of(exchange), f"round {exchange.round}"
+        needed = self.initialiser.secure.needed(len(asked), self._allowed.asked)
+        secure = SecureSum(self._transport, self._journal, self._run, sequence, needed, self._limits.seconds)
+        expected, form = self._masked(asked, sequence, terms)
+        answers = self._journal.answers(sequence)
+        if answers is None:
+            answers = secure.replies(list(asked), lambda s, of: self._message(s, asked[s], sequence, of), expected)
+            failed = [answer.error for answer in answers if answer.body is None]
+            if needs_all and failed:
+                raise PerfedError(f"{where}: {'; '.join(failed[:3])}; {_WAY}")
+            self._journal.write(sequence, answers)
+        self.lost, self.arrived = _lost(answers), {}
+        try:
+            vector = secure.opened(answers, len(asked))
+        except Void as void:
+            if needs_all:
+                raise PerfedError(f"{where}: {void}; {_WAY}") from None
+            self._void(f"{where} is void: {void}")
+            return
+        self.arrived = {site: seconds for site, seconds in _arrived(answers).items() if site in asked}
+        totals = form.totals(vector, self.initialiser.secure.numbers(len(self.clients)))
+        self._shown = self._shown[0], totals
+        loss = mean_loss(*(totals[term] for term in ALWAYS))[None]
+        for answer in sorted((a for a in answers if a.site in self.arrived), key=lambda a: a.site):
+            yield summed_of(unpack(answer.body or b"")[0], sequence, loss)
+
+    def _void(self, line: str) -> None:
+        self.notes.append(line)
+        self._transport.note(line)
+
+    def _masked(
+        self, asked: Mapping[str, ChunkTask], sequence: int, terms: tuple[Term, ...]
+    ) -> tuple[dict[str, Expected], Form]:
+        """What masked replies must be like, and what is in them.
+
+        Raises:
+            SingleReplies: replies whose shapes differ between sites.
+        """
+        specs = {site: self._spec(work) for site, work in asked.items()}
+        forms = {site: Form.of(terms, spec) for site, spec in specs.items()}
+        first = next(iter(asked))
+        if odd := [site for site, form in forms.items() if form != forms[first]]:
+            raise SingleReplies(f"replies of other shapes of site '{odd[0]}' than of site '{first}'")
+        self._shown = specs[first], {}
+        bounds, program = Bounds(self._limits.bytes), asked[first].exchange.program
+        spec = masked_spec(forms[first])
+        return {site: Expected(self._run, sequence, program, [site], spec, bounds) for site in asked}, forms[first]
+
+    def _summed(self, exchange: Exchange, ids: Sequence[str], content: dict[str, Any], losses: Tensor) -> Replies:
+        """Replies of which the sums are known that sites were asked for."""
+        spec, totals = self._shown
+        entries = {name.removeprefix(REPLY): entry for name, entry in spec.items() if name.startswith(REPLY)}
+        shapes = {path: ((len(ids), *(n or 0 for n in e.shape)), e.dtype) for path, e in entries.items()}
+        return Replies(ids, hidden(shapes, KnownSums(totals)), losses)
 
     def cohorts(self, ids: Sequence[str], payload: Mapping[str, Any], round_: int = 0) -> Iterator[Cohort]:
         """There are none here.
@@ -156,7 +235,7 @@ class FlowerEngine(Engine):
         scales = {site: self._scale(asked[site]) for site in sizes}
         for row, answer in enumerate(answers):
             if answer.body is not None and (problem := too_large(answer.site, sizes, scales, ratio)):
-                checked[row] = Answer(answer.site, None, f"{_REFUSED}{problem} (--max-ratio)", answer.seconds)
+                checked[row] = Answer(answer.site, None, f"{REFUSED}{problem} (--max-ratio)", answer.seconds)
         return checked
 
     def _scale(self, work: ChunkTask) -> float:
@@ -165,13 +244,22 @@ class FlowerEngine(Engine):
         sent = norms({"shared": work.shared, "row": work.rows.get(site, {})})
         return max(math.hypot(*sent.values()), len(self.clients[site].train))
 
-    def _message(self, site: str, work: ChunkTask, sequence: int) -> bytes:
+    def _message(self, site: str, work: ChunkTask, sequence: int, secure: Mapping[str, Any] | None = None) -> bytes:
         state: Any = work.states.get(site)
         base = 0 if state is None else int(state["sequence"])
-        return work_message(work, self._run, sequence, base, self.kept(site), self.background)
+        return work_message(work, self._run, sequence, base, self.kept(site), self.background, secure)
 
     def _expected(self, work: ChunkTask, sequence: int) -> Expected:
         """What the reply to ``work`` must be like: what the program replies for clients that are made up."""
+        (site,) = work.ids
+        spec = self._spec(work)
+        if self._allowed is not None:  # nothing is summed, so that nothing of the reply leaves
+            self._shown, spec = (spec, {}), NOTHING
+        bounds, samples = Bounds(self._limits.bytes, self._limits.norm), len(self.clients[site].train)
+        return Expected(self._run, sequence, work.exchange.program, [site], spec, bounds, samples)
+
+    def _spec(self, work: ChunkTask) -> Spec:
+        """The entries of what the program of ``work`` replies."""
         (site,) = work.ids
         exchange = work.exchange
         payload = flatten({"shared": work.shared, "row": work.rows.get(site, {})})
@@ -179,8 +267,7 @@ class FlowerEngine(Engine):
         kind = exchange.program, exchange.extensions, self.clients[site].input_shape, shapes
         if kind not in self._specs:
             self._specs[kind] = rehearsed(work, self.clients[site], self.background, self.initialiser)
-        bounds, samples = Bounds(self._limits.bytes, self._limits.norm), len(self.clients[site].train)
-        return Expected(self._run, sequence, exchange.program, [site], self._specs[kind], bounds, samples)
+        return self._specs[kind]
 
 
 def _lost(answers: Sequence[Answer]) -> dict[str, list[str]]:
@@ -188,7 +275,7 @@ def _lost(answers: Sequence[Answer]) -> dict[str, list[str]]:
     lost: dict[str, list[str]] = {}
     for answer in answers:
         if answer.body is None:
-            lost.setdefault("refused" if answer.error.startswith(_REFUSED) else "no_reply", []).append(answer.site)
+            lost.setdefault("refused" if answer.error.startswith(REFUSED) else "no_reply", []).append(answer.site)
     return lost
 
 
@@ -207,11 +294,11 @@ def _checked(answer: Answer, expected: Mapping[str, Expected], sizes: dict[str, 
             problem = f"site '{answer.site}': {str(header['error'])[:500]}"
         else:
             problem = wrong_reply(answer.site, header, tree, expected[answer.site]) or wrong_metrics(header)
-            problem = f"{_REFUSED}{problem}" if problem else ""
+            problem = f"{REFUSED}{problem}" if problem else ""
         if not problem:
             sizes[answer.site] = norms({"reply": tree["reply"]})
     except PerfedError as error:
-        problem = f"{_REFUSED}the reply of site '{answer.site}': {error}"
+        problem = f"{REFUSED}the reply of site '{answer.site}': {error}"
     return Answer(answer.site, None, problem, answer.seconds) if problem else answer
 
 

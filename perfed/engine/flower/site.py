@@ -10,8 +10,9 @@ from typing import Any
 
 from perfed.data.client import Client
 from perfed.data.target_scale import TargetScale
-from perfed.engine.executor import Background, LocalExecutor
+from perfed.engine.executor import Background, ChunkResult, LocalExecutor
 from perfed.engine.flower.allowed import Allowed
+from perfed.engine.flower.masking import KINDS, Masking, masked_message, without_reply
 from perfed.engine.flower.message import frame, unframe, unpack
 from perfed.engine.flower.refusal import Refused, Said, refusing
 from perfed.engine.flower.store import TRIES, SiteStore
@@ -58,6 +59,9 @@ class Site:
         self._run, self._allowed = run, allowed
         self._host: LocalExecutor | None = None
         self._last: tuple[str, bytes] | None = None  # what was asked last, and the reply
+        self._masking = (
+            None if initialiser.secure is None else Masking(initialiser.secure, client.id, run, allowed, store)
+        )
 
     def answer(self, data: bytes) -> bytes:
         """The reply to a message of the server; to one that is sent once more that of the first time.
@@ -68,6 +72,9 @@ class Site:
         """
         with refusing(Said.MESSAGE):
             header, tree = unpack(data)
+            if self._masking is not None and header.get("kind") in KINDS:
+                return self._masking.answer(header, data)
+            secure = header.pop("secure", None)
             if problem := self._allowed.wrong_request(header, tree, self._run):
                 raise PerfedError(problem)
         asked, sequence = hashlib.sha256(data).hexdigest(), header["sequence"]
@@ -80,20 +87,34 @@ class Site:
             why = "a server that goes on asks the same again"
             said = f"the server's message: exchange {sequence} was asked with {TRIES} payloads already; {why}"
             raise Refused(Said.MESSAGE, said)
-        with refusing(Said.STATE):
-            state = self._store.state(header["base"])
-        work = work_of(header, tree, self.client.id, state, self._scale)
-        done = self._at(header).run(work)
-        if problem := self._allowed.wrong_reply(header, reply_tree(done)):
-            raise Refused(Said.MESSAGE, problem)
-        reply = done_message(done, {**header, "asked": asked})
-        if work.exchange.lasting:
+        done, reply = self._done(header, tree, secure, asked)
+        if done.states:
             self._store.put(sequence, done.states[self.client.id], reply)
             self._store.forget({*header["keep"], *self._needed(header["base"], sequence)})
         else:
             write_atomic(self._store.path / MODEL, data)
             self._last = asked, reply
         return reply
+
+    def _done(
+        self, header: Mapping[str, Any], tree: Mapping[str, Any], secure: Any, asked: str
+    ) -> tuple[ChunkResult, bytes]:
+        """What was done, and the reply that leaves: in a sum under masks, which are the last that is made of it."""
+        with refusing(Said.STATE):
+            state = self._store.state(header["base"])
+        work = work_of(header, tree, self.client.id, state, self._scale)
+        terms = self._allowed.terms(work.exchange) if self._masking is not None else ()
+        going = self._masking.joined(header["sequence"], secure) if self._masking is not None and terms else None
+        done = self._at(header).run(work)
+        if problem := self._allowed.wrong_reply(header, reply_tree(done)):
+            raise Refused(Said.MESSAGE, problem)
+        fields = {**header, "asked": asked}
+        if self._masking is None:
+            return done, done_message(done, fields)
+        if going is None:
+            return done, done_message(without_reply(done), fields)
+        vector = self._masking.masked(going, secure, done, terms)
+        return done, masked_message(vector, done, fields, going.attempt)
 
     def _needed(self, base: int, sequence: int) -> set[int]:
         """States that the server may still name: replies between ``base`` and ``sequence`` were not accepted."""

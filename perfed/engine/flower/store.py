@@ -21,6 +21,7 @@ from perfed.tree import Tree
 TRIES = 3
 """Payloads that an exchange may be asked with: a server that was killed may go on with the replies of other sites."""
 _SUFFIX = ".exchange"
+_OPENED = ".opened"
 _ASKED = "asked"  # file with a line for each exchange and payload: number, program, split, hash
 
 
@@ -72,6 +73,19 @@ class Stored:
             return None
         except PerfedError as error:
             self.notes.append(f"{self._file(sequence)} is damaged ({error}); exchange {sequence} is done again")
+            return None
+
+    def opened(self, sequence: int) -> tuple[str, bytes] | None:
+        """Hash of the message that has opened the sum of exchange ``sequence``, and the reply; ``None``: nobody has.
+
+        Raises:
+            PerfedError: the file that says so is damaged: it counts as opened.
+        """
+        file = self._file(sequence).with_suffix(_OPENED)
+        try:
+            header, reply = unframe(file.read_bytes())
+            return str(header.get("asked")), reply
+        except FileNotFoundError:
             return None
 
     def _file(self, sequence: int) -> Path:
@@ -164,6 +178,15 @@ class SiteStore(Stored):
         encoded = encode(state)
         header = {"run": self._run, "sequence": sequence, "state": len(encoded)}
         write_atomic(self._file(sequence), frame(header, encoded, reply))
+        sync_folder(self.path)
+
+    def open(self, sequence: int, asked: str, reply: bytes) -> None:
+        """Note for good that the message with the hash ``asked`` has opened the sum of exchange ``sequence``.
+
+        Raises:
+            OSError: the disk is full, or the like.
+        """
+        write_atomic(self._file(sequence).with_suffix(_OPENED), frame({"asked": asked}, reply))
         sync_folder(self.path)
 
     def forget(self, keep: Collection[int]) -> None:

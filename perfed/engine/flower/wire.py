@@ -9,6 +9,7 @@ from sys import float_info
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from perfed.data.target_scale import TargetScale
 from perfed.engine.executor import Background, ChunkResult, ChunkTask, Exchange
@@ -25,6 +26,8 @@ _ROUNDING = 1e-6
 
 LOSS, REPLY = "loss", "reply/"
 """Entry of the mean training loss, beside those of the program's reply, which begin like this."""
+MASKED, SUM = "masked", "sum"
+"""Entry of a reply under masks, and the field of its header that says in which attempt at a sum."""
 
 
 def sequence_of(exchange: Exchange) -> int:
@@ -36,7 +39,13 @@ def sequence_of(exchange: Exchange) -> int:
 
 
 def work_message(
-    work: ChunkTask, run: str, sequence: int, base: int, keep: Collection[int], background: Background
+    work: ChunkTask,
+    run: str,
+    sequence: int,
+    base: int,
+    keep: Collection[int],
+    background: Background,
+    secure: Mapping[str, Any] | None = None,
 ) -> bytes:
     """What one site is asked to do.
 
@@ -47,6 +56,7 @@ def work_message(
         base: number of the exchange whose state the site starts from; 0: its initial values.
         keep: numbers of other exchanges whose states the site must not forget.
         background: of the federation, for the site's host.
+        secure: of the sum that the reply goes into, where it leaves under masks.
     """
     (site,) = work.ids
     info = background.info
@@ -61,6 +71,7 @@ def work_message(
         "clients": len(info.ids),
         "domains": info.num_domains,
         "trained": list(background.trained),
+        **({} if secure is None else {"secure": dict(secure)}),
     }
     return pack(header, {"shared": work.shared, "row": work.rows.get(site, {})})
 
@@ -77,9 +88,14 @@ def work_of(
 
 def done_message(done: ChunkResult, header: Mapping[str, Any]) -> bytes:
     """What a site replies to the message with ``header``: no model of its own, no word on single samples."""
+    return pack(done_header(done, header), reply_tree(done))
+
+
+def done_header(done: ChunkResult, header: Mapping[str, Any]) -> dict[str, Any]:
+    """What a reply to the message with ``header`` says beside its tensors."""
     (site,) = done.ids
     fields = {name: header[name] for name in ("run", "sequence", "program", "round", "asked")}
-    return pack({"kind": "done", "site": site, **fields, "metrics": done.metrics.get(site)}, reply_tree(done))
+    return {"kind": "done", "site": site, **fields, "metrics": done.metrics.get(site)}
 
 
 def reply_tree(done: ChunkResult) -> dict[str, Any]:
@@ -95,6 +111,13 @@ def done_of(header: Mapping[str, Any], tree: Mapping[str, Any]) -> ChunkResult:
     return ChunkResult(
         (site,), content, ({},), tree[LOSS][None], {} if measured is None else {site: measured}, [], {site: state}
     )
+
+
+def summed_of(header: Mapping[str, Any], sequence: int, loss: Tensor) -> ChunkResult:
+    """What was done at a site whose reply is known in a sum alone; ``loss`` ``(1,)`` is the mean of all."""
+    site, measured = header["site"], header["metrics"]
+    state = {"sequence": torch.tensor(sequence)}
+    return ChunkResult((site,), {}, ({},), loss, {} if measured is None else {site: measured}, [], {site: state})
 
 
 def wrong_metrics(header: Mapping[str, Any]) -> str:

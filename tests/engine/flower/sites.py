@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from perfed.engine.flower.site import Site
 from perfed.engine.flower.store import SiteStore
 from perfed.engine.flower.transport import Answer
 from perfed.engine.initial import Initialiser
+from perfed.engine.secure_aggregation import SecureAggregation
 from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.model.chain import Model
@@ -41,6 +42,7 @@ class Direct:
 
     def __init__(self, sites: Mapping[str, Site]) -> None:
         self.at = dict(sites)
+        self.note: Callable[[str], None] = print
         self.silent: set[str] = set()
         self.first: list[str] = []
         self.sent: list[tuple[str, bytes]] = []
@@ -83,12 +85,16 @@ class Sites:
         rounds: int = 10,
         model: Model | None = None,
         validated: bool = False,
+        secure: SecureAggregation | None = None,
     ) -> None:
         model = model or network_for(method, federation.num_classes or 1)
-        initialisers = [Initialiser(method, model, seed, dtype) for _ in range(len(federation) + 1)]
+        initialisers = [Initialiser(method, model, seed, dtype, secure=secure) for _ in range(len(federation) + 1)]
         who = participation or Participation()
         protocol = Protocol(rounds, len(federation), federation.num_domains, who, validated=validated)
         self.stores = {c.id: SiteStore(path / c.id, RUN) for c in federation}
+        answered = [
+            allowed_by(c, s.info(federation), s, protocol) for c, s in zip(federation, initialisers, strict=False)
+        ]
         self.transport = Direct(
             {
                 client.id: Site(
@@ -99,13 +105,16 @@ class Sites:
                     scale=federation.target_scale,
                     store=self.stores[client.id],
                     run=RUN,
-                    allowed=allowed_by(client, initialiser.info(federation), initialiser, protocol),
+                    allowed=allowed,
                 )
-                for client, initialiser in zip(federation, initialisers, strict=False)
+                for client, initialiser, allowed in zip(federation, initialisers, answered, strict=False)
             }
         )
         self.journal = Journal(path / "journal")
-        engine = partial(FlowerEngine, transport=self.transport, journal=self.journal, run=RUN, limits=limits)
+        known = answered[0] if secure is not None else None
+        engine = partial(
+            FlowerEngine, transport=self.transport, journal=self.journal, run=RUN, limits=limits, allowed=known
+        )
         self.server = RealTimeServer(
             facts_of(federation), initialisers[-1], Plan("sequential", threads=1), who, rounds, engine=engine
         )

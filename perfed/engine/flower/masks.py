@@ -1,0 +1,284 @@
+"""Secure aggregation: what each member of a sum does, and how the sum is opened without any single value.
+
+The protocol of Bonawitz et al. 2017 (section 4, figure 1, without the signatures that they add against a server that
+lies about who has dropped out; instead more than half of the members are needed for a sum):
+
+1. *keys*: every member makes two key pairs (X25519), one to seal messages, one for masks, and a random seed;
+2. *shares*: it cuts its seed and its masks' private key into Shamir's shares and seals one of each for every other;
+3. *masked*: it adds a mask of its seed to its numbers, and one for each other member, which the two of them derive from
+   their keys: one of them adds it, the other subtracts it;
+4. *unmask*: it gives its shares of the seeds of those whose numbers have arrived, and of the mask keys of the others.
+
+So masks between two members cancel; those of seeds are subtracted by who opens the sum, as are those which somebody who
+has dropped out owes the others. Nobody ever gives both shares of one member. Numbers are int64, added modulo 2^64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from os import urandom
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfed.engine.flower.processes import check_flower
+from perfed.errors import PerfedError
+
+try:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+    from flwr.common.secure_aggregation.crypto.shamir import combine_shares, create_shares
+except ImportError as error:
+    check_flower()
+    raise PerfedError(f"the installed flwr lacks what secure aggregation needs of it: {error}") from None
+
+Numbers = NDArray[np.uint64]
+
+_SEED = _KEY = 32  # bytes
+_NONCE = 12
+_SEAL, _MASK, _OWN = b"seal", b"mask", b"own"  # what a derived key is for
+
+
+@dataclass(frozen=True)
+class Keys:
+    """What a member makes known to all others.
+
+    Attributes:
+        seal: public key for what is sealed for it.
+        mask: public key for the masks that it shares with another.
+        commitment: SHA-256 of its seed: whoever puts its shares together sees whether they are right.
+    """
+
+    seal: bytes
+    mask: bytes
+    commitment: bytes
+
+    def plain(self) -> str:
+        """As text; :meth:`of` of it gives the same."""
+        return (self.seal + self.mask + self.commitment).hex()
+
+    @classmethod
+    def of(cls, text: object) -> Keys:
+        """Of :meth:`plain`.
+
+        Raises:
+            PerfedError: it is none.
+        """
+        found = unhex(text, "keys of a member")
+        if len(found) != 2 * _KEY + 32:
+            raise PerfedError(f"keys of a member are {len(found)} bytes; {2 * _KEY + 32} are needed")
+        return cls(found[:_KEY], found[_KEY : 2 * _KEY], found[2 * _KEY :])
+
+
+@dataclass
+class Member:
+    """One client in one sum, from its keys to the shares that it gives; no value of it is on disk.
+
+    Args:
+        context: names the sum; keys that are derived are of this sum alone.
+        needed: how many members a sum needs.
+
+    Raises:
+        PerfedError: what comes is not of the protocol, or would make a sum of too few; nothing is given away then.
+
+    Example:
+        >>> members = {number: Member(b"a sum", needed=2) for number in (1, 2, 3)}
+        >>> keys = {number: member.keys for number, member in members.items()}
+        >>> sealed = {number: member.shares(number, keys) for number, member in members.items()}
+        >>> for_one = {n: {k: sealed[k][n] for k in keys if k != n} for n in keys}
+        >>> arrived = {n: members[n].masked(np.array([n], np.uint64), for_one[n]) for n in (1, 2)}
+        >>> shares = {number: members[number].unmask([1, 2]) for number in (1, 2)}  # 3 has dropped out
+        >>> opened(b"a sum", 2, keys, arrived, shares).tolist()
+        [3]
+    """
+
+    context: bytes
+    needed: int
+    number: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._seal, self._mask = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+        self._seed = urandom(_SEED)
+        self._all: dict[int, Keys] = {}
+        self._own: tuple[bytes, bytes] = (b"", b"")
+        self._given: dict[int, tuple[bytes, bytes]] = {}
+        self._arrived = self._opened = False
+
+    @property
+    def keys(self) -> Keys:
+        """What the others need of it."""
+        seal, mask = (key.public_key().public_bytes_raw() for key in (self._seal, self._mask))
+        return Keys(seal, mask, hashlib.sha256(self._seed).digest())
+
+    def shares(self, number: int, keys: Mapping[int, Keys]) -> dict[int, bytes]:
+        """A sealed share of seed and mask key for each other member.
+
+        Args:
+            number: this member's, as in ``keys``.
+            keys: of all members, by their numbers.
+        """
+        if self._all:
+            raise PerfedError("this member has cut its secrets already")
+        if keys.get(number) != self.keys:
+            raise PerfedError(f"the keys of member {number} are not its own")
+        if len(keys) < self.needed:
+            raise PerfedError(f"{len(keys)} members; a sum needs {self.needed}")
+        if len({key for member in keys.values() for key in (member.seal, member.mask)}) < 2 * len(keys):
+            raise PerfedError("two members have one key")
+        self.number, self._all = number, dict(keys)
+        order = sorted(keys)
+        cut = [
+            create_shares(secret, self.needed, len(order)) for secret in (self._seed, self._mask.private_bytes_raw())
+        ]
+        pairs = dict(zip(order, zip(*cut, strict=True), strict=True))
+        self._own = pairs.pop(number)
+        return {other: self._sealed(other, seed + key) for other, (seed, key) in pairs.items()}
+
+    def masked(self, values: Numbers, sealed: Mapping[int, bytes]) -> Numbers:
+        """``values`` under the masks of all who have shared; uniform for who does not know these.
+
+        Args:
+            values: uint64, of the same length at all members.
+            sealed: what each other member has sealed for this one.
+        """
+        if not self._all or self._arrived:
+            raise PerfedError("this member has no shares of the others, or has given its numbers already")
+        if strange := sealed.keys() - (self._all.keys() - {self.number}):
+            raise PerfedError(f"shares of {sorted(strange)}, which are no members")
+        if len(sealed) + 1 < self.needed:
+            raise PerfedError(f"{len(sealed) + 1} members have shared; a sum needs {self.needed}")
+        self._given = {other: self._unsealed(other, content) for other, content in sealed.items()}
+        self._given[self.number] = self._own
+        self._arrived = True
+        total = values + _stream(_derived(self._seed, self.context, _OWN), len(values))
+        for other in sealed:
+            secret = self._mask.exchange(X25519PublicKey.from_public_bytes(self._all[other].mask))
+            total += _between(self.number, other, secret, self.context, len(values))
+        return total
+
+    def unmask(self, arrived: Collection[int]) -> dict[int, bytes]:
+        """A share of each member who has shared: of its seed where its numbers have ``arrived``, else of its mask key.
+
+        It is given once.
+        """
+        asked = set(arrived)
+        if self._opened:
+            raise PerfedError("this member has opened a sum already")
+        if not asked <= self._given.keys() or len(asked) < self.needed:
+            raise PerfedError(f"a sum of {sorted(asked)}; {self.needed} of {sorted(self._given)} are needed")
+        self._opened = True
+        return {other: seed if other in asked else key for other, (seed, key) in self._given.items()}
+
+    def _box(self, other: int) -> AESGCM:
+        secret = self._seal.exchange(X25519PublicKey.from_public_bytes(self._all[other].seal))
+        return AESGCM(_derived(secret, self.context, _SEAL))
+
+    def _sealed(self, other: int, content: bytes) -> bytes:
+        nonce = urandom(_NONCE)
+        return nonce + self._box(other).encrypt(nonce, content, b"%d to %d" % (self.number, other))
+
+    def _unsealed(self, other: int, content: bytes) -> tuple[bytes, bytes]:
+        try:
+            who = b"%d to %d" % (other, self.number)
+            plain = self._box(other).decrypt(content[:_NONCE], content[_NONCE:], who)
+        except (InvalidTag, ValueError):
+            raise PerfedError(f"what member {other} has sealed was changed") from None
+        half = len(plain) // 2
+        return plain[:half], plain[half:]
+
+
+def opened(
+    context: bytes,
+    needed: int,
+    keys: Mapping[int, Keys],
+    arrived: Mapping[int, Numbers],
+    shares: Mapping[int, Mapping[int, bytes]],
+) -> Numbers:
+    """The sum of what the members in ``arrived`` have put in, modulo 2^64.
+
+    Args:
+        context, needed: as the members have them.
+        keys: of all members who have shared.
+        arrived: masked numbers, by member.
+        shares: what each member that still answers has given (:meth:`Member.unmask`).
+
+    Raises:
+        PerfedError: fewer than ``needed`` have given shares, or they are wrong; says of whom.
+    """
+    if len(shares) < needed:
+        raise PerfedError(f"{len(shares)} of {len(keys)} gave their shares, and a sum needs {needed}")
+    givers = sorted(shares)[:needed]
+    length = len(next(iter(arrived.values())))
+    total = sum(arrived.values(), np.zeros(length, np.uint64))
+    for member, known in keys.items():
+        secret = _combined(member, [shares[giver].get(member, b"") for giver in givers])
+        if member in arrived:
+            if hashlib.sha256(secret).digest() != known.commitment:
+                raise PerfedError(f"the shares of member {member}'s seed are wrong")
+            total -= _stream(_derived(secret, context, _OWN), length)
+            continue
+        key = X25519PrivateKey.from_private_bytes(secret)
+        if key.public_key().public_bytes_raw() != known.mask:
+            raise PerfedError(f"the shares of member {member}'s key are wrong")
+        total += _owed(member, key, keys, arrived, context, length)
+    return total
+
+
+def _owed(
+    member: int, key: X25519PrivateKey, keys: Mapping[int, Keys], arrived: Iterable[int], context: bytes, length: int
+) -> Numbers:
+    """The masks that ``member``, who has dropped out, would have added; they cancel what the others have added."""
+    total = np.zeros(length, np.uint64)
+    for other in arrived:
+        secret = key.exchange(X25519PublicKey.from_public_bytes(keys[other].mask))
+        total += _between(member, other, secret, context, length)
+    return total
+
+
+def unhex(text: object, what: str) -> bytes:
+    """Bytes of a hexadecimal text that came over a wire.
+
+    Raises:
+        PerfedError: it is none; says ``what`` it should be.
+    """
+    try:
+        if not isinstance(text, str):
+            raise ValueError
+        return bytes.fromhex(text)
+    except ValueError:
+        raise PerfedError(f"{what} are a hexadecimal text") from None
+
+
+def _combined(member: int, found: list[bytes]) -> bytes:
+    try:
+        if len({len(share) for share in found}) > 1 or len(found[0]) < 20:
+            raise ValueError
+        secret = combine_shares(found)
+    except (ValueError, IndexError, TypeError):
+        secret = b""
+    if len(secret) != _SEED:
+        raise PerfedError(f"the shares of member {member}'s secret are wrong")
+    return secret
+
+
+def _between(member: int, other: int, secret: bytes, context: bytes, length: int) -> Numbers:
+    """What ``member`` adds for ``other``: the lower number adds the mask, the higher one subtracts it."""
+    mask = _stream(_derived(secret, context, _MASK), length)
+    return mask if member < other else -mask
+
+
+def _derived(secret: bytes, context: bytes, purpose: bytes) -> bytes:
+    """A key of 32 bytes for one purpose in one sum."""
+    return HKDF(SHA256(), 32, salt=None, info=purpose + b"\x00" + context).derive(secret)
+
+
+def _stream(key: bytes, length: int) -> Numbers:
+    """``length`` numbers that look uniform to who does not have ``key``: AES-256 in counter mode."""
+    cipher = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
+    return np.frombuffer(cipher.update(bytes(8 * length)) + cipher.finalize(), np.uint64)

@@ -1,0 +1,176 @@
+"""The server's end of secure aggregation: one exchange as four, of which it learns the sum of the replies alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from perfed.engine.flower.checks import REFUSED, Expected, wrong_header, wrong_reply
+from perfed.engine.flower.journal import Journal
+from perfed.engine.flower.masking import context_of
+from perfed.engine.flower.masks import Keys, opened, unhex
+from perfed.engine.flower.message import pack, unpack
+from perfed.engine.flower.sum_form import Void
+from perfed.engine.flower.transport import Answer, Transport
+from perfed.engine.flower.wire import MASKED, SUM, wrong_metrics
+from perfed.errors import PerfedError, shorten_list
+
+OPENING = 5000
+"""What is added to the number of an exchange for the journal's file of the shares that have opened its sum."""
+_MEMBERS = ""  # "site" of the answer that keeps who is a member of the sum
+
+Message = Callable[[str, Mapping[str, Any]], bytes]
+"""What a site is asked to do, from its name and the field ``secure``."""
+
+
+class SecureSum:
+    """One exchange whose replies are summed.
+
+    Args:
+        transport: the network.
+        journal: keeps masked replies before the sum is opened, and the shares that have opened it.
+        run, sequence: of the exchange.
+        needed: replies that make a sum.
+        seconds: longest time of each of the four exchanges.
+    """
+
+    def __init__(
+        self, transport: Transport, journal: Journal, run: str, sequence: int, needed: int, seconds: float
+    ) -> None:
+        self._transport, self._journal, self._seconds = transport, journal, seconds
+        self._run, self._sequence, self._needed = run, sequence, needed
+
+    def replies(self, sites: Sequence[str], message: Message, expected: Mapping[str, Expected]) -> list[Answer]:
+        """An answer for each site: its masked reply, or why it has dropped out; then one that names the members.
+
+        Args:
+            sites: that are asked.
+            message: what each is asked to do.
+            expected: of the reply of each.
+        """
+        attempt, failed = uuid4().hex[:16], list[Answer]()
+        heard = self._said({site: {"kind": "keys", "asked": len(sites)} for site in sites}, attempt, "keys", failed)
+        numbers = {site: number for number, site in enumerate(sorted(heard), start=1)}
+        if len(heard) < self._needed:
+            return failed
+        keys = {str(numbers[site]): found for site, found in heard.items()}
+        asked = {site: {"kind": "shares", "number": numbers[site], "keys": keys} for site in heard}
+        sealed = self._said(asked, attempt, "sealed", failed)
+        if len(sealed) < self._needed:
+            return failed
+        messages = {}
+        for site in sealed:
+            mine = {str(numbers[other]): of.get(str(numbers[site])) for other, of in sealed.items() if other != site}
+            messages[site] = message(site, {"attempt": attempt, "sealed": mine})
+        answers = [_usable(answer, expected[answer.site], attempt) for answer in self._exchange(messages)]
+        named = {"attempt": attempt, "numbers": {site: numbers[site] for site in sealed}, "keys": keys}
+        return [*failed, *answers, Answer(_MEMBERS, pack(named, {}), "", 0.0)]
+
+    def opened(self, answers: Sequence[Answer], asked: int) -> Tensor:
+        """The sum of the masked replies in ``answers`` of ``asked`` sites, int64.
+
+        Raises:
+            Void: too few replies, or too few of the sites that have replied help to open the sum.
+        """
+        bodies = {a.site: a.body for a in answers if a.body is not None and a.site != _MEMBERS}
+        if len(bodies) < self._needed:
+            gone = [answer.error for answer in answers if answer.body is None]
+            left = f"{asked - len(gone)} of {asked} sites are left, and a sum needs {self._needed}"
+            raise Void(f"{left}: {shorten_list(gone, 3)}")
+        named = unpack(next(a.body for a in answers if a.site == _MEMBERS and a.body is not None))[0]
+        numbers: dict[str, int] = named["numbers"]
+        shares = self._shares(named["attempt"], {site: numbers[site] for site in bodies})
+        keys = {number: Keys.of(named["keys"][str(number)]) for number in numbers.values()}
+        context = context_of(self._run, self._sequence, named["attempt"])
+        masked = {numbers[site]: unpack(body)[1][MASKED].numpy().view(np.uint64) for site, body in bodies.items()}
+        try:
+            total = opened(context, self._needed, keys, masked, shares)
+        except PerfedError as error:
+            raise Void(str(error)) from None
+        return torch.from_numpy(total.view(np.int64))
+
+    def _shares(self, attempt: str, arrived: Mapping[str, int]) -> dict[int, dict[int, bytes]]:
+        """By member what it gives of the others' secrets; they are asked once, whatever becomes of the server."""
+        answers = self._journal.answers(self._sequence + OPENING)
+        if answers is None:
+            content = {"kind": "unmask", "arrived": sorted(arrived.values())}
+            answers, helped = [], 0
+            for answer in self._exchange(self._messages(dict.fromkeys(arrived, content), attempt)):
+                answers.append(_said(answer, self._run, "shares"))
+                helped += answers[-1].body is not None
+                if helped >= self._needed:
+                    break
+            self._journal.write(self._sequence + OPENING, answers)
+        found: dict[int, dict[int, bytes]] = {}
+        for answer in answers:
+            if answer.body is not None:
+                plain = unpack(answer.body)[0]["shares"]
+                found[arrived[answer.site]] = {int(other): unhex(text, "shares") for other, text in plain.items()}
+        return found
+
+    def _said(
+        self, content: Mapping[str, Mapping[str, Any]], attempt: str, field: str, failed: list[Answer]
+    ) -> dict[str, Any]:
+        """The field of each site's reply to its message; sites without one are added to ``failed``."""
+        answers = [_said(a, self._run, field) for a in self._exchange(self._messages(content, attempt))]
+        failed += [answer for answer in answers if answer.body is None]
+        return {a.site: unpack(a.body)[0][field] for a in answers if a.body is not None}
+
+    def _messages(self, content: Mapping[str, Mapping[str, Any]], attempt: str) -> dict[str, bytes]:
+        fields = {"run": self._run, "sequence": self._sequence, "attempt": attempt}
+        return {site: pack({**found, **fields}, {}) for site, found in content.items()}
+
+    def _exchange(self, messages: Mapping[str, bytes]) -> Iterator[Answer]:
+        return self._transport.exchange(messages, self._seconds, self._needed)
+
+
+def _said(answer: Answer, run: str, field: str) -> Answer:
+    """The answer, or a failure in its place where its header lacks ``field``, or it holds what none should."""
+    if answer.body is None:
+        return answer
+    try:
+        header, _ = unpack(answer.body)
+        if "error" in header:
+            problem = f"site '{answer.site}': {str(header['error'])[:500]}"
+        else:
+            wrong = wrong_header(header, {"site": answer.site, "run": run}) or _wrong_field(header, field)
+            problem = f"{REFUSED}the reply of site '{answer.site}': {wrong}" if wrong else ""
+    except PerfedError as error:
+        problem = f"{REFUSED}the reply of site '{answer.site}': {error}"
+    return Answer(answer.site, None, problem, answer.seconds) if problem else answer
+
+
+def _wrong_field(header: Mapping[str, Any], field: str) -> str | None:
+    """Why the field is none of keys, sealed shares or shares."""
+    value = header.get(field)
+    if field == "keys":
+        try:
+            Keys.of(value)
+        except PerfedError as error:
+            return str(error)
+        return None
+    good = isinstance(value, dict) and all(name.isdecimal() and isinstance(text, str) for name, text in value.items())
+    return None if good else f"{field} are texts by number of member"
+
+
+def _usable(answer: Answer, expected: Expected, attempt: str) -> Answer:
+    """The answer, or a failure in its place where it is no masked reply of this attempt."""
+    if answer.body is None:
+        return answer
+    try:
+        header, tree = unpack(answer.body)
+        if "error" in header:
+            problem = f"site '{answer.site}': {str(header['error'])[:500]}"
+        else:
+            wrong = wrong_header(header, {SUM: attempt})
+            found = f"the reply of site '{answer.site}': {wrong}" if wrong else None
+            found = found or wrong_reply(answer.site, header, tree, expected) or wrong_metrics(header)
+            problem = f"{REFUSED}{found}" if found else ""
+    except PerfedError as error:
+        problem = f"{REFUSED}the reply of site '{answer.site}': {error}"
+    return Answer(answer.site, None, problem, answer.seconds) if problem else answer

@@ -1,0 +1,112 @@
+"""The ``[secure_aggregation]`` table: the server gets sums over clients, and no client's reply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from pydantic import BaseModel, Field
+from torch import Tensor
+
+from perfed.codec import flatten
+from perfed.errors import PerfedError
+from perfed.maths.sums import CountedSums, FixedPoint, SingleReplies, Term, hidden
+from perfed.participation.settings import Participation
+from perfed.settings import STRICT
+
+LOSS, TRAINED = ":loss", ":trained"
+"""Beside the entries of a reply: the mean training loss, 0 where nothing was trained, and whether something was."""
+ALWAYS: tuple[Term, ...] = ((LOSS,), (TRAINED,))
+"""Terms of every sum."""
+
+
+class SecureAggregation(BaseModel):
+    """Replies are summed over clients under masks (Bonawitz et al. 2017); the server sees the sums alone.
+
+    A sum is that of the replies' values rounded to multiples of ``2^-bits``, so that each differs from the plain one
+    by at most ``2^-(bits + 1)`` for each client. A weighted mean, whose weights are numbers of samples, differs by at
+    most ``2^-(bits + 1)`` in all.
+
+    Example:
+        >>> SecureAggregation(threshold=3).needed(4, 4), SecureAggregation().needed(9, 9)
+        (3, 5)
+    """
+
+    model_config = STRICT
+
+    threshold: int | None = Field(
+        None,
+        ge=2,
+        description="fewest clients whose replies make a sum; never fewer than more than half of those asked",
+    )
+    bits: int = Field(24, ge=8, le=40, description="binary digits behind the point of what is summed")
+
+    def needed(self, asked: int, usual: int) -> int:
+        """How many clients a sum needs: with more than half of all, no two sums can be opened at once.
+
+        Args:
+            asked: how many are asked.
+            usual: how many a round asks, before any has dropped out.
+        """
+        return max(self.threshold or 2, max(asked, usual) // 2 + 1)
+
+    def numbers(self, clients: int) -> FixedPoint:
+        """How values are rounded where at most ``clients`` are summed."""
+        return FixedPoint(self.bits, clients)
+
+    def check(self, participation: Participation, clients: int, by_name: bool) -> None:
+        """Refuse what cannot be summed.
+
+        Args:
+            participation: of the run.
+            clients: how many there are.
+            by_name: whether clients share columns by name, so that each has replies of its own columns.
+
+        Raises:
+            PerfedError: a policy that chooses among replies, replies of each client's own columns, or a round with too
+                few clients.
+        """
+        if by_name:
+            raise SingleReplies("single replies for columns that clients share by name (data.columns = 'named')")
+        if participation.policy != "uniform":
+            raise PerfedError(
+                f"participation.policy = '{participation.policy}' chooses among the replies that have come, and "
+                "secure aggregation knows their sum alone; allowed: uniform"
+            )
+        count = participation.count(clients)
+        if count < self.needed(count, count):
+            raise PerfedError(
+                f"secure_aggregation.threshold: a round asks {count} of {clients} clients, and a sum needs "
+                f"{self.needed(count, count)}; allowed: at most the clients of a round, of which there must be two"
+            )
+
+
+def with_loss(content: Mapping[str, Any], losses: Tensor) -> dict[str, Any]:
+    """Stacked replies with what is always summed, from the training losses ``(clients,)``, NaN where there is none."""
+    trained = torch.isfinite(losses)
+    return {**content, LOSS: torch.where(trained, losses.double(), 0.0), TRAINED: trained.double()}
+
+
+def only_sums(content: Mapping[str, Any], counted: CountedSums) -> dict[str, Any]:
+    """Stacked replies that are here as what only their sums are known of.
+
+    Raises:
+        SingleReplies: an entry whose shapes differ between clients.
+    """
+    odd = next((name for name, value in _flat(content) if isinstance(value, list)), None)
+    if odd is not None:
+        raise SingleReplies(f"'{odd}', whose shapes differ between clients")
+    return hidden({path: (value.shape, value.dtype) for path, value in flatten(content).items()}, counted)
+
+
+def mean_loss(total: Tensor, trained: Tensor) -> Tensor:
+    """The mean training loss of those clients that have trained; NaN where none has."""
+    return torch.where(trained > 0, total / trained, torch.nan)
+
+
+def _flat(content: Mapping[str, Any], path: str = "") -> Sequence[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in content.items():
+        found += _flat(value, f"{path}{name}/") if isinstance(value, Mapping) else [(f"{path}{name}", value)]
+    return found
