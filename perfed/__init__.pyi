@@ -20,8 +20,8 @@ from perfed.placement import PERSONAL, SHARED
 from perfed.registry import register
 from perfed.run.callback import Callback
 from perfed.run.run import Run
+from perfed.run.saved_site import load_site
 from perfed.run.settings import Evaluation
-from perfed.run.site import load_site
 
 __version__: str
 

@@ -23,7 +23,8 @@ from perfed.experiment.kept_models import KeptModels
 from perfed.experiment.start import opened
 from perfed.run.card import card, is_card_of, shown_metrics
 from perfed.run.export import FORMATS, export
-from perfed.run.site import DOMAIN, FACTS, SiteModel, joined_sites, load_site
+from perfed.run.saved_site import joined_sites, load_site
+from perfed.run.site import DOMAIN, FACTS, SiteModel
 from perfed.system import write_atomic
 
 _TARGET = "y"

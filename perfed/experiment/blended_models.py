@@ -31,7 +31,8 @@ from perfed.run.directory import RunDirectory, plain
 from perfed.run.estimator_site import EstimatorSite
 from perfed.run.own_model import facts_of
 from perfed.run.run import Run
-from perfed.run.site import SiteModel, joined_sites, load_site
+from perfed.run.saved_site import joined_sites, load_site
+from perfed.run.site import SiteModel
 from perfed.run.summary import versions
 
 

@@ -19,11 +19,13 @@ from perfed.plugins import BLEND
 from perfed.run.directory import plain
 from perfed.run.estimator_site import EstimatorSite, keep_estimator, kept_estimator
 from perfed.run.onnx_table import onnx_package
-from perfed.run.site import DOMAIN, FACTS, PARTS, TABLE, SiteModel, load_site
+from perfed.run.site import DOMAIN, FACTS, TABLE, SiteModel, load_network
 from perfed.run.site_facts import FORMAT, read_facts
 from perfed.system import write_atomic
 
 ESTIMATOR, SCALE = "model.skops", "scale.json"
+PARTS = "parts"
+"""Folder of the models that a mixture is of."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,10 +88,10 @@ class BlendSite(SiteModel):
 
 
 def load_blend(place: Path, trust: bool = False) -> BlendSite:
-    """Return the mixture that :meth:`BlendSite.save` wrote into ``place``; parameters as of ``load_site``.
+    """Return the mixture that :meth:`BlendSite.save` wrote into ``place``; parameters as of :func:`perfed.load_site`.
 
     Raises:
-        PerfedError: as ``load_site``.
+        PerfedError: as :func:`perfed.load_site`.
     """
     facts = read_facts(place / FACTS)
     folders = sorted((place / PARTS).iterdir(), key=lambda folder: int(folder.name))
@@ -117,7 +119,7 @@ def _keep(part: SiteModel, folder: Path) -> None:
 
 def _kept(folder: Path, trust: bool) -> SiteModel:
     if not (folder / ESTIMATOR).exists():
-        return load_site(folder, trust)
+        return load_network(folder, trust)
     facts = read_facts(folder / FACTS)
     try:
         known = json.loads((folder / SCALE).read_text(encoding="utf-8"))

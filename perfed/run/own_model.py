@@ -25,7 +25,8 @@ from perfed.run.callbacks.best import BestModels
 from perfed.run.card import data_facts, metrics_with_intervals, today
 from perfed.run.client_module import ClientModule
 from perfed.run.directory import plain
-from perfed.run.site import SiteModel, joined_sites, load_site
+from perfed.run.saved_site import joined_sites, load_site
+from perfed.run.site import SiteModel
 from perfed.run.summary import versions
 from perfed.training.cohort import Cohort
 

@@ -29,8 +29,6 @@ from perfed.run.site_facts import FORMAT, read_facts
 from perfed.system import write_atomic
 
 FACTS, NETWORK, PROGRAM, TABLE = "site.json", "network.safetensors", "network.pt2", "table.zip"
-PARTS = "parts"
-"""Folder of the models that a site's model is a mixture of (:mod:`perfed.run.blend_site`)."""
 EXAMPLES = 3
 """Samples that a model is traced with."""
 DOMAIN = "domain"
@@ -230,39 +228,12 @@ class SiteModel:
         return place
 
 
-def load_site(path: Path | str, trust: bool = False) -> SiteModel:
-    """Return the model that :meth:`SiteModel.save` wrote into ``path``.
-
-    No code in the files is run, unless they are trusted: ``network.pt2``, which is a network that is more than
-    operations of torch or one that an earlier perfed wrote, and a pickled preprocessing run what they hold.
-
-    Args:
-        path: the folder.
-        trust: whether to read such files.
+def load_network(place: Path, trust: bool = False) -> SiteModel:
+    """Return the site's model whose one network is in ``place``; parameters as of :func:`perfed.load_site`.
 
     Raises:
-        PerfedError: there is none, its files are damaged, or they could run code and are not trusted.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> from perfed import start, validate
-        >>> table = {"method": "fedavg", "rounds": 1, "data": {"name": "digits"}, "model": {"head": "linear"}}
-        >>> run = start(validate(table))
-        >>> _ = run.execute()
-        >>> site = run.site(run.federation.clients[0].id)
-        >>> with TemporaryDirectory() as folder:
-        ...     again = load_site(site.save(f"{folder}/site"))
-        >>> x = run.federation.clients[0].test.x
-        >>> bool((again.predict_proba(x) == site.predict_proba(x)).all())
-        True
+        PerfedError: as :func:`perfed.load_site`.
     """
-    place = Path(path)
-    if not (place / FACTS).exists():
-        raise PerfedError(f"{place}: no site's model here ({FACTS} is missing)")
-    if (place / PARTS).is_dir():
-        from perfed.run.blend_site import load_blend  # which is made of such models
-
-        return load_blend(place, trust)
     facts = read_facts(place / FACTS)
     table = TablePreprocessor.load(place / TABLE, trust) if facts["columns"] is not None else None
     return SiteModel(_read_network(place, facts, trust), facts, table)
@@ -305,17 +276,6 @@ def quiet(name: str) -> Iterator[None]:
             yield
     finally:
         logger.setLevel(before)
-
-
-def joined_sites(path: Path) -> dict[str, Path]:
-    """Return where the models of the sites are that have joined the run in ``path`` (``perfed join``), by name."""
-    found = {}
-    for file in sorted(path.glob(f"joined/*/{FACTS}")):
-        try:
-            found[str(json.loads(file.read_text(encoding="utf-8"))["site"])] = file.parent
-        except (OSError, ValueError, KeyError, TypeError):  # what is wrong is said where it is loaded
-            found[file.parent.name] = file.parent
-    return found
 
 
 def write_program(program: ExportedProgram, file: Path, texts: dict[str, str] | None = None) -> None:

@@ -21,7 +21,7 @@ from perfed.experiment.config import validate
 from perfed.maths.blending import Chances, learnt
 from perfed.run import predictions
 from perfed.run.export import export, onnx_file
-from perfed.run.site import load_site
+from perfed.run.saved_site import load_site
 from perfed.testing.federations import survival
 
 SMALL = (
