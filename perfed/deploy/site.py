@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfed.data.site_data import problems
+from perfed.data.site_data import problems, site_data
 from perfed.deploy.leaving import check_stays
 from perfed.deploy.part import Part, same_study, table_options
 from perfed.deploy.policy import Policy
@@ -47,8 +47,8 @@ def check_site(settings: SiteSettings) -> None:
     """Look at the site's data and its connection before anything starts.
 
     Raises:
-        PerfedError: a site that has left, data that do not fit the study that the site knows, no file, a study that the
-            policy does not allow, or a server that will not take it.
+        PerfedError: a site that has left, data that do not fit the study that the site knows, no file, a study or data
+            that the policy does not allow, or a server that will not take it.
     """
     check_stays(settings.folder)
     if not settings.data.exists():
@@ -56,13 +56,16 @@ def check_site(settings: SiteSettings) -> None:
     part = Part.of(settings.folder, settings.name, settings.data)
     study = settings.study or (None if part is None else part.study)
     if study is not None:
-        options = table_options(read(study, "the study"))
+        experiment = read(study, "the study")
+        settings.policy.check_study(experiment)
+        options = table_options(experiment)
         going_on = part is not None and same_study(part.study, study)
         agreement = part.agreement if part is not None and going_on else None
         found = problems(settings.name, settings.data, options, agreement)
         if found:
             raise PerfedError("\n".join(found))
         settings.policy.check(allowed_in(study))
+        settings.policy.check_data(site_data(settings.name, settings.data, options))
 
 
 def run_site(settings: SiteSettings, note: Note, stop: threading.Event) -> None:

@@ -15,6 +15,7 @@ from perfed.deploy.leaving import left, said
 from perfed.deploy.part import Part, facts_by, own_modules, same_study, table_options, told_by
 from perfed.deploy.policy import Policy
 from perfed.deploy.server_files import app_hash
+from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.audit_log import OutgoingLog
 from perfed.engine.flower.hash_chain import LOG
 from perfed.engine.flower.masking import KINDS
@@ -127,7 +128,7 @@ class Station:
             return pack({"kind": "error", "site": self._name, "error": str(error), **error.held}, {})
         except Exception as error:  # whatever failed, its words may say something of the rows
             self._note(detail(error))
-            return pack({"kind": "error", "site": self._name, "error": str(said_of(error))}, {})
+            return pack({"kind": "error", "site": self._name, "error": said_of(error)}, {})
 
     def _answered(self, header: Mapping[str, Any], data: bytes) -> bytes:
         if self._left:
@@ -151,8 +152,11 @@ class Station:
         known = run in self._told
         self._told.add(run)
         if kind == "study":
+            self._policy.check_study(read(study, "the study"))
             with refusing(Said.DATA):
-                self._read = {study: site_data(self._name, self._data, table_options(read(study, "the study")))}
+                found = site_data(self._name, self._data, table_options(read(study, "the study")))
+                self._policy.check_data(found)
+                self._read = {study: found}
                 told = told_by(self._read[study])
             return pack({"kind": "told", **fields, **held, "told": told}, {})
         if held and not (known and header.get("ended") == held["busy"]):
@@ -183,14 +187,21 @@ class Station:
             part.federation  # noqa: B018 - which finds out whether the data fit
         with refusing(Said.UNFIT):
             allowed = part.allowed
-        with refusing(Said.POLICY):
-            self._policy.check(allowed)
+        self._consents(part, allowed)
         if self._store is not None:
             self._store.close()
         self._store = self._site = None
         part.write(self._folder)
         self._part = part
         self._note(f"takes part in run {part.run}: {part.experiment.method}, {part.experiment.rounds} rounds")
+
+    def _consents(self, part: Part, allowed: Allowed) -> None:
+        """Refuse what the policy does not allow as it is now: of the study, of its rehearsal, of the site's data."""
+        self._policy.check_study(part.experiment)
+        self._policy.check(allowed)
+        with refusing(Said.DATA):
+            own = part.own or site_data(self._name, self._data, table_options(part.experiment))
+            self._policy.check_data(own)
 
     def _at(self, run: str) -> Site:
         """The site's part of the run, which is read and prepared once."""
@@ -200,8 +211,7 @@ class Station:
         if self._site is None:
             if self._study is not None and not same_study(part.study, self._study):  # it was started again with another
                 raise Refused(Said.STUDY)
-            with refusing(Said.POLICY):
-                self._policy.check(part.allowed)
+            self._consents(part, part.allowed)
             (client,) = part.federation
             self._store = part.states(self._folder)
             self._site = Site(

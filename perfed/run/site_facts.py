@@ -71,6 +71,7 @@ class _Facts(_Strict):
     date: str
     metrics: _Metrics
     joined: int | None = None
+    contributors: dict[str, int | None] | None = None
 
 
 def read_facts(file: Path) -> dict[str, Any]:
