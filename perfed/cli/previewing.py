@@ -96,6 +96,8 @@ def _whole(shown: Preview) -> Iterator[str]:
     for entry in shown.entries:
         shape = "x".join("?" if length is None else str(length) for length in entry["shape"]) or "1"
         yield f"  {entry['name']}: {shape} {entry['dtype']}"
+    for name in shown.summed:
+        yield f"  under masks, of which the server gets the sum over the sites: {name.removeprefix(':')}"
     yield f"  the metrics {', '.join(shown.metrics)} of your model on your test rows"
     yield "and your site's name, and a fixed sentence where something fails"
     yield f"hash of all this, for --consent: {shown.digest}"

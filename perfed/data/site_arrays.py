@@ -111,6 +111,14 @@ class SeenSplit:
         return SplitFacts(self.samples, *self.shapes, held, domains, self.events)
 
 
+def counted(y: NDArray[Any], task: Task) -> tuple[int, dict[str, int] | None]:
+    """How many targets there are, and of each class that has some; ``None`` where they are no classes."""
+    if task != "classification":
+        return len(y), None
+    classes, counts = np.unique(y, return_counts=True)
+    return len(y), dict(zip(map(str, classes.tolist()), counts.tolist(), strict=True))
+
+
 def _by_position(at: NDArray[np.int64], counts: NDArray[np.int64]) -> tuple[int, ...]:
     found = np.zeros(int(at.max(initial=-1)) + 1, np.int64)
     found[at] = counts
@@ -202,6 +210,10 @@ class SiteArrays:
             check_finite(f"client '{self.site}': train", values)
             sums = Sums.of(values)
         return scanned(self.site, self.parts, self.names, self.task, sums)
+
+    def counts(self) -> tuple[int, dict[str, int] | None]:
+        """How many samples there are to train on, and of each class that has some."""
+        return counted(np.asarray(self.parts["train"][1]), self.task)
 
     def told(self, fewest: int = 1) -> SiteMetadata:
         """Return what the site tells before it trains; arrays have no categories, of which ``fewest`` speaks.

@@ -25,6 +25,9 @@ class SiteData(Protocol):
     def told(self, fewest: int = 1) -> SiteMetadata:
         """What the site tells before it trains; of categories those that at least ``fewest`` of its rows hold."""
 
+    def counts(self) -> tuple[int, dict[str, int] | None]:
+        """How many rows there are to train on, and of each class that has some; ``None`` where there are no classes."""
+
     def faults(self, agreement: FederationSchema) -> list[str]:
         """What keeps the site from the agreement, a line each."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from perfed.deploy.part import Part
@@ -38,7 +38,7 @@ class _Here(Server):
 
 class _OwnModel(OwnModels):
     def __init__(self, part: Part, folder: Path) -> None:
-        self.name = part.experiment.method
+        self.name, self._sites = part.experiment.method, part.experiment.data.options["files"]
         self.here = _Here(part, folder)
         self.server = self.here
 
@@ -46,6 +46,11 @@ class _OwnModel(OwnModels):
     def done(self) -> int:
         """The round that the model is of."""
         return int(self.here.header["round"])
+
+    @property
+    def contributors(self) -> Mapping[str, int | None]:
+        """The sites of the study; who was used in which round, the server knows alone."""
+        return dict.fromkeys(sorted(self._sites))
 
     @property
     def taken(self) -> BestModels:

@@ -95,14 +95,20 @@ def site_files(deployment: Deployment, study: Experiment, site: str, credentials
         "app": _app(study),
         "told": "; ".join(told_before(study)) or "nothing",
         "sent": "\n".join(f"  * `{name}`" for name in entries_sent(study)) or "  * nothing",
+        "masks": "" if study.secure_aggregation is None else _MASKS,
         "files": "" if credentials is None else _files(site, credentials),
         "key_leaves": "" if credentials is None else " With every call a signature made with its key, never the key.",
         "tls_failures": "" if credentials is None else _TLS_FAILURES,
     }
     folder = f"sites/{site}"
     unit = filled("perfed-site.service", values)
-    page = filled("site.md", values)
-    return {f"{folder}/README.md": page, f"{folder}/perfed-site.service": unit, f"{folder}/study.toml": study.to_toml()}
+    page, policy = filled("site.md", values), filled("policy.toml", values)
+    found = {"README.md": page, "perfed-site.service": unit, "study.toml": study.to_toml(), "policy.toml": policy}
+    return {f"{folder}/{name}": content for name, content in found.items()}
+
+
+_MASKS = """
+  All of these leave under masks (secure aggregation): the server gets their sums over the sites, and no site's own."""
 
 
 def _calls(host: str) -> str:

@@ -6,26 +6,24 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, PositiveInt, ValidationError
+from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
+from perfed.data.site_data import SiteData
 from perfed.engine.flower.allowed import Allowed
+from perfed.engine.flower.refusal import Refused, Said
 from perfed.errors import PerfedError, did_you_mean, first_problem, shorten_list
+from perfed.experiment.config import Experiment
 from perfed.settings import LISTED, STRICT
 
 _Names = Annotated[tuple[str, ...], LISTED]
+_Lacking = tuple[str, Sequence[str], str]
+"""A key, what is needed beyond it, and what it allows."""
 
 
 class Policy(BaseModel):
     """It narrows what the study's own rehearsal gives, and never widens it: a key that is not there allows all.
-
-    Attributes:
-        programs: that may run here; those of the engine begin with a colon.
-        entries: that may be in replies, as the site's page names them; ``*`` stands for any characters.
-        metrics: that may be told.
-        rounds: most of a study.
-        bytes: most of one reply's tensors.
 
     Example:
         >>> Policy.model_validate({"programs": ["train", "personalise"], "rounds": 50}).rounds
@@ -34,11 +32,16 @@ class Policy(BaseModel):
 
     model_config = STRICT
 
-    programs: _Names | None = None
-    entries: _Names | None = None
-    metrics: _Names | None = None
-    rounds: PositiveInt | None = None
-    bytes: PositiveInt | None = None
+    methods: _Names | None = Field(None, description="methods that may run here; * stands for any characters")
+    programs: _Names | None = Field(None, description="programs that may run here; those of the engine begin with ':'")
+    entries: _Names | None = Field(None, description="what may be in replies, or in sums of them, as the page names it")
+    metrics: _Names | None = Field(None, description="metrics that may be told")
+    rounds: PositiveInt | None = Field(None, description="most rounds of a study")
+    bytes: PositiveInt | None = Field(None, description="most bytes of one reply's tensors")
+    rows: PositiveInt | None = Field(None, description="fewest rows to train on with which this site takes part")
+    rows_per_class: PositiveInt | None = Field(None, description="fewest of them of each class that has some")
+    epsilon: float | None = Field(None, gt=0, description="most that a study may spend of it, by its table [privacy]")
+    secure_aggregation: bool = Field(False, description="whether replies may leave under masks alone")
 
     @classmethod
     def read(cls, file: Path) -> Self:
@@ -59,28 +62,80 @@ class Policy(BaseModel):
             raise PerfedError(f"--policy {file}: cannot be read: {error}") from None
 
     def check(self, study: Allowed) -> None:
-        """Refuse a study that needs more than the policy allows.
+        """Refuse a study whose rehearsal needs more than the policy allows.
 
         Raises:
-            PerfedError: it does; names what.
+            Refused: it does; names what. The server is told the key.
         """
-        for key, lacking, allowed in self._lacking(study):
-            if lacking:
-                raise PerfedError(
-                    f"the policy of this site does not allow what the study needs: {key}: {shorten_list(lacking)}; "
-                    f"allowed: {allowed}"
-                )
+        _refuse(self._beyond(study))
 
-    def _lacking(self, study: Allowed) -> Iterator[tuple[str, Sequence[str], str]]:
-        """Of each key what the study needs beyond it, and what it allows."""
+    def check_study(self, study: Experiment) -> None:
+        """Refuse a study that says itself that it needs more than the policy allows.
+
+        Raises:
+            Refused: as :meth:`check`.
+        """
+        _refuse(self._said(study))
+
+    def check_data(self, data: SiteData) -> None:
+        """Refuse to take part with so few rows; how many there are is not told.
+
+        Raises:
+            Refused: as :meth:`check`.
+        """
+        _refuse(self._few(data))
+
+    def _said(self, study: Experiment) -> Iterator[_Lacking]:
+        if self.methods is not None:
+            yield "methods", _others([study.method], self.methods), _list(self.methods)
+        if self.rounds is not None:
+            yield "rounds", _above(study.rounds, self.rounds), f"at most {self.rounds}"
+        if self.epsilon is not None:
+            privacy: Any = getattr(study, "privacy", None)
+            spent = None if privacy is None else privacy.epsilon
+            beyond = ["the study bounds none"] if spent is None else _above(spent, self.epsilon)
+            yield "epsilon", beyond, f"at most {self.epsilon:g}"
+        if self.secure_aggregation:
+            lacking = ["replies leave without masks"] if study.secure_aggregation is None else []
+            yield "secure_aggregation", lacking, "studies with the table [secure_aggregation]"
+
+    def _beyond(self, study: Allowed) -> Iterator[_Lacking]:
         for key, needed, patterns in (
             ("programs", study.programs, self.programs),
             ("entries", [*study.entries, "loss"], self.entries),
             ("metrics", study.measured, self.metrics),
         ):
             if patterns is not None:
-                lacking = [name for name in needed if not any(fnmatchcase(name, pattern) for pattern in patterns)]
-                yield key, lacking, ", ".join(patterns) or "none"
-        for key, number, most in (("rounds", study.rounds, self.rounds), ("bytes", study.bytes, self.bytes)):
-            if most is not None:
-                yield key, [str(number)] if number > most else [], f"at most {most}"
+                yield key, _others(needed, patterns), _list(patterns)
+        if self.bytes is not None:
+            yield "bytes", _above(study.bytes, self.bytes), f"at most {self.bytes}"
+
+    def _few(self, data: SiteData) -> Iterator[_Lacking]:
+        if self.rows is None and self.rows_per_class is None:
+            return
+        rows, classes = data.counts()
+        if self.rows is not None:
+            yield "rows", [f"{rows} to train on"] if rows < self.rows else [], f"at least {self.rows}"
+        if self.rows_per_class is not None:
+            fewest = self.rows_per_class
+            few = [f"{count} of class '{name}'" for name, count in (classes or {}).items() if count < fewest]
+            yield "rows_per_class", few, f"at least {self.rows_per_class} of each class that has some"
+
+
+def _refuse(found: Iterator[_Lacking]) -> None:
+    for key, lacking, allowed in found:
+        if lacking:
+            said = "the policy of this site does not allow what the study needs"
+            raise Refused(Said.POLICY, f"{said}: {key}: {shorten_list(lacking)}; allowed: {allowed}", key)
+
+
+def _others(needed: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    return [name for name in needed if not any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+def _above(number: float, most: float) -> list[str]:
+    return [f"{number:g}" if isinstance(number, float) else str(number)] if number > most else []
+
+
+def _list(patterns: Sequence[str]) -> str:
+    return ", ".join(patterns) or "none"

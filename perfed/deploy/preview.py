@@ -44,6 +44,7 @@ class Preview:
         entries: of its replies: ``name``, ``shape`` (``None`` for an axis that is not always the same) and ``dtype``.
         bytes: of its largest reply.
         metrics: names of what is measured of its model.
+        summed: products of entries of which the server gets sums over sites; empty where it gets the replies.
     """
 
     site: str
@@ -54,6 +55,7 @@ class Preview:
     entries: Sequence[Mapping[str, Any]]
     bytes: int
     metrics: Sequence[str]
+    summed: Sequence[str] = ()
 
     @classmethod
     def of(cls, site: str, data: Path, study: str) -> Preview:
@@ -72,7 +74,8 @@ class Preview:
         except PerfedError as error:
             why = str(error)
         allowed = allowed_in(study, told["task"]) if facts is None else part.allowed
-        return cls(site, study, told, facts, why, [_plain(*of) for of in allowed.sent], allowed.bytes, allowed.measured)
+        entries = [_plain(*of) for of in allowed.sent]
+        return cls(site, study, told, facts, why, entries, allowed.bytes, allowed.measured, allowed.summed)
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -86,13 +89,15 @@ class Preview:
         inputs = None if self.facts is None else self.facts["feature_names"]
         form = {"site": self.site, "study": asked(self.study), "told": told, "inputs": inputs}
         form |= {"entries": list(self.entries), "metrics": list(self.metrics)}
+        form |= {"summed": list(self.summed)} if self.summed else {}
         return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()[:16]
 
     def plain(self) -> dict[str, Any]:
         """All of it as JSON has it."""
         left = {"told": self.told, "facts": self.facts, "entries": list(self.entries), "bytes": self.bytes}
         named = {"site": self.site, "study": self.experiment.name}
-        return {**named, **left, "metrics": list(self.metrics), "consent": self.digest}
+        summed = {"summed": list(self.summed)} if self.summed else {}
+        return {**named, **left, **summed, "metrics": list(self.metrics), "consent": self.digest}
 
 
 def _alone(site: str, told: Mapping[str, Any], options: TableOptions) -> FederationSchema:

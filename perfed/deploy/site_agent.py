@@ -19,6 +19,7 @@ from perfed.deploy.part import Part, facts_by, own_modules, same_study, table_op
 from perfed.deploy.policy import Policy
 from perfed.deploy.server_files import app_hash
 from perfed.deploy.trial import allowed_in
+from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.audit_log import OutgoingLog
 from perfed.engine.flower.hash_chain import LOG
 from perfed.engine.flower.masking import KINDS
@@ -132,7 +133,7 @@ class Station:
             return pack({"kind": "error", "site": self._name, "error": str(error), **error.held}, {})
         except Exception as error:  # whatever failed, its words may say something of the rows
             self._note(detail(error))
-            return pack({"kind": "error", "site": self._name, "error": str(said_of(error))}, {})
+            return pack({"kind": "error", "site": self._name, "error": said_of(error)}, {})
 
     def _answered(self, header: Mapping[str, Any], data: bytes) -> bytes:
         if self._left:
@@ -156,8 +157,11 @@ class Station:
         known = run in self._told
         self._told.add(run)
         if kind == "study":
+            self._policy.check_study(read(study, "the study"))
             with refusing(Said.DATA):
-                self._read = {study: site_data(self._name, self._data, table_options(read(study, "the study")))}
+                found = site_data(self._name, self._data, table_options(read(study, "the study")))
+                self._policy.check_data(found)
+                self._read = {study: found}
                 told = told_by(self._read[study])
             return pack({"kind": "told", **fields, **held, "told": told}, {})
         if held and not (known and header.get("ended") == held["busy"]):
@@ -188,14 +192,21 @@ class Station:
             part.federation  # noqa: B018 - which finds out whether the data fit
         with refusing(Said.UNFIT):
             allowed = part.allowed
-        with refusing(Said.POLICY):
-            self._policy.check(allowed)
+        self._consents(part, allowed)
         if self._store is not None:
             self._store.close()
         self._store = self._site = None
         part.write(self._folder)
         self._part = part
         self._note(f"takes part in run {part.run}: {part.experiment.method}, {part.experiment.rounds} rounds")
+
+    def _consents(self, part: Part, allowed: Allowed) -> None:
+        """Refuse what the policy does not allow as it is now: of the study, of its rehearsal, of the site's data."""
+        self._policy.check_study(part.experiment)
+        self._policy.check(allowed)
+        with refusing(Said.DATA):
+            own = part.own or site_data(self._name, self._data, table_options(part.experiment))
+            self._policy.check_data(own)
 
     def _at(self, run: str) -> Site:
         """The site's part of the run, which is read and prepared once."""
@@ -205,8 +216,7 @@ class Station:
         if self._site is None:
             if self._study is not None and not same_study(part.study, self._study):  # it was started again with another
                 raise Refused(Said.STUDY)
-            with refusing(Said.POLICY):
-                self._policy.check(part.allowed)
+            self._consents(part, part.allowed)
             (client,) = part.federation
             self._store = part.states(self._folder)
             self._site = Site(
@@ -250,8 +260,8 @@ def check_site(settings: SiteSettings) -> None:
     """Look at the site's data and its connection before anything starts.
 
     Raises:
-        PerfedError: a site that has left, data that do not fit the study that the site knows, no file, a study that the
-            policy does not allow, or a server that will not take it.
+        PerfedError: a site that has left, data that do not fit the study that the site knows, no file, a study or data
+            that the policy does not allow, or a server that will not take it.
     """
     check_stays(settings.folder)
     if not settings.data.exists():
@@ -259,13 +269,16 @@ def check_site(settings: SiteSettings) -> None:
     part = Part.of(settings.folder, settings.name, settings.data)
     study = settings.study or (None if part is None else part.study)
     if study is not None:
-        options = table_options(read(study, "the study"))
+        experiment = read(study, "the study")
+        settings.policy.check_study(experiment)
+        options = table_options(experiment)
         going_on = part is not None and same_study(part.study, study)
         agreement = part.agreement if part is not None and going_on else None
         found = problems(settings.name, settings.data, options, agreement)
         if found:
             raise PerfedError("\n".join(found))
         settings.policy.check(allowed_in(study))
+        settings.policy.check_data(site_data(settings.name, settings.data, options))
 
 
 def run_site(settings: SiteSettings, note: Note, stop: threading.Event) -> None:

@@ -216,7 +216,7 @@ class RoundClients:
     def _arriving(self, client: str, reply: dict[str, Any]) -> dict[str, Any]:
         """Count the bytes of a reply, and let the extensions undo what they did to it at the client."""
         self.record.bytes_up += tree.size(reply)
-        if not self.method.extensions:
+        if not self.method.extensions or self._engine.initialiser.secure is not None:
             return reply
         assert self.state is not None
         try:

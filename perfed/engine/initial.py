@@ -358,5 +358,5 @@ def _check_incoming(method: Method) -> None:
         SingleReplies: names the extension.
     """
     for extension in method.extensions:
-        if type(extension).incoming is not Extension.incoming:
+        if type(extension).incoming is not Extension.incoming and not extension.checks_again:
             raise SingleReplies(f"single replies for its extension '{extension.name}'")

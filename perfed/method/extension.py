@@ -7,6 +7,7 @@
 | client | ``gradient`` | what is made of every gradient of the loss before it is used |
 | client | ``client_update`` | after local training: what is added to the reply |
 | client | ``outgoing`` | what leaves the client in the place of the reply |
+| client | masks | under secure aggregation, once all of the above is done (:mod:`perfed.engine.secure_aggregation`) |
 | server | ``incoming`` | its inverse, for one client's reply where it arrives, before anything is folded or stacked |
 | server | ``on_replies`` | what the server learns from the replies |
 | server | ``server_step`` | what is made of the round's result |
@@ -49,6 +50,9 @@ class Extension(Scheduled):
     """
 
     name: ClassVar[str] = ""
+    checks_again: ClassVar[bool] = False
+    """Whether :meth:`incoming` only does once more what :meth:`outgoing` has done, as clients may be wrong. Where the
+    server sees sums alone it is then left out; an extension with any other ``incoming`` is refused there."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

@@ -16,6 +16,7 @@ from perfed.data.labels import Task
 from perfed.engine.metrics import metrics_of
 
 _RESAMPLES = 1000
+_LISTED = 100
 _INTERVAL = (2.5, 97.5)
 _PERCENT = ("accuracy",)
 _WRITTEN = {
@@ -126,6 +127,7 @@ def card(facts: dict[str, Any]) -> str:
         *([] if not facts.get("weights") else ["## What it is made of", _mixture(facts["weights"])]),
         "## Data of the site",
         _data(facts),
+        *([] if not facts.get("contributors") else ["## Sites that contributed", _contributors(facts["contributors"])]),
         "## How good it is",
         _metrics(facts),
         "## What it is not for",
@@ -173,6 +175,13 @@ def _data(facts: dict[str, Any]) -> str:
     rows += [(f"training samples of domain {name}", n) for name, n in data.get("per_domain", {}).items()]
     rows += [(f"{name} training target", f"{v:.4g}") for name, v in data.get("targets", {}).items()]
     return _table(("of", "number"), rows)
+
+
+def _contributors(found: dict[str, int | None]) -> str:
+    """Who was used in training; of many clients the first hundred."""
+    rows = [(site, "not known here" if rounds is None else rounds) for site, rounds in [*found.items()][:_LISTED]]
+    more = f"\n\nAnd {len(found) - _LISTED} more." if len(found) > _LISTED else ""
+    return _table(("site", "rounds in which its reply was used"), rows) + more
 
 
 def _metrics(facts: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -78,6 +79,11 @@ class OwnModels:
         found = evaluate.predict(method, cohort, inputs[None].to(cohort.device, cohort.dtype), trained)[0]
         return found if federation.target_scale is None else federation.target_scale.up(found)
 
+    @property
+    def contributors(self) -> Mapping[str, int | None]:
+        """The clients that others' models are made with too, by id: in how many rounds, where that is known."""
+        return {}
+
     def site(self, client: str, trust: bool = False) -> SiteModel:
         """Return one client's own model, apart from the run: it predicts, is saved, exported (:mod:`perfed.run.site`).
 
@@ -132,7 +138,8 @@ class OwnModels:
         network = ClientModule(method, cohort, federation).cpu()
         domains = [federation.domain_name(m) for m in range(federation.num_domains)] if takes_domain else None
         about = {"method": self.name, "rounds": max(self.done, 0), "seed": server.seed, "settings": method.all_settings}
-        facts = facts_of(own, federation, dtype=str(cohort.dtype).removeprefix("torch."), domains=domains, **about)
+        about |= {"dtype": str(cohort.dtype).removeprefix("torch."), "contributors": dict(self.contributors) or None}
+        facts = facts_of(own, federation, domains=domains, **about)
         made = SiteModel(network, plain(facts), own.table)
         return replace(made, facts={**made.facts, "metrics": plain(_measured(made, own, federation))})
 

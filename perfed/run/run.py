@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -167,6 +167,11 @@ class Run(OwnModels):
                 raise
             self._finish(behind)
         return self.summary
+
+    @property
+    def contributors(self) -> Mapping[str, int | None]:
+        """The clients whose replies were used, by id: in how many rounds."""
+        return dict(sorted(self.progress.totals.taken_part.items()))
 
     @property
     def at_its_end(self) -> bool:

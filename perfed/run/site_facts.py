@@ -72,6 +72,7 @@ class _Facts(_Strict):
     metrics: _Metrics
     joined: int | None = None
     weights: dict[str, float] | None = None
+    contributors: dict[str, int | None] | None = None
 
 
 def read_facts(file: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from perfed.data.client import Client
 from perfed.data.federation_schema import AgreedColumn, FederationSchema, SiteMetadata, ToldColumn
 from perfed.data.labels import Task
-from perfed.data.site_arrays import SiteArrays
+from perfed.data.site_arrays import SiteArrays, counted
 from perfed.data.tables.checks import UNDECIDED, Checked, Part, checked, holders, like_persons, unreadable
 from perfed.data.tables.kinds import MISSING_CATEGORY, Column
 from perfed.data.tables.options import TableOptions, agreed_kinds, learnt
@@ -139,6 +139,10 @@ class SiteTableData:
             values = pandas().concat([part.rows[name].read(Column(name, "category"))[0] for part in parts])
             found.append(like_persons(name, values, groups))
         return merged(self.main.said(filter(None, found)))
+
+    def counts(self) -> tuple[int, dict[str, int] | None]:
+        """How many rows there are to train on, and of each class that has some."""
+        return counted(self.rows(numbers=False)["train"][1], self.task)
 
     def told(self, fewest: int = 1) -> SiteMetadata:
         """What the site tells before it trains: of categories those that at least ``fewest`` of its training rows hold,

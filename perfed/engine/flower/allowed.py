@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
+
+import torch
 
 from perfed.codec import flatten
 from perfed.engine.executor import Exchange
 from perfed.engine.flower.checks import Bounds, Entry, Spec, like, short, wrong_header, wrong_tree
-from perfed.engine.flower.wire import REPLY, sequence_of
+from perfed.engine.flower.wire import LOSS, MASKED, REPLY, sequence_of
+from perfed.engine.secure_aggregation import ALWAYS
 from perfed.errors import shorten_list
 from perfed.maths.sums import Term
 from perfed.tree import Tree
@@ -139,13 +142,29 @@ class Allowed:
     @property
     def sent(self) -> list[tuple[str, Entry]]:
         """What the replies hold, by the names that the site's log has; what is empty is left out."""
-        specs = (form.spec for answered in self.exchanges.values() for form in answered.replies)
-        held = ((name, entry) for spec in specs for name, entry in spec.items() if 0 not in entry.shape)
-        return list(dict.fromkeys(held))
+        found = [(name, entry) for answered in self.exchanges.values() for name, entry in self._sent(answered)]
+        return list(dict.fromkeys((name, entry) for name, entry in found if 0 not in entry.shape))
+
+    def _sent(self, answered: Answered) -> Iterator[tuple[str, Entry]]:
+        for form in answered.replies:
+            if not self.masked:
+                yield from form.spec.items()
+            elif answered.terms:
+                yield MASKED, Entry((None,), torch.int64)
+            else:
+                yield LOSS, form.spec[LOSS]
+
+    @property
+    def masked(self) -> bool:
+        """Whether replies leave under masks."""
+        return any(answered.terms for answered in self.exchanges.values())
 
     @property
     def entries(self) -> list[str]:
-        """Names of what the programs reply, but for the loss of training."""
+        """Names of what the programs reply, or of what goes into sums of replies, but for the loss of training."""
+        if self.masked:
+            terms = (term for answered in self.exchanges.values() for term in answered.terms if term not in ALWAYS)
+            return list(dict.fromkeys(path for term in terms for path in term))
         return list(dict.fromkeys(name.removeprefix(REPLY) for name, _ in self.sent if name.startswith(REPLY)))
 
     @property

@@ -168,7 +168,7 @@ class FlowerEngine(Engine):
         self._shown = self._shown[0], totals
         loss = mean_loss(*(totals[term] for term in ALWAYS))[None]
         for answer in sorted((a for a in answers if a.site in self.arrived), key=lambda a: a.site):
-            yield summed_of(unpack(answer.body or b"")[0], sequence, loss)
+            yield summed_of(*unpack(answer.body or b""), sequence, loss)
 
     def _void(self, line: str) -> None:
         self.notes.append(line)

@@ -7,12 +7,13 @@ down is that it has opened a sum, so that no second sum of the same exchange is 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from perfed import tree
 from perfed.engine.executor import ChunkResult
@@ -26,11 +27,18 @@ from perfed.engine.secure_aggregation import SecureAggregation, with_loss
 from perfed.errors import PerfedError
 from perfed.maths.sums import CountedSums, Term
 
-if TYPE_CHECKING:
-    from perfed.engine.flower.masks import Member
-
 KINDS = ("keys", "shares", "unmask")
 """Of messages of a sum, beside the work itself."""
+
+
+class _Member(Protocol):
+    """:class:`perfed.engine.flower.masks.Member`, which needs perfed[flower]."""
+
+    def masked(self, values: NDArray[np.uint64], sealed: Mapping[int, bytes]) -> NDArray[np.uint64]: ...
+
+    def shares(self, number: int, keys: Mapping[int, Any]) -> dict[int, bytes]: ...
+
+    def unmask(self, arrived: Collection[int]) -> dict[int, bytes]: ...
 
 
 @dataclass
@@ -40,7 +48,7 @@ class _Sum:
     sequence: int
     attempt: str
     asked: int
-    member: Member
+    member: _Member
     replies: dict[str, bytes] = field(default_factory=dict)  # by hash of the message
 
 

@@ -15,7 +15,7 @@ class Said(StrEnum):
     MESSAGE = "the site does not answer such a message; its administrator sees why"
     STUDY = "the server's study is not the one that this site was given"
     UNFIT = "the site cannot take part in this study; its administrator sees why"
-    POLICY = "the policy of this site does not allow what the study needs; its administrator sees what"
+    POLICY = "the policy of this site does not allow what the study needs; its administrator sees more"
     DATA = "the site's data do not fit the study; its administrator sees why"
     AWAY = "this site is not in that run; the server must begin with the study"
     LEFT = "this site has left the study"
@@ -32,11 +32,17 @@ class Refused(PerfedError):
 
     Attributes:
         said: what the server is told.
+        key: of the site's policy, which the server is told too; never a value.
     """
 
-    def __init__(self, said: Said, why: object = None) -> None:
+    def __init__(self, said: Said, why: object = None, key: str = "") -> None:
         super().__init__(" ".join(str(said if why is None else why).split()))
-        self.said = said
+        self.said, self.key = said, key
+
+    @property
+    def told(self) -> str:
+        """What the server is told, with the key."""
+        return f"{self.said} ({self.key})" if self.key else str(self.said)
 
 
 @contextmanager
@@ -50,12 +56,12 @@ def refusing(said: Said) -> Iterator[None]:
         raise Refused(said, detail(error)) from error
 
 
-def said_of(error: Exception) -> Said:
+def said_of(error: Exception) -> str:
     """What the server is told of an error."""
     kinds = ((ClientsDiverged, Said.DIVERGED), (OSError, Said.DISK), (MemoryError, Said.MEMORY))
     if isinstance(error, Refused):
-        return error.said
-    return next((said for kind, said in kinds if isinstance(error, kind)), Said.FAILED)
+        return error.told
+    return str(next((said for kind, said in kinds if isinstance(error, kind)), Said.FAILED))
 
 
 def detail(error: Exception) -> str:

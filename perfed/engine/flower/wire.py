@@ -113,11 +113,12 @@ def done_of(header: Mapping[str, Any], tree: Mapping[str, Any]) -> ChunkResult:
     )
 
 
-def summed_of(header: Mapping[str, Any], sequence: int, loss: Tensor) -> ChunkResult:
+def summed_of(header: Mapping[str, Any], tree: Mapping[str, Any], sequence: int, loss: Tensor) -> ChunkResult:
     """What was done at a site whose reply is known in a sum alone; ``loss`` ``(1,)`` is the mean of all."""
     site, measured = header["site"], header["metrics"]
     state = {"sequence": torch.tensor(sequence)}
-    return ChunkResult((site,), {}, ({},), loss, {} if measured is None else {site: measured}, [], {site: state})
+    content = {MASKED: [tree[MASKED]]}
+    return ChunkResult((site,), content, ({},), loss, {} if measured is None else {site: measured}, [], {site: state})
 
 
 def wrong_metrics(header: Mapping[str, Any]) -> str:
