@@ -50,6 +50,7 @@ def test_every_file_of_the_package_is_in_it(installed):
         return {str(file.relative_to(folder)) for file in found}
 
     assert files(installed / "perfed") == {*files(PACKAGE), "cli/index.json"}
+    assert {"data/shipped/NOTICE.md", "data/shipped/heart_disease.npz", "data/shipped/parkinsons.npz"} <= files(PACKAGE)
     assert {"py.typed", "__init__.pyi", "experiment/shipped/digits-label-skew.toml"} <= files(PACKAGE)
     assert {item.name.partition("-")[0] for item in installed.iterdir()} == {"perfed", "bin"}
 
@@ -63,6 +64,11 @@ def test_it_lists_and_trains_outside_the_source_tree(installed, tmp_path):
     assert Path(where.strip()).is_relative_to(installed)
     assert "FedAvg" in perfed("list", "methods") and "stacked" in perfed("run", "--help")
     assert not (tmp_path / ".cache").exists(), "the lists of the wheel were not taken"
+    shipped = python(
+        "-m", "perfed.cli", "check", "heart-disease", cwd=tmp_path, PYTHONPATH=str(installed), HOME=str(tmp_path),
+        PERFED_DATA="",
+    )  # fmt: skip
+    assert "cleveland" in shipped and "switzerland" in shipped
     tiny = ("rounds=1", "clients=3", "plan.engine=stacked", "plan.threads=1")
     perfed("run", "digits-label-skew", *tiny, "--out", "out")
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["rounds"] == 1

@@ -75,7 +75,10 @@ def load_npz(name: str, data_dir: Path | None, keys: Sequence[str]) -> dict[str,
         raise
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise PerfedError(f"file '{path}' cannot be read ({reason}); it may be truncated: get it anew") from None
+        how = how_to_get(path.name, again=True)
+        raise PerfedError(
+            f"file '{path}' cannot be read ({reason}); it may be truncated. Get it again: {how}"
+        ) from None
 
 
 def require(name: str, holds: bool, problem: str) -> None:

@@ -495,6 +495,12 @@ def test_damaged_files_are_refused(no_folders, damage):
     assert "a.npz" in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_damaged_file_s_message_ends_with_the_command(no_folders):
+    (no_folders / "usps.npz").write_bytes(b"<html>not found</html>")
+    with pytest.raises(PerfedError, match=r"perfed data get usps --again$"):
+        load_npz("usps.npz", no_folders, ["x"])
+
+
 def test_missing_arrays_are_named(no_folders):
     np.savez(no_folders / "a.npz", x=np.zeros(3))
     assert load_npz("a.npz", no_folders, ["x"])["x"].shape == (3,)

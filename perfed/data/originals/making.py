@@ -50,13 +50,13 @@ def originals_of(
     Raises:
         PerfedError: a file does not come whole, or is not the one that was published.
     """
-    found = Files(given)
+    found, kept = Files(given), source.kept_with or name
     places = list(found.paths)
     if any(path.suffix == ".arff" for path in places):
         return found
     for original in source.originals:
         if not _is_given(original, found, len(source.originals)):
-            places.append(_fetched(original, cache / name, f"{mirror.rstrip('/')}/{name}" if mirror else "", say))
+            places.append(_fetched(original, cache / kept, f"{mirror.rstrip('/')}/{kept}" if mirror else "", say))
         elif (path := found.path(original.name)) and original.checksum and not _fits(path, original.checksum):
             say(f"{path}: not the file that was published (another checksum); read all the same")
     return Files(places)

@@ -51,6 +51,7 @@ class Source:
         contents: digest of the arrays; empty where nobody has compared.
         remark: what is to be known of it.
         why_not: why no command makes it; empty where one does.
+        kept_with: the source of the same originals, in whose folder they are kept.
     """
 
     file: str
@@ -61,6 +62,7 @@ class Source:
     contents: str = ""
     remark: str = ""
     why_not: str = ""
+    kept_with: str = ""
 
 
 def _idx(hosts: tuple[str, ...], sums: str, sizes: tuple[int, ...]) -> tuple[Original, ...]:
@@ -140,7 +142,8 @@ SOURCES: dict[str, Source] = {
         "MIT (the authors' repository); LEAF: BSD 2-Clause",
         _leaf(),
         "writers.femnist_digits",
-        "a48472b1cfab7e0cb7ea70c262c441f08beb3447daed22da5d26cce16f221080",
+        contents="a48472b1cfab7e0cb7ea70c262c441f08beb3447daed22da5d26cce16f221080",
+        kept_with="femnist62",
     ),
     "cifar10": Source(
         "cifar10_jpeg.npz",
@@ -306,8 +309,8 @@ def maker_of(file: str) -> tuple[str, Source] | None:
     return next(((name, source) for name, source in SOURCES.items() if source.file == file), None)
 
 
-def how_to_get(file: str) -> str:
-    """Return what ends the message on a missing file: the command that gets it, or why there is none.
+def how_to_get(file: str, again: bool = False) -> str:
+    """Return what ends the message on a file that is missing, or damaged: the command that gets it, or why none does.
 
     Example:
         >>> how_to_get("usps.npz")
@@ -317,4 +320,5 @@ def how_to_get(file: str) -> str:
     if found is None:
         return "docs/data.md has the layout"
     name, source = found
-    return f"no command makes it: {source.why_not}" if source.why_not else f"perfed data get {name}"
+    command = f"perfed data get {name}{' --again' * again}"
+    return f"no command makes it: {source.why_not}" if source.why_not else command

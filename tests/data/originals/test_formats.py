@@ -24,9 +24,10 @@ from PIL import Image
 from scipy.io import savemat
 
 from perfed.data.files import SHIPPED
-from perfed.data.originals.making import arrays_of, digest
+from perfed.data.originals.making import arrays_of, digest, write
 from perfed.data.originals.reading import Files
 from perfed.data.originals.sources import SOURCES
+from perfed.datasets import load
 from perfed.errors import PerfedError
 
 Arrays = dict[str, Any]
@@ -259,7 +260,8 @@ def cifar_archive(path: Path, x: np.ndarray, y: np.ndarray, **more: bytes) -> No
             tar.addfile(item, io.BytesIO(content))
 
 
-def test_cifar_as_published(tmp_path):
+def test_cifar_as_published(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (60, 3072), dtype=np.uint8), rng.integers(0, 10, 60)
     cifar_archive(tmp_path / "cifar-10-python.tar.gz", x, y)
@@ -268,6 +270,14 @@ def test_cifar_as_published(tmp_path):
     np.testing.assert_array_equal(found["x_train"].reshape(50, -1), x[train])
     np.testing.assert_array_equal(found["y_train"], y[train])
     assert found["x_test"][3, 2, 31, 30] == x[5 + 18, 3072 - 2] and found["class_names"][9] == "class 9"
+    write(tmp_path / "cifar10_original.npz", found)
+    options = {"images": "original", "clients": 1, "samples": 0, "partition": "iid"}
+    (client,) = load("cifar10", options, seed=0, data_dir=tmp_path).clients
+    assert len(client.train) == 50 and client.train.x.shape[1:] == (3, 32, 32)
+    shown = client.train.x.numpy()[:, 0, 0, 0] * 0.2023 + 0.4914  # the first red pixels
+    np.testing.assert_allclose(np.sort(shown), np.sort(x[train][:, 0] / 255), atol=1e-5)
+    with pytest.raises(PerfedError, match=r"perfed data get cifar10-original$"):
+        load("cifar10", options, seed=0, data_dir=SHIPPED)
 
 
 class Evil:
