@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import anchors_tables
+import blend_tables
 import coverage_tables
 import forests_tables
 import init_tables
@@ -213,6 +214,7 @@ def _contents(document: str) -> dict[str, str]:
     if document == RESULTS:
         found |= {
             "anchors": anchors_tables.markdown(),
+            "blend": blend_tables.markdown(),
             "forests": forests_tables.markdown(),
             "init": init_tables.markdown(),
             "named columns": named_tables.markdown(),

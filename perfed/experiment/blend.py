@@ -135,6 +135,7 @@ class BlendRun:
             "folds": settings.folds,
             "prior_rows": prior_rows,
             "pooled": _named(names, prior.weights),
+            "loss": prior.value,
             "gradient": prior.gradient.tolist(),
             "hessian": prior.hessian.tolist(),
             "rows": {site: len(sites[site].said) for site in ids},

@@ -131,7 +131,7 @@ class BlendedModels:
         pooled, gradient = (np.array(values)[at] for values in (list(self.content["pooled"].values()), self._slope))
         share = pooled.sum()
         weights = pooled / share if share > 0 else np.full(len(at), 1 / len(at))
-        prior = Prior(weights, gradient, np.array(self.content["hessian"])[np.ix_(at, at)])
+        prior = Prior(weights, float(self.content["loss"]), gradient, np.array(self.content["hessian"])[np.ix_(at, at)])
         said, targets = [np.empty((0, len(at)))], [np.empty((0, 2) if task == "survival" else 0)]
         folds = [np.empty(0, np.int64)]
         for fold in range(count):
@@ -214,5 +214,5 @@ def _content(file: Path) -> dict[str, Any]:
                 raise ValueError("weights are of other candidates, or not between 0 and 1")
         if (len(found["gradient"]), np.shape(found["hessian"])) != (len(names), (len(names), len(names))):
             raise ValueError("sums are of another number of candidates")
-        float(found["prior_rows"]), int(found["folds"])
+        float(found["prior_rows"]), float(found["loss"]), int(found["folds"])
     return found

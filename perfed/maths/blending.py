@@ -59,11 +59,13 @@ class Prior:
 
     Attributes:
         weights: ``(K,)``.
+        value: the mean loss at these.
         gradient: of the mean loss at these, ``(K,)``.
         hessian: ``(K, K)``.
     """
 
     weights: FloatArray
+    value: float
     gradient: FloatArray
     hessian: FloatArray
 
@@ -103,21 +105,17 @@ class Chances(Rows):
 
 
 class Values(Rows):
-    """Values: the blend is their mean with these weights, its loss half the squared error.
-
-    A site's errors are in units of what its best candidate has, so that a site whose targets can be told exactly is
-    not drowned by those of others, which nobody can tell: the likelihood of normal noise, with a variance of the site.
-    """
+    """Values: the blend is their mean with these weights, its loss half the squared error."""
 
     def sums(self, weights: FloatArray) -> Sums:
-        """Return Gram and cross sums, as Hessian and gradient, divided by the site's variance."""
-        if not len(self.said):
-            return Sums(0, 0.0, np.zeros(len(weights)), np.zeros((len(weights), len(weights))))
-        errors = ((self.said - self.y[:, None]) ** 2).mean(0)
-        noise = max(float(errors.min()), 1e-6 * float(errors.max())) or 1.0
+        """Return Gram and cross sums, as Hessian and gradient."""
         away = self.said @ weights - self.y
-        cross, gram = self.said.T @ away, self.said.T @ self.said
-        return Sums(len(away), 0.5 * float(away @ away) / noise, cross / noise, gram / noise)
+        return Sums(len(away), 0.5 * float(away @ away), self.said.T @ away, self.said.T @ self.said)
+
+    @property
+    def noise(self) -> float:
+        """Half the mean squared error of the site's best candidate."""
+        return 0.5 * float(((self.said - self.y[:, None]) ** 2).mean(0).min())
 
 
 class Hazards(Rows):
@@ -157,24 +155,29 @@ def pooled_weights(sums: Callable[[FloatArray], Sums], candidates: int, *, mixtu
         >>> pooled_weights(rows.sums, 2, mixture=True).weights.round(2).tolist()
         [0.54, 0.46]
     """
-    nothing = Prior(np.full(candidates, 1 / candidates), np.zeros(candidates), np.zeros((candidates, candidates)))
+    none = np.zeros((candidates, candidates))
+    nothing = Prior(np.full(candidates, 1 / candidates), 0.0, none[0], none)
     if sums(nothing.weights).rows == 0:
         return nothing
     weights = _em(sums, nothing.weights, 0.0) if mixture else _newton(sums, nothing, 0.0)
     at = sums(weights)
-    return Prior(weights, at.gradient / at.rows, at.hessian / at.rows)
+    return Prior(weights, at.value / at.rows, at.gradient / at.rows, at.hessian / at.rows)
 
 
 def site_weights(rows: Rows, prior: Prior, prior_rows: float) -> FloatArray:
     """Return a site's own weights ``(K,)``, as if ``prior_rows`` more rows of it had said what all sites' rows say.
 
     Of probabilities these are pseudo-counts ``prior_rows * prior.weights`` (a Dirichlet prior); else the mean loss of
-    all rows, exact for the squared error, and to second order for the partial likelihood.
+    all rows, exact for the squared error, and to second order for the partial likelihood. Of values the site's errors
+    count in units of its best candidate's, the others' in units of the pooled blend's: normal noise with a variance of
+    the site. So a site whose targets can be told exactly is not drowned by what others cannot tell.
     """
     if np.isinf(prior_rows) or len(rows.said) == 0:
         return prior.weights
     if isinstance(rows, Chances):
         return _em(rows.sums, prior.weights, prior_rows)
+    if isinstance(rows, Values) and prior.value > 0:
+        prior_rows *= rows.noise / prior.value
     return _newton(rows.sums, prior, prior_rows)
 
 

@@ -42,8 +42,7 @@ def loss(rows, w):
     if isinstance(rows, Chances):
         return -cvxpy.sum(cvxpy.log(rows.said @ w))
     if isinstance(rows, Values):
-        noise = min(np.mean((rows.said[:, k] - rows.y) ** 2) for k in range(rows.said.shape[1]))
-        return 0.5 / noise * cvxpy.sum_squares(rows.said @ w - rows.y)
+        return 0.5 * cvxpy.sum_squares(rows.said @ w - rows.y)
     total = 0
     for fold in np.unique(rows.fold):
         own = rows.fold == fold
@@ -76,7 +75,12 @@ def test_others_are_shrunk_by_the_mean_loss_of_all_rows(kind):
     sites = drawn(kind)
     prior, own = learnt(sites, 50)
     if kind is Values:
-        expected = [solved(lambda w, s=s: loss(s, w) + 50 / sum(SITES) * sum(loss(r, w) for r in sites)) for s in sites]
+        pooled = np.concatenate([rows.said @ prior.weights - rows.y for rows in sites])
+        units = [min(np.mean((s.said - s.y[:, None]) ** 2, 0)) / np.mean(pooled**2) for s in sites]
+        expected = [
+            solved(lambda w, s=s, unit=unit: loss(s, w) + 50 * unit / sum(SITES) * sum(loss(r, w) for r in sites))
+            for s, unit in zip(sites, units, strict=True)
+        ]
     else:
         root = np.linalg.cholesky(prior.hessian + 1e-12 * np.eye(4)).T
         expected = [
@@ -153,3 +157,14 @@ def test_without_rows_a_site_has_what_all_have_and_nobody_has_anything_it_is_the
     prior, own = learnt(sites, 50)
     np.testing.assert_array_equal(own[-1], prior.weights)
     assert learnt(sites[-1:], 50)[0].weights.tolist() == [0.25] * 4
+
+
+def test_a_site_whose_targets_can_be_told_exactly_is_not_drowned_by_noisy_ones():
+    """Which fails where all errors count in one unit."""
+    generator = np.random.default_rng(0)
+    noisy = [Values(y[:, None] + generator.normal(size=(60, 2)) * [9.0, 3.0], y, np.arange(60) % 5)
+             for y in generator.normal(size=(9, 60))]  # fmt: skip
+    y = generator.normal(size=60)
+    exact = Values(y[:, None] + generator.normal(size=(60, 2)) * [0.01, 0.3], y, np.arange(60) % 5)
+    _, own = learnt([*noisy, exact], 50)
+    assert own[-1][0] > 0.97 and all(weights[0] < 0.3 for weights in own[:-1])
