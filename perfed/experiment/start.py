@@ -23,6 +23,7 @@ from perfed.method.extension import full_name
 from perfed.plugins import POOLED, SKLEARN
 from perfed.run.callback import Callback
 from perfed.run.callbacks import build_callbacks
+from perfed.run.callbacks.budget import PrivacyBudget
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
 from perfed.settings import leaves
@@ -259,9 +260,10 @@ def _on(experiment: Experiment, device: torch.device | str | None) -> Experiment
 def _build(
     experiment: Experiment, federation: Federation, server: Callable[..., Server] | None, callbacks: Sequence[Callback]
 ) -> Run:
+    private = experiment.in_private([len(client.train) for client in federation])
     return Run(
         federation,
-        experiment.built_method,
+        private.method if private else experiment.built_method,
         experiment.build_model(federation.num_outputs, federation.words or ()),
         name=experiment.method,
         rounds=experiment.rounds,
@@ -275,7 +277,11 @@ def _build(
         plan=experiment.plan.build(),
         checkpoint_seconds=experiment.checkpoint_seconds,
         server=server,
-        callbacks=[*build_callbacks(experiment.callbacks), *callbacks],
+        callbacks=[
+            *([PrivacyBudget(plan=private)] if private else []),
+            *build_callbacks(experiment.callbacks),
+            *callbacks,
+        ],
     )
 
 
@@ -283,7 +289,10 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
     """Write the configuration now and whenever the plan gains a choice: the same plan gives the same bits."""
 
     def write() -> None:
-        used = {"plan": PlanSettings.model_validate(run.plan.to_dict()), "participation": run.server.participation}
+        used: dict[str, Any] = {"plan": PlanSettings.model_validate(run.plan.to_dict()), "participation": run.server.participation}
+        for callback in run.callbacks:
+            if isinstance(callback, PrivacyBudget):  # with the noise that was found, whatever rounds follow
+                used["privacy"] = callback.plan.settings
         methods = {name: _with_modules(table) for name, table in experiment.methods.items()}
         text = experiment.model_copy(update={**used, "methods": methods}).to_toml()
         run.config = tomllib.loads(text)
