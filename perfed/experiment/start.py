@@ -289,7 +289,10 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
     """Write the configuration now and whenever the plan gains a choice: the same plan gives the same bits."""
 
     def write() -> None:
-        used: dict[str, Any] = {"plan": PlanSettings.model_validate(run.plan.to_dict()), "participation": run.server.participation}
+        used: dict[str, Any] = {
+            "plan": PlanSettings.model_validate(run.plan.to_dict()),
+            "participation": run.server.participation,
+        }
         for callback in run.callbacks:
             if isinstance(callback, PrivacyBudget):  # with the noise that was found, whatever rounds follow
                 used["privacy"] = callback.plan.settings

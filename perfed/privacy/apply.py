@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 from perfed.errors import PerfedError
 from perfed.method.extension import Extension
@@ -43,6 +44,20 @@ class PrivateMethod:
         """The noise multiplier."""
         assert self.settings.noise is not None
         return self.settings.noise
+
+    @property
+    def budget(self) -> float | None:
+        """Epsilon of each client; ``None``: it is reported alone."""
+        return self.settings.epsilon
+
+    @property
+    def quick(self) -> bool:
+        """Whether epsilon takes no time: it has a closed form but for Poisson sampling."""
+        return self.settings.sampling == "full"
+
+    def stated(self) -> dict[str, Any]:
+        """Return the settings, as a summary has them."""
+        return self.settings.model_dump(exclude_none=True)
 
     def told(self, rounds: int) -> Releases:
         """Return what a client has told that took part in so many rounds, as if they were the first."""
@@ -140,7 +155,9 @@ def _fitting(method: Method, settings: Privacy, name: str) -> tuple[Method, list
     if settings.unit == "client":
         return method, []
     if method.class_weights != "none":
-        raise PerfedError(f"privacy.unit = 'sample' refuses class_weights = '{method.class_weights}': it counts all rows")
+        raise PerfedError(
+            f"privacy.unit = 'sample' refuses class_weights = '{method.class_weights}': it counts all rows"
+        )
     if method.local_steps is not None and settings.sampling == "full":
         raise PerfedError(
             "privacy.sampling = 'full' counts passes over the rows, and local_steps has none; use local_epochs, or "
@@ -151,12 +168,16 @@ def _fitting(method: Method, settings: Privacy, name: str) -> tuple[Method, list
         if isinstance(extension, Anchors) and extension.pretrain_epochs == "validated":
             extension = extension.model_copy(update={"pretrain_epochs": PRETRAIN_EPOCHS})
             notes.append(
-                f"{name}: {PRETRAIN_EPOCHS} epochs of private pre-training; 'validated' would choose their number by rows"
+                f"{name}: {PRETRAIN_EPOCHS} epochs of private pre-training; 'validated' would choose by rows"
             )
         if getattr(extension, "unknown_class", "skip") == "own":
-            raise PerfedError("privacy.unit = 'sample' refuses unknown_class = 'own': it looks at rows in each exchange")
+            raise PerfedError(
+                "privacy.unit = 'sample' refuses unknown_class = 'own': it looks at rows in each exchange"
+            )
         if isinstance(extension, Anchors) and (extension.distance != "w2" or extension.covariance != "fixed"):
-            raise PerfedError("privacy.unit = 'sample' has a mechanism for anchors with distance = 'w2' and covariance = 'fixed'")
+            raise PerfedError(
+                "privacy.unit = 'sample' has a mechanism for anchors with distance = 'w2' and covariance = 'fixed'"
+            )
         made.append(extension)
     return method.model_copy(update={"extensions": tuple(made)}), notes
 
@@ -226,6 +247,6 @@ def _warned(settings: Privacy, rows: Sequence[int] | None) -> list[str]:
         return []
     what = "rows of a client" if settings.unit == "sample" else "clients"
     return [
-        f"warning: privacy.delta = {settings.delta:g} is above one over the number of {what} ({number}): giving away one "
-        "of them whole would be allowed"
+        f"warning: privacy.delta = {settings.delta:g} is above one over the number of {what} ({number}): giving "
+        "away one of them whole would be allowed"
     ]

@@ -88,7 +88,8 @@ def _cut(reply: Mapping[str, Any], received: Mapping[str, Any], clip: float, n: 
     squares = torch.stack([change.double().flatten(1).square().sum(1) for change in changes.values()]).sum(0)
     factor = (clip / squares.sqrt()).clamp(max=1)
     cut = {
-        path: old[path] + change * factor.to(change).view(-1, *[1] * (change.ndim - 1)) for path, change in changes.items()
+        path: old[path] + change * factor.to(change).view(-1, *[1] * (change.ndim - 1))
+        for path, change in changes.items()
     }
     made = {**reply, "shared": {name: cut["shared", name] for name in reply.get("shared", {})}}
     if "shared" not in reply:

@@ -16,6 +16,11 @@ from perfed.method.extension import Extension
 from perfed.method.method import Method
 from perfed.methods.apfl import APFL
 from perfed.methods.ditto import Ditto
+from perfed.methods.extensions.clip import Clip
+from perfed.methods.extensions.prototypes import Prototypes
+from perfed.methods.extensions.proximal import Proximal
+from perfed.methods.extensions.server_optimizer import ServerOptimizer
+from perfed.methods.extensions.top_k import TopK
 from perfed.methods.fedala import FedALA
 from perfed.methods.fedamp import FedAMP
 from perfed.methods.fedavg import FedAvg
@@ -31,11 +36,7 @@ from perfed.methods.flic.flic import FLICHL, FLICClass
 from perfed.methods.flic.hetfedrep import HetFedRep
 from perfed.methods.knnper import KNNPer
 from perfed.methods.local import Local, LocalFull
-from perfed.methods.extensions.clip import Clip
-from perfed.methods.extensions.prototypes import Prototypes
-from perfed.methods.extensions.proximal import Proximal
-from perfed.methods.extensions.server_optimizer import ServerOptimizer
-from perfed.methods.extensions.top_k import TopK
+from perfed.methods.mr_mtl import MRMTL
 from perfed.methods.pfedme import PFedMe
 
 Unit = Literal["sample", "client"]
@@ -79,12 +80,16 @@ ROWS = Mechanism(
     "1 (a row); 0 (a client)",
     counts="rows",
 )
-CLASS_COUNTS = Mechanism("class counts", "noise z on every class, absent ones too, drawn once", "", "1 (a row)", counts="classes")
+CLASS_COUNTS = Mechanism(
+    "class counts", "noise z on every class, absent ones too, drawn once", "", "1 (a row)", counts="classes"
+)
 CLASS_MEANS = Mechanism(
     "class means", "sums of rows cut to the norm R with noise z R, over noisy counts, of every class", "", "R (a row)"
 )
 ANCHORS = Mechanism("anchors", "a step from noisy class means and counts", _CUT, "R (a row); C (a client's change)")
-HELD = Mechanism("classes held", "of noisy class counts", "does not leave: all clients weigh the same", "1 (a row)", counts="classes")
+HELD = Mechanism(
+    "classes held", "of noisy class counts", "does not leave: all clients weigh the same", "1 (a row)", counts="classes"
+)
 NONE: dict[str, Mechanism] = {
     name: Mechanism(name)
     for name in ("losses", "second moments", "Hessians", "kernels", "trees", "domain counts", "choices", "features")
@@ -118,8 +123,10 @@ class Declared:
 
 
 _MEAN = {"shared": PARAMETERS, "num_samples": ROWS}
-_CALLED = {"sample": "it looks at rows otherwise than by training on them"}
-_SINGLE = {"client": "its server needs single replies, and noise is on their mean"}
+_CALLED: dict[Unit, str] = {
+    "sample": "it looks at rows otherwise than by training, and cutting gradients row by row then bounds nothing"
+}
+_SINGLE: dict[Unit, str] = {"client": "its server needs single replies, and noise is on their mean"}
 
 
 def _finetune(method: Any) -> int:
@@ -134,7 +141,7 @@ DECLARED: dict[type, Declared] = {
     FedAvg: Declared(_MEAN),
     FedAvgFT: Declared(_MEAN, own=_finetune),
     FedBABU: Declared(_MEAN, own=_finetune),
-    FedBN: Declared(_MEAN),
+    FedBN: Declared(_MEAN, refused={"sample": "batch-norm's statistics are of many rows at once"}),
     FedPer: Declared(_MEAN),
     FedProto: Declared(),
     FedRep: Declared(_MEAN),
@@ -146,6 +153,7 @@ DECLARED: dict[type, Declared] = {
     LGFedAvg: Declared(_MEAN),
     Local: Declared(),
     LocalFull: Declared(),
+    MRMTL: Declared({"shared": PARAMETERS}),
     PFedMe: Declared({"shared": PARAMETERS}),
     Anchors: Declared(
         {"mean": ANCHORS, "weight": HELD, "factor": NONE["second moments"]},

@@ -39,7 +39,9 @@ class Privacy(BaseModel):
     delta: float = Field(gt=0, lt=1, description="probability with which more may be told")
     clip: float = Field(1.0, gt=0, description="largest norm of a row's gradient, or of a client's change")
     noise: float | None = Field(None, gt=0, description="noise multiplier; none: found for epsilon")
-    sampling: Literal["full", "poisson"] = Field("full", description="how mini-batches are drawn", exclude_if=unless("full"))
+    sampling: Literal["full", "poisson"] = Field(
+        "full", description="how mini-batches are drawn", exclude_if=unless("full")
+    )
     rows: float = Field(1.0, gt=0, description="largest norm of a row in sums of rows", exclude_if=unless(1.0))
 
     @model_validator(mode="after")

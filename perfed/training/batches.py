@@ -222,6 +222,7 @@ class Block:
         valid: the same shape, False for padding (numpy, on the host).
         weight: the same shape, 1 / batch size (times the sample's own weight) for samples and 0 for padding.
         keys: ``(steps, clients)`` int64 randomness.
+        unit: ``(steps, clients)``, weight of a sample without a weight of its own; ``None``: 1 / batch size.
     """
 
     first_step: int
@@ -231,6 +232,7 @@ class Block:
     valid: NDArray[np.bool_]
     weight: Tensor
     keys: Tensor
+    unit: Tensor | None = None
     _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -239,8 +241,8 @@ class Block:
         return self.x.shape[1]
 
     def widths(self) -> list[int]:
-        """Size of the largest mini-batch of each step."""
-        return [int(w) for w in self.valid.sum(2).max(1)]
+        """Size of the largest mini-batch of each step; 1 where all are empty."""
+        return [max(1, int(w)) for w in self.valid.sum(2).max(1)]
 
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
         """``make()``, computed once for the block: what a loss needs for all its steps together."""

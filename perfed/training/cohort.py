@@ -340,7 +340,7 @@ class Cohort(View):
             samples = replace(samples, x=self._features(samples, start, target))
         if self.private:
             balanced = self.settings.class_weights == "balanced"
-            check_rows_apart(samples, self.task, self.per_domain, balanced)
+            check_rows_apart(self.chain, samples, self.task, self.per_domain, balanced)
         batch_size = int(samples.counts.max()) if samples.batch_size == "all" else samples.batch_size
         return Task(
             chain=self.chain,

@@ -19,8 +19,8 @@ from perfed.data.augment import CropFlip
 from perfed.errors import Diverged, PerfedError
 from perfed.model.chain import Chain, Parameters, stage_of
 from perfed.training.batches import Block, IntArray, Samples, Stream, blocks, schedule
-from perfed.training.private import PrivateTraining
 from perfed.training.optim import Optimizer, OptimizerState, with_axes_of
+from perfed.training.private import PrivateTraining
 from perfed.training.step import Loss, Objective, Step
 from perfed.training.steprules import DirectionStep, StepRules
 
@@ -271,7 +271,9 @@ class _Gradient:
 
     def along(self, vector: Parameters, params: Parameters, batch: Step) -> Parameters:
         if self.task.private:
-            raise PerfedError("privacy.unit = 'sample' clips gradients of rows, and what it makes has no second derivative")
+            raise PerfedError(
+                "privacy.unit = 'sample' clips gradients of rows, and what it makes has no second derivative"
+            )
         if self.task.rules and self.task.rules.transforms:
             raise PerfedError("an extension changes gradients, and what it makes of them has no second derivative")
         leaves, found = self._at(params, batch, twice=True)

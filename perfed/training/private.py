@@ -13,16 +13,16 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from perfed import rng
 from perfed.errors import PerfedError
-from perfed.model.chain import Parameters
+from perfed.model.chain import BATCH_NORM, Chain, Parameters
 from perfed.training.batches import Block, IntArray, Samples
 from perfed.training.per_layer import clipped_by_layers
 from perfed.training.step import Loss, Step
 
-_ROWS_BYTES = 128 << 20
+_ROWS_BYTES = 16 << 20
 _POISSON_STEPS = 64
 
 
@@ -56,12 +56,13 @@ class PrivateTraining:
         """
         found = clipped_by_layers(loss, step, params, self.clip)
         losses, sums = self._by_rows(loss, step, params) if found is None else found
-        scale = self.noise * self.clip * step.weight.amax(1)
-        for number, (name, tensor) in enumerate(sums.items()):
-            key = rng.key(step.keys, "privacy", self.secret, count, number)
-            noise = rng.gaussian(key, tensor[0].numel(), tensor.dtype).view(tensor.shape)
-            sums[name] = tensor.addcmul_(noise, scale.view(-1, *[1] * (tensor.ndim - 1)))
-        return losses, sums
+        sizes = [tensor[0].numel() for tensor in sums.values()]
+        key = rng.key(step.keys, "privacy", self.secret, count)
+        unit = step.weight.amax(1) if step.block.unit is None else step.block.unit[step.at]
+        scale = self.noise * self.clip * unit  # also where a mini-batch is empty
+        noise = rng.gaussian(key, sum(sizes), step.weight.dtype).mul_(scale.unsqueeze(1)).split(sizes, 1)
+        noisy = {name: tensor + own.view(tensor.shape) for (name, tensor), own in zip(sums.items(), noise, strict=True)}
+        return losses, noisy
 
     def _by_rows(self, loss: Loss, step: Step, params: Parameters) -> tuple[Tensor, Parameters]:
         """Losses and sums of clipped gradients, of any loss: each row is a mini-batch of its own."""
@@ -129,15 +130,16 @@ def _poisson_block(samples: Samples, keys: Tensor, batch_size: int, first: int, 
     order = np.argsort(~drawn, axis=2, kind="stable")[:, :, :width]
     valid = np.take_along_axis(drawn, order, 2)
     index = torch.from_numpy(samples.starts[: len(keys), None] + np.where(valid, order, 0)).to(samples.x.device)
-    weight = torch.from_numpy(valid / (share * counts)[:, None]).to(samples.x)
+    unit = torch.from_numpy(np.broadcast_to(1 / (share * counts), each.shape).copy()).to(samples.x)
+    weight = torch.from_numpy(valid).to(samples.x) * unit.unsqueeze(2)
     flat = index.flatten()
     x = samples.x.index_select(0, flat).view(*index.shape, *samples.x.shape[1:])
     y = samples.y.index_select(0, flat).view(*index.shape, *samples.y.shape[1:])
-    return Block(first, x, y, index, valid, weight, rng.key(each, "step"))
+    return Block(first, x, y, index, valid, weight, rng.key(each, "step"), unit)
 
 
 def _row_gradients(loss: Loss, step: Step, params: Parameters, of: slice) -> tuple[Tensor, Parameters]:
-    """Loss ``(clients, rows)`` and gradients ``(clients, rows, ...)`` of the rows ``of`` of a mini-batch, each alone."""
+    """Loss ``(clients, rows)`` and gradients ``(clients, rows, ...)`` of the rows ``of``, each alone."""
     rows = of.stop - of.start
     clients = step.weight.shape[0]
 
@@ -176,13 +178,17 @@ def _as_clients(tensor: Tensor, of: slice) -> Tensor:
     return tensor[:, of].flatten(0, 1).unsqueeze(0).unsqueeze(2)
 
 
-def check_rows_apart(samples: Samples, task: str, per_domain: frozenset[str], balanced: bool) -> None:
+def check_rows_apart(chain: Chain, samples: Samples, task: str, per_domain: frozenset[str], balanced: bool) -> None:
     """Refuse what makes a gradient depend on several rows at once.
 
     Raises:
-        PerfedError: survival, parameters per domain, weights of samples or balanced classes.
+        PerfedError: batch-norm, recurrent layers, survival, parameters per domain, weights of samples or balanced
+            classes.
     """
+    kinds = {type(layer) for layer in chain.modules()}
     refused = {
+        "batch-norm, whose statistics are of many rows": any(issubclass(kind, BATCH_NORM) for kind in kinds),
+        "recurrent layers, which do not give the gradient of a row": any(issubclass(k, nn.RNNBase) for k in kinds),
         "the loss of survival, whose risk sets are of many rows": task == "survival",
         "parameters per domain, whose steps say which domains there are": bool(per_domain),
         "weights of samples": samples.weight is not None,

@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from pydantic import InstanceOf
+from pydantic import SkipValidation
 
 from perfed.errors import PerfedError
-from perfed.privacy.apply import PrivateMethod
 from perfed.run.callback import Callback, Running
+
+
+class Plan(Protocol):
+    """What a run needs to know of its privacy (:class:`perfed.privacy.apply.PrivateMethod`).
+
+    Attributes:
+        notes: for the summary.
+    """
+
+    notes: Sequence[str]
+
+    @property
+    def budget(self) -> float | None:
+        """Epsilon of each client; ``None``: it is reported alone."""
+
+    @property
+    def noise(self) -> float:
+        """The noise multiplier."""
+
+    @property
+    def affordable(self) -> int:
+        """How many rounds the budget of a client lasts."""
+
+    @property
+    def quick(self) -> bool:
+        """Whether :meth:`spent` takes no time."""
+
+    def spent(self, rounds: int) -> float:
+        """Return the epsilon of a client that took part in so many rounds."""
+
+    def stated(self) -> dict[str, Any]:
+        """Return the settings, as a summary has them."""
 
 
 class PrivacyBudget(Callback):
@@ -18,7 +50,7 @@ class PrivacyBudget(Callback):
     """
 
     name = "privacy"
-    plan: InstanceOf[PrivateMethod]
+    plan: SkipValidation[Plan]
 
     def begin(self, run: Running) -> None:
         """Refuse a budget that does not last a round, and rounds beyond it.
@@ -27,9 +59,8 @@ class PrivacyBudget(Callback):
             PerfedError: it does not pay for the first round.
         """
         if not self.plan.affordable:
-            settings = self.plan.settings
             raise PerfedError(
-                f"privacy.epsilon = {settings.epsilon:g} does not pay for one round with noise = {self.plan.noise:g} "
+                f"privacy.epsilon = {self.plan.budget or 0:g} does not pay for one round with noise = {self.plan.noise:g} "
                 f"(it costs {self.plan.spent(1):.3g}); give more of either"
             )
         if "rounds" not in self.state:
@@ -43,14 +74,13 @@ class PrivacyBudget(Callback):
         used = run.federation.ids if run.server.method.finishes else record["participants"]
         counts = self.state["rounds"]
         self.state["rounds"] = {i: n + (i in set(used)) for i, n in counts.items()}
-        if "metrics" in record or self.plan.settings.sampling == "full":  # cheap, or worth it
+        if "metrics" in record or self.plan.quick:
             record["epsilon"] = self._spent()
         return self._gone
 
     def end(self, run: Running, summary: dict[str, Any]) -> None:
         """Say what was spent, of which mechanism, and whether that ended the run."""
-        settings = self.plan.settings
-        summary["privacy"] = {**settings.model_dump(exclude_none=True), "spent": self._spent()}
+        summary["privacy"] = {**self.plan.stated(), "spent": self._spent()}
         if run.progress.stopped_by == self.name:
             summary["notes"].append(
                 f"the privacy budget is spent: training ended after round {run.done} of at most {run.rounds}"
@@ -59,8 +89,7 @@ class PrivacyBudget(Callback):
     @property
     def _gone(self) -> bool:
         """Whether another round would cost a client more than its budget."""
-        lasts = self.plan.affordable
-        return self.plan.settings.epsilon is not None and max(self.state["rounds"].values()) >= lasts
+        return self.plan.budget is not None and max(self.state["rounds"].values()) >= self.plan.affordable
 
     def _spent(self) -> dict[str, float]:
         return {i: self.plan.spent(n) for i, n in self.state["rounds"].items()}
