@@ -37,7 +37,7 @@ class PrivateMethod:
     settings: Privacy
     ahead: Releases
     rounds: tuple[Releases, ...]
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
 
     @property
     def noise(self) -> float:

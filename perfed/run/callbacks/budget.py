@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from pydantic import SkipValidation
+from pydantic import ConfigDict, SkipValidation
 
 from perfed.errors import PerfedError
 from perfed.run.callback import Callback, Running
+from perfed.settings import STRICT
 
 
 class Plan(Protocol):
-    """What a run needs to know of its privacy (:class:`perfed.privacy.apply.PrivateMethod`).
+    """What a run needs to know of its privacy (:class:`perfed.privacy.apply.PrivateMethod`)."""
 
-    Attributes:
-        notes: for the summary.
-    """
-
-    notes: Sequence[str]
+    @property
+    def notes(self) -> Sequence[str]:
+        """For the summary."""
 
     @property
     def budget(self) -> float | None:
@@ -48,6 +47,8 @@ class PrivacyBudget(Callback):
 
     The counts are in the checkpoint: a resumed run goes on from what was spent.
     """
+
+    model_config = ConfigDict(**STRICT, arbitrary_types_allowed=True)
 
     name = "privacy"
     plan: SkipValidation[Plan]
