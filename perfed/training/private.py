@@ -47,8 +47,9 @@ class PrivateTraining:
     def gradients(self, loss: Loss, step: Step, params: Parameters, count: int) -> tuple[Tensor, Parameters]:
         """Return losses ``(clients,)`` and the noisy means of the rows' clipped gradients at ``params``.
 
-        ``sum_b w_b g_b min(1, C / |g_b|) + w z C N(0, 1)``, w = 1 / size of the mini-batch, the norm over all trained
-        parameters together; g_b is the gradient of the loss of row b alone. Noise depends on the randomness of the
+        ``w (sum_b g_b min(1, C / |g_b|) + z C N(0, 1))``, w = 1 / size of a whole mini-batch also in a smaller last one,
+        whose mean would have more noise; the norm is over all trained parameters together, and g_b the gradient of the
+        loss of row b alone. Noise depends on the randomness of the
         step, and on ``count``, the number of the gradient within it.
 
         Raises:
@@ -58,10 +59,15 @@ class PrivateTraining:
         losses, sums = self._by_rows(loss, step, params) if found is None else found
         sizes = [tensor[0].numel() for tensor in sums.values()]
         key = rng.key(step.keys, "privacy", self.secret, count)
-        unit = step.weight.amax(1) if step.block.unit is None else step.block.unit[step.at]
+        weight = step.weight.amax(1)
+        unit = weight if step.block.unit is None else step.block.unit[step.at]
+        less = torch.where(weight > 0, unit / weight, 1)  # a smaller last mini-batch takes a smaller step
         scale = self.noise * self.clip * unit  # also where a mini-batch is empty
         noise = rng.gaussian(key, sum(sizes), step.weight.dtype).mul_(scale.unsqueeze(1)).split(sizes, 1)
-        noisy = {name: tensor + own.view(tensor.shape) for (name, tensor), own in zip(sums.items(), noise, strict=True)}
+        noisy = {
+            name: tensor * less.view(-1, *[1] * (tensor.ndim - 1)) + own.view(tensor.shape)
+            for (name, tensor), own in zip(sums.items(), noise, strict=True)
+        }
         return losses, noisy
 
     def _by_rows(self, loss: Loss, step: Step, params: Parameters) -> tuple[Tensor, Parameters]:
