@@ -229,6 +229,7 @@ class LocalExecutor:
             num_domains=info.num_domains,
             augment=self.background.augment,
         )
+        made.private = next((p for e in self.initialiser.method.extensions if (p := e.private())), None)
         if exchange.lasting and self.initialiser.watched.intersection(made.ids):
             made.watch = LossCurve()
         return made

@@ -28,6 +28,8 @@ from perfed.model.columns import by_columns
 from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation, policy_name
 from perfed.plugins import bare_name, known_as
+from perfed.privacy.apply import PrivateMethod, privately
+from perfed.privacy.settings import Privacy
 from perfed.run.callbacks import build_callbacks
 from perfed.run.settings import Blend, Evaluation, Snapshots
 from perfed.settings import LISTED, STRICT, unless
@@ -75,6 +77,7 @@ class Experiment(BaseModel):
         description="the server gets sums over clients, and no client's reply",
         exclude_if=lambda given: given is None,
     )
+    privacy: Privacy | None = Field(None, description="differential privacy", exclude_if=unless(None))
 
     _built: dict[str, tuple[Method, Stages]] = PrivateAttr(default_factory=dict)
 
@@ -106,6 +109,17 @@ class Experiment(BaseModel):
     def built_method(self) -> Method:
         """The method with its settings."""
         return self._built[self.method][0]
+
+    def in_private(self, rows: Sequence[int] | None = None) -> PrivateMethod | None:
+        """Return the method under ``[privacy]``, for clients with so many training rows; ``None`` without the table.
+
+        Raises:
+            PerfedError: something leaves that has no mechanism; names it.
+        """
+        if self.privacy is None:
+            return None
+        policy = self.build_participation().policy
+        return privately(self.built_method, self.privacy, self.rounds, rows, name=self.method, policy=policy)
 
     @property
     def effect(self) -> dict[str, Any]:

@@ -21,8 +21,10 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.method.extension import full_name
 from perfed.plugins import BLEND, POOLED, SKLEARN
+from perfed.privacy.apply import PrivateMethod
 from perfed.run.callback import Callback
 from perfed.run.callbacks import build_callbacks
+from perfed.run.callbacks.budget import PrivacyBudget
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
 from perfed.settings import leaves
@@ -262,9 +264,10 @@ def _on(experiment: Experiment, device: torch.device | str | None) -> Experiment
 def _build(
     experiment: Experiment, federation: Federation, server: Callable[..., Server] | None, callbacks: Sequence[Callback]
 ) -> Run:
+    private = experiment.in_private([len(client.train) for client in federation])
     return Run(
         federation,
-        experiment.built_method,
+        private.method if private else experiment.built_method,
         experiment.build_model(federation.num_outputs, federation.words or ()),
         name=experiment.method,
         rounds=experiment.rounds,
@@ -279,7 +282,11 @@ def _build(
         checkpoint_seconds=experiment.checkpoint_seconds,
         server=server,
         secure=experiment.secure_aggregation,
-        callbacks=[*build_callbacks(experiment.callbacks), *callbacks],
+        callbacks=[
+            *([PrivacyBudget(plan=private)] if private else []),
+            *build_callbacks(experiment.callbacks),
+            *callbacks,
+        ],
     )
 
 
@@ -287,7 +294,15 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
     """Write the configuration now and whenever the plan gains a choice: the same plan gives the same bits."""
 
     def write() -> None:
-        used = {"plan": PlanSettings.model_validate(run.plan.to_dict()), "participation": run.server.participation}
+        used: dict[str, Any] = {
+            "plan": PlanSettings.model_validate(run.plan.to_dict()),
+            "participation": run.server.participation,
+        }
+        for callback in run.callbacks:
+            if isinstance(callback, PrivacyBudget) and isinstance(
+                callback.plan, PrivateMethod
+            ):  # with the noise that was found, whatever rounds follow
+                used["privacy"] = callback.plan.settings
         methods = {name: _with_modules(table) for name, table in experiment.methods.items()}
         text = experiment.model_copy(update={**used, "methods": methods}).to_toml()
         run.config = tomllib.loads(text)

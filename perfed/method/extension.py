@@ -3,6 +3,7 @@
 | where | hook | meaning |
 |---|---|---|
 | server | ``payload`` | what goes down with the method's payload |
+| client | ``private`` | how rows are kept private, in every exchange |
 | client | ``loss`` | what is added to the loss of local training |
 | client | ``gradient`` | what is made of every gradient of the loss before it is used |
 | client | ``client_update`` | after local training: what is added to the reply |
@@ -28,6 +29,7 @@ from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Clients, Replies, Reply, ServerState
 from perfed.plugins import Registry
 from perfed.training.cohort import Cohort
+from perfed.training.private import PrivateTraining
 from perfed.training.settings import Scheduled
 from perfed.training.step import Penalty
 from perfed.training.steprules import Transform
@@ -84,6 +86,13 @@ class Extension(Scheduled):
     def payload(self, server: ServerState) -> dict[str, Any]:
         """Return what client programs get from the extension's server state."""
         return {}
+
+    def private(self) -> PrivateTraining | None:
+        """Return how the rows of clients are kept private in whatever trains on them; or nothing.
+
+        It holds in every exchange, those without extensions and work on copies among them.
+        """
+        return None
 
     def loss(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty | None:
         """Return a function of the step to one value per active client, added to the local loss; or nothing."""

@@ -22,7 +22,7 @@ from perfed import rng
 from perfed.model.chain import BATCH_NORM, Parameters
 from perfed.model.columns import ColumnLinear
 
-_ELEMENTWISE = (
+ELEMENTWISE = (
     nn.ReLU,
     nn.LeakyReLU,
     nn.Sigmoid,
@@ -33,6 +33,7 @@ _ELEMENTWISE = (
     nn.Softplus,
     nn.Identity,
 )
+"""Layers that work on each number alone."""
 _PER_SAMPLE = (
     nn.MaxPool2d,
     nn.AvgPool2d,
@@ -128,7 +129,7 @@ def _single(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
         weight = run.params[f"{prefix}.weight"].squeeze(0)
         x = _channels_last(x)
         return F.conv2d(x, weight, _bias(prefix, run), module.stride, module.padding, module.dilation, module.groups)
-    if isinstance(module, _ELEMENTWISE + _PER_SAMPLE) or type(module) is nn.Flatten:
+    if isinstance(module, ELEMENTWISE + _PER_SAMPLE) or type(module) is nn.Flatten:
         return module(x)  # type: ignore[no-any-return]
     module.train(run.training)
     own = {name: tensor.squeeze(0) for name, tensor in run.below(prefix).items()}
@@ -168,7 +169,7 @@ def _stacked(module: nn.Module, prefix: str, x: Tensor, run: Pass) -> Tensor:
         for name, child in _children(module):
             x = _stacked(child, f"{prefix}.{name}", x, run)
         return x
-    if isinstance(module, _ELEMENTWISE):
+    if isinstance(module, ELEMENTWISE):
         return module(x)  # type: ignore[no-any-return]
     if isinstance(module, _DROPOUT):
         return _dropout(module, prefix, x, run)
@@ -268,7 +269,7 @@ def shareable(module: nn.Module) -> bool:
         return all(shareable(child) for child in module.children())
     if type(module) is nn.Conv2d:
         return module.padding_mode == "zeros"
-    return type(module) in (*_ELEMENTWISE, *_PER_SAMPLE, *_DROPOUT, nn.Linear, ColumnLinear, nn.Flatten)
+    return type(module) in (*ELEMENTWISE, *_PER_SAMPLE, *_DROPOUT, nn.Linear, ColumnLinear, nn.Flatten)
 
 
 def why_not_stackable(module: nn.Module, input_shape: tuple[int, ...], name: str = "module") -> tuple[str, str] | None:

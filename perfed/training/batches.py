@@ -222,6 +222,7 @@ class Block:
         valid: the same shape, False for padding (numpy, on the host).
         weight: the same shape, 1 / batch size (times the sample's own weight) for samples and 0 for padding.
         keys: ``(steps, clients)`` int64 randomness.
+        unit: ``(steps, clients)``, 1 / size of a mini-batch that is no smaller last one; ``None``: as in ``weight``.
     """
 
     first_step: int
@@ -231,6 +232,7 @@ class Block:
     valid: NDArray[np.bool_]
     weight: Tensor
     keys: Tensor
+    unit: Tensor | None = None
     _cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -239,8 +241,8 @@ class Block:
         return self.x.shape[1]
 
     def widths(self) -> list[int]:
-        """Size of the largest mini-batch of each step."""
-        return [int(w) for w in self.valid.sum(2).max(1)]
+        """Size of the largest mini-batch of each step; 1 where all are empty."""
+        return [max(1, int(w)) for w in self.valid.sum(2).max(1)]
 
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
         """``make()``, computed once for the block: what a loss needs for all its steps together."""
@@ -284,4 +286,5 @@ def _block(plan: Schedule, first: int, stop: int, active: int) -> Block:
     x = samples.x.index_select(0, flat).view(*index.shape, *samples.x.shape[1:])
     y = samples.y.index_select(0, flat).view(*index.shape, *samples.y.shape[1:])
     keys = rng.key(plan.keys[:active].to(device), torch.arange(first, stop, device=device).unsqueeze(1))
-    return Block(first, x, y, index, valid, weight, keys)
+    unit = torch.from_numpy(1 / np.minimum(plan.batch_size, counts)).to(weight).expand(stop - first, -1)
+    return Block(first, x, y, index, valid, weight, keys, unit)

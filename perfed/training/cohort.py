@@ -24,6 +24,7 @@ from perfed.training.batches import IntArray, Samples, steps_of, stream_of
 from perfed.training.fit import Task
 from perfed.training.optim import Optimizer, optimizer_for
 from perfed.training.plan import Plan
+from perfed.training.private import PrivateTraining, check_rows_apart
 from perfed.training.settings import LocalTraining
 from perfed.training.step import Loss, Penalty, mean_loss, with_penalties
 from perfed.training.steprules import GradientTransform, StepRule, StepRules, Transform
@@ -56,6 +57,7 @@ class Cohort(View):
         extensions: the extensions, in an exchange that carries them.
         scratch: what a program leaves for the method's ``predict``, nested dictionaries of tensors ``(n, ...)``.
         watch: sees what is fitted before it is (:class:`perfed.training.fit.LossCurve`).
+        private: how rows are kept private in all that is fitted and counted; ``None``: not at all.
     """
 
     def __init__(
@@ -82,7 +84,8 @@ class Cohort(View):
         self.extensions: Extensions | None = None
         self.scratch: dict[str, Any] = {}
         self.watch: Callable[[Task], Task] = lambda task: task
-        self._fits = 0
+        self.private: PrivateTraining | None = None
+        self._fits = self._sums = 0
         self._penalties: Sequence[Penalty] | None = None
         self._transforms: Sequence[Transform] | None = None
         self._extensions_reply: dict[str, Any] | None = None
@@ -97,6 +100,34 @@ class Cohort(View):
         """Randomness of this exchange for ``purpose``, int64 ``(n,)``, one key per client."""
         base = rng.key(self.where.seed, purpose, self.where.round, self.where.exchange, *words)
         return torch.stack([rng.key(base, client) for client in self.ids]).to(self.device)
+
+    # What is counted of rows -------------------------------------------------------------------------------
+
+    @property
+    def num_samples(self) -> Tensor:
+        """Training samples per client, ``(n,)``; in a private run with noise, at least 1."""
+        exact = super().num_samples
+        return exact if self.private is None else self._noisy(self.private, exact, "rows").clamp_min(1)
+
+    @property
+    def class_counts(self) -> Tensor:
+        """Training samples per client and class, ``(n, C)``; in a private run with noise, absent classes too."""
+        exact = super().class_counts
+        return exact if self.private is None else self._noisy(self.private, exact, "classes")
+
+    def class_means(self, stage: str | None = None) -> Tensor:
+        """Mean output of ``stage`` for each class (:meth:`View.class_means`); in a private run of noisy sums."""
+        if self.private is None:
+            return super().class_means(stage)
+        samples, classes = self.samples(), self.num_classes or 0
+        features = (self.representation() if stage is None else self.features(stage)).flatten(1)
+        self._sums += 1
+        keys = self.key("class sums", self._sums)
+        sums = self.private.noisy_sums(features, self.client_of(samples) * classes + samples.y, classes, keys)
+        return sums / self.class_counts.clamp_min(1)[:, :, None]
+
+    def _noisy(self, private: PrivateTraining, counts: Tensor, what: str) -> Tensor:
+        return private.noisy_counts(counts, self.where.seed, self.ids, what)
 
     # Parameters --------------------------------------------------------------------------------------------
 
@@ -288,6 +319,8 @@ class Cohort(View):
 
         Extensions leave their gradients as they are. For trying things out on copies, as often as it takes.
         """
+        if self.private:
+            raise PerfedError("privacy.unit = 'sample': what is tried out on rows and chosen by them has no mechanism")
         before = self._fits, self._loss_sum.clone(), self._loss_steps.clone(), self.watch, self._transforms
         self.watch, self._transforms = lambda task: task, ()
         try:
@@ -305,6 +338,9 @@ class Cohort(View):
         raw = samples.x
         if start > 0:
             samples = replace(samples, x=self._features(samples, start, target))
+        if self.private:
+            balanced = self.settings.class_weights == "balanced"
+            check_rows_apart(self.chain, samples, self.task, self.per_domain, balanced)
         batch_size = int(samples.counts.max()) if samples.batch_size == "all" else samples.batch_size
         return Task(
             chain=self.chain,
@@ -322,6 +358,7 @@ class Cohort(View):
             start=start,
             raw=raw,
             rows=np.arange(self.n),
+            private=self.private,
         )
 
     def _check(self, losses: Tensor) -> None:

@@ -7,7 +7,7 @@ rest. Optimiser state is fresh in every fit.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,8 +18,9 @@ from perfed import rng
 from perfed.data.augment import CropFlip
 from perfed.errors import Diverged, PerfedError
 from perfed.model.chain import Chain, Parameters, stage_of
-from perfed.training.batches import IntArray, Samples, Schedule, Stream, blocks, schedule
+from perfed.training.batches import Block, IntArray, Samples, Stream, blocks, schedule
 from perfed.training.optim import Optimizer, OptimizerState, with_axes_of
+from perfed.training.private import PrivateTraining
 from perfed.training.step import Loss, Objective, Step
 from perfed.training.steprules import DirectionStep, StepRules
 
@@ -43,6 +44,7 @@ class Task:
         steps: mini-batch steps of each client.
         stream: the sequence of mini-batches in which each client goes on; ``None``: the fit has its own shuffles.
         rows: position of each client in its cohort.
+        private: how rows are kept private; ``None``: not at all.
     """
 
     chain: Chain
@@ -62,6 +64,7 @@ class Task:
     start: int = 0
     raw: Tensor | None = None
     rows: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    private: PrivateTraining | None = None
 
     @property
     def clients(self) -> int:
@@ -119,11 +122,14 @@ def run(task: Task, *, limit: int | None = None) -> tuple[Tensor, IntArray]:
     further = range(1, task.rules.streams if task.rules else 1)
     keys = [task.keys, *(rng.key(task.keys, "stream", j) for j in further)]
     sequences = [task.stream, *(task.stream and task.stream.apart(j) for j in further)]
+    if task.private and task.private.poisson:
+        drawn = [task.private.blocks(task.samples, key, task.batch_size, task.steps) for key in keys]
+        return _run(task, drawn), task.steps
     plans = [
         schedule(task.samples, key, batch_size=task.batch_size, steps=task.steps, stream=sequence)
         for key, sequence in zip(keys, sequences, strict=True)
     ]
-    return _run(task, plans), plans[0].steps
+    return _run(task, [blocks(plan) for plan in plans]), plans[0].steps
 
 
 def _run_sorted(task: Task, order: IntArray) -> tuple[Tensor, IntArray]:
@@ -138,14 +144,14 @@ def _run_sorted(task: Task, order: IntArray) -> tuple[Tensor, IntArray]:
     return losses[torch.from_numpy(back).to(losses.device)], steps[back]
 
 
-def _run(task: Task, plans: list[Schedule]) -> Tensor:
+def _run(task: Task, sequences: Sequence[Iterator[Block]]) -> Tensor:
     # ``data`` has versions of its own: those of views are shared with the clients that another thread trains.
     trainable = {name: task.params[name].data.requires_grad_(True) for name in task.trained}
     state = OptimizerState(task.optimizer, trainable)
     params = {name: t for name, t in task.params.items() if name not in trainable} | trainable
     trained = frozenset(stage_of(name) for name in task.trained)
     total = torch.zeros(task.clients, dtype=task.samples.x.dtype, device=task.samples.x.device)
-    for together in zip(*(blocks(plan) for plan in plans), strict=True):
+    for together in zip(*sequences, strict=True):
         block = together[0]
         active = block.clients
         rows = task.rows[:active]
@@ -197,11 +203,14 @@ def _step(task: Task, state: OptimizerState, batches: list[Step]) -> Tensor:
 
 def _descend(task: Task, state: OptimizerState, step: Step) -> Tensor:
     """One step of the optimiser; the losses before it."""
-    losses = _losses(task, step)
-    names = list(state.params)
-    inputs = [state.params[n] for n in names]
-    found = torch.autograd.grad(losses, inputs, torch.ones_like(losses), allow_unused=True)
-    grads = {n: g for n, g in zip(names, found, strict=True) if g is not None}
+    if task.private:
+        losses, grads = task.private.gradients(task.loss, step, state.params, 0)
+    else:
+        losses = _losses(task, step)
+        names = list(state.params)
+        inputs = [state.params[n] for n in names]
+        found = torch.autograd.grad(losses, inputs, torch.ones_like(losses), allow_unused=True)
+        grads = {n: g for n, g in zip(names, found, strict=True) if g is not None}
     if task.rules:
         grads = task.rules.transformed(step, grads)
     task.descend(state, grads, _seen([step]))
@@ -244,13 +253,27 @@ class _Gradient:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.first: Tensor | None = None
+        self.count = 0
 
     def __call__(self, params: Parameters, batch: Step) -> Parameters:
+        if self.task.private:
+            return self._privately(self.task.private, params, batch)
         leaves, found = self._at(params, batch)
         grads = {n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(leaves.items(), found, strict=True)}
         return self.task.rules.transformed(batch, grads) if self.task.rules else grads
 
+    def _privately(self, private: PrivateTraining, params: Parameters, batch: Step) -> Parameters:
+        losses, grads = private.gradients(self.task.loss, batch, params, self.count)
+        self.count += 1  # each gradient has noise of its own
+        if self.first is None:
+            self.first = losses
+        return self.task.rules.transformed(batch, grads) if self.task.rules else grads
+
     def along(self, vector: Parameters, params: Parameters, batch: Step) -> Parameters:
+        if self.task.private:
+            raise PerfedError(
+                "privacy.unit = 'sample' clips gradients of rows, and what it makes has no second derivative"
+            )
         if self.task.rules and self.task.rules.transforms:
             raise PerfedError("an extension changes gradients, and what it makes of them has no second derivative")
         leaves, found = self._at(params, batch, twice=True)

@@ -239,6 +239,8 @@ def by_turns(x: Tensor, params: Parameters, per_domain: frozenset[str], first: i
 
 def with_penalties(loss: Loss, penalties: Sequence[Penalty]) -> Loss:
     """``loss`` with all ``penalties`` added, in order."""
+    if not penalties:
+        return loss
 
     def total(step: Step) -> Tensor:
         value = loss(step)

@@ -1,0 +1,63 @@
+"""MR-MTL: every client has a model of its own, pulled to the mean of all."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from perfed.data.federation import Federation
+from perfed.maths.aggregate import weighted_mean
+from perfed.method.declared import ParameterSet
+from perfed.method.exchange import Clients, Reply, ServerState
+from perfed.method.method import Method
+from perfed.method.registry import register
+from perfed.methods.proximal import STEP, ProximalKind, implicit_notes
+from perfed.model.chain import STAGES, Model
+from perfed.training.cohort import Cohort
+from perfed.training.steprules import ProximalStep
+
+
+@register("mr-mtl", title="MR-MTL")
+class MRMTL(Method):
+    """Mean-regularised multi-task learning (Liu et al. 2022, Algorithm A1; Evgeniou & Pontil 2004).
+
+    Client i goes on from its own w_i on ``f_i(w) + (lam / 2) |w - w_bar|^2``, w_bar the plain mean of the clients'
+    models of the round before; one model is trained, sent and kept. ``lam = 0`` is local training, and a large one
+    FedAvg. Under privacy of rows the pull to the mean of all takes noise away and costs nothing: w_bar is public.
+    Before its first round a client's model is the initial one, that of all. Parameters that are placed personal are
+    trained along, without a pull.
+    """
+
+    fits_unused: ClassVar[str] = "train"
+
+    lam: float = Field(1.0, ge=0, description="lambda: how strongly each model is pulled to the mean of all")
+    proximal: ProximalKind = Field("explicit", description=STEP)
+
+    def sets(self) -> dict[str, ParameterSet]:
+        """``own``: each client's w_i."""
+        return {"own": ParameterSet("client", like="shared")}
+
+    def round(self, server: ServerState, clients: Clients) -> None:
+        """One exchange, then the plain mean of the models."""
+        reply = clients.train(self.train, shared=server.shared)
+        server.shared = weighted_mean(reply.shared)
+
+    def train(self, cohort: Cohort, shared: dict[str, Any]) -> Reply:
+        """Train all stages together, from the client's own model, near the mean."""
+        cohort.load(cohort.state["own"])
+        cohort.fit(STAGES, epochs=self.local_epochs, update=ProximalStep(shared, self.lam, self.proximal))
+        cohort.state["own"] = cohort.shared()
+        return Reply(shared=cohort.shared())
+
+    def notes(self, federation: Federation, model: Model) -> list[str]:
+        """Where explicit steps would diverge."""
+        return implicit_notes(self, model, self.lam, self.proximal)
+
+    def download(self, server: ServerState) -> dict[str, Any]:
+        """Nothing: a client has its own model."""
+        return {}
+
+    def personalise(self, cohort: Cohort, **payload: Any) -> None:
+        """Load w_i, the client's own model."""
+        cohort.load(cohort.state["own"])

@@ -1,0 +1,250 @@
+"""From a method and a budget to the same method in private, and what it will have told after so many rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from perfed.errors import PerfedError
+from perfed.method.extension import Extension
+from perfed.method.method import Method
+from perfed.methods.flic.anchors import Anchors
+from perfed.privacy.accountant import Releases, epsilon, noise_for
+from perfed.privacy.client import ClientPrivacy
+from perfed.privacy.mechanisms import Declared, Mechanism, declared_of
+from perfed.privacy.sample import SamplePrivacy
+from perfed.privacy.settings import Privacy
+
+PRETRAIN_EPOCHS = 5
+"""Of FLIC's alignment where rows are private: how long it helps would be read off held-out rows."""
+
+
+@dataclass(frozen=True)
+class PrivateMethod:
+    """A method in private, and the plan of what it tells.
+
+    Attributes:
+        method: with the extension that keeps it private.
+        settings: with the noise that was found.
+        ahead: releases of one client that do not belong to a round: preparation, counts, and its own model at the end.
+        rounds: releases in each round, of a client that takes part in it.
+        notes: for the summary.
+    """
+
+    method: Method
+    settings: Privacy
+    ahead: Releases
+    rounds: tuple[Releases, ...]
+    notes: Sequence[str] = ()
+
+    @property
+    def noise(self) -> float:
+        """The noise multiplier."""
+        assert self.settings.noise is not None
+        return self.settings.noise
+
+    @property
+    def budget(self) -> float | None:
+        """Epsilon of each client; ``None``: it is reported alone."""
+        return self.settings.epsilon
+
+    @property
+    def quick(self) -> bool:
+        """Whether epsilon takes no time: it has a closed form but for Poisson sampling."""
+        return self.settings.sampling == "full"
+
+    def stated(self) -> dict[str, Any]:
+        """Return the settings, as a summary has them."""
+        return self.settings.model_dump(exclude_none=True)
+
+    def told(self, rounds: int) -> Releases:
+        """Return what a client has told that took part in so many rounds, as if they were the first."""
+        total = self.ahead
+        for one in self.rounds[:rounds]:
+            total += one
+        return total
+
+    def spent(self, rounds: int) -> float:
+        """Return the epsilon of a client that took part in so many rounds."""
+        return epsilon(self.noise, self.told(rounds), self.settings.delta)
+
+    @property
+    def affordable(self) -> int:
+        """How many rounds the budget of a client lasts; all of them where there is no budget."""
+        budget = self.settings.epsilon
+        low, high = 0, len(self.rounds)
+        if budget is None or self.spent(high) <= budget:
+            return high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.spent(middle) <= budget else (low, middle)
+        return low
+
+
+def privately(
+    method: Method, settings: Privacy, rounds: int, rows: Sequence[int] | None, *, name: str = "", policy: str = "all"
+) -> PrivateMethod:
+    """Return ``method`` under ``settings``, with the noise for ``rounds`` rounds.
+
+    Args:
+        method: as the experiment has it.
+        settings: the budget.
+        rounds: that are planned.
+        rows: training rows of each client; ``None``: not known, as where sites are elsewhere.
+        name: of the method, for messages.
+        policy: of participation.
+
+    Raises:
+        PerfedError: something leaves that has no mechanism; names it. Settings that do not fit.
+
+    Example:
+        >>> from perfed.methods.fedavg import FedAvg
+        >>> found = privately(FedAvg(local_epochs=1), Privacy(epsilon=6.0, delta=1e-3), 200, [50, 60])
+        >>> round(found.noise, 1), found.affordable
+        (8.5, 200)
+    """
+    name = name or type(method).__name__
+    method, notes = _fitting(method, settings, name)
+    declared = _declared(method, settings, name)
+    if policy not in ("uniform", "all"):
+        raise PerfedError(
+            f"privacy: participation.policy = '{policy}' follows what clients tell of their training, which has no "
+            "mechanism; allowed: uniform, all"
+        )
+    if settings.unit == "client":
+        plans = [(Releases(), tuple([Releases(1 if _sends(declared) else 0)] * rounds))]
+    else:
+        plans = [_of_rows(method, declared, number, rounds) for number in _row_numbers(settings, rows)]
+    noise, (ahead, plan) = _worst(plans, settings)
+    settings = settings.model_copy(update={"noise": noise})
+    entries = tuple(dict.fromkeys(entry for _, of in declared for entry in of.entries))
+    return PrivateMethod(_with(method, settings, entries), settings, ahead, plan, (*notes, *_warned(settings, rows)))
+
+
+def _with(method: Method, settings: Privacy, entries: tuple[str, ...]) -> Method:
+    """The method with the extension, first of all: what others make of a reply is made of what is private."""
+    own: Extension
+    if settings.unit == "sample":
+        poisson = settings.sampling == "poisson"
+        own = SamplePrivacy(
+            clip=settings.clip, noise=settings.noise, rows=settings.rows, poisson=poisson, entries=entries
+        )
+    else:
+        own = ClientPrivacy(clip=settings.clip, noise=settings.noise, entries=entries)
+    return method.model_copy(update={"extensions": (own, *method.extensions)})
+
+
+def _declared(method: Method, settings: Privacy, name: str) -> list[tuple[Method | Extension, Declared]]:
+    parts: list[tuple[Method | Extension, str]] = [(method, name)]
+    parts += [(extension, f"extension '{extension.name}'") for extension in method.extensions]
+    return [(part, declared_of(part, called, settings.unit)) for part, called in parts]
+
+
+def _sends(declared: Sequence[tuple[Method | Extension, Declared]]) -> bool:
+    return any(of.entries for _, of in declared)
+
+
+def _fitting(method: Method, settings: Privacy, name: str) -> tuple[Method, list[str]]:
+    """The method with settings that choose nothing by rows, and what was changed.
+
+    Raises:
+        PerfedError: settings that cannot be private.
+    """
+    if settings.unit == "client":
+        return method, []
+    if method.class_weights != "none":
+        raise PerfedError(
+            f"privacy.unit = 'sample' refuses class_weights = '{method.class_weights}': it counts all rows"
+        )
+    if method.local_steps is not None and settings.sampling == "full":
+        raise PerfedError(
+            "privacy.sampling = 'full' counts passes over the rows, and local_steps has none; use local_epochs, or "
+            "sampling = 'poisson'"
+        )
+    made, notes = [], []
+    for extension in method.extensions:
+        if isinstance(extension, Anchors) and extension.pretrain_epochs == "validated":
+            extension = extension.model_copy(update={"pretrain_epochs": PRETRAIN_EPOCHS})
+            notes.append(f"{name}: {PRETRAIN_EPOCHS} epochs of private pre-training; 'validated' would choose by rows")
+        if getattr(extension, "unknown_class", "skip") == "own":
+            raise PerfedError(
+                "privacy.unit = 'sample' refuses unknown_class = 'own': it looks at rows in each exchange"
+            )
+        if isinstance(extension, Anchors) and (extension.distance != "w2" or extension.covariance != "fixed"):
+            raise PerfedError(
+                "privacy.unit = 'sample' has a mechanism for anchors with distance = 'w2' and covariance = 'fixed'"
+            )
+        made.append(extension)
+    return method.model_copy(update={"extensions": tuple(made)}), notes
+
+
+_Plan = tuple[Releases, tuple[Releases, ...]]
+"""Releases of a client apart from rounds, and in each round."""
+
+
+def _worst(plans: Sequence[_Plan], settings: Privacy) -> tuple[float, _Plan]:
+    """The noise multiplier, given or found, and the plan of the client that tells most with it."""
+    worst, noise = plans[0], settings.noise
+    totals = [sum(each, ahead) for ahead, each in plans]
+    if noise is None:
+        assert settings.epsilon is not None
+        noise = max(_found(settings.epsilon, settings.delta, total) for total in totals)
+    if len(plans) > 1:
+        costs = [epsilon(noise, total, settings.delta) for total in totals]
+        worst = plans[costs.index(max(costs))]
+    return noise, worst
+
+
+def _found(budget: float, delta: float, total: Releases) -> float:
+    return noise_for(budget, delta, total) if total.whole or total.drawn else 1.0
+
+
+def _row_numbers(settings: Privacy, rows: Sequence[int] | None) -> list[int | None]:
+    """Numbers of rows on which releases depend; ``None`` where they depend on none.
+
+    Raises:
+        PerfedError: they would, and are not known.
+    """
+    if settings.sampling == "full":
+        return [None]
+    if rows is None:
+        raise PerfedError(
+            "privacy.sampling = 'poisson' needs the number of rows of each client, and mini-batches that nobody else "
+            "knows; at sites use 'full'"
+        )
+    return [*sorted(set(rows))]
+
+
+def _of_rows(
+    method: Method, declared: Sequence[tuple[Method | Extension, Declared]], number: int | None, rounds: int
+) -> _Plan:
+    """Plan of a client with so many rows, whose mini-batches are drawn by coins; ``None``: in passes over the rows."""
+    kinds: list[Mechanism] = [kind for _, of in declared for kind in (*of.once, *of.entries.values()) if kind.once]
+    counts = len({kind.counts for kind in kinds})
+
+    def passes(count: int) -> Releases:
+        if number is None:
+            return Releases(count)
+        steps, rate = count * (method.epoch_steps or ceil(number / method.batch_size)), method.batch_size / number
+        return Releases(0, steps, rate) if rate < 1 else Releases(steps)
+
+    ahead = Releases(counts)
+    for part, of in declared:
+        ahead += passes(of.before(part) + of.own(part))
+    extra = Releases(sum(of.round(part) for part, of in declared))
+    return ahead, tuple(passes(method.in_round(r).epochs_in(r)) + extra for r in range(1, rounds + 1))
+
+
+def _warned(settings: Privacy, rows: Sequence[int] | None) -> list[str]:
+    if rows is None:
+        return []
+    number = min(rows) if settings.unit == "sample" else len(rows)
+    if settings.delta * number <= 1:
+        return []
+    what = "rows of a client" if settings.unit == "sample" else "clients"
+    return [
+        f"warning: privacy.delta = {settings.delta:g} is above one over the number of {what} ({number}): giving "
+        "away one of them whole would be allowed"
+    ]

@@ -1,0 +1,53 @@
+"""The table ``[privacy]`` of an experiment."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, Field, model_validator
+
+from perfed.settings import STRICT, unless
+
+
+class Privacy(BaseModel):
+    """Differential privacy of a run.
+
+    Attributes:
+        unit: whose data one cannot tell from what leaves: a ``"sample"`` (a row) of a client, or a whole ``"client"``.
+        epsilon: the budget of each client. With ``noise`` it is a limit, at which the run ends.
+        delta: probability with which more may be told; below one over the number of rows, or of clients.
+        clip: C, largest norm of the gradient of a row, or of a client's change in a round.
+        noise: z, standard deviation of the noise in units of what one row, or one client, can change. Without it the
+            noise is found for the budget and the planned rounds.
+        sampling: ``"full"``: each row is once in a pass. ``"poisson"``: by a coin in each mini-batch, which is counted
+            as such.
+        rows: R, largest norm of a row in sums of rows (class means); longer ones are cut.
+
+    Example:
+        >>> Privacy(epsilon=6.0, delta=1e-3).unit
+        'sample'
+        >>> Privacy(delta=1e-3)
+        Traceback (most recent call last):
+        ...
+        pydantic_core._pydantic_core.ValidationError: ...privacy needs epsilon, noise or both...
+    """
+
+    model_config = STRICT
+
+    unit: Literal["sample", "client"] = "sample"
+    epsilon: float | None = Field(None, gt=0, description="budget of each client; with noise, where the run ends")
+    delta: float = Field(gt=0, lt=1, description="probability with which more may be told")
+    clip: float = Field(1.0, gt=0, description="largest norm of a row's gradient, or of a client's change")
+    noise: float | None = Field(None, gt=0, description="noise multiplier; none: found for epsilon")
+    sampling: Literal["full", "poisson"] = Field(
+        "full", description="how mini-batches are drawn", exclude_if=unless("full")
+    )
+    rows: float = Field(1.0, gt=0, description="largest norm of a row in sums of rows", exclude_if=unless(1.0))
+
+    @model_validator(mode="after")
+    def _has_a_budget(self) -> Self:
+        if self.epsilon is None and self.noise is None:
+            raise ValueError("privacy needs epsilon, noise or both")
+        if self.unit == "client" and self.sampling == "poisson":
+            raise ValueError("sampling = 'poisson' is of rows, for unit = 'sample'")
+        return self

@@ -1,0 +1,96 @@
+"""The privacy budget of a run: what each client has spent, and the end of the run where it is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from pydantic import ConfigDict, SkipValidation
+
+from perfed.errors import PerfedError
+from perfed.run.callback import Callback, Running
+from perfed.settings import STRICT
+
+
+class Plan(Protocol):
+    """What a run needs to know of its privacy (:class:`perfed.privacy.apply.PrivateMethod`)."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """For the summary."""
+
+    @property
+    def budget(self) -> float | None:
+        """Epsilon of each client; ``None``: it is reported alone."""
+
+    @property
+    def noise(self) -> float:
+        """The noise multiplier."""
+
+    @property
+    def affordable(self) -> int:
+        """How many rounds the budget of a client lasts."""
+
+    @property
+    def quick(self) -> bool:
+        """Whether :meth:`spent` takes no time."""
+
+    def spent(self, rounds: int) -> float:
+        """Return the epsilon of a client that took part in so many rounds."""
+
+    def stated(self) -> dict[str, Any]:
+        """Return the settings, as a summary has them."""
+
+
+class PrivacyBudget(Callback):
+    """Counts the rounds of each client, says what they have cost, and ends the run before a budget is exceeded.
+
+    The counts are in the checkpoint: a resumed run goes on from what was spent.
+    """
+
+    model_config = ConfigDict(**STRICT, arbitrary_types_allowed=True)
+
+    name = "privacy"
+    plan: SkipValidation[Plan]
+
+    def begin(self, run: Running) -> None:
+        """Refuse a budget that does not last a round, and rounds beyond it.
+
+        Raises:
+            PerfedError: it does not pay for the first round.
+        """
+        if not self.plan.affordable:
+            raise PerfedError(
+                f"privacy.epsilon = {self.plan.budget or 0:g} does not pay for one round with noise = "
+                f"{self.plan.noise:g} (it costs {self.plan.spent(1):.3g}); give more of either"
+            )
+        if "rounds" not in self.state:
+            self.state["rounds"] = dict.fromkeys(run.federation.ids, 0)
+            run.notes += self.plan.notes
+        if self._gone and not run.at_its_end:
+            run.progress.stopped_by = self.name
+
+    def after_round(self, run: Running, record: dict[str, Any]) -> bool:
+        """Count the round for those who took part, or for all where all work after it."""
+        used = run.federation.ids if run.server.method.finishes else record["participants"]
+        counts = self.state["rounds"]
+        self.state["rounds"] = {i: n + (i in set(used)) for i, n in counts.items()}
+        if "metrics" in record or self.plan.quick:
+            record["epsilon"] = self._spent()
+        return self._gone
+
+    def end(self, run: Running, summary: dict[str, Any]) -> None:
+        """Say what was spent, of which mechanism, and whether that ended the run."""
+        summary["privacy"] = {**self.plan.stated(), "spent": self._spent()}
+        if run.progress.stopped_by == self.name:
+            summary["notes"].append(
+                f"the privacy budget is spent: training ended after round {run.done} of at most {run.rounds}"
+            )
+
+    @property
+    def _gone(self) -> bool:
+        """Whether another round would cost a client more than its budget."""
+        return self.plan.budget is not None and max(self.state["rounds"].values()) >= self.plan.affordable
+
+    def _spent(self) -> dict[str, float]:
+        return {i: self.plan.spent(n) for i, n in self.state["rounds"].items()}

@@ -1,0 +1,84 @@
+"""Epsilon against closed forms and against Opacus' accountants, and the noise that is found."""
+
+from __future__ import annotations
+
+import warnings
+from math import exp, sqrt
+
+import pytest
+from opacus.accountants import PRVAccountant, RDPAccountant
+from pydantic import ValidationError
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+from perfed.privacy.accountant import Releases, epsilon, noise_for
+from perfed.privacy.settings import Privacy
+
+
+def analytic(noise: float, releases: int, delta: float) -> float:
+    """Epsilon of Gaussian mechanisms in closed form (Balle & Wang 2018, theorem 8)."""
+    mu = sqrt(releases) / noise
+
+    def excess(e):
+        return norm.cdf(mu / 2 - e / mu) - exp(e) * norm.cdf(-mu / 2 - e / mu) - delta
+
+    return brentq(excess, 0, 200)
+
+
+@pytest.mark.parametrize(
+    "noise, releases, delta", [(2.0, 1, 1e-3), (1.0, 5, 1e-5), (8.5, 200, 1e-3), (30.0, 1000, 1e-6)]
+)
+def test_full_participation_is_the_closed_form(noise, releases, delta):
+    assert epsilon(noise, Releases(releases), delta) == pytest.approx(analytic(noise, releases, delta), rel=2e-3)
+    assert epsilon(noise, Releases(releases), delta) >= analytic(noise, releases, delta) - 1e-6
+
+
+@pytest.mark.parametrize("noise, rate, steps", [(1.0, 0.02, 500), (2.0, 0.1, 200), (0.8, 0.01, 2000)])
+def test_poisson_sampling_is_that_of_opacus(noise, rate, steps):
+    mine = epsilon(noise, Releases(drawn=steps, rate=rate), 1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        bounds = {}
+        for accountant in (PRVAccountant(), RDPAccountant()):
+            for _ in range(steps):
+                accountant.step(noise_multiplier=noise, sample_rate=rate)
+            bounds[type(accountant).__name__] = accountant.get_epsilon(delta=1e-5)
+    assert mine == pytest.approx(bounds["PRVAccountant"], rel=0.02)
+    assert mine < bounds["RDPAccountant"]  # a looser bound of the same
+
+
+def test_without_sampling_nothing_is_amplified_and_nothing_told_costs_nothing():
+    assert epsilon(1.0, Releases(drawn=50, rate=0.1), 1e-5) < epsilon(1.0, Releases(50), 1e-5) / 3
+    assert epsilon(1.0, Releases(drawn=50, rate=1.0), 1e-5) == pytest.approx(epsilon(1.0, Releases(50), 1e-5), rel=1e-2)
+    assert epsilon(1.0, Releases(), 1e-5) == 0.0
+    assert epsilon(0.0, Releases(1), 1e-5) == float("inf")
+
+
+@pytest.mark.parametrize("releases", [Releases(200), Releases(3, drawn=400, rate=0.05)])
+def test_noise_is_the_least_that_keeps_the_budget(releases):
+    noise = noise_for(6.0, 1e-3, releases)
+    assert epsilon(noise, releases, 1e-3) <= 6.0 < epsilon(0.99 * noise, releases, 1e-3)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"epsilon": -1.0},
+        {"epsilon": 0.0},
+        {"delta": 0.0},
+        {"delta": 1.0},
+        {"clip": 0.0},
+        {"unit": "row"},
+        {"noise": -1.0},
+    ],
+)
+def test_bad_budgets_are_refused(given):
+    with pytest.raises(ValidationError):
+        Privacy(**{"epsilon": 1.0, "delta": 1e-3, **given})
+
+
+def test_settings_say_what_is_missing():
+    with pytest.raises(ValidationError, match="privacy needs epsilon, noise or both"):
+        Privacy(delta=1e-3)
+    with pytest.raises(ValidationError, match="is of rows"):
+        Privacy(unit="client", epsilon=1.0, delta=1e-3, sampling="poisson")
