@@ -15,6 +15,7 @@ import torch
 
 from perfed import Federation, Model, linear, mlp
 from perfed.data.client import Client, Split
+from perfed.engine.initial import Initialiser
 from perfed.engine.server import Server
 from perfed.method.extension import Extension
 from perfed.methods.extensions.proximal import Proximal
