@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 import tomli_w
 import torch
@@ -216,9 +216,10 @@ def _problem(error: ValidationError, model: type[BaseModel], where: str) -> Perf
     holder = model
     for part in detail["loc"][:-1]:
         kind = holder.model_fields[part].annotation if part in holder.model_fields else None
-        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+        tables = [of for of in (kind, *get_args(kind)) if isinstance(of, type) and issubclass(of, BaseModel)]
+        if not tables:
             return problem
-        holder = kind
+        holder = tables[0]
     hint = did_you_mean(str(detail["loc"][-1]), holder.model_fields)
     return PerfedError(f"{problem}{hint}; allowed: {', '.join(holder.model_fields)}")
 

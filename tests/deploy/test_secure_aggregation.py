@@ -26,8 +26,9 @@ def test_a_site_sees_beforehand_that_its_replies_leave_under_masks(tables):
     text = study(tables, secure_aggregation={})
     shown = Preview.of("north", tables / "north.csv", text)
     assert {entry["name"] for entry in shown.entries} == {"loss", "masked"}
-    assert {"num_samples x shared/head.weight", "num_samples", ":loss"} <= {*shown.summed}
-    assert {"shared/head.weight", "num_samples"} <= {*entries_sent(read(text, "the study"))}
+    assert {"shared/body.0.weight", "extensions/anchors/mean x extensions/anchors/weight", ":loss"} <= {*shown.summed}
+    entries = entries_sent(read(text, "the study"))
+    assert "shared/body.0.weight" in entries and "num_samples" not in entries  # a plain mean, which needs no weights
     plain = Preview.of("north", tables / "north.csv", study(tables))
     assert not plain.summed and plain.digest != shown.digest
 
