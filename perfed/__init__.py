@@ -32,7 +32,7 @@ _HOMES = {
     "hidden_layer": "perfed.model.presets",
     "linear": "perfed.model.presets",
     "load": "perfed.datasets",
-    "load_site": "perfed.run.site",
+    "load_site": "perfed.run.blend_site",
     "metric": "perfed.engine.metrics",
     "mlp": "perfed.model.presets",
     "register": "perfed.registry",

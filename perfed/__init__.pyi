@@ -18,10 +18,10 @@ from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation
 from perfed.placement import PERSONAL, SHARED
 from perfed.registry import register
+from perfed.run.blend_site import load_site
 from perfed.run.callback import Callback
 from perfed.run.run import Run
 from perfed.run.settings import Evaluation
-from perfed.run.site import load_site
 
 __all__ = [
     "PERSONAL",

@@ -22,9 +22,10 @@ from perfed.experiment.blended_models import opened_models
 from perfed.experiment.kept_models import KeptModels
 from perfed.experiment.start import opened
 from perfed.machine import write_atomic
+from perfed.run.blend_site import load_site
 from perfed.run.card import card, is_card_of, shown_metrics
 from perfed.run.export import FORMATS, export
-from perfed.run.site import DOMAIN, FACTS, SiteModel, joined_sites, load_site
+from perfed.run.site import DOMAIN, FACTS, SiteModel, joined_sites
 
 _TARGET = "y"
 

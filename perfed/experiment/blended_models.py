@@ -25,13 +25,13 @@ from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.start import opened
 from perfed.maths.blending import ROWS, Prior, site_weights
 from perfed.plugins import BLEND
-from perfed.run.blend_site import BlendSite
+from perfed.run.blend_site import BlendSite, load_site
 from perfed.run.card import metrics_with_intervals
 from perfed.run.directory import RunDirectory, plain
 from perfed.run.estimator_site import EstimatorSite
 from perfed.run.own_model import facts_of
 from perfed.run.run import Run
-from perfed.run.site import SiteModel, joined_sites, load_site
+from perfed.run.site import SiteModel, joined_sites
 from perfed.run.summary import versions
 
 

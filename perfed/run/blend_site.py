@@ -20,10 +20,11 @@ from perfed.plugins import BLEND
 from perfed.run.directory import plain
 from perfed.run.estimator_site import EstimatorSite, keep_estimator, kept_estimator
 from perfed.run.onnx_table import onnx_package
-from perfed.run.site import DOMAIN, FACTS, PARTS, TABLE, SiteModel, load_site
+from perfed.run.site import DOMAIN, FACTS, TABLE, SiteModel
+from perfed.run.site import load_site as load_single
 from perfed.run.site_facts import FORMAT, read_facts
 
-ESTIMATOR, SCALE = "model.skops", "scale.json"
+PARTS, ESTIMATOR, SCALE = "parts", "model.skops", "scale.json"
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,12 +86,32 @@ class BlendSite(SiteModel):
         return place
 
 
-def load_blend(place: Path, trust: bool = False) -> BlendSite:
-    """Return the mixture that :meth:`BlendSite.save` wrote into ``place``; parameters as of ``load_site``.
+def load_site(path: Path | str, trust: bool = False) -> SiteModel:
+    """Return the model that :meth:`SiteModel.save` wrote into ``path``, a mixture with its parts.
+
+    No code in the files is run, unless they are trusted (:func:`perfed.run.site.load_site`).
+
+    Args:
+        path: the folder.
+        trust: whether to read files that could run code.
 
     Raises:
-        PerfedError: as ``load_site``.
+        PerfedError: there is none, its files are damaged, or they could run code and are not trusted.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from perfed import start, validate
+        >>> table = {"method": "fedavg", "rounds": 1, "data": {"name": "digits"}, "model": {"head": "linear"}}
+        >>> run = start(validate(table))
+        >>> _ = run.execute()
+        >>> site = run.site(run.federation.clients[0].id)
+        >>> with TemporaryDirectory() as folder:
+        ...     load_site(site.save(f"{folder}/site")).facts["method"]
+        'fedavg'
     """
+    place = Path(path)
+    if not (place / PARTS).is_dir():
+        return load_single(place, trust)
     facts = read_facts(place / FACTS)
     folders = sorted((place / PARTS).iterdir(), key=lambda folder: int(folder.name))
     weights = list((facts.get("weights") or {}).values())
@@ -117,7 +138,7 @@ def _keep(part: SiteModel, folder: Path) -> None:
 
 def _kept(folder: Path, trust: bool) -> SiteModel:
     if not (folder / ESTIMATOR).exists():
-        return load_site(folder, trust)
+        return load_single(folder, trust)
     facts = read_facts(folder / FACTS)
     try:
         known = json.loads((folder / SCALE).read_text(encoding="utf-8"))

@@ -28,8 +28,6 @@ from perfed.run.graph import NotData, read_graph, write_graph
 from perfed.run.site_facts import FORMAT, read_facts
 
 FACTS, NETWORK, PROGRAM, TABLE = "site.json", "network.safetensors", "network.pt2", "table.zip"
-PARTS = "parts"
-"""Folder of the models that a site's model is a mixture of (:mod:`perfed.run.blend_site`)."""
 EXAMPLES = 3
 """Samples that a model is traced with."""
 DOMAIN = "domain"
@@ -248,10 +246,6 @@ def load_site(path: Path | str, trust: bool = False) -> SiteModel:
     place = Path(path)
     if not (place / FACTS).exists():
         raise PerfedError(f"{place}: no site's model here ({FACTS} is missing)")
-    if (place / PARTS).is_dir():
-        from perfed.run.blend_site import load_blend  # which is made of such models
-
-        return load_blend(place, trust)
     facts = read_facts(place / FACTS)
     table = TablePreprocessor.load(place / TABLE, trust) if facts["columns"] is not None else None
     return SiteModel(_read_program(place, facts, trust), facts, table)

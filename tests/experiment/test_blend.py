@@ -20,8 +20,8 @@ from perfed.experiment.comparison import Comparison
 from perfed.experiment.config import validate
 from perfed.maths.blending import Chances, learnt
 from perfed.run import predictions
+from perfed.run.blend_site import load_site
 from perfed.run.export import export, onnx_file
-from perfed.run.site import load_site
 from perfed.testing.federations import survival
 
 SMALL = (
