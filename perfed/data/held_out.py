@@ -81,7 +81,7 @@ class _Some(Protocol):
 
     @property
     def stratify(self) -> bool:
-        """Whether by class."""
+        """Whether each class is split by itself."""
 
     def chosen(self, labels: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which samples are meant, by their classes."""

@@ -61,7 +61,7 @@ class BlendedModels:
 
     @property
     def seed(self) -> int:
-        """Of the run."""
+        """What the run was made with."""
         return self.experiment.seed
 
     def site(self, client: str, trust: bool = False) -> SiteModel:

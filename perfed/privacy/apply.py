@@ -41,7 +41,7 @@ class PrivateMethod:
 
     @property
     def noise(self) -> float:
-        """The noise multiplier."""
+        """Standard deviation of the noise over what a row or client can change."""
         assert self.settings.noise is not None
         return self.settings.noise
 

@@ -54,7 +54,7 @@ class Form:
 
     @property
     def length(self) -> int:
-        """Of the vector."""
+        """Numbers in the vector."""
         return sum(prod(shape) for shape in self.shapes)
 
     def totals(self, vector: Tensor, numbers: FixedPoint) -> dict[Term, Tensor]:

@@ -17,7 +17,7 @@ class Plan(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """For the summary."""
+        """What the summary says of the plan."""
 
     @property
     def budget(self) -> float | None:
@@ -25,7 +25,7 @@ class Plan(Protocol):
 
     @property
     def noise(self) -> float:
-        """The noise multiplier."""
+        """Standard deviation of the noise over what a row or client can change."""
 
     @property
     def affordable(self) -> int:
