@@ -21,7 +21,6 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
 from perfed import Federation, Model, Run, build_method, linear
-
 from perfed.privacy.apply import privately
 from perfed.privacy.settings import Privacy
 from perfed.run.callbacks.budget import PrivacyBudget

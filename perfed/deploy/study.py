@@ -33,6 +33,7 @@ def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
         >>> study_of(validate(table), ["north", "south"]).data.options["files"]
         ['north', 'south']
     """
+    check_not_private(experiment)
     _check_data(experiment)
     _check_time(experiment)
     if experiment.built_method.changes_data:
@@ -54,6 +55,19 @@ def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
         raise PerfedError("callbacks: they would see what the study does not name; leave them out")
     table = experiment.model_dump(mode="json", exclude_none=True)
     return validate({**table, "data": {**table["data"], "files": list(sites)}})
+
+
+def check_not_private(experiment: Experiment) -> None:
+    """Refuse ``[privacy]``, whose promises do not hold over a network.
+
+    Raises:
+        PerfedError: the experiment has the table.
+    """
+    if experiment.privacy is not None:
+        raise PerfedError(
+            "[privacy] is for simulations: over a network metrics and training losses leave the sites, and all know the "
+            "seed of the noise; leave it out"
+        )
 
 
 def _check_data(experiment: Experiment) -> None:

@@ -167,9 +167,7 @@ def _fitting(method: Method, settings: Privacy, name: str) -> tuple[Method, list
     for extension in method.extensions:
         if isinstance(extension, Anchors) and extension.pretrain_epochs == "validated":
             extension = extension.model_copy(update={"pretrain_epochs": PRETRAIN_EPOCHS})
-            notes.append(
-                f"{name}: {PRETRAIN_EPOCHS} epochs of private pre-training; 'validated' would choose by rows"
-            )
+            notes.append(f"{name}: {PRETRAIN_EPOCHS} epochs of private pre-training; 'validated' would choose by rows")
         if getattr(extension, "unknown_class", "skip") == "own":
             raise PerfedError(
                 "privacy.unit = 'sample' refuses unknown_class = 'own': it looks at rows in each exchange"

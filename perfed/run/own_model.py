@@ -21,7 +21,9 @@ from perfed.engine.server import Server
 from perfed.errors import PerfedError, some
 from perfed.method.method import Method
 from perfed.model.chain import Chain, Parameters
+from perfed.run.callback import Callback
 from perfed.run.callbacks.best import BestModels
+from perfed.run.callbacks.budget import PrivacyBudget
 from perfed.run.card import data_facts, metrics_with_intervals, today
 from perfed.run.client_module import ClientModule
 from perfed.run.directory import plain
@@ -37,11 +39,13 @@ class OwnModels:
         name: of the method.
         server: with the clients.
         path: the run's directory, where sites are that have joined it.
+        callbacks: that rode along.
     """
 
     name: str
     server: Server
     path: Path | None = None
+    callbacks: list[Callback]
 
     @property
     def done(self) -> int:
@@ -135,6 +139,8 @@ class OwnModels:
         program = traced(module, client, example, torch.zeros(EXAMPLES, dtype=torch.int64) if takes_domain else None)
         domains = [federation.domain_name(m) for m in range(federation.num_domains)] if takes_domain else None
         about = {"method": self.name, "rounds": max(self.done, 0), "seed": server.seed, "settings": method.all_settings}
+        budget = next((found for found in self.callbacks if isinstance(found, PrivacyBudget)), None)
+        about |= {"privacy": budget.of(client)} if budget else {}
         facts = facts_of(own, federation, dtype=str(cohort.dtype).removeprefix("torch."), domains=domains, **about)
         made = SiteModel(program, plain(facts), own.table)
         return replace(made, facts={**made.facts, "metrics": plain(_measured(made, own, federation))})

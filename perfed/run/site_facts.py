@@ -71,6 +71,7 @@ class _Facts(_Strict):
     date: str
     metrics: _Metrics
     joined: int | None = None
+    privacy: dict[str, Any] | None = None
 
 
 def read_facts(file: Path) -> dict[str, Any]:
