@@ -22,8 +22,7 @@ from perfed.data.site_data import SiteData, site_data
 from perfed.data.tables.checks import FEWEST
 from perfed.data.tables.options import TableOptions
 from perfed.datasets.tables import TableSettings
-from perfed.deploy.study import check_not_private
-from perfed.deploy.trial import protocol_of
+from perfed.deploy.trial import check_not_private, protocol_of
 from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.dry_run import allowed_by
 from perfed.engine.flower.store import SiteStore, Stored

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from perfed.data.labels import Task
 from perfed.data.tables.options import words
 from perfed.deploy.part import table_options
-from perfed.deploy.trial import task_of
+from perfed.deploy.trial import check_not_private, task_of
 from perfed.engine.gap import GAP
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, validate
@@ -55,19 +55,6 @@ def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
         raise PerfedError("callbacks: they would see what the study does not name; leave them out")
     table = experiment.model_dump(mode="json", exclude_none=True)
     return validate({**table, "data": {**table["data"], "files": list(sites)}})
-
-
-def check_not_private(experiment: Experiment) -> None:
-    """Refuse ``[privacy]``, whose promises do not hold over a network.
-
-    Raises:
-        PerfedError: the experiment has the table.
-    """
-    if experiment.privacy is not None:
-        raise PerfedError(
-            "[privacy] is for simulations: over a network metrics and training losses leave the sites, and all know the "
-            "seed of the noise; leave it out"
-        )
 
 
 def _check_data(experiment: Experiment) -> None:

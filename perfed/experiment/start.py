@@ -21,6 +21,7 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.method.extension import full_name
 from perfed.plugins import POOLED, SKLEARN
+from perfed.privacy.settings import Privacy
 from perfed.run.callback import Callback
 from perfed.run.callbacks import build_callbacks
 from perfed.run.callbacks.budget import PrivacyBudget
@@ -295,7 +296,7 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
         }
         for callback in run.callbacks:
             if isinstance(callback, PrivacyBudget):  # with the noise that was found, whatever rounds follow
-                used["privacy"] = callback.plan.settings
+                used["privacy"] = Privacy.model_validate(callback.plan.stated())
         methods = {name: _with_modules(table) for name, table in experiment.methods.items()}
         text = experiment.model_copy(update={**used, "methods": methods}).to_toml()
         run.config = tomllib.loads(text)

@@ -217,8 +217,8 @@ def leaving_table() -> list[tuple[str, str, str, str]]:
     """Return what leaves in every registered method, for the page on privacy.
 
     Returns:
-        Rows of method, entries of its replies with their kinds, and whether rows and clients can be protected: "yes", or
-        the reason why not. Methods of which nothing is declared are refused under both units.
+        Rows of method, entries of its replies with their kinds, and whether rows and clients can be protected: "yes",
+        or why not. Methods of which nothing is declared are refused under both units.
 
     Example:
         >>> next(row for row in leaving_table() if row[0] == "fedavg")
@@ -236,7 +236,7 @@ def _entries(name: str) -> str:
     parts = _parts(name)
     if any(part not in DECLARED for part in parts):
         return "not declared"
-    sent = {own: kind for part in parts for own, kind in DECLARED[part].entries.items() if entry != "factor"}
+    sent = {own: kind for part in parts for own, kind in DECLARED[part].entries.items() if own != "factor"}
     return ", ".join(f"{own} ({kind.name})" for own, kind in sent.items()) or "nothing"
 
 

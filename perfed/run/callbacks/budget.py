@@ -61,8 +61,8 @@ class PrivacyBudget(Callback):
         """
         if not self.plan.affordable:
             raise PerfedError(
-                f"privacy.epsilon = {self.plan.budget or 0:g} does not pay for one round with noise = {self.plan.noise:g} "
-                f"(it costs {self.plan.spent(1):.3g}); give more of either"
+                f"privacy.epsilon = {self.plan.budget or 0:g} does not pay for one round with noise = "
+                f"{self.plan.noise:g} (it costs {self.plan.spent(1):.3g}); give more of either"
             )
         if "rounds" not in self.state:
             self.state["rounds"] = dict.fromkeys(run.federation.ids, 0)
@@ -85,8 +85,8 @@ class PrivacyBudget(Callback):
         summary["privacy"] = {**stated, "spent": spent}
         unit = "row" if stated["unit"] == "sample" else "client"
         summary["notes"].append(
-            f"privacy of each {unit}: the largest epsilon spent is {max(spent.values()):.4g}, delta {stated['delta']:g}, "
-            f"noise {self.plan.noise:.4g}; metrics are of this simulation and are not counted"
+            f"privacy of each {unit}: the largest epsilon spent is {max(spent.values()):.4g} at delta "
+            f"{stated['delta']:g}, noise {self.plan.noise:.4g}; metrics are of this simulation and are not counted"
         )
         if run.progress.stopped_by == self.name:
             summary["notes"].append(
