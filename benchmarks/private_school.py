@@ -3,9 +3,8 @@
     python benchmarks/private_school.py [SEEDS]
 
 Their protocol: 139 schools, 80/20 by scikit-learn's split of the seed (100, 101, ...), inputs standardised by each
-school's training rows, target (y - 1) / 69, a linear model, all schools in each of 200 rounds, one epoch of
-mini-batches of 32, SGD with rate .01, gradients of rows cut to 1, delta 1e-3. Test MSE, mean over test
-rows, after the last round.
+school's training rows, target (y - 1) / 69, a linear model, all schools in each of 200 rounds, one epoch, mini-batches
+of 32, SGD with rate .01, gradients of rows cut to 1, delta 1e-3. Test MSE, mean over test rows, after the last round.
 Ours counts each pass over the rows as a release of every row; theirs counts shuffled mini-batches as Poisson samples.
 """
 
@@ -83,7 +82,7 @@ def main() -> None:
         for what, privacy in budgets.items():
             found = [score(name, seed, privacy) for seed in seeds]
             print(
-                f"{name:8s} {what:16s} {statistics.mean(found):.5f} +- {statistics.pstdev(found):.5f}",
+                f"{name:8s} {what:16s} {statistics.mean(found):.5f} +- {statistics.pstdev(found):.5f}  "
                 f"(published: {published:.5f})",
                 flush=True,
             )

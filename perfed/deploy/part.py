@@ -22,7 +22,7 @@ from perfed.data.site_data import SiteData, site_data
 from perfed.data.tables.checks import FEWEST
 from perfed.data.tables.options import TableOptions
 from perfed.datasets.tables import TableSettings
-from perfed.deploy.trial import protocol_of
+from perfed.deploy.trial import check_not_private, protocol_of
 from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.dry_run import allowed_by
 from perfed.engine.flower.store import SiteStore, Stored
@@ -191,6 +191,7 @@ class Part:
     def initialiser(self) -> Initialiser:
         """Method, model and seed of the study."""
         experiment, model = self.experiment, self.experiment.model_for(self.federation)
+        check_not_private(experiment)
         secure = experiment.secure_aggregation
         return Initialiser(
             experiment.built_method, model, experiment.seed, experiment.torch_dtype, self.device, secure=secure

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from perfed.data.labels import Task
 from perfed.data.tables.options import words
 from perfed.deploy.part import table_options
-from perfed.deploy.trial import task_of
+from perfed.deploy.trial import check_not_private, task_of
 from perfed.engine.gap import GAP
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, validate
@@ -33,6 +33,7 @@ def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
         >>> study_of(validate(table), ["north", "south"]).data.options["files"]
         ['north', 'south']
     """
+    check_not_private(experiment)
     _check_data(experiment)
     _check_time(experiment)
     if experiment.built_method.changes_data:

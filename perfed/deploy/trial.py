@@ -19,6 +19,19 @@ from perfed.experiment.config import Experiment, read
 _ROWS, _COLUMNS = 40, 4
 
 
+def check_not_private(experiment: Experiment) -> None:
+    """Refuse ``[privacy]``, whose promises do not hold over a network.
+
+    Raises:
+        PerfedError: the experiment has the table.
+    """
+    if experiment.privacy is not None:
+        raise PerfedError(
+            "[privacy] is for simulations: over a network metrics and training losses leave the sites, and all know "
+            "the seed of the noise; leave it out"
+        )
+
+
 def entries_sent(study: Experiment) -> list[str]:
     """Names of all that a site's replies hold, from the preparation to the end: ``entry``, or ``entry/part/...``.
 

@@ -21,7 +21,7 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
 from perfed.method.extension import full_name
 from perfed.plugins import BLEND, POOLED, SKLEARN
-from perfed.privacy.apply import PrivateMethod
+from perfed.privacy.settings import Privacy
 from perfed.run.callback import Callback
 from perfed.run.callbacks import build_callbacks
 from perfed.run.callbacks.budget import PrivacyBudget
@@ -299,10 +299,8 @@ def _keep_config(run: Run, experiment: Experiment, directory: RunDirectory) -> N
             "participation": run.server.participation,
         }
         for callback in run.callbacks:
-            if isinstance(callback, PrivacyBudget) and isinstance(
-                callback.plan, PrivateMethod
-            ):  # with the noise that was found, whatever rounds follow
-                used["privacy"] = callback.plan.settings
+            if isinstance(callback, PrivacyBudget):  # with the noise that was found, whatever rounds follow
+                used["privacy"] = Privacy.model_validate(callback.plan.stated())
         methods = {name: _with_modules(table) for name, table in experiment.methods.items()}
         text = experiment.model_copy(update={**used, "methods": methods}).to_toml()
         run.config = tomllib.loads(text)

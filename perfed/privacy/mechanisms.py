@@ -14,6 +14,7 @@ from typing import Any, Literal
 from perfed.errors import PerfedError
 from perfed.method.extension import Extension
 from perfed.method.method import Method
+from perfed.method.registry import entry, method_names
 from perfed.methods.apfl import APFL
 from perfed.methods.ditto import Ditto
 from perfed.methods.extensions.clip import Clip
@@ -201,12 +202,51 @@ def declared_of(part: Method | Extension, name: str, unit: Unit) -> Declared:
         )
     if why := found.refused.get(unit):
         raise PerfedError(f"privacy.unit = '{unit}' has no mechanism for {name}: {why}")
-    for entry, kind in found.entries.items():
-        if not (kind.sample if unit == "sample" else kind.client) and entry not in optional(part):
-            raise PerfedError(f"privacy.unit = '{unit}' has no mechanism for entry '{entry}' of {name} ({kind.name})")
+    for own, kind in found.entries.items():
+        if not (kind.sample if unit == "sample" else kind.client) and own not in optional(part):
+            raise PerfedError(f"privacy.unit = '{unit}' has no mechanism for entry '{own}' of {name} ({kind.name})")
     return found
 
 
 def optional(part: Method | Extension) -> set[str]:
     """Return entries that ``part`` does not send with its settings."""
     return {"factor"} if isinstance(part, Anchors) and part.covariance == "fixed" else set()
+
+
+def leaving_table() -> list[tuple[str, str, str, str]]:
+    """Return what leaves in every registered method, for the page on privacy.
+
+    Returns:
+        Rows of method, entries of its replies with their kinds, and whether rows and clients can be protected: "yes",
+        or why not. Methods of which nothing is declared are refused under both units.
+
+    Example:
+        >>> next(row for row in leaving_table() if row[0] == "fedavg")
+        ('fedavg', 'shared (parameters), num_samples (number of rows)', 'yes', 'yes')
+    """
+    return [(name, _entries(name), _allowed(name, "sample"), _allowed(name, "client")) for name in method_names()]
+
+
+def _parts(name: str) -> list[type]:
+    found = entry(name)
+    return [found.method, *found.extensions]
+
+
+def _entries(name: str) -> str:
+    parts = _parts(name)
+    if any(part not in DECLARED for part in parts):
+        return "not declared"
+    sent = {own: kind for part in parts for own, kind in DECLARED[part].entries.items() if own != "factor"}
+    return ", ".join(f"{own} ({kind.name})" for own, kind in sent.items()) or "nothing"
+
+
+def _allowed(name: str, unit: Unit) -> str:
+    for part in _parts(name):
+        if part not in DECLARED:
+            return "no: nothing is declared"
+        if why := DECLARED[part].refused.get(unit):
+            return f"no: {why}"
+        for own, kind in DECLARED[part].entries.items():
+            if own != "factor" and not (kind.sample if unit == "sample" else kind.client):
+                return f"no: {own}"
+    return "yes"

@@ -36,6 +36,7 @@ from perfed.report.warnings import (
     learnt_nothing,
     one_class,
     same_rows,
+    spent,
     unequal_rounds,
     unfinished,
     without,
@@ -170,6 +171,7 @@ def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None
     federated = [of for of in found if not needs_no_federation(of.method) and not of.method.startswith(POOLED)]
     flat = constant(runs)
     warnings = [
+        *spent(runs),
         *few_seeds(values),
         *without(runs, metric, values),
         *doubts(runs),

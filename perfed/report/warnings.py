@@ -238,6 +238,18 @@ def doubts(runs: Sequence[Run]) -> list[str]:
     return [] if found is None else found[1].doubts
 
 
+def spent(runs: Sequence[Run]) -> list[str]:
+    """What each method has spent of its privacy budget, the client that spent most, in one line; or nothing."""
+    most: dict[str, float] = {}
+    unit = ""
+    for run in runs:
+        if run.summary and (privacy := run.summary.privacy):
+            most[run.method] = max(most.get(run.method, 0.0), *privacy["spent"].values())
+            unit = f"of each {'row' if privacy['unit'] == 'sample' else 'client'} (delta {privacy['delta']:g})"
+    each = ", ".join(f"{method} {value:.3g}" for method, value in most.items())
+    return [f"Privacy {unit}: the largest epsilon that a client has spent is {each}."] if most else []
+
+
 def constant(runs: Sequence[Run]) -> dict[str, list[str]]:
     """By method the sites, of :data:`ENOUGH_ROWS` test rows or more, at which its models say the same of every row with
     at least half of the seeds.

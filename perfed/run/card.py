@@ -132,6 +132,7 @@ def card(facts: dict[str, Any]) -> str:
         _metrics(facts),
         "## What it is not for",
         _limits(facts),
+        *([] if "privacy" not in facts else ["## Privacy", _privacy(facts["privacy"])]),
         "## Settings",
         _table(("setting", "value"), [(key, f"`{value}`") for key, value in facts["settings"].items()]),
         "## Versions",
@@ -220,6 +221,15 @@ def _limits(facts: dict[str, Any]) -> str:
     if {"forest", "boost"} & {*names}:
         lines.append("* For giving away without thought: thresholds and leaves of its own trees are of single rows.")
     return "\n".join(lines)
+
+
+def _privacy(of: dict[str, Any]) -> str:
+    unit = "row" if of["unit"] == "sample" else "client"
+    return (
+        f"What left the site in training is differentially private for each {unit}: epsilon {of['spent']:.4g} spent at "
+        f"delta {of['delta']:g} (norm {of['clip']:g}, noise multiplier {of['noise']:.4g}). This card is not: it has "
+        "counts of the site's data."
+    )
 
 
 def _few(names: list[Any]) -> str:

@@ -22,7 +22,9 @@ from perfed.engine.server import Server
 from perfed.errors import PerfedError, shorten_list
 from perfed.method.method import Method
 from perfed.model.chain import Chain, Parameters
+from perfed.run.callback import Callback
 from perfed.run.callbacks.best import BestModels
+from perfed.run.callbacks.budget import PrivacyBudget
 from perfed.run.card import data_facts, metrics_with_intervals, today
 from perfed.run.client_module import ClientModule
 from perfed.run.directory import plain
@@ -39,11 +41,13 @@ class OwnModels:
         name: of the method.
         server: with the clients.
         path: the run's directory, where sites are that have joined it.
+        callbacks: that rode along.
     """
 
     name: str
     server: Server
     path: Path | None = None
+    callbacks: list[Callback]
 
     @property
     def done(self) -> int:
@@ -139,6 +143,8 @@ class OwnModels:
         domains = [federation.domain_name(m) for m in range(federation.num_domains)] if takes_domain else None
         about = {"method": self.name, "rounds": max(self.done, 0), "seed": server.seed, "settings": method.all_settings}
         about |= {"dtype": str(cohort.dtype).removeprefix("torch."), "contributors": dict(self.contributors) or None}
+        budget = next((found for found in self.callbacks if isinstance(found, PrivacyBudget)), None)
+        about |= {"privacy": budget.of(client)} if budget else {}
         facts = facts_of(own, federation, domains=domains, **about)
         made = SiteModel(network, plain(facts), own.table)
         return replace(made, facts={**made.facts, "metrics": plain(_measured(made, own, federation))})

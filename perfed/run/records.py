@@ -111,5 +111,6 @@ class Summary(_Measured):
     notes: list[str] = []
     versions: dict[str, Any] = {}
     oracle_accuracy: float | None = None
+    privacy: dict[str, Any] | None = None
     evaluation: Annotated[dict[str, Any], AfterValidator(_evaluation)] = {}
     own_metrics: Annotated[dict[str, dict[str, Any]], AfterValidator(_own_metrics)] = {}

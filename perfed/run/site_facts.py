@@ -73,6 +73,7 @@ class _Facts(_Strict):
     joined: int | None = None
     weights: dict[str, float] | None = None
     contributors: dict[str, int | None] | None = None
+    privacy: dict[str, Any] | None = None
 
 
 def read_facts(file: Path) -> dict[str, Any]:

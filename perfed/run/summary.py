@@ -28,7 +28,7 @@ def nothing_shared(name: str, server: Server) -> list[str]:
     stages = [stage for stage, place in method.default_placement.items() if place in SENT]
     if server.sets["shared"] or not stages:
         return []
-    extensions = [extension.name for extension in method.extensions]
+    extensions = [extension.name for extension in method.extensions if not extension.name.endswith("-privacy")]
     same = (
         "'flic-class'"
         if extensions == ["anchors"]

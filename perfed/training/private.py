@@ -48,9 +48,9 @@ class PrivateTraining:
         """Return losses ``(clients,)`` and the noisy means of the rows' clipped gradients at ``params``.
 
         ``w (sum_b g_b min(1, C / |g_b|) + z C N(0, 1))``, w = 1 / size of a whole mini-batch, also in a smaller last
-        one, whose mean would have more noise; the norm is over all trained parameters together, and g_b the gradient of
-        the loss of row b alone. Noise depends on the randomness of the step, and on ``count``, the number of
-        the gradient within it.
+        one, whose mean would have more noise; the norm is over all trained parameters together, and g_b the gradient
+        of the loss of row b alone. Noise depends on the randomness of the step, and on ``count``, the number of the
+        gradient within it.
 
         Raises:
             PerfedError: a layer or a loss that is not of rows one by one.

@@ -9,6 +9,7 @@ import pytest
 from test_rows import Noting
 
 from perfed import resume, start, validate
+from perfed.deploy.study import study_of
 from perfed.errors import PerfedError
 from perfed.method.registry import entry, method_names
 from perfed.methods.build import build_method
@@ -192,3 +193,10 @@ def test_a_method_of_one_s_own_says_what_it_sends():
     declare(kind, Declared(DECLARED[entry("fedavg").method].entries))
     assert privately(kind(local_epochs=3), SAMPLE, 2, None).told(2).whole == 7
     del DECLARED[kind]
+
+
+def test_sites_elsewhere_refuse_it():
+    data = {"name": "tables", "files": ["/home/me/a.csv"], "target": "ill"}
+    table = {"rounds": 2, "data": data, "model": {"head": "linear"}, "privacy": {"epsilon": 1.0, "delta": 1e-3}}
+    with pytest.raises(PerfedError, match="for simulations"):
+        study_of(validate(table), ["north", "south"])

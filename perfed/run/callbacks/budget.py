@@ -81,11 +81,21 @@ class PrivacyBudget(Callback):
 
     def end(self, run: Running, summary: dict[str, Any]) -> None:
         """Say what was spent, of which mechanism, and whether that ended the run."""
-        summary["privacy"] = {**self.plan.stated(), "spent": self._spent()}
+        stated, spent = self.plan.stated(), self._spent()
+        summary["privacy"] = {**stated, "spent": spent}
+        unit = "row" if stated["unit"] == "sample" else "client"
+        summary["notes"].append(
+            f"privacy of each {unit}: the largest epsilon spent is {max(spent.values()):.4g} at delta "
+            f"{stated['delta']:g}, noise {self.plan.noise:.4g}; metrics are of this simulation and are not counted"
+        )
         if run.progress.stopped_by == self.name:
             summary["notes"].append(
                 f"the privacy budget is spent: training ended after round {run.done} of at most {run.rounds}"
             )
+
+    def of(self, client: str) -> dict[str, Any]:
+        """Return the settings and what ``client`` has spent, for its model's card."""
+        return {**self.plan.stated(), "spent": self.plan.spent(self.state["rounds"].get(client, 0))}
 
     @property
     def _gone(self) -> bool:

@@ -1,0 +1,34 @@
+"""Tables of docs/privacy.md from the code: ``python docs/privacy_tables.py`` writes them, a test compares."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from perfed.privacy import mechanisms
+from perfed.privacy.mechanisms import Mechanism, leaving_table
+
+PAGE = Path(__file__).with_name("privacy.md")
+
+
+def tables() -> dict[str, str]:
+    """Both tables by the names of their places."""
+    kinds = [kind for kind in vars(mechanisms).values() if isinstance(kind, Mechanism)]
+    of_kinds = ["| kind | rows protected | clients protected | sensitivity |", "|---|---|---|---|"]
+    of_kinds += [f"| {k.name} | {k.sample or 'refused'} | {k.client or 'refused'} | {k.sensitivity} |" for k in kinds]
+    of_kinds += [f"| {k.name} | refused | refused | |" for k in mechanisms.NONE.values()]
+    rows = [row for row in leaving_table() if row[1] != "not declared"]
+    of_methods = ["| method | sends | rows | clients |", "|---|---|---|---|"]
+    of_methods += [f"| `{name}` | {sent} | {sample} | {client} |" for name, sent, sample, client in rows]
+    return {"mechanisms": "\n".join(of_kinds), "methods": "\n".join(of_methods)}
+
+
+def written(page: str) -> str:
+    """The page with its tables as the code says them."""
+    for name, table in tables().items():
+        page = re.sub(rf"(<!-- {name} -->\n).*?(<!-- end -->)", rf"\g<1>{table}\n\g<2>", page, count=1, flags=re.S)
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))
