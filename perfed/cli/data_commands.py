@@ -82,6 +82,7 @@ def init_command(
     command = shlex.join(["perfed", "compare", str(out), "--methods", methods, "--seeds", "0..4"])
     for line in ("next:", *command_lines(command)):
         say_whole(line)
+    say("the same as perfed blend adds a mixture of all these at each site, in six times the time")
     say("rate and weight decay decide who wins; this chooses them for your tables, on validation data:")
     for line in command_lines(tune_command(str(out), settings, federation)):
         say_whole(line)

@@ -40,7 +40,7 @@ class _OwnModel(OwnModels):
     def __init__(self, part: Part, folder: Path) -> None:
         self.name, self._sites = part.experiment.method, part.experiment.data.options["files"]
         self.here = _Here(part, folder)
-        self.server = self.here
+        self.server, self.callbacks = self.here, []
 
     @property
     def done(self) -> int:

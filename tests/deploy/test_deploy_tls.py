@@ -137,6 +137,7 @@ def test_a_further_site_needs_no_new_authority(tmp_path):
         "server/keys/east.pub",
         "sites/east/ca.crt",
         "sites/east/east.key",
+        "sites/east/policy.toml",
         "sites/east/study.toml",
     }
     changed = {name for name in before if before[name] != after[name]}

@@ -41,7 +41,7 @@ def test_an_infinite_pull_gives_the_mean_of_the_round_before():
     for lam in (1e2, 1e4, 1e8):
         server = run("mr-mtl", 1, lam=0.0)
         received = {name: t.clone() for name, t in server.state.shared.items()}
-        server.setup.method = server.method.model_copy(update={"lam": lam})
+        server.initialiser.method = server.method.model_copy(update={"lam": lam})
         server.round(2)
         states = server.engine.states.values()
         gaps.append(max(float((s["own"][n] - t).abs().max()) for s in states for n, t in received.items()))
@@ -53,11 +53,11 @@ def test_it_is_neither_of_its_ends_and_ends_at_the_minimiser_of_the_pulled_loss(
     lam = 3.0
     server = run("mr-mtl", 2, Model(head=linear(3)), lam=lam)  # smooth: no step stops at a kink
     w_bar = {name: t.clone() for name, t in server.state.shared.items()}
-    server.setup.method = server.method.model_copy(update={"local_epochs": 400})
+    server.initialiser.method = server.method.model_copy(update={"local_epochs": 400})
     server.round(3)
     for client in server.engine.federation:
         w = {name: t.clone().requires_grad_() for name, t in server.engine.states[client.id]["own"].items()}
-        out = functional_call(server.setup.chain((4,)), w, (client.train.x,))
+        out = functional_call(server.initialiser.chain((4,)), w, (client.train.x,))
         grads = torch.autograd.grad(nn.functional.cross_entropy(out, client.train.y), [*w.values()])
         for (name, value), g in zip(w.items(), grads, strict=True):
             torch.testing.assert_close(g, lam * (w_bar[name] - value.detach()), rtol=1e-6, atol=1e-8)
@@ -67,7 +67,7 @@ def test_it_is_neither_of_its_ends_and_ends_at_the_minimiser_of_the_pulled_loss(
 def test_a_round_begins_at_the_client_s_own_model_and_not_at_the_mean():
     server = run("mr-mtl", 2, lam=1.0, lr=0.1)
     before = {i: {n: t.clone() for n, t in s["own"].items()} for i, s in server.engine.states.items()}
-    server.setup.method = server.method.model_copy(update={"lr": 0.0})
+    server.initialiser.method = server.method.model_copy(update={"lr": 0.0})
     server.round(3)
     for client, own in before.items():
         for name, tensor in own.items():

@@ -70,7 +70,7 @@ def test_what_leaves_is_cut_and_personal_parts_stay(name):
             assert (anchors["weight"] == 1).all()  # which classes are held does not leave
         assert (torch.cat([c.flatten(1) for c in changes], 1).norm(dim=1) <= 0.05 + 1e-9).all()
         assert (done.content.get("num_samples", torch.ones(1)) == 1).all()
-        personal = {n for n, place in server.setup.places((4,)).items() if place == "personal"}
+        personal = {n for n, place in server.initialiser.places((4,)).items() if place == "personal"}
         assert not personal & set(done.content["shared"])
 
 
