@@ -79,12 +79,19 @@ def init_command(
     print_federation(federation)
     say_where("experiment", out)
     methods = ",".join(compared(settings, federation))
-    command = shlex.join(["perfed", "compare", str(out), "--methods", methods, "--seeds", "0..4"])
-    for line in ("next:", *command_lines(command)):
+    _say_next(
+        shlex.join(["perfed", "compare", str(out), "--methods", methods, "--seeds", "0..4"]),
+        tune_command(str(out), settings, federation),
+    )
+
+
+def _say_next(comparing: str, tuning: str) -> None:
+    """Say which commands follow."""
+    for line in ("next:", *command_lines(comparing)):
         say_whole(line)
     say("the same as perfed blend adds a mixture of all these at each site, in six times the time")
     say("rate and weight decay decide who wins; this chooses them for your tables, on validation data:")
-    for line in command_lines(tune_command(str(out), settings, federation)):
+    for line in command_lines(tuning):
         say_whole(line)
 
 
