@@ -89,7 +89,7 @@ def _arrays(name: str) -> Any:
 
 def perfed(folder: Path, words: str) -> None:
     """Run a command in ``folder``."""
-    subprocess.run([sys.executable, "-m", "perfed.cli", *shlex.split(words)], cwd=folder, check=True)
+    subprocess.run([sys.executable, "-m", "perfed", *shlex.split(words)], cwd=folder, check=True)
 
 
 def made(folder: Path, of: Callable[[], tuple[dict[str, Table], dict[str, Table]]], words: str) -> Path:

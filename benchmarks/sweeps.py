@@ -59,7 +59,7 @@ def command(name: str) -> str:
 
 def perfed(*words: str) -> str:
     """What the program prints."""
-    return subprocess.check_output([sys.executable, "-m", "perfed.cli", *words], text=True)
+    return subprocess.check_output([sys.executable, "-m", "perfed", *words], text=True)
 
 
 def swept(name: str) -> dict[str, Any]:

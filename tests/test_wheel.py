@@ -65,7 +65,7 @@ def test_it_lists_and_trains_outside_the_source_tree(installed, tmp_path):
     assert "FedAvg" in perfed("list", "methods") and "stacked" in perfed("run", "--help")
     assert not (tmp_path / ".cache").exists(), "the lists of the wheel were not taken"
     shipped = python(
-        "-m", "perfed.cli", "check", "heart-disease", cwd=tmp_path, PYTHONPATH=str(installed), HOME=str(tmp_path),
+        "-m", "perfed", "check", "heart-disease", cwd=tmp_path, PYTHONPATH=str(installed), HOME=str(tmp_path),
         PERFED_DATA="",
     )  # fmt: skip
     assert "cleveland" in shipped and "switzerland" in shipped

@@ -153,7 +153,7 @@ def pooled_weights(sums: Callable[[FloatArray], Sums], candidates: int, *, mixtu
     Example:
         >>> rows = Chances(np.array([[0.9, 0.1], [0.2, 0.8]]), np.zeros(2), np.zeros(2, int))
         >>> pooled_weights(rows.sums, 2, mixture=True).weights.round(2).tolist()
-        [0.54, 0.46]
+        [0.6, 0.4]
     """
     none = np.zeros((candidates, candidates))
     nothing = Prior(np.full(candidates, 1 / candidates), 0.0, none[0], none)

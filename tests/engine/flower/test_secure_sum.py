@@ -36,10 +36,12 @@ def worst(one, other) -> float:
 def test_sums_under_masks_are_those_of_a_simulation_and_the_plain_ones_to_the_quantisation(name, tmp_path):
     """A mean of three clients is at most 2^-25 from the plain one in each round, and two rounds of training follow."""
     federation = blobs((12, 7, 5), dims=(4,))
-    sites = Sites(tmp_path, make(name), federation, rounds=2, secure=SECURE)
+    # A weight with no gradient but MR-MTL's pull has one of rounding alone, of which Adam makes a whole step.
+    given = {"optimizer": "sgd"} if name == "mr-mtl" else {}
+    sites = Sites(tmp_path, make(name, **given), federation, rounds=2, secure=SECURE)
     train(sites.server, 2)
-    simulated = train(serve(make(name), federation, engine="sequential", rounds=2, secure=SECURE), 2)
-    plain = train(serve(make(name), federation, engine="sequential", rounds=2), 2)
+    simulated = train(serve(make(name, **given), federation, engine="sequential", rounds=2, secure=SECURE), 2)
+    plain = train(serve(make(name, **given), federation, engine="sequential", rounds=2), 2)
     assert worst(sites.server, simulated) == 0
     assert worst(sites.server, plain) < 2**-22
     assert sites.server.evaluate("test", round_=2) == simulated.evaluate("test", round_=2)
