@@ -39,7 +39,9 @@ def made(name: str, *paths: Path) -> Arrays:
 
 
 def idx(array: np.ndarray) -> bytes:
-    return gzip.compress(struct.pack(f">I{array.ndim}I", 0x800 + array.ndim, *array.shape) + array.tobytes(), 1)
+    return gzip.compress(
+        struct.pack(f">I{array.ndim}I", 0x800 + array.ndim, *array.shape) + array.tobytes(), 1, mtime=0
+    )
 
 
 def write_idx(held: Arrays, folder: Path) -> None:
