@@ -7,7 +7,7 @@ what others have sent, :func:`too_large` alone learns.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from statistics import median_low
 from typing import Any, NamedTuple
@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from perfed.codec import flatten
-from perfed.errors import shorten_list
+from perfed.engine.flower.message import unpack
+from perfed.engine.flower.transport import Answer
+from perfed.errors import PerfedError, shorten_list
 from perfed.tree import Tree
 
 REFUSED = "refused: "
@@ -95,6 +97,27 @@ class Expected:
     spec: Spec
     bounds: Bounds
     samples: int | None = None
+
+
+def usable(answer: Answer, wrong: Callable[[dict[str, Any], Tree], str | None]) -> Answer:
+    """Return the answer, or a failure in its place where its body cannot be used.
+
+    Args:
+        answer: of a site; one without a body is a failure already.
+        wrong: says of a header and a tree whose reply they are and why they cannot be used, or nothing.
+    """
+    if answer.body is None:
+        return answer
+    try:
+        header, tree = unpack(answer.body)
+        if "error" in header:
+            problem = f"site '{answer.site}': {str(header['error'])[:500]}"
+        else:
+            found = wrong(header, tree)
+            problem = f"{REFUSED}{found}" if found else ""
+    except PerfedError as error:
+        problem = f"{REFUSED}the reply of site '{answer.site}': {error}"
+    return Answer(answer.site, None, problem, answer.seconds) if problem else answer
 
 
 def wrong_reply(site: str, header: Mapping[str, Any], tree: Tree, expected: Expected) -> str | None:

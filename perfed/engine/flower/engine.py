@@ -20,7 +20,7 @@ from perfed.engine.clients import NobodyReplied, RoundClients, RoundRecord
 from perfed.engine.engine import Engine
 from perfed.engine.executor import ChunkResult, ChunkTask, Exchange
 from perfed.engine.flower.allowed import Allowed
-from perfed.engine.flower.checks import REFUSED, Bounds, Expected, Spec, norms, too_large, wrong_reply
+from perfed.engine.flower.checks import REFUSED, Bounds, Expected, Spec, norms, too_large, usable, wrong_reply
 from perfed.engine.flower.dry_run import rehearsed
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import unpack
@@ -37,6 +37,7 @@ from perfed.participation.invitation import Invitation, invite, take
 from perfed.participation.policies import Choice
 from perfed.training.cohort import Cohort
 from perfed.training.plan import Plan
+from perfed.tree import Tree
 
 RATIO = 1e6
 """No proper reply comes near: entries differ with the number of samples, and with what a site has learnt alone."""
@@ -286,20 +287,14 @@ def _arrived(answers: Sequence[Answer]) -> dict[str, float]:
 
 def _checked(answer: Answer, expected: Mapping[str, Expected], sizes: dict[str, dict[str, float]]) -> Answer:
     """The answer, or a failure in its place where its body cannot be used; else ``sizes`` gets the norms of entries."""
-    if answer.body is None:
-        return answer
-    try:
-        header, tree = unpack(answer.body)
-        if "error" in header:
-            problem = f"site '{answer.site}': {str(header['error'])[:500]}"
-        else:
-            problem = wrong_reply(answer.site, header, tree, expected[answer.site]) or wrong_metrics(header)
-            problem = f"{REFUSED}{problem}" if problem else ""
+
+    def wrong(header: dict[str, Any], tree: Tree) -> str | None:
+        problem = wrong_reply(answer.site, header, tree, expected[answer.site]) or wrong_metrics(header)
         if not problem:
             sizes[answer.site] = norms({"reply": tree["reply"]})
-    except PerfedError as error:
-        problem = f"{REFUSED}the reply of site '{answer.site}': {error}"
-    return Answer(answer.site, None, problem, answer.seconds) if problem else answer
+        return problem
+
+    return usable(answer, wrong)
 
 
 class RealTimeServer(Server):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from perfed.engine.flower.checks import REFUSED, Expected, wrong_header, wrong_reply
+from perfed.engine.flower.checks import Expected, usable, wrong_header, wrong_reply
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.masking import context_of
 from perfed.engine.flower.masks import Keys, opened, unhex
@@ -19,6 +19,7 @@ from perfed.engine.flower.sum_form import Void
 from perfed.engine.flower.transport import Answer, Transport
 from perfed.engine.flower.wire import MASKED, SUM, wrong_metrics
 from perfed.errors import PerfedError, shorten_list
+from perfed.tree import Tree
 
 OPENING = 5000
 """What is added to the number of an exchange for the journal's file of the shares that have opened its sum."""
@@ -131,18 +132,12 @@ class SecureSum:
 
 def _said(answer: Answer, run: str, field: str) -> Answer:
     """The answer, or a failure in its place where its header lacks ``field``, or it holds what none should."""
-    if answer.body is None:
-        return answer
-    try:
-        header, _ = unpack(answer.body)
-        if "error" in header:
-            problem = f"site '{answer.site}': {str(header['error'])[:500]}"
-        else:
-            wrong = wrong_header(header, {"site": answer.site, "run": run}) or _wrong_field(header, field)
-            problem = f"{REFUSED}the reply of site '{answer.site}': {wrong}" if wrong else ""
-    except PerfedError as error:
-        problem = f"{REFUSED}the reply of site '{answer.site}': {error}"
-    return Answer(answer.site, None, problem, answer.seconds) if problem else answer
+
+    def wrong(header: dict[str, Any], tree: Tree) -> str | None:
+        found = wrong_header(header, {"site": answer.site, "run": run}) or _wrong_field(header, field)
+        return f"the reply of site '{answer.site}': {found}" if found else None
+
+    return usable(answer, wrong)
 
 
 def _wrong_field(header: Mapping[str, Any], field: str) -> str | None:
@@ -160,17 +155,11 @@ def _wrong_field(header: Mapping[str, Any], field: str) -> str | None:
 
 def _usable(answer: Answer, expected: Expected, attempt: str) -> Answer:
     """The answer, or a failure in its place where it is no masked reply of this attempt."""
-    if answer.body is None:
-        return answer
-    try:
-        header, tree = unpack(answer.body)
-        if "error" in header:
-            problem = f"site '{answer.site}': {str(header['error'])[:500]}"
-        else:
-            wrong = wrong_header(header, {SUM: attempt})
-            found = f"the reply of site '{answer.site}': {wrong}" if wrong else None
-            found = found or wrong_reply(answer.site, header, tree, expected) or wrong_metrics(header)
-            problem = f"{REFUSED}{found}" if found else ""
-    except PerfedError as error:
-        problem = f"{REFUSED}the reply of site '{answer.site}': {error}"
-    return Answer(answer.site, None, problem, answer.seconds) if problem else answer
+
+    def wrong(header: dict[str, Any], tree: Tree) -> str | None:
+        found = wrong_header(header, {SUM: attempt})
+        if found:
+            return f"the reply of site '{answer.site}': {found}"
+        return wrong_reply(answer.site, header, tree, expected) or wrong_metrics(header)
+
+    return usable(answer, wrong)
