@@ -17,13 +17,11 @@ from perfed.data.target_scale import TargetScale
 from perfed.errors import PerfedError
 from perfed.plugins import BLEND
 from perfed.run.directory import plain
-from perfed.run.estimator_site import EstimatorSite, keep_estimator, kept_estimator
+from perfed.run.estimator_site import ESTIMATOR, SCALE, EstimatorSite, kept_estimator
 from perfed.run.onnx_table import onnx_package
-from perfed.run.site import DOMAIN, FACTS, TABLE, SiteModel, load_network
-from perfed.run.site_facts import FORMAT, read_facts
-from perfed.system import write_atomic
+from perfed.run.site import DOMAIN, FACTS, SiteModel, load_network, write_site
+from perfed.run.site_facts import read_facts
 
-ESTIMATOR, SCALE = "model.skops", "scale.json"
 PARTS = "parts"
 """Folder of the models that a mixture is of."""
 
@@ -69,26 +67,18 @@ class BlendSite(SiteModel):
         said = [part.outputs(x.to(part.dtype), *(domain if part.takes_domain else ())) for part in self.parts]
         return np.tensordot(np.array(self.weights), np.stack([one.reshape(len(x), -1) for one in said]), 1)
 
-    def save(self, folder: Path | str) -> Path:
-        """Write ``site.json`` and the preprocessing into ``folder``, and each part into ``parts/K`` there.
+    def write(self, place: Path) -> None:
+        """Write each part into ``parts/K`` of the folder ``place``.
 
         Raises:
-            PerfedError: ``folder`` already holds a site's model, or a part cannot be kept.
+            PerfedError: a part cannot be kept.
         """
-        place = Path(folder)
-        if (place / FACTS).exists():
-            raise PerfedError(f"{place}: already holds a site's model")
-        place.mkdir(parents=True, exist_ok=True)
         for number, part in enumerate(self.parts):
-            _keep(part, place / PARTS / str(number))
-        if self.table is not None:
-            self.table.save(place / TABLE)
-        write_atomic(place / FACTS, json.dumps({"format": FORMAT, **self.facts}, indent=2) + "\n")
-        return place
+            write_site(part, place / PARTS / str(number))
 
 
 def load_blend(place: Path, trust: bool = False) -> BlendSite:
-    """Return the mixture that :meth:`BlendSite.save` wrote into ``place``; parameters as of :func:`perfed.load_site`.
+    """Return the mixture that :meth:`SiteModel.save` wrote into ``place``; parameters as of :func:`perfed.load_site`.
 
     Raises:
         PerfedError: as :func:`perfed.load_site`.
@@ -101,20 +91,6 @@ def load_blend(place: Path, trust: bool = False) -> BlendSite:
     parts = {str(number): _kept(folder, trust) for number, folder in enumerate(folders)}
     made = BlendSite.of(parts, weights)
     return replace(made, facts=facts)
-
-
-def _keep(part: SiteModel, folder: Path) -> None:
-    if not isinstance(part, EstimatorSite):
-        part.save(folder)
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    if not keep_estimator(part.estimator, folder / ESTIMATOR):
-        raise PerfedError(f"site '{part.site}': {part.facts['method']} holds types that are not scikit-learn's own")
-    scale = None if part.scale is None else {"mean": list(part.scale.mean), "std": list(part.scale.std)}
-    write_atomic(folder / SCALE, json.dumps(scale) + "\n")
-    if part.table is not None:
-        part.table.save(folder / TABLE)
-    write_atomic(folder / FACTS, json.dumps({"format": FORMAT, **part.facts}, indent=2) + "\n")
 
 
 def _kept(folder: Path, trust: bool) -> SiteModel:

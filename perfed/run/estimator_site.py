@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from perfed.run.onnx_table import ML, ML_VERSION, onnx_package
 from perfed.run.site import SiteModel
 from perfed.system import write_atomic
 
+ESTIMATOR, SCALE = "model.skops", "scale.json"
 _OPSET = 20
 """As torch writes networks, so that both can be in one graph."""
 TRUSTED = ("sklearn.tree._tree.Tree",)
@@ -105,6 +107,17 @@ class EstimatorSite(SiteModel):
         graph.output.append(helper.make_tensor_value_info(output, onnx.TensorProto.FLOAT, ["batch", width]))
         graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
         return made
+
+    def write(self, place: Path) -> None:
+        """Write the model and its scale into the folder ``place``.
+
+        Raises:
+            PerfedError: it holds types that are not scikit-learn's own.
+        """
+        if not keep_estimator(self.estimator, place / ESTIMATOR):
+            raise PerfedError(f"site '{self.site}': {self.facts['method']} holds types that are not scikit-learn's own")
+        scale = None if self.scale is None else {"mean": list(self.scale.mean), "std": list(self.scale.std)}
+        write_atomic(place / SCALE, json.dumps(scale) + "\n")
 
     def save(self, folder: Path | str) -> Path:
         """Refuse: the run that made it keeps it.

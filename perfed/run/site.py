@@ -214,18 +214,30 @@ class SiteModel:
         Raises:
             PerfedError: ``folder`` already holds a site's model.
         """
-        place = Path(folder)
-        if (place / FACTS).exists():
-            raise PerfedError(f"{place}: already holds a site's model")
-        place.mkdir(parents=True, exist_ok=True)
+        write_site(self, Path(folder))
+        return Path(folder)
+
+    def write(self, place: Path) -> None:
+        """Write what it predicts with into the folder ``place``."""
         try:
             write_graph(self.program, place / NETWORK)
         except NotData:
             write_program(self.program, place / PROGRAM)
-        if self.table is not None:
-            self.table.save(place / TABLE)
-        write_atomic(place / FACTS, json.dumps({"format": FORMAT, **self.facts}, indent=2) + "\n")
-        return place
+
+
+def write_site(model: SiteModel, place: Path) -> None:
+    """Write what ``model`` predicts with, its preprocessing and ``site.json`` into the folder ``place``.
+
+    Raises:
+        PerfedError: it already holds a site's model, or this one cannot be kept.
+    """
+    if (place / FACTS).exists():
+        raise PerfedError(f"{place}: already holds a site's model")
+    place.mkdir(parents=True, exist_ok=True)
+    model.write(place)
+    if model.table is not None:
+        model.table.save(place / TABLE)
+    write_atomic(place / FACTS, json.dumps({"format": FORMAT, **model.facts}, indent=2) + "\n")
 
 
 def load_network(place: Path, trust: bool = False) -> SiteModel:
