@@ -29,6 +29,7 @@ from perfed.engine.flower.store import SiteStore, Stored
 from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.config import Experiment, read
+from perfed.plugins import SKLEARN
 from perfed.system import write_atomic
 from perfed.training.plan import Plan, usable_device
 
@@ -67,7 +68,8 @@ def asked(study: str) -> dict[str, Any]:
 def own_modules(study: Experiment) -> list[str]:
     """Modules of the user's that the study names (``module:NAME``): they must be where its programs run."""
     texts = _texts(study.model_dump(mode="json", exclude={"name", "description"}))
-    return sorted({match[1] for text in texts if (match := _OWN.fullmatch(text))})
+    found = (match[1] for text in texts if not text.startswith(SKLEARN) and (match := _OWN.fullmatch(text)))
+    return sorted(set(found))
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -137,6 +139,16 @@ class Part:
             held = sorted(found.parent.name for found in (folder / _RUNS).glob(f"*/{_RUN}"))
             raise PerfedError(f"{folder}: nothing is kept of run '{run}'; allowed: {shorten_list(held) or 'none'}")
         return cls._in(file, site, data)
+
+    @classmethod
+    def all_kept(cls, folder: Path, site: str, data: Path) -> Iterator[Part]:
+        """All runs in which the site in ``folder`` is or was.
+
+        Raises:
+            PerfedError: a file that says so is damaged.
+        """
+        for file in sorted((folder / _RUNS).glob(f"*/{_RUN}")):
+            yield cls._in(file, site, data)
 
     @classmethod
     def _in(cls, file: Path, site: str, data: Path) -> Part:
