@@ -205,7 +205,9 @@ class Station:
     def _consents(self, part: Part, allowed: Allowed) -> None:
         """Refuse what the policy does not allow as it is now: of the study, of its rehearsal, of the site's data."""
         self._policy.check_study(part.experiment)
-        self._policy.check(allowed)
+        runs = [] if self._study is None else all_allowed(self._study, part.agreement.task)  # those that follow, too
+        for needed in (allowed, *runs):
+            self._policy.check(needed)
         with refusing(Said.DATA):
             own = part.own or site_data(self._name, self._data, table_options(part.experiment))
             self._policy.check_data(own)
