@@ -205,7 +205,8 @@ class Station:
     def _consents(self, part: Part, allowed: Allowed) -> None:
         """Refuse what the policy does not allow as it is now: of the study, of its rehearsal, of the site's data."""
         self._policy.check_study(part.experiment)
-        runs = [] if self._study is None else all_allowed(self._study, part.agreement.task)  # those that follow, too
+        with refusing(Said.UNFIT):  # all runs of the study, before the first
+            runs = [] if self._study is None else all_allowed(self._study, part.agreement.task)
         for needed in (allowed, *runs):
             self._policy.check(needed)
         with refusing(Said.DATA):

@@ -45,7 +45,7 @@ def study(path, **changes):
 
 
 def deployed(path, text, **kwargs):
-    with closing(Stations(path, study=text, **kwargs)) as stations:
+    with closing(Stations(path, study=text, **{"note": print, **kwargs})) as stations:
         answer_all(path, text, stations)
     return stations
 
