@@ -254,9 +254,9 @@ def _over_sites(sites: Sequence[SiteVerdict]) -> list[str]:
     if judged:
         signs = Counter(judged)
         told.append(
-            f"Federation helps at {signs[1]} of {len(judged)} clients, hurts at {signs[-1]}, no clear difference at "
-            f"{signs[0]} (the best federated model against the best local one on each client's own "
-            "test rows; intervals over rows and seeds, corrected for the numbers of methods and of clients)."
+            f"By each client's own test rows alone, federation helps at {signs[1]} of {len(judged)} clients, hurts at "
+            f"{signs[-1]}, no clear difference at {signs[0]} (the best federated model against the best local one; "
+            "intervals over rows and seeds, corrected for the numbers of methods and of clients)."
         )
     elif any(s.gain is not None for s in sites):
         told.append("Whether it helps at a single client is not known: the runs kept no predictions of test rows.")
