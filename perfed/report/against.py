@@ -117,12 +117,12 @@ def headline(methods: Sequence[MethodVerdict], reference: str, metric: str) -> s
 
 def _level(found: Sequence[MethodVerdict], reference: str, metric: str) -> list[str]:
     """The methods without a significant difference; where nobody is ahead, how close the first one is."""
-    names, shows = listed([method_text(of.method) for of in found]), "shows" if len(found) == 1 else "show"
+    names, shows = listed([display_name(of.method) for of in found]), "shows" if len(found) == 1 else "show"
     told = f"{names} {shows} no significant difference from {reference or 'it'}"
     if reference:
         return [told]
     sure = _evidence(found[0], metric)
-    return [f"{told} {sure}"] if len(found) == 1 else [told, f"the closest is {found[0].method} {sure}"]
+    return [f"{told} {sure}"] if len(found) == 1 else [told, f"the closest is {display_name(found[0].method)} {sure}"]
 
 
 def _side(word: str, found: Sequence[MethodVerdict], reference: str, metric: str, *, first: bool) -> str:
