@@ -106,6 +106,8 @@ def checked_candidates(study: Experiment) -> Experiment:
         raise PerfedError("blend.prior_rows = 'cv' is for simulations; in a deployment: a number of rows, such as 50")
     if (evaluation.split, evaluation.who, evaluation.when) != ("test", "all", "before"):
         raise PerfedError(f"{BLEND}: is judged with evaluation.split = 'test', who = 'all' and when = 'before' alone")
+    if study.privacy is not None:
+        raise PerfedError(f"[privacy]: a {BLEND}'s sums have no noise; leave the table out, or blend.candidates")
     if study.data.options["inner_fold"]:
         raise PerfedError(f"{BLEND}: makes folds itself; leave data.inner_fold out")
     first = next((name for name in names if not is_baseline(name)), "local")

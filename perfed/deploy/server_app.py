@@ -28,6 +28,7 @@ from perfed.deploy.candidates import (
     weights_evaluation,
 )
 from perfed.deploy.opening import AGREED, Opening, made
+from perfed.deploy.spending import secret_in
 from perfed.deploy.submit import JOURNAL, LINE
 from perfed.deploy.trial import allowed_in
 from perfed.engine.flower.allowed import Allowed
@@ -35,6 +36,7 @@ from perfed.engine.flower.engine import RATIO, FlowerEngine, Limits, RealTimeSer
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.transport import Transport
 from perfed.engine.flower.wire import ROUND
+from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.comparison import folder_names
 from perfed.experiment.config import Experiment, read
@@ -42,6 +44,7 @@ from perfed.experiment.start import resume, start
 from perfed.maths.blending import EXCHANGES
 from perfed.methods.blending import Blending
 from perfed.plugins import BLEND
+from perfed.privacy.client import with_secret
 from perfed.report import load_runs, write_report
 from perfed.run.callback import Callback, Running
 from perfed.run.directory import RunDirectory
@@ -153,7 +156,8 @@ class Submitted:
         federation = federation_of(clients, agreement, experiment.data.name)
         allowed = None if experiment.secure_aggregation is None else allowed_in(study, federation.task)
         journal = Journal(out / JOURNAL)
-        going = _run(experiment, federation, out, self._server(study, out, journal, allowed))
+        server = self._server(study, out, journal, allowed)
+        going = _run(experiment, federation, out, partial(_with_noise, experiment, out / JOURNAL, server))
         return self._to_its_end(going, journal, out, experiment.name)
 
     def blend(self, experiment: Experiment, study: str, out: Path) -> int:
@@ -212,7 +216,9 @@ class Submitted:
         opening = Opening(self.transport, there, experiment, study, _id(study, out), self.place, deadline)
         return opening.clients(out / AGREED)
 
-    def _server(self, study: str, out: Path, journal: Journal, allowed: Allowed | None) -> Callable[..., Any]:
+    def _server(
+        self, study: str, out: Path, journal: Journal, allowed: Allowed | None
+    ) -> Callable[..., RealTimeServer]:
         """What makes the server of a run in ``out``."""
         settings = self.settings
         limits = Limits(
@@ -294,6 +300,21 @@ def _run(experiment: Experiment, federation: Federation, out: Path, server: Call
     assert isinstance(run.server, RealTimeServer)
     run.server.keep(lambda site: [_number(state) for i, state in run.taken.clients.items() if i == site])
     return run
+
+
+def _with_noise(
+    experiment: Experiment,
+    secret: Path,
+    server: Callable[..., RealTimeServer],
+    federation: Federation,
+    initialiser: Initialiser,
+    *args: Any,
+    **options: Any,
+) -> RealTimeServer:
+    """The run's server; its noise, if any, is made with what is in ``secret`` and in nothing that leaves it."""
+    if experiment.privacy is not None and experiment.privacy.unit == "client":
+        initialiser.method = with_secret(initialiser.method, secret_in(secret))
+    return server(federation, initialiser, *args, **options)
 
 
 def _number(state: Any) -> int:

@@ -17,9 +17,10 @@ from perfed.data.site_data import SiteData, problems, site_data
 from perfed.deploy.candidates import all_allowed, belongs, title_of
 from perfed.deploy.leaving import check_stays, left, said
 from perfed.deploy.mixing import as_agreed
-from perfed.deploy.part import Part, facts_by, own_modules, table_options, told_by
+from perfed.deploy.part import Part, own_modules, table_options, told_by
 from perfed.deploy.policy import Policy
 from perfed.deploy.server_files import app_hash
+from perfed.deploy.trial import private_in
 from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.audit_log import OutgoingLog
 from perfed.engine.flower.hash_chain import LOG
@@ -32,6 +33,7 @@ from perfed.engine.flower.store import SiteStore
 from perfed.errors import PerfedError
 from perfed.experiment.config import read
 from perfed.plugins import only_modules
+from perfed.privacy.apply import PrivateMethod
 from perfed.system import installed_version
 
 
@@ -163,6 +165,7 @@ class Station:
             with refusing(Said.DATA):
                 found = site_data(self._name, self._data, table_options(read(study, "the study")))
                 self._policy.check_data(found)
+                self._policy.check_budget(self._folder, run, _private(study), found)
                 self._read = {study: found}
                 told = told_by(self._read[study])
             return pack({"kind": "told", **fields, **held, "told": told}, {})
@@ -174,7 +177,8 @@ class Station:
         since = part.since if part is not None and part.run == run else f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         own, place = self._read.pop(study, None), str(header.get("place"))
         self._join(as_agreed(Part(self._name, self._data, run, study, agreement, place, since, own), self._folder))
-        facts = facts_by(self._at(run).client, agreement)
+        self._at(run)
+        facts = self._joined(run).facts(self._folder)
         return pack({"kind": "facts", **fields, "facts": facts}, {})
 
     def _study_of(self, header: Mapping[str, Any]) -> str:
@@ -212,12 +216,18 @@ class Station:
         with refusing(Said.DATA):
             own = part.own or site_data(self._name, self._data, table_options(part.experiment))
             self._policy.check_data(own)
+        with refusing(Said.UNFIT):
+            self._policy.check_budget(self._folder, part.run, part.private, own)
+
+    def _joined(self, run: str) -> Part:
+        """The run with the id ``run``, in which the site must be."""
+        if self._part is None or self._part.run != run:
+            raise Refused(Said.AWAY)
+        return self._part
 
     def _at(self, run: str) -> Site:
         """The site's part of the run, which is read and prepared once."""
-        part = self._part
-        if part is None or part.run != run:
-            raise Refused(Said.AWAY)
+        part = self._joined(run)
         if self._site is None:
             if self._study is not None and not belongs(part.study, self._study):  # it was started again with another
                 raise Refused(Said.STUDY)
@@ -233,8 +243,14 @@ class Station:
                 store=self._store,
                 run=run,
                 allowed=part.allowed,
+                budget=part.budget(self._folder, self._policy.epsilon, self._policy.delta),
             )
         return self._site
+
+
+def _private(study: str) -> PrivateMethod | None:
+    with refusing(Said.UNFIT):
+        return private_in(read(study, "the study"))
 
 
 Note = Callable[[str], None]
@@ -284,7 +300,10 @@ def check_site(settings: SiteSettings) -> None:
             raise PerfedError("\n".join(found))
         for allowed in all_allowed(study):
             settings.policy.check(allowed)
-        settings.policy.check_data(site_data(settings.name, settings.data, options))
+        own = site_data(settings.name, settings.data, options)
+        settings.policy.check_data(own)
+        run = part.run if part is not None and going_on else ""
+        settings.policy.check_budget(settings.folder, run, private_in(experiment), own)
 
 
 def run_site(settings: SiteSettings, note: Note, stop: threading.Event) -> None:

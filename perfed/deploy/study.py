@@ -8,7 +8,7 @@ from perfed.data.labels import Task
 from perfed.data.tables.options import words
 from perfed.deploy.candidates import candidate_runs, checked_candidates, mixes
 from perfed.deploy.part import table_options
-from perfed.deploy.trial import check_not_private, task_of
+from perfed.deploy.trial import private_in, task_of
 from perfed.engine.gap import GAP
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, validate
@@ -34,7 +34,6 @@ def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
         >>> study_of(validate(table), ["north", "south"]).data.options["files"]
         ['north', 'south']
     """
-    check_not_private(experiment)
     _check_data(experiment)
     _check_time(experiment)
     if mixes(experiment):
@@ -60,7 +59,9 @@ def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
     if experiment.callbacks:
         raise PerfedError("callbacks: they would see what the study does not name; leave them out")
     table = experiment.model_dump(mode="json", exclude_none=True)
-    return validate({**table, "data": {**table["data"], "files": list(sites)}})
+    study = validate({**table, "data": {**table["data"], "files": list(sites)}})
+    private_in(study)
+    return study
 
 
 def _check_data(experiment: Experiment) -> None:
