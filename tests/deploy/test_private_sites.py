@@ -114,7 +114,8 @@ def test_no_loss_metric_count_or_checksum_of_rows_leaves_and_the_site_keeps_its_
     assert work and all(header["metrics"] is None and tree["loss"].isnan() for header, tree in work)
     facts = next(header["facts"] for header, _ in found if header["kind"] == "facts")
     assert facts["splits"]["train"]["classes"] == [16, 16]  # of 32 rows an even share
-    plain = submit(tables, quick(tables, {}), Stations(tables, quick(tables, {})))
+    with closing(Stations(tables, quick(tables, {}))) as plain:
+        answer_all(tables, quick(tables, {}), plain, "plain")
     exact = next(h["facts"] for h, _ in map(unpack, plain.left["north"]) if h["kind"] == "facts")
     assert exact["mark"] != facts["mark"]
     kept = next((tables / "at-north/runs").glob(f"*/{METRICS}")).read_text().splitlines()
