@@ -119,7 +119,6 @@ class Sites:
                     info=initialiser.info(replace(federation, clients=(client,))),
                     scale=federation.target_scale,
                     store=self.stores[client.id],
-                    run=RUN,
                     allowed=allowed,
                     budget=None if secrets is None else Free(secrets[client.id]),
                 )
