@@ -69,6 +69,7 @@ def wiped(path: Path, secrets: dict[Path, bytes]) -> None:
         file.chmod(0o600)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("privacy", [ROWS, CLIENTS], ids=["rows", "clients"])
 def test_noise_is_of_a_secret_and_a_run_that_was_interrupted_has_the_same(privacy, tables):
     """Of one seed: with other secrets other numbers, with the same the same bits, also where the run was cut."""
@@ -187,6 +188,7 @@ def test_epsilon_on_the_card_is_the_accountant_s_and_of_each_contributor(tables)
     assert re.search(r"\| south \| not known here \| at most (5\.9\d+|6) \|", text)
 
 
+@pytest.mark.long
 def test_runs_add_up_and_a_policy_s_epsilon_ends_them_at_both_ends(tables):
     text, noted = quick(tables, ROWS), list[str]()
     narrow = Policy(epsilon=8.0)
@@ -226,6 +228,7 @@ def test_a_policy_that_forbids_says_so_in_one_line_before_anything_is_told(polic
     assert [unpack(reply)[0]["kind"] for reply in stations.left["north"]] == ["error"]
 
 
+@pytest.mark.long
 def test_a_delta_that_gives_a_row_away_is_refused_where_a_policy_bounds_epsilon(tables):
     text = quick(tables, {"privacy": {"epsilon": 6.0, "delta": 0.5}})
     settings = (tables / "north.csv", Server("127.0.0.1:9"), tables / "at", text)
@@ -262,6 +265,7 @@ def test_a_secret_that_others_may_read_or_that_is_cut_is_refused(tmp_path):
         secret_in(tmp_path)
 
 
+@pytest.mark.long
 def test_a_run_whose_secret_is_gone_counts_anew(tables):
     """Noise that is drawn again for the same rounds tells more of the same rows."""
     text = quick(tables, ROWS)
