@@ -98,13 +98,13 @@ def questions(seed: int) -> Asked:
     return Asked(Federation.from_arrays(arrays, num_classes=10), x, y, known)
 
 
-def attacked(name: str, seed: int, *, private: bool, **settings: Any) -> Attacked:
+def attacked(name: str, seed: int, privacy: Privacy | None = None, **settings: Any) -> Attacked:
     """A run of a method, watched."""
     asked, watch = questions(seed), Watch()
     method = build_method(name, {**TRAINING, **settings})
     method = method.model_copy(update={"extensions": (*method.extensions, watch)})
-    if private:
-        method = privately(method, PRIVACY, ROUNDS, [ROWS] * CLIENTS, name=name).method
+    if privacy is not None:
+        method = privately(method, privacy, ROUNDS, [ROWS] * CLIENTS, name=name).method
     embedding = {"embedding": mlp((64,), 32)} if "flic" in name else {}
     run = Run(
         asked.federation,
@@ -118,7 +118,7 @@ def attacked(name: str, seed: int, *, private: bool, **settings: Any) -> Attacke
         plan=Plan("stacked", 0, threads=1),
     )
     run.execute()
-    return Attacked(asked, run, watch, private)
+    return Attacked(asked, run, watch, privacy is not None)
 
 
 # What is guessed from what -------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def areas(seeds: Sequence[int]) -> dict[str, dict[str, list[float]]]:
             for what, (method, settings) in (("plain", plain), ("private", private)):
                 key = f"{method} {settings} {what}"
                 if key not in made:
-                    made[key] = attacked(method, seed, private=what == "private", **settings)
+                    made[key] = attacked(method, seed, PRIVACY if what == "private" else None, **settings)
                 found[name][what].append(attack(made[key]))
     return found
 

@@ -35,6 +35,8 @@ from perfed.training.plan import Plan
 
 KEPT = Path(__file__).parent.parent / "docs/results/audit.json"
 DELTA, BUDGETS, SEEDS = 1e-5, (2.0, 6.0), 5
+CLIP: dict[Unit, float] = {"sample": 1.0, "client": 0.01}
+"""Below the norms of the canaries' gradients and changes."""
 TRAINING = {"optimizer": "sgd", "lr": 0.01, "local_epochs": 1}
 
 
@@ -108,20 +110,20 @@ def federation(unit: str, sizes: Sizes, seed: int) -> Canaries:
     return Canaries(made, torch.from_numpy(x), torch.from_numpy(y), home, included)
 
 
-def audit(name: str, epsilon: float, sizes: Sizes, seed: int, *, switched_off: bool = False) -> Audit:
-    """Guesses about the canaries of one run of ``name`` with a budget, whose noise may be missing."""
-    unit = METHODS[name][0]
-    canaries, watch = federation(unit, sizes, seed), Watch()
+def audit(name: str, privacy: Privacy, sizes: Sizes, seed: int, *, switched_off: bool = False) -> tuple[Audit, float]:
+    """Guesses about the canaries of one run of ``name``, whose noise may be missing, and the epsilon that it claims."""
+    canaries, watch = federation(privacy.unit, sizes, seed), Watch()
     rows = [len(client.train) for client in canaries.federation]
     method = build_method(name, {**TRAINING, "batch_size": max(rows), **_own(name, max(rows))})
     method = method.model_copy(update={"extensions": (*method.extensions, watch)})
-    budget = Privacy(unit=unit, epsilon=epsilon, delta=DELTA, clip=1.0 if unit == "sample" else 0.01)
-    private = privately(method, budget, sizes.rounds, rows, name=name).method
+    plan = privately(method, privacy, sizes.rounds, rows, name=name)
+    private = plan.method
     if switched_off:
         first, *others = private.extensions
         private = private.model_copy(update={"extensions": (first.model_copy(update={"noise": 0.0}), *others)})
+    by_client = privacy.unit == "client"
     embedding = {"embedding": unbiased(rows[0])} if name == "flic-hl" else {}
-    model = Model(**embedding, body=unbiased(8 if unit == "client" else 16, relu=True), head=unbiased(10))
+    model = Model(**embedding, body=unbiased(8 if by_client else 16, relu=True), head=unbiased(10))
     run = Run(
         canaries.federation,
         private,
@@ -133,11 +135,11 @@ def audit(name: str, epsilon: float, sizes: Sizes, seed: int, *, switched_off: b
         evaluation=Evaluation(every=sizes.rounds),
         plan=Plan("stacked", 0, threads=1),
     )
-    initial = {i: run.model(i) for i in dict.fromkeys(canaries.home[: 1 if unit == "client" else None])}
+    initial = {i: run.model(i) for i in dict.fromkeys(canaries.home[: 1 if by_client else None])}
     run.execute()
-    score = of_clients if unit == "client" else of_rows
+    score = of_clients if by_client else of_rows
     scores = score(canaries, watch, initial, run.server.sets["shared"])
-    return guess(scores.numpy(), canaries.included, sizes.guesses)
+    return guess(scores.numpy(), canaries.included, sizes.guesses), plan.spent(sizes.rounds)
 
 
 def _own(name: str, rows: int) -> dict[str, Any]:
@@ -180,7 +182,8 @@ def main() -> None:
     cases = [(budget, False) for budget in BUDGETS] + [(BUDGETS[0], True)]
     for name, (unit, sizes) in METHODS.items():
         for budget, off in cases:
-            found = [audit(name, budget, sizes, seed, switched_off=off) for seed in seeds]
+            privacy = Privacy(unit=unit, epsilon=budget, delta=DELTA, clip=CLIP[unit])
+            found = [audit(name, privacy, sizes, seed, switched_off=off)[0] for seed in seeds]
             bounds = [one.epsilon(DELTA) for one in found]
             right = sum(one.correct for one in found) / sum(one.guesses for one in found)
             noise = "switched off" if off else "on"
