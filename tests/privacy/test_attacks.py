@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import attacks
 import numpy as np
 import pytest
@@ -29,8 +31,12 @@ def test_questions_are_of_the_same_labels_and_no_row_is_asked_twice():
 
 @pytest.mark.long
 def test_every_attack_is_better_than_chance_without_privacy_and_falls_with_it():
-    for name, of in attacks.areas([0, 1]).items():
+    kept = json.loads(attacks.KEPT.read_text())["areas"]
+    found = attacks.areas([0, 1])
+    assert [*kept] == [*found] == [*ATTACKS]
+    for name, of in found.items():
         plain, private = np.mean(of["plain"]), np.mean(of["private"])
         assert plain > 0.56, name
         assert private < plain - 0.02 and (private < 0.65 or name.startswith("labels")), name
-    assert len(ATTACKS) == 6
+        for what, areas in of.items():
+            assert areas == pytest.approx(kept[name][what][:2], abs=0.02), f"{name}: python benchmarks/attacks.py"

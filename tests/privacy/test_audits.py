@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import audit
 import pytest
 from audit import CLIP, DELTA, METHODS, Sizes
@@ -46,3 +48,10 @@ def test_a_canary_that_is_out_has_zeros():
 def test_ten_runs_never_prove_more_than_was_spent():
     found = [proven("fedrep", 6.0, seed) for seed in range(10)]
     assert all(bound <= spent < 1.5 for _, bound, spent in found)
+
+
+def test_the_kept_audits_are_as_the_page_says():
+    rows = json.loads(audit.KEPT.read_text())["rows"]
+    assert {(row["method"], row["unit"]) for row in rows} == {(name, unit) for name, (unit, _) in METHODS.items()}
+    for row in rows:
+        assert min(row["bounds"]) > 3.4 > row["epsilon"] if row["off"] else max(row["bounds"]) < row["epsilon"], row
