@@ -28,6 +28,7 @@ from perfed.run.callbacks.budget import PrivacyBudget
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
 from perfed.settings import leaves
+from perfed.system import installed_version
 from perfed.training.plan import PlanSettings
 
 
@@ -85,8 +86,9 @@ def resume(
     ``callbacks``: those that it was started with in Python.
 
     Raises:
-        PerfedError: no run in ``path``, another process works on it, all its checkpoints are damaged, or its
-            configuration was changed in anything but the number of rounds.
+        PerfedError: no run in ``path``, another process works on it, all its checkpoints are damaged, its
+            configuration was changed in anything but the number of rounds, or a version of perfed wrote it whose
+            directories are not read.
 
     Example:
         >>> from perfed import validate
@@ -101,6 +103,8 @@ def resume(
     run.directory = directory
     with directory.alone():
         run.restore()
+        if (before := directory.layout.perfed) != (now := installed_version()):
+            run.notes.append(f"begun with perfed {before}, continued with {now}: bits may differ from there")
         _keep_config(run, experiment, directory)
     return run
 
@@ -224,7 +228,7 @@ def _check_edits(directory: RunDirectory) -> None:
         more = f" (and {len(edits) - 1} more)" if len(edits) > 1 else ""
         raise PerfedError(
             f"{directory.path / 'config.toml'}: {key} is {_shown(now)} and was {_shown(before)} in the rounds that are "
-            f"done{more}; only rounds may grow; give it back its value, or start anew: "
+            f"done{more}; only rounds may grow; give it back its value, or start another run: "
             f"'perfed run {directory.path / 'config.toml'} --out OTHER'"
         )
 
@@ -264,7 +268,7 @@ def _on(experiment: Experiment, device: torch.device | str | None) -> Experiment
 def _build(
     experiment: Experiment, federation: Federation, server: Callable[..., Server] | None, callbacks: Sequence[Callback]
 ) -> Run:
-    private = experiment.in_private([len(client.train) for client in federation])
+    private = experiment.in_private(len(federation), [len(client.train) for client in federation])
     return Run(
         federation,
         private.method if private else experiment.built_method,

@@ -23,6 +23,7 @@ from perfed.engine.metrics import main_metric as main_of
 from perfed.engine.metrics import recall
 from perfed.errors import PerfedError
 from perfed.run.directory import marker_of
+from perfed.run.layout import layout_of
 from perfed.run.records import Round, Summary
 
 Numbers = NDArray[np.float64]
@@ -127,7 +128,7 @@ def _number(cell: str) -> float:
 class Run:
     """One run directory; ``clients`` and ``summary`` are None while the run is unfinished.
 
-    ``communication``: seconds per exchange, where they were set anew for a report.
+    ``communication``: seconds per exchange, where they were set for a report.
     """
 
     directory: Path
@@ -207,6 +208,7 @@ def load_run(directory: Path) -> Run:
     if not config.is_file():
         kind = "a search (perfed tune)" if marker_of(directory)[0] == "search" else "not a run directory"
         raise PerfedError(f"{directory}: no config.toml, so {kind}")
+    layout_of(directory)
     text = read_text(config)
     try:
         settings = tomllib.loads(text)
@@ -335,7 +337,7 @@ def with_communication(run: Run, seconds: float) -> Run:
     settings = run.config
     more = seconds - settings.get("clock", {}).get("communication", 0.0)
     if settings.get("participation", {}).get("policy") == "deadline":
-        raise PerfedError(f"{run.directory}: under a deadline communication changes who is used; run it anew")
+        raise PerfedError(f"{run.directory}: under a deadline communication changes who is used; run it again")
     later, exchanges, rounds = {}, 0, []
     for number, line in enumerate(run.rounds, 1):
         if line.round != number:

@@ -41,23 +41,23 @@ def test_ahead_behind_and_neither(tmp_path):
     sentences = found.sentences
     assert sentences[0] == (
         "flic-hl is ahead of local by 2.0 points (95 % interval 2.0 to 2.0, 2 seeds); "
-        "fedrep cannot be told from local; sklearn:svc is behind local by 30.0 points (30.0 to 30.0), fedavg by 10.0 "
-        "points (10.0 to 10.0), pooled:svc (data brought together) by 20.0 points (20.0 to 20.0)."
+        "fedrep shows no significant difference from local; sklearn:svc is behind local by 30.0 points (30.0 to 30.0), "
+        "fedavg by 10.0 points (10.0 to 10.0), pooled:svc (data brought together) by 20.0 points (20.0 to 20.0)."
     )
     counts = "better for 6, equal for 0, worse for 0 of 6 client-runs"
     assert sentences[1] == f"Against local, flic-hl is {counts}; it sends nothing."
     assert sentences[2] == (
-        "Two seeds: how much trainings vary can hardly be known. Intervals allow for it, and are wide."
+        "Two seeds: the variation between trainings is hardly known. Intervals allow for it, and are wide."
     )
-    assert sentences[3] == "Below local, which needs no federation: fedavg (by 10.0 points)."
+    assert sentences[3] == "Worse than local, which needs no federation: fedavg (by 10.0 points)."
     assert found.best_method is not None and found.best_method.method == "flic-hl"
     # fedrep, best at the last of them, has few rows there
-    assert [(site.method, site.why) for site in found.sites] == [("flic-hl", "ahead over all sites")] * 3
+    assert [(site.method, site.why) for site in found.sites] == [("flic-hl", "ahead over all clients")] * 3
     gain = found.sites[2].gain
     assert gain.mean == pytest.approx(0.02) and gain.low is None
     assert sentences[4] == (
-        "To use at each of the 3 sites: flic-hl at 3. No site's own rows say whether it gains: the runs kept no "
-        "predictions of them."
+        "Use flic-hl at 3 of 3 clients. Whether it helps at a single client is not known: the runs kept no "
+        "predictions of test rows."
     )
     with pytest.raises(PerfedError, match="nothing was measured at site 'west'; sites are: site-0"):
         found.best("west")
@@ -72,14 +72,19 @@ def test_the_reference_is_the_best_by_the_direction_and_weights_of_the_metric(tm
     assert fedavg.gain.mean == pytest.approx(-0.25) and (fedavg.better, fedavg.worse) == (1, 1)
     assert local.gain.mean == pytest.approx(-0.25) and (local.equal, local.worse) == (1, 1)
     assert found.best("site-0") == "sklearn:ridge" and found.best("site-1") == "sklearn:ridge"
-    assert found.site_table.rows[1][2:] == ["no difference: keep your own", "sklearn:ridge", "fedavg", "+0.5"]
+    assert found.site_table.rows[1][2:] == [
+        "no clear difference: keep the local model",
+        "sklearn:ridge",
+        "fedavg",
+        "+0.5",
+    ]
     assert found.sentences[0].startswith(
-        "No method is ahead of sklearn:ridge; fedavg and local cannot be told from it, "
+        "No method is ahead of sklearn:ridge; fedavg and local show no significant difference from it; "
     )
     assert found.sentences[0].endswith(
         "the closest is fedavg (at -0.25: 95 % interval over clients alone -9.78 to 28.4, 1 seed)."
     )
-    assert found.warnings[0].startswith("One seed: how much trainings vary cannot be known.")
+    assert found.warnings[0].startswith("One seed: the variation between trainings is unknown.")
     (tmp_path / "weighted").mkdir()
     weighed = {name: {"metric": "mse", "weights": [10, 30]} for name in tables}
     again = made(tmp_path / "weighted", tables, **weighed)
@@ -95,8 +100,8 @@ def test_what_is_chosen_at_a_site_is_its_own_best_where_its_rows_outweigh_200_of
     found = made(tmp_path, tables, **dict.fromkeys(tables, more))
     assert [site.federated for site in found.sites] == ["fedrep", "fedavg", "fedavg", "fedrep", "fedrep"]
     assert [site.gain.mean for site in found.sites] == pytest.approx([0, 0.1, 0.1, 0, 0])  # at the site, as measured
-    assert {(site.method, site.why) for site in found.sites} == {("local", "no difference: keep your own")}
-    assert found.sentences[-1].endswith("No difference: keep your own.")
+    assert {(site.method, site.why) for site in found.sites} == {("local", "no clear difference: keep the local model")}
+    assert found.sentences[-1].endswith("Keep the local models.")
 
 
 def test_a_site_that_does_not_say_how_many_rows_it_has_is_judged_by_them_alone(tmp_path):
@@ -115,7 +120,9 @@ def test_where_a_method_is_ahead_over_all_sites_it_is_to_be_used_where_nothing_s
     tables = {"local": [[0.5] * 8] * 3, "fedavg": [list(0.5 + gains)] * 3}
     found = made(tmp_path, tables, local={"rows": rows}, fedavg={"rows": rows})
     assert found.methods[0].gain.sign == 1
-    assert [site.why for site in found.sites] == ["ahead over all sites"] * 7 + ["no difference: keep your own"]
+    assert [site.why for site in found.sites] == ["ahead over all clients"] * 7 + [
+        "no clear difference: keep the local model"
+    ]
     assert [site.method for site in found.sites] == ["fedavg"] * 7 + ["local"]
 
 
@@ -211,7 +218,7 @@ def test_the_report_says_it_first(tmp_path):
     runs = [write(tmp_path, name, 0, [0.5, value]) for name, value in (("local", 0.5), ("fedavg", 0.7))]
     page = write_report(load_runs(runs), tmp_path / "report.html", title="made up").read_text()
     student = "95 % interval over clients alone -117.1 to 137.1"
-    said = f"cannot be told from it, the closest is fedavg (at +10.0: {student}, 1 seed)."
+    said = f"shows no significant difference from it (at +10.0: {student}, 1 seed)."
     assert (
         page.index('<p class="headline">No method is ahead of local; fedavg ') < page.index(said) < page.index("<table")
     )
@@ -349,8 +356,8 @@ def test_accuracies_that_say_no_more_than_the_most_frequent_class_are_warned_of(
         return [line for line in verdict(load_runs(runs)).warnings if "most frequent class" in line]
 
     assert warnings(6, 0.945) == [
-        "Saying each site's most frequent class is right of 94.00 % of the rows, and no method of more than 94.50 %: "
-        "compare by another metric, evaluation.compare_by = 'auc' or 'log-loss'."
+        "Always predicting a client's most frequent class is right for 94.00 % of the rows, and no method for more "
+        "than 94.50 %: compare by another metric, evaluation.compare_by = 'auc' or 'log-loss'."
     ]
     assert warnings(6, 0.97) == [] and warnings(40, 0.6) == []
 
@@ -377,7 +384,7 @@ def test_where_a_class_is_rare_auc_and_log_loss_stand_beside_accuracy(tmp_path):
 def test_one_client_is_said(tmp_path):
     found = made(tmp_path, {"local": [[0.5], [0.6], [0.7]], "fedavg": [[0.6], [0.65], [0.9]]})
     assert found.warnings[0] == (
-        "One client: how much clients vary cannot be known. Intervals of methods are over seeds alone."
+        "One client: the variation between clients is unknown. Intervals of methods are over seeds alone."
     )
 
 
@@ -385,13 +392,13 @@ def test_below_is_what_an_interval_says_and_the_others_are_not_above(tmp_path):
     base = [[0.5, 0.6, 0.7], [0.5, 0.6, 0.7]]
     level, worse = [[0.4, 0.6, 0.75]] * 2, [[0.4, 0.5, 0.6]] * 2
     found = made(tmp_path, {"local": base, "fedrep": level, "fedavg": worse})
-    assert "fedrep cannot be told from it" in found.sentences[0]
+    assert "fedrep shows no significant difference from it" in found.sentences[0]
     assert found.warnings[1:] == (
-        "Below local, which needs no federation: fedavg (by 10.0 points); not above it: fedrep.",
+        "Worse than local, which needs no federation: fedavg (by 10.0 points); no better: fedrep.",
     )
     (tmp_path / "level").mkdir()
     assert made(tmp_path / "level", {"local": base, "fedrep": level}).warnings[1:] == (
-        "Not above local, which needs no federation: fedrep.",
+        "No better than local, which needs no federation: fedrep.",
     )
 
 
