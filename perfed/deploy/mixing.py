@@ -119,17 +119,17 @@ class MixingPart(Part):
             settings={"folds": blend.folds, "prior_rows": blend.prior_rows},
             seed=self.experiment.seed,
         )
-        federation = self._whole.federation
-        return replace(made, facts={**made.facts, "metrics": plain(measured(made, *federation, federation))})
+        federation = self._whole.rows
+        return replace(made, facts={**made.facts, "metrics": plain(measured(made, federation.clients[0], federation))})
 
     # Candidates --------------------------------------------------------------------------------------------
 
     @cached_property
     def _whole(self) -> Part:
         """The site's rows, with no fold held out."""
-        return self._rows(None)
+        return self._held_out(None)
 
-    def _rows(self, fold: int | None) -> Part:
+    def _held_out(self, fold: int | None) -> Part:
         """The site's rows, with a fold in the place of its test rows or none."""
         study = in_fold(self.experiment, fold).to_toml()
         return Part(self.site, self.data, self.run, study, self.agreement, self.place, self.since, self.own)
@@ -150,14 +150,14 @@ class MixingPart(Part):
     def _model(self, name: str) -> SiteModel:
         if not is_baseline(name):
             return KeptModel(self._run(name, None), self.folder).site(self.site)
-        federation = self._whole.federation
+        federation = self._whole.rows
         (client,), fitted = federation, self._fitted(name, self._whole)
         settings = fitted.get_params()
         return estimator_site(name, fitted, client, federation, seed=self.experiment.seed, settings=settings)
 
     def _fitted(self, name: str, rows: Part) -> Any:
         """A model of scikit-learn's on the site's training rows."""
-        federation = rows.federation.to(dtype=torch.float32, device="cpu")
+        federation = rows.rows
         experiment = by_loss(rows.experiment, federation)
         on_train = experiment.evaluation.model_copy(update={"split": "train"})  # a fold may hold no row of the site
         run = SklearnRun(name, experiment.model_copy(update={"evaluation": on_train}), federation)
@@ -172,23 +172,22 @@ class MixingPart(Part):
 
     def _of_fold(self, fold: int | None) -> Arrays:
         """What each candidate says of the rows of a fold, or of the test rows; none where there are none."""
-        rows = self._rows(fold)
-        (client,) = rows.federation
-        outputs, test = self._whole.federation.num_outputs, client.split("test")
+        rows = self._held_out(fold)
+        (client,) = rows.rows
+        outputs, test = self._whole.rows.num_outputs, client.split("test")
         if test is None:
             width = len(self.candidates) * outputs + 1
-            return {"x": np.empty((0, width)), "y": client.train.y[:0].cpu().numpy()}
+            return {"x": np.empty((0, width)), "y": client.train.y[:0].numpy()}
         said = [self._outputs(name, fold, rows, test).reshape(len(test), outputs) for name in self.candidates]
         if self.agreement.task == "classification":
             said = [log_softmax(one, axis=1).clip(_LEAST) for one in said]
         numbers = np.full((len(test), 1), 0 if fold is None else fold)
-        return {"x": np.concatenate([*said, numbers], 1).astype(np.float64), "y": test.y.cpu().numpy()}
+        return {"x": np.concatenate([*said, numbers], 1).astype(np.float64), "y": test.y.numpy()}
 
     def _outputs(self, name: str, fold: int | None, rows: Part, test: Split) -> NDArray[np.float64]:
         """Logits, values or log hazards of one candidate, in the unit of training."""
         if is_baseline(name):
-            x = rows_of(test.x.to("cpu", torch.float32))
-            return outputs_of(self._fitted(name, rows), x, rows.federation.num_classes)
+            return outputs_of(self._fitted(name, rows), rows_of(test.x), rows.rows.num_classes)
         found = Here(self._run(name, fold), self.folder).said
         if found is None or len(found.outputs) != len(test):
             raise PerfedError(f"{self.folder}: the run of {name} says nothing of the site's rows")

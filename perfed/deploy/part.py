@@ -210,7 +210,12 @@ class Part:
 
     @cached_property
     def federation(self) -> Federation:
-        """The site's client alone, by the agreement, with inputs as the study has them in type and place.
+        """:attr:`rows` as the study's method has them, in type and place."""
+        return self.rows.to(dtype=self.experiment.torch_dtype, device=self.device)
+
+    @cached_property
+    def rows(self) -> Federation:
+        """The site's client alone, by the agreement.
 
         Raises:
             PerfedError: its data do not fit.
@@ -220,8 +225,7 @@ class Part:
         alone = federation_of([own.client(self.agreement)], self.agreement, experiment.data.name)
         options = experiment.data.options
         fraction, fold = options["validation_fraction"], options["inner_fold"]
-        made = completed(alone, fraction, options["domain_input"], experiment.seed, fold)
-        return made.to(dtype=experiment.torch_dtype, device=self.device)
+        return completed(alone, fraction, options["domain_input"], experiment.seed, fold)
 
     @cached_property
     def device(self) -> torch.device:
