@@ -42,18 +42,20 @@ class Training:
 
     engine: Annotated[
         str | None,
-        typer.Option("--engine", help="one of: {engines} ; else the experiment's", autocompletion=complete.engines),
+        typer.Option(
+            "--engine", help="one of: {engines} ; unless given, the experiment's", autocompletion=complete.engines
+        ),
     ] = None
     workers: Annotated[
         int | None,
-        typer.Option("--workers", min=1, help="of --engine ray; else as many as there are free cores or GPUs"),
+        typer.Option("--workers", min=1, help="of --engine ray; unless given, as many as there are free cores or GPUs"),
     ] = None
     ray_address: Annotated[
         str | None,
         typer.Option(
             "--ray-address",
             metavar="HOST:PORT",
-            help="a Ray cluster for --engine ray or --jobs, or 'auto'; else RAY_ADDRESS, or this machine alone",
+            help="a Ray cluster for --engine ray or --jobs, or 'auto'; without it, RAY_ADDRESS, or this machine alone",
         ),
     ] = None
     device: Annotated[str | None, typer.Option("--device", help="'cpu', 'cuda', ... in place of the experiment's")] = (

@@ -70,7 +70,7 @@ def get_command(
     mirror: Annotated[
         str, typer.Option("--mirror", help="address of a folder that has NAME/FILE, in place of the publishers'")
     ] = "",
-    again: Annotated[bool, typer.Option("--again", help="make a file that is there already anew")] = False,
+    again: Annotated[bool, typer.Option("--again", help="make a file again that is there already")] = False,
     data_dir: Annotated[
         Path | None,
         typer.Option("--data-dir", help="folder for the files; PERFED_DATA or ~/.cache/perfed if not given"),
@@ -103,7 +103,7 @@ def _got(name: str, given: list[Path], mirror: str, again: bool, data_dir: Path 
         raise PerfedError(f"{name}: no command makes it: {source.why_not}")
     place = _place(source, data_dir)
     if place is not None and not again:
-        say_whole(f"{name}: {place} (is there; --again makes it anew)")
+        say_whole(f"{name}: {place} (is there; --again makes it again)")
         return str(place)
     files = originals_of(name, source, given, own_folder() / "originals", mirror, say_whole)
     arrays = arrays_of(name, source, files)

@@ -1,4 +1,4 @@
-"""What ``perfed report`` does: the page anew, tables, and files for papers.
+"""What ``perfed report`` does: the page, tables, and files for papers.
 
 Figures are the report's own drawings as SVG and, with libraries, as PDF, with an index of them.
 """
@@ -42,7 +42,7 @@ ToPdf = Callable[[str], tuple[bytes, list[str]]]
 def report_all(
     directories: Sequence[Path], reference: str | None, communication: float | None, files: Files, show: Shown
 ) -> None:
-    """Write the report of one or several directories anew, print their tables and verdict, and write files."""
+    """Write the report of one or several directories again, print their tables and verdict, and write files."""
     for directory in (one for one in directories if marker_of(one)[0] == "campaign"):
         if len(directories) > 1 or reference is not None or communication is not None:
             raise PerfedError(
@@ -64,7 +64,7 @@ def report_all(
 
 
 def _report_campaign(directory: Path, files: Files, show: Shown) -> None:
-    """Write a campaign's reports anew, print its tables, and write files."""
+    """Write a campaign's reports again, print its tables, and write files."""
     files.check()
     with alone_on_stdout(show.as_json):
         study = Study.read(directory)

@@ -27,7 +27,7 @@ def report_command(
         str | None,
         typer.Option(
             "--reference",
-            help="method that differences are to; else the best that needs no federation",
+            help="method that differences are to; unless given, the best that needs no federation",
             autocompletion=complete.methods,
         ),
     ] = None,
@@ -38,7 +38,7 @@ def report_command(
     ] = None,
     show: Annotated[Shown, Without("verbose")],
 ) -> None:
-    """Write the report of runs and comparisons anew, print tables and verdict, and write files for papers."""
+    """Write the report of runs and comparisons again, print tables and verdict, and write files for papers."""
     from perfed.cli import reports
 
     reports.report_all(directories, reference, communication, files, show)

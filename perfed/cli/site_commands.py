@@ -58,7 +58,7 @@ def site_command(
         typer.Option(
             "--consent",
             metavar="HASH|yes|any",
-            help="agree to what leaves, by the hash that 'perfed site preview' prints; else you are asked",
+            help="agree to what leaves, by the hash that 'perfed site preview' prints; without it you are asked",
         ),
     ] = None,
 ) -> None:

@@ -122,7 +122,9 @@ def compare_command(
     ] = None,
     settings: Settings = None,
     methods: ComparedOption = "",
-    seeds: Annotated[str | None, typer.Option("--seeds", help="'0..2' (inclusive), '0,3,5' or '7'; else 0")] = None,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", help="'0..2' (inclusive), '0,3,5' or '7'; unless given, 0")
+    ] = None,
     extend: Annotated[
         Path | None,
         typer.Option(
@@ -170,7 +172,8 @@ def blend_command(
     methods: ComparedOption = "",
     seeds: SeedsOption = "0",
     folds: Annotated[
-        int | None, typer.Option("--folds", help="of the training rows, for the weights; else the experiment's")
+        int | None,
+        typer.Option("--folds", help="of the training rows, for the weights; unless given, the experiment's"),
     ] = None,
     *,
     how: Training,
@@ -274,7 +277,9 @@ def leaderboard_command(
     rows: Annotated[
         list[str] | None, typer.Option("--row", metavar="NAME", help="a row to run; repeat for more (default: all)")
     ] = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="how many of each row; else the board's")] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="how many of each row; unless given, the board's")
+    ] = None,
     *,
     how: Training,
     show: JsonAlone,

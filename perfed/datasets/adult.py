@@ -39,7 +39,7 @@ def adult(
     Inputs are vectors: 6 numbers with mean 0 and deviation 1 over the training samples of all clients (sums that
     clients can add up without showing a sample), and the one-hot values of 7 categories; the ``domain`` itself is not
     among them (``domain_input`` adds it). Features have names: ``age``, ``occupation=Sales``.
-    ``missing``: the share of these 13 columns that a client lacks, drawn anew for each client; inputs of clients then
+    ``missing``: the share of these 13 columns that a client lacks, drawn for each client; inputs of clients then
     differ in length. Further options are those of :class:`perfed.datasets.options.PartitionOptions`.
 
     Source: Kohavi 1996; UCI Machine Learning Repository.

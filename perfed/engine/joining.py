@@ -52,12 +52,12 @@ def joined(server: Server, client: Client, rounds: int) -> Server:
     method, federation = server.method, server.federation
     if method.joins is None or method.changes_data:
         why = "it has no model for new samples" if method.changes_data else "its server must have heard of every client"
-        raise PerfedError(f"a new site cannot join a run of {type(method).__name__}: {why}; train anew with it")
+        raise PerfedError(f"a new site cannot join a run of {type(method).__name__}: {why}; train again with it")
     wider = replace(federation, clients=(*federation.clients, client))
     if wider.num_domains != federation.num_domains:
         raise PerfedError(
             f"client '{client.id}' has the domain {wider.domain_name(wider.num_domains - 1)}, which no other client "
-            "has, so that nothing is known of it; train anew with it"
+            "has, so that nothing is known of it; train again with it"
         )
     new = _Joining(wider, server.initialiser, server.plan, Participation(), rounds, engine=type(server.engine))
     kept = new.snapshot()

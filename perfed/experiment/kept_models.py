@@ -99,7 +99,7 @@ class KeptModels:
             raise PerfedError(f"unknown client '{client}'; ids are: {shorten_list(ids)}")
         file = self.path / FOLDER / (POOLED_FILE if is_pooled(self.name) else _file(ids.index(client)))
         if not file.exists():
-            raise PerfedError(f"{file}: there is no model of client '{client}'; train anew: 'perfed compare'")
+            raise PerfedError(f"{file}: there is no model of client '{client}'; train again: 'perfed compare'")
         estimator, own = kept_estimator(file), self.federation.clients[ids.index(client)]
         if estimator.n_features_in_ != int(np.prod(own.input_shape)):
             raise PerfedError(f"{file}: is of {estimator.n_features_in_} inputs, and client '{client}' has others")

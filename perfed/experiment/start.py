@@ -228,7 +228,7 @@ def _check_edits(directory: RunDirectory) -> None:
         more = f" (and {len(edits) - 1} more)" if len(edits) > 1 else ""
         raise PerfedError(
             f"{directory.path / 'config.toml'}: {key} is {_shown(now)} and was {_shown(before)} in the rounds that are "
-            f"done{more}; only rounds may grow; give it back its value, or start anew: "
+            f"done{more}; only rounds may grow; give it back its value, or start another run: "
             f"'perfed run {directory.path / 'config.toml'} --out OTHER'"
         )
 

@@ -80,7 +80,7 @@ def against(method: str, base: str, values: ClientTable, known: Metric, bytes_: 
 def sent(runs: Sequence[Run], method: str) -> float | None:
     """Bytes up and down in all rounds of a run of ``method``, averaged over its runs; None where a round lacks them.
 
-    A blend sends what its candidates send, in each fold anew, and has no number of its own.
+    A blend sends what its candidates send, again in each fold, and has no number of its own.
     """
     found: list[int] = []
     if method == BLEND:
@@ -96,7 +96,7 @@ def sent(runs: Sequence[Run], method: str) -> float | None:
 
 
 def headline(methods: Sequence[MethodVerdict], reference: str, metric: str) -> str:
-    """Who is ahead of the reference, who cannot be told from it and who is behind, by how much and how sure it is."""
+    """Who is ahead of the reference, who shows no significant difference and who is behind, and by how much."""
     there = (found for found in methods if found.runs)
     known = sorted(there, key=lambda found: (found.method.startswith(POOLED), -found.gain.mean))
     ahead, level, behind = ([found for found in known if found.gain.sign == sign] for sign in (1, 0, -1))
@@ -105,9 +105,7 @@ def headline(methods: Sequence[MethodVerdict], reference: str, metric: str) -> s
     if known and not ahead:
         parts.append(f"No method is ahead of {base}")
     if level:
-        names = listed([display_name(found.method) for found in level])
-        parts.append(f"{names} cannot be told from {base if ahead else 'it'}")
-        parts[-1] += "" if ahead else f", the closest is {display_name(level[0].method)} {_evidence(level[0], metric)}"
+        parts += _level(level, base if ahead else "", metric)
     if behind:
         last = sorted(behind, key=lambda found: (found.method.startswith(POOLED), found.gain.mean))
         parts.append(_side("behind", last, base, metric, first=not (ahead or level)))
@@ -115,6 +113,16 @@ def headline(methods: Sequence[MethodVerdict], reference: str, metric: str) -> s
     if alone:
         parts.append(f"{listed(alone)} and {base} have no client and seed in common")
     return "; ".join(parts) + "."
+
+
+def _level(found: Sequence[MethodVerdict], reference: str, metric: str) -> list[str]:
+    """The methods without a significant difference; where nobody is ahead, how close the first one is."""
+    names, shows = listed([display_name(of.method) for of in found]), "shows" if len(found) == 1 else "show"
+    told = f"{names} {shows} no significant difference from {reference or 'it'}"
+    if reference:
+        return [told]
+    sure = _evidence(found[0], metric)
+    return [f"{told} {sure}"] if len(found) == 1 else [told, f"the closest is {display_name(found[0].method)} {sure}"]
 
 
 def _side(word: str, found: Sequence[MethodVerdict], reference: str, metric: str, *, first: bool) -> str:

@@ -128,7 +128,7 @@ def _number(cell: str) -> float:
 class Run:
     """One run directory; ``clients`` and ``summary`` are None while the run is unfinished.
 
-    ``communication``: seconds per exchange, where they were set anew for a report.
+    ``communication``: seconds per exchange, where they were set for a report.
     """
 
     directory: Path
@@ -337,7 +337,7 @@ def with_communication(run: Run, seconds: float) -> Run:
     settings = run.config
     more = seconds - settings.get("clock", {}).get("communication", 0.0)
     if settings.get("participation", {}).get("policy") == "deadline":
-        raise PerfedError(f"{run.directory}: under a deadline communication changes who is used; run it anew")
+        raise PerfedError(f"{run.directory}: under a deadline communication changes who is used; run it again")
     later, exchanges, rounds = {}, 0, []
     for number, line in enumerate(run.rounds, 1):
         if line.round != number:

@@ -46,9 +46,9 @@ from perfed.report.warnings import (
 WORTH = 200
 """Rows that the mean over all sites counts for beside a site's own test rows when a method is chosen for the site."""
 
-GAINS, AHEAD = "gains here", "ahead over all sites"
-LOSES, LEVEL = "loses here: keep your own", "no difference: keep your own"
-FLAT, ALONE = "the local one says the same of everybody", "nothing else was compared"
+GAINS, AHEAD = "helps here", "ahead over all clients"
+LOSES, LEVEL = "hurts here: keep the local model", "no clear difference: keep the local model"
+FLAT, ALONE = "the local model predicts the same for every row", "nothing else was compared"
 
 
 @dataclass(frozen=True)
@@ -252,20 +252,20 @@ def _name(method: str | None) -> str:
 def _over_sites(sites: Sequence[SiteVerdict]) -> list[str]:
     if not sites:
         return []
-    used = ", ".join(
-        f"{display_name(method)} at {count}" for method, count in Counter(s.method for s in sites).most_common()
-    )
-    told = [f"To use at each of the {len(sites)} sites: {used}."]
+    counts = Counter(s.method for s in sites).most_common()
+    used = [f"{display_name(method)} at {count}" for method, count in counts]
+    used[0] += f" of {len(sites)} clients"
+    told = [f"Use {', '.join(used)}."]
     judged = [s.gain.sign for s in sites if s.gain is not None and s.gain.low is not None]
     if judged:
         signs = Counter(judged)
         told.append(
-            "By a site's own test rows, the federated method chosen for it gains over the local model chosen for it at "
-            f"{signs[1]}, loses at {signs[-1]}, and there is no difference at {signs[0]} (intervals over test rows and "
-            "seeds, corrected for the numbers of methods and of sites)."
+            f"By each client's own test rows alone, federation helps at {signs[1]} of {len(judged)} clients, hurts at "
+            f"{signs[-1]}, no clear difference at {signs[0]} (the best federated model against the best local one; "
+            "intervals over rows and seeds, corrected for the numbers of methods and of clients)."
         )
     elif any(s.gain is not None for s in sites):
-        told.append("No site's own rows say whether it gains: the runs kept no predictions of them.")
+        told.append("Whether it helps at a single client is not known: the runs kept no predictions of test rows.")
     if all(s.why == LEVEL for s in sites):
-        told.append("No difference: keep your own.")
+        told.append("Keep the local models.")
     return [" ".join(told)]

@@ -150,10 +150,10 @@ def below(found: Sequence[MethodVerdict], base: str, metric: str) -> list[str]:
     parts, alone = [], f"{display_name(base)}, which needs no federation"
     if lost:
         each = ", ".join(f"{display_name(v.method)} (by {amount(metric, -v.gain.mean)})" for v in lost)
-        parts.append(f"Below {alone}: {each}")
+        parts.append(f"Worse than {alone}: {each}")
     level = ", ".join(display_name(v.method) for v in worse if v not in lost)
     if level:
-        parts.append(f"not above it: {level}" if lost else f"Not above {alone}: {level}")
+        parts.append(f"no better: {level}" if lost else f"No better than {alone}: {level}")
     return [f"{'; '.join(parts)}."] if parts else []
 
 
@@ -198,8 +198,8 @@ def one_class(runs: Sequence[Run], metric: str, values: ClientTable) -> list[str
         return []
     share, most = (metric_text(metric, value) for value in (frequent, best))
     return [
-        f"Saying each site's most frequent class is right of {share} % of the rows, and no method of more than {most} "
-        "%: compare by another metric, evaluation.compare_by = 'auc' or 'log-loss'."
+        f"Always predicting a client's most frequent class is right for {share} % of the rows, and no method for more "
+        f"than {most} %: compare by another metric, evaluation.compare_by = 'auc' or 'log-loss'."
     ]
 
 
@@ -218,20 +218,20 @@ def without(runs: Sequence[Run], metric: str, values: ClientTable) -> list[str]:
     """One line for the finished methods that lack the metric, as log loss where a model has no probabilities."""
     finished = methods_of([run for run in runs if run.summary])
     lacking = [display_name(method) for method in finished if method not in values.of_method]
-    return [f"Without {metric}, so compared with nobody: {listed(lacking)}."] if lacking else []
+    return [f"Not compared, for lack of {metric}: {listed(lacking)}."] if lacking else []
 
 
 def few_seeds(values: ClientTable) -> list[str]:
     """One line where one or two seeds cannot say how much trainings vary, or one client how much clients do."""
     if len(values.sites) == 1:
-        return ["One client: how much clients vary cannot be known. Intervals of methods are over seeds alone."]
+        return ["One client: the variation between clients is unknown. Intervals of methods are over seeds alone."]
     if len(values.seeds) == 1:
         return [
-            "One seed: how much trainings vary cannot be known. Intervals of methods are over clients alone, and say "
-            "what these trainings give other clients."
+            "One seed: the variation between trainings is unknown. Intervals of methods are over clients alone: they "
+            "hold for these trainings."
         ]
     if len(values.seeds) == 2:
-        return ["Two seeds: how much trainings vary can hardly be known. Intervals allow for it, and are wide."]
+        return ["Two seeds: the variation between trainings is hardly known. Intervals allow for it, and are wide."]
     return []
 
 
@@ -303,7 +303,7 @@ def learnt_nothing(found: Constant, sites: int) -> list[str]:
         if not method.startswith(POOLED) and method not in _MEANT:
             names = ", ".join([*own[:MOST_NAMES], *["..."] * (len(own) > MOST_NAMES)])
             told.append(
-                f"{display_name(method)} says the same of everybody at {len(own)} of {sites} sites ({names}): it has "
-                "learnt nothing there."
+                f"{display_name(method)} predicts the same for every test row at {len(own)} of {sites} clients "
+                f"({names}): it has learnt nothing there."
             )
     return told

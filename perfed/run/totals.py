@@ -93,7 +93,7 @@ class RunTotals:
             TypeAdapter(cls).validate_python(values)
             return cls(**values)
         except (TypeError, ValidationError):
-            raise PerfedError("the checkpoint was written by another version of perfed; start the run anew") from None
+            raise PerfedError("the checkpoint was written by another version of perfed; start the run again") from None
 
 
 @dataclass

@@ -220,7 +220,7 @@ def a_recorded_plan_gives_the_same_bits(make: Make) -> None:
     for _ in range(2):
         again = PlanSettings.model_validate(recorded).build()
         gap = difference(planned(make, again, rate=0.8), first)
-        demand(again.to_dict() == recorded, f"paths are chosen anew: {again.to_dict()}, recorded {recorded}")
+        demand(again.to_dict() == recorded, f"paths are chosen again: {again.to_dict()}, recorded {recorded}")
         demand(gap == 0, f"with the recorded plan states differ by {gap:.1e} of their size")
 
 

@@ -19,6 +19,7 @@ from command_line import contents, perfed
 from perfed import report as reports
 from perfed.engine.evaluate import spread
 from perfed.experiment.config import find_experiment
+from perfed.methods.titles import display_name
 from perfed.report.papers import CSV_COLUMNS, escaped
 from perfed.run.directory import write_marker
 
@@ -164,11 +165,12 @@ def test_latex(here):
     assert rows[0] == ["Method", "Accuracy (\\%)", "$\\Delta$ [95 \\%]", "Worst"]
     found = table_of("a", "b", "--out", "r.html")
     best = max(found, key=lambda method: found[method]["mean"])
-    means = [found[row[0].replace("\\_", "_")]["mean"] for row in rows[1:]]
+    known = {display_name(method): method for method in found}
+    means = [found[known[row[0].replace("\\_", "_")]]["mean"] for row in rows[1:]]
     assert means == sorted(means, reverse=True) and len(means) == len(found)
-    assert "$\\Delta$: difference to local [95 \\% interval over clients and seeds]. Worst: the worst client." in text
+    assert "$\\Delta$: difference to Local [95 \\% interval over clients and seeds]. Worst: the worst client." in text
     for row in rows[1:]:
-        name = row[0].replace("\\_", "_")
+        name = known[row[0].replace("\\_", "_")]
         value = f"{100 * found[name]['mean']:.2f} $\\pm$ {100 * found[name]['mean_std']:.2f}"
         assert row[1] == (f"\\textbf{{{value}}}" if name == best else value)
     gap = found["fed_avg"]["difference"]

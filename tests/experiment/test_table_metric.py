@@ -37,7 +37,7 @@ def test_tables_with_classes_are_compared_by_log_loss_and_what_has_none_is_named
     )
     said = "Compared by log-loss, lower is better; evaluation.compare_by chooses another metric."
     assert found["sentences"][1] == said
-    assert "Without log-loss, so compared with nobody: sklearn:svc." in found["warnings"]
+    assert "Not compared, for lack of log-loss: sklearn:svc." in found["warnings"]
     assert 'compare_by = "log-loss"' in (tmp_path / "made" / "local" / "seed-0" / "config.toml").read_text()
     runs = load_runs(sorted(file.parent for file in (tmp_path / "made").rglob("summary.json")))
     beside = first_tables(runs, verdict(runs))[1]

@@ -94,7 +94,7 @@ def test_the_leaderboard_is_sorted_and_switched_by_keyboard(tab, page):
     [
         ("csv", "Method,", "\nflic,81.00 ± 1.41,"),
         ("markdown", "| Method |", "\n| --- | ---: |"),
-        ("latex", "\\begin{tabular}{l", "\nflic & 81.00 $\\pm$ 1.41 & "),
+        ("latex", "% needs \\usepackage{booktabs}\n\\begin{table}", "\nflic & 81.00 $\\pm$ 1.41 & "),
     ],
 )
 def test_the_leaderboard_is_copied_as_text(tab, page, kind, begins, has):
@@ -104,6 +104,9 @@ def test_the_leaderboard_is_copied_as_text(tab, page, kind, begins, has):
     tab.run("new Promise(done => setTimeout(done, 100))")
     text = tab.run("document.querySelector('.copy textarea').value")
     assert text.startswith(begins) and has in text and "p (Holm)" not in text
+    if kind == "latex":
+        assert "\\caption{Two methods: Accuracy (\\%).}\n\\label{tab:two-methods-accuracy}\n" in text
+        assert text.count("{") == text.count("}") and text.endswith("\\end{tabular}\n\\end{table}\n")
     assert tab.run("document.querySelector('.copy output').textContent")
 
 

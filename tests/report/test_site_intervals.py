@@ -113,7 +113,7 @@ def test_it_is_corrected_for_the_methods_and_for_the_sites_by_benjamini_and_hoch
     }
     sites = verdict(load_runs(accuracies(tmp_path, tables, same_rows))).sites
     assert [site.gain.sign for site in sites] == [1, 1, 0, 0]
-    assert [site.why for site in sites][:2] == ["gains here"] * 2
+    assert [site.why for site in sites][:2] == ["helps here"] * 2
     for number, site in enumerate(sites):
         column = tables["fedavg"][0][number] * 1.0 - tables["local"][0][number]
         ends = [half_width([column], True, 0.025 * 2 / 4 / methods) for methods in (2, 1)]
@@ -235,12 +235,12 @@ def test_few_rows_and_seeds_that_agree_are_no_certainty(tmp_path):
     found = verdict(load_runs(runs))
     (site,) = found.sites
     assert site.gain.mean == pytest.approx(0.1) and site.gain.low <= 0.0 < 0.1 < site.gain.high and site.gain.sign == 0
-    assert (site.method, site.why) == ("local", "no difference: keep your own")
+    assert (site.method, site.why) == ("local", "no clear difference: keep the local model")
     assert "[95 % interval over test rows and seeds]" in found.site_table.header[5]
     assert found.sentences[-1] == (
-        "To use at each of the 1 sites: local at 1. By a site's own test rows, the federated method chosen for it "
-        "gains over the local model chosen for it at 0, loses at 0, and there is no difference at 1 (intervals over "
-        "test rows and seeds, corrected for the numbers of methods and of sites). No difference: keep your own."
+        "Use Local at 1 of 1 clients. By each client's own test rows alone, federation helps at 0 of 1 clients, hurts "
+        "at 0, no clear difference at 1 (the best federated model against the best local one; intervals over rows and "
+        "seeds, corrected for the numbers of methods and of clients). Keep the local models."
     )
     one = verdict([run for run in load_runs(runs) if run.seed == 0]).sites[0]
     assert one.gain.low <= 0.0 < one.gain.high
@@ -248,7 +248,7 @@ def test_few_rows_and_seeds_that_agree_are_no_certainty(tmp_path):
         shutil.rmtree(where / "predictions")
     without = verdict(load_runs(runs))
     assert without.sites[0].gain.low is None and without.sites[0].gain.mean == pytest.approx(0.1)
-    assert "No site's own rows say whether it gains: the runs kept no predictions of them." in without.sentences[-1]
+    assert "not known: the runs kept no predictions of test rows." in without.sentences[-1]
 
 
 @pytest.mark.parametrize("rows", [2, 3])
@@ -319,8 +319,9 @@ def test_a_model_that_says_the_same_of_everybody_is_named_and_not_to_be_used(tmp
     for seed in tables["local"]:
         seed[0] = (mixed, np.eye(2)[1 - mixed] + rng.normal(0, 0.1, (40, 2)))  # worse than that
     found = verdict(load_runs(of_values(tmp_path, "accuracy", tables, other_rows)))
-    assert [text for text in found.sentences if "everybody" in text] == [
-        "hetfedrep says the same of everybody at 2 of 4 sites (site-0, site-1): it has learnt nothing there."
+    assert [text for text in found.sentences if "every test row" in text] == [
+        "HetFedRep predicts the same for every test row at 2 of 4 clients (site-0, site-1): it has "
+        "learnt nothing there."
     ]
     means = {method: np.mean([computed("accuracy", *seed[0]) for seed in of]) for method, of in tables.items()}
     assert means["hetfedrep"] > means["local"] and found.best("site-0") == "local"
@@ -336,9 +337,12 @@ def test_answers_without_a_doubt_and_few_seeds_are_not_taken_for_nothing(tmp_pat
         "local": [[(one, logits(rng, one, True)), own] for own in [(mixed, logits(rng, mixed, False)), *good[1:]]],
     }
     found = verdict(load_runs(of_values(tmp_path, "accuracy", tables, other_rows)))
-    assert not [text for text in found.sentences if "everybody" in text]
+    assert not [text for text in found.sentences if "every test row" in text]
     values = [[(rng.normal(size=(8, 1)), np.full((8, 1), 3.0))]]
     more = {"local": values, "fedavg": [[(values[0][0][0], rng.normal(size=(8, 1)))]]}
     (tmp_path / "values").mkdir()
     found = verdict(load_runs(of_values(tmp_path / "values", "mse", more, other_rows)))
-    assert "local says the same of everybody at 1 of 1 sites (site-0): it has learnt nothing there." in found.sentences
+    assert (
+        "Local predicts the same for every test row at 1 of 1 clients (site-0): it has learnt nothing there."
+        in found.sentences
+    )

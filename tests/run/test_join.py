@@ -41,7 +41,7 @@ def test_a_new_site_of_every_method_leaves_all_others_as_they_were(name):
     west = new_client(run.federation, "west", arrays(whole, "c2"))
     before = {path: t.clone() for path, t in every_tensor(run.server).items()}
     if name in CANNOT or entry(name).method.local_data is not Method.local_data:
-        with pytest.raises(PerfedError, match=r"a new site cannot join a run of .*; train anew with it"):
+        with pytest.raises(PerfedError, match=r"a new site cannot join a run of .*; train again with it"):
             run.join(west)
         return
     site = run.join(west)

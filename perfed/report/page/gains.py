@@ -187,7 +187,7 @@ READ_INTERVALS = (
     "Three 95 % intervals each, corrected for the number of methods. Over clients and seeds (thick, with the dot): "
     "what the verdict goes by. Over clients alone: would other clients say the same? Over seeds alone: would other "
     "random numbers? Where one of them is the wide one, more of that kind is what a clearer answer needs. Green: "
-    "better, purple: worse, grey: no clear difference."
+    "better, purple: worse, grey: no significant difference."
 )
 _FEW = (
     "Each bar is a client, averaged over the seeds; its line goes from the lowest to the highest seed. In the scatter, "

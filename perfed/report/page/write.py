@@ -96,7 +96,7 @@ def _left_out(study: Study, lines: Sequence[str]) -> str:
     if unfinished:
         told.append(f"Not finished, so in the learning curves alone: {', '.join(unfinished)}.")
     if study.metric and other:
-        told.append(f"Without {study.metric}, so compared with nobody: {', '.join(dict.fromkeys(other))}.")
+        told.append(f"Not compared, for lack of {study.metric}: {', '.join(dict.fromkeys(other))}.")
     marks: dict[int, dict[str, str]] = {}
     for run in study.runs:
         held = holdings_of(run)
