@@ -268,7 +268,7 @@ def _on(experiment: Experiment, device: torch.device | str | None) -> Experiment
 def _build(
     experiment: Experiment, federation: Federation, server: Callable[..., Server] | None, callbacks: Sequence[Callback]
 ) -> Run:
-    private = experiment.in_private([len(client.train) for client in federation])
+    private = experiment.in_private(len(federation), [len(client.train) for client in federation])
     return Run(
         federation,
         private.method if private else experiment.built_method,
