@@ -42,7 +42,8 @@ def test_ahead_behind_and_neither(tmp_path):
     assert sentences[0] == (
         "FLIC-HL is ahead of Local by 2.0 points (95 % interval 2.0 to 2.0, 2 seeds); "
         "FedRep shows no significant difference from Local; SVC per client is behind Local by 30.0 points "
-        "(30.0 to 30.0), FedAvg by 10.0 points (10.0 to 10.0), SVC (data brought together) by 20.0 points (20.0 to 20.0)."
+        "(30.0 to 30.0), FedAvg by 10.0 points (10.0 to 10.0), SVC (data brought together) by 20.0 points "
+        "(20.0 to 20.0)."
     )
     counts = "better for 6, equal for 0, worse for 0 of 6 client-runs"
     assert sentences[1] == f"Against Local, FLIC-HL is {counts}; it sends nothing."
