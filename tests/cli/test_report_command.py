@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tomli_w
 from command_line import contents, perfed
+from PIL import Image
 
 from perfed import report as reports
 from perfed.engine.evaluate import spread
@@ -235,23 +236,23 @@ def test_a_place_that_is_not_there_is_said_before_anything_is_written(here, opti
     assert (result.code, result.err) == (2, f"perfed: {problem}\n") and contents(here) == before
 
 
-def test_figures_are_svg_and_pdf(drawn):
+def test_figures_are_svg_pdf_and_png_and_it_is_said_which_is_which(drawn):
     result = perfed("report", "a", "--figures", "figures")
     assert result.code == 0, result.err
     assert sorted(p.name for p in Path("figures").iterdir()) == [
-        "curves.pdf",
-        "curves.svg",
+        *(f"curves.{kind}" for kind in ("pdf", "png", "svg")),
         "index.html",
-        "leaderboard.pdf",
-        "leaderboard.svg",
+        *(f"leaderboard.{kind}" for kind in ("pdf", "png", "svg")),
     ]
+    assert "  curves (svg, pdf, png): t" in result.out.splitlines()
+    assert Image.open("figures/curves.png").format == "PNG"
     assert ElementTree.parse("figures/curves.svg").getroot().tag.endswith("svg")
     page = Path("figures/curves.pdf").read_bytes()
     assert page.startswith(b"%PDF-") and re.search(rb"/MediaBox \[ ?0 0 (200|150) (100|75)", page)
     assert result.err == ""
 
 
-@pytest.mark.parametrize("library", ["svglib.svglib", "matplotlib"])
+@pytest.mark.parametrize("library", ["svglib.svglib", "matplotlib", "pypdfium2"])
 def test_without_a_library_svgs_are_there_and_the_extra_is_named(drawn, monkeypatch, library):
     monkeypatch.setitem(sys.modules, library, None)
     result = perfed("report", "a", "--figures", "figures")

@@ -81,6 +81,11 @@ def gallery(drawn: Mapping[str, str], files: Sequence[Path], command: str) -> st
     return _PAGE.substitute(variables=variables(), command=escape(command), figures="\n".join(parts))
 
 
+def title_of(svg: str) -> str:
+    """What a figure shows, in a few words."""
+    return ElementTree.fromstring(svg).findtext(f"{{{SPACE}}}title", "")
+
+
 def _figure(stem: str, svg: str, names: Sequence[str]) -> str:
     root = ElementTree.fromstring(svg)
     title, told = (root.findtext(f"{{{SPACE}}}{name}", "") for name in ("title", "desc"))
