@@ -392,7 +392,7 @@ def test_runs_that_held_other_data_are_not_compared_in_silence(run_dirs, tmp_pat
         held = {"data": f"{number % 3:08x}", "classes": ["x"], "domains": [], "clients": {}}
         (directory / "federation.json").write_text(json.dumps(held))
     page = read_page(write_report(load_runs(run_dirs), tmp_path / "report.html", title="t"))
-    assert "With seed 0 FedAvg and flic had different data: do not compare them." in page.words
+    assert "With seed 0 flic and FedAvg had different data: do not compare them." in page.words
 
 
 def test_half_a_last_line_of_a_killed_run_is_passed_over(run_dirs):

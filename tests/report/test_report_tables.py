@@ -92,7 +92,7 @@ def test_time_to_accuracy_and_speed_up_over_the_base_method(tmp_path):
     # Sample standard deviations of 100, 120 and 200, 260: 20 and 60 over the square root of 2.
     assert table.rows[0] == ["FedRep", "110 ± 14.14", "230 ± 42.43", "not reached", "–", "–", "–"]
     # Speed-ups of the seeds: 100 / 50 and 120 / 40; not 110 / 45.
-    speed_ups = ["2.50 ± 0.71 over fedrep", "2.50 (1 of 2 seeds) over fedrep", "–"]
+    speed_ups = ["2.50 ± 0.71 over FedRep", "2.50 (1 of 2 seeds) over FedRep", "–"]
     assert table.rows[1] == ["FedRep-SRPFL", "45 ± 7.071", "reached by 1 of 2 seeds: 80", "not reached", *speed_ups]
     assert table.rows[2] == ["Local", "not reached", "not reached", "not reached", "–", "–", "–"]
 

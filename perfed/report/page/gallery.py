@@ -62,7 +62,7 @@ code{overflow-wrap:anywhere}
 </head>
 <body>
 <h1>Figures</h1>
-<p>Written by <code>$command</code></p>
+<p>Written by <code>$command</code>. A zigzag on an axis says that it does not begin at 0.</p>
 $figures
 </body>
 </html>
