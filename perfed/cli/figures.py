@@ -73,8 +73,7 @@ def picture_maker() -> Maker:
         from svglib.svglib import svg2rlg
     except ImportError:
         raise PerfedError(
-            'PDF and PNG need svglib, matplotlib and pypdfium2: pip install "perfed[figures]"; the figures are there as '
-            "SVG"
+            'PDF and PNG need svglib, matplotlib and pypdfium2: pip install "perfed[figures]"; the SVGs are there'
         ) from None
     fonts, folder = FontMap(), Path(get_data_path()) / "fonts" / "ttf"
     fonts.register_font(FAMILY, str(folder / "DejaVuSans.ttf"), rlgFontName=FAMILY)

@@ -163,7 +163,7 @@ def test_slower_and_faster_half_of_the_clients(tmp_path):
     # Slower: a and c, faster: b and d; e is in the middle. Accuracy 40 and 50 against 80 and 90 in seeds 0 and 1.
     assert table.rows == [["FedRep", "1.5 ± 0", "4 ± 0", "45.00 ± 7.07", "85.00 ± 7.07"]]
     drawn = speed_figures(Study.of(load_runs(runs)))["metric-by-speed"]
-    said = re.findall(r"fedrep, client (\w), seed (\d): ([\d.]+), ([\d.]+) s", drawn)
+    said = re.findall(r"FedRep, client (\w), seed (\d): ([\d.]+), ([\d.]+) s", drawn)
     assert len(said) == 10 and ("a", "1", "40", "8") in said and ("b", "0", "90", "1") in said
 
 
