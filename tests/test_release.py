@@ -13,8 +13,8 @@ import yaml
 import perfed
 
 PUBLIC = """
-    Callback Client Clock Evaluation Extension Federation Method Model PERSONAL Participation PerfedError Reply Run SHARED
-    Split build_method cnn compare digits_cnn hidden_layer linear load load_site metric mlp register resume start
+    Callback Client Clock Evaluation Extension Federation Method Model PERSONAL Participation PerfedError Reply Run
+    SHARED Split build_method cnn compare digits_cnn hidden_layer linear load load_site metric mlp register resume start
     use_workers validate weighted_mean
 """
 """What people import from perfed: a name is taken out of it only after a minor version in which it was deprecated."""

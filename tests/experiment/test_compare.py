@@ -136,8 +136,8 @@ def test_runs_that_fail_do_not_stop_the_others_and_are_said(digits, tmp_path):
     made = perfed.compare(digits, methods, model=MODEL, rounds=3, seeds=[0])
     assert len(made.failed) == 1 and made.failed[0].startswith("fedavg, seed 0: ")
     reason = made.failed[0].removeprefix("fedavg, seed 0: ")
-    assert set(made.table["method"]) == {"local"} and made.verdict == f"fedavg failed in 1 of 1 seed: {reason}"
-    assert f"fedavg failed in 1 of 1 seed: {html.escape(reason)}" in made.report(tmp_path / "r.html").read_text()
+    assert set(made.table["method"]) == {"local"} and made.verdict == f"FedAvg failed in 1 of 1 seed: {reason}"
+    assert f"FedAvg failed in 1 of 1 seed: {html.escape(reason)}" in made.report(tmp_path / "r.html").read_text()
     with pytest.raises(PerfedError, match=re.escape(f"fedavg failed with seed 0: {reason}")):
         made.run("fedavg", 0)
     with pytest.raises(PerfedError, match="there is nothing to choose from"):
