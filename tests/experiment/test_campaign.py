@@ -167,11 +167,11 @@ def test_figures_have_the_times_and_the_rounds_of_every_value(made, figures):
         runs = runs_of(made, folder(value), registered[method])
         assert seconds[method, value] == over_seeds([summary(run)["training_seconds"] for run in runs])
     for method, value, number in curves:
-        runs = runs_of(made, folder(value), method)
+        runs = runs_of(made, folder(value), registered[method])
         lines = [json.loads((run / "rounds.jsonl").read_text().splitlines()[int(number) - 1]) for run in runs]
         means = [100 * line["metrics"]["accuracy"]["mean"] for line in lines]
         assert curves[method, value, number] == over_seeds(means)
-    assert {*seconds} == {(method, str(value)) for method in ("local", "sklearn:svc") for value in VALUES}
+    assert {*seconds} == {(method, str(value)) for method in NAMES.values() for value in VALUES}
     assert means == pytest.approx([of_clients(run).mean() for run in runs])  # after the last round
 
 
@@ -194,10 +194,11 @@ def test_figures_have_the_mean_and_the_worst_of_the_domains(tmp_path, monkeypatc
     assert perfed("sweep", experiment, "model.body.out=2,4", *given, *chosen).code == 0
     assert perfed("report", tmp_path / "out", "--figures", tmp_path).code == 0
     means, worsts = (drawn(tmp_path / f"sweep-{name}.svg") for name in ("domains", "worst-domain"))
-    assert [*means] == [*worsts] == [(method, value) for method in ("feddar-sa", "local") for value in ("2", "4")]
+    registered = {"FedDAR-SA": "feddar-sa", "Local": "local"}
+    assert {*means} == {*worsts} == {(method, value) for method in registered for value in ("2", "4")}
     for method, value in means:
         tables = []
-        for seed, run in enumerate(runs_of(tmp_path / "out", f"model.body.out={value}", method)):
+        for seed, run in enumerate(runs_of(tmp_path / "out", f"model.body.out={value}", registered[method])):
             federation = load(find_experiment(experiment)["data"]["name"], options, seed=seed)
             domain = np.concatenate([client.test.domain for client in federation])
             told = np.load(next((run / "predictions").iterdir()))
