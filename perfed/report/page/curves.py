@@ -134,7 +134,7 @@ def zoomed(curves: Sequence[Curve], *, log: bool = False) -> tuple[float, float]
     whole = svg.spanned([v for curve in curves for v in curve.values.ravel().tolist()], log=log)
     begin = EARLY * max(float(curve.rounds[-1]) for curve in curves)
     late = [v for curve in curves for v in curve.values[:, np.asarray(curve.rounds) > begin].ravel().tolist()]
-    narrow = svg.spanned(late, log=log)
+    narrow = svg.spanned(late, log=log) if late else whole
     return narrow if not log and narrow[1] - narrow[0] < NARROW * (whole[1] - whole[0]) else whole
 
 
