@@ -47,7 +47,9 @@ def _index(methods: list[dict[str, Any]]) -> str:
             if item["differs"] == differs
         ]
         head = "Nothing differs" if differs == "nothing" else f"{differs.capitalize()} differ"
-        parts.append(f"## {head}\n\n{meaning[:1].upper()}{meaning[1:]}.\n\n{table(('method', 'what', 'paper'), rows)}\n")
+        parts.append(
+            f"## {head}\n\n{meaning[:1].upper()}{meaning[1:]}.\n\n{table(('method', 'what', 'paper'), rows)}\n"
+        )
     return "\n".join([*parts, "```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"])
 
 

@@ -35,7 +35,9 @@ def write_tables(folder: Path) -> None:
         risk = rng.normal(size=80)
         age, pulse = 60 + 8 * risk + rng.normal(0, 5, 80), 75 + 6 * risk + rng.normal(0, 6, 80)
         ill = np.where(risk + rng.normal(0, 0.5, 80) > 0, "yes", "no")
-        pd.DataFrame({"age": age.round(), "pulse": pulse.round(), "ill": ill}).to_csv(folder / f"{site}.csv", index=False)
+        pd.DataFrame({"age": age.round(), "pulse": pulse.round(), "ill": ill}).to_csv(
+            folder / f"{site}.csv", index=False
+        )
 
 
 def main(folder: Path) -> None:
