@@ -238,8 +238,8 @@ def test_few_rows_and_seeds_that_agree_are_no_certainty(tmp_path):
     assert (site.method, site.why) == ("local", "no clear difference: keep the local model")
     assert "[95 % interval over test rows and seeds]" in found.site_table.header[5]
     assert found.sentences[-1] == (
-        "Use local at 1 of 1 clients. Federation helps at 0 of 1 clients, hurts at 0, no clear difference at 1 (the "
-        "best federated model against the best local one on each client's own test rows; intervals over rows and "
+        "Use local at 1 of 1 clients. By each client's own test rows alone, federation helps at 0 of 1 clients, hurts "
+        "at 0, no clear difference at 1 (the best federated model against the best local one; intervals over rows and "
         "seeds, corrected for the numbers of methods and of clients). Keep the local models."
     )
     one = verdict([run for run in load_runs(runs) if run.seed == 0]).sites[0]
