@@ -11,7 +11,7 @@ import pytest
 from documents import ROOT
 
 SAYS = {
-    "first_comparison": ("fedpac is ahead of", "client 003 takes: "),
+    "first_comparison": ("FedPAC is ahead of", "client 003 takes: "),
     "images": ("<Federation", "6 clients", "client-runs"),
     "my_methods": ("MyFedPer passes the checks", "client-runs"),
     "one_machine": ("round 3 of 3", "north"),

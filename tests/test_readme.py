@@ -58,7 +58,7 @@ def test_what_the_quickstart_says_is_true_of_methods_that_have_converged(forgott
     longer = [local(rounds, lr) for rounds in (10, 90) for lr in (1e-3, 3e-3, 1e-2)]
     assert shown["fedpac"]["mean"] > max(longer) + 0.02
     assert names["own"](federation.clients[3].test.x[:5].float()).shape == (5, 10)
-    assert "sklearn:logistic" in printed(comparison, capsys, names)
+    assert "FedPAC" in printed(comparison, capsys, names)
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from html.parser import HTMLParser
@@ -17,43 +18,50 @@ from documents import ROOT
 from site_text import from_docstring
 
 import perfed
+from perfed.cli.index import index
 from perfed.experiment.config import Experiment
 from perfed.method.registry import entry, known_names
 
-METHODS = method_pages.pages()
+METHODS = {item["name"]: item for item in index()["methods"]}
 REFERENCE = reference_pages.pages()
 
 
 def rows(page: str) -> dict[str, list[str]]:
-    """Cells of the rows of all tables by the first, without marks of code."""
-    lines = [re.split(r"(?<!\\)\|", line.strip("|")) for line in page.splitlines() if line.startswith("|")]
-    return {cells[0].strip(" `"): [cell.strip() for cell in cells[1:]] for cells in lines}
+    """Cells of the rows of all tables by the first, without marks of code; of equal ones those of the upper table."""
+    lines = [re.split(r"(?<!\\)\|", line[1:]) for line in page.splitlines() if line.startswith("|")]
+    return {cells[0].strip(" `"): [cell.strip() for cell in cells[1:-1]] for cells in reversed(lines)}
 
 
-def test_every_method_has_a_page_and_the_index_leads_to_it():
-    assert {*METHODS} == {"methods/index.md", *(f"methods/{name}.md" for name in known_names())}
-    assert {*re.findall(r"\]\(([\w-]+)\.md\)", METHODS["methods/index.md"])} == {*known_names()}
+def test_the_index_leads_to_every_method_s_page():
+    assert {*METHODS} <= {*known_names()}
+    assert sorted(re.findall(r"\]\(([\w-]+)\.md\)", method_pages.index_page())) == sorted(METHODS)
 
 
 @pytest.mark.parametrize("name", ["fedpac", "fedavg", "fedrep-srpfl", "fedadam", "mixed", "flic-hl", "local"])
 def test_a_method_s_page_has_its_settings_with_their_defaults(name):
-    found, page = entry(name), rows(METHODS[f"methods/{name}.md"])
+    found, page = entry(name), rows(method_pages.page(METHODS[name]))
     fields = {k: f for part in (found.method, *found.extensions) for k, f in part.model_fields.items()}
     own = {k: f for k, f in fields.items() if k not in perfed.Method.model_fields}
     assert own.keys() <= page.keys()
     for key, field in own.items():
-        default = (found.defaults or {}).get(key, field.default)
-        shown = {True: "`true`", False: "`false`"}.get(default, f'`"{default}"`' if isinstance(default, str) else None)
-        assert page[key][0] == (
-            shown if isinstance(default, bool | str) else f"`{default}`" if default is not None else "not given"
-        )
+        default, shown = (found.defaults or {}).get(key, field.default), page[key][0]
+        plain = [*default] if isinstance(default, tuple) else default
+        assert (None if shown == "not given" else json.loads(shown.strip("`"))) == plain, key
+
+
+def test_a_method_s_page_says_what_is_sent_and_what_is_kept():
+    scaffold, fedpac, local = (rows(method_pages.page(METHODS[name])) for name in ("scaffold", "fedpac", "local"))
+    assert scaffold["a client sends"] == ["`shared`, `change`"]
+    assert "`own_control` at each client" in scaffold["kept beside the model"][0]
+    assert {"`statistics`", "`head`", "`shared`"} <= {*fedpac["a client sends"][0].split(", ")}
+    assert local["a client sends"] == ["nothing"]
 
 
 def test_a_method_s_page_names_the_tables_that_it_is_in():
-    page = METHODS["methods/flic-hl.md"]
-    assert "(../results.md#bci-common)" in page and "(../when.md#features-differ-flic)" in page
-    assert "`perfed leaderboard pfllib-fashion-pathological`" in METHODS["methods/fedrep.md"]
-    assert "## Tables that it is in" not in METHODS["methods/cyclic.md"]
+    flic, fedpac, unused = ("\n".join(method_pages.tables_with(METHODS[n])) for n in ("flic-hl", "fedpac", "fedprox-ft"))
+    assert "(../results.md#bci-common)" in flic and "(../when.md#features-differ-flic)" in flic
+    assert "`perfed leaderboard pfllib-fashion-pathological`" in fedpac
+    assert unused == ""
 
 
 def test_the_command_line_s_page_has_every_command_and_option():

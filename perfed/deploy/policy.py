@@ -43,7 +43,9 @@ class Policy(BaseModel):
     rows: PositiveInt | None = Field(None, description="fewest rows to train on with which this site takes part")
     rows_per_class: PositiveInt | None = Field(None, description="fewest of them of each class that has some")
     epsilon: float | None = Field(None, gt=0, description="most that all runs here may spend of it, by [privacy]")
-    delta: float | None = Field(None, gt=0, lt=1, description="at which that is counted; that of the study if not given")
+    delta: float | None = Field(
+        None, gt=0, lt=1, description="at which that is counted; that of the study if not given"
+    )
     secure_aggregation: bool = Field(False, description="whether replies may leave under masks alone")
 
     @classmethod

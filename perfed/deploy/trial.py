@@ -29,7 +29,10 @@ def private_in(study: Experiment) -> PrivateMethod | None:
     """
     if study.privacy is None:
         return None
-    for key, given in (("stop = 'validated'", study.evaluation.stop == "validated"), ("targets", study.evaluation.targets)):
+    for key, given in (
+        ("stop = 'validated'", study.evaluation.stop == "validated"),
+        ("targets", study.evaluation.targets),
+    ):
         if given:
             raise PerfedError(f"evaluation.{key}: under [privacy] losses and metrics stay at the sites; leave it out")
     return study.in_private(len(study.data.options["files"]))

@@ -46,9 +46,7 @@ class ClientPrivacy(Extension):
     shares: int = Field(
         0, ge=0, description="fewest clients whose noise a sum has; 0: the server adds it", exclude_if=unless(0)
     )
-    of_classes: bool = Field(
-        False, description="whether something that leaves is of classes", exclude_if=unless(False)
-    )
+    of_classes: bool = Field(False, description="whether something that leaves is of classes", exclude_if=unless(False))
     secret: bytes = Field(b"", description="of the server, where others know the seed", exclude=True, repr=False)
 
     def sets(self) -> dict[str, ParameterSet]:

@@ -30,9 +30,7 @@ class SamplePrivacy(Extension):
     rows: float = Field(1.0, gt=0, description="R, largest norm of a row in sums of rows")
     poisson: bool = Field(False, description="whether rows are in mini-batches by coins")
     entries: tuple[str, ...] = Field((), description="what may leave, by name")
-    of_classes: bool = Field(
-        False, description="whether something that leaves is of classes", exclude_if=unless(False)
-    )
+    of_classes: bool = Field(False, description="whether something that leaves is of classes", exclude_if=unless(False))
 
     def private(self) -> PrivateTraining:
         """Cut and noisy gradients wherever a client trains."""

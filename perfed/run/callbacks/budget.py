@@ -85,7 +85,9 @@ class PrivacyBudget(Callback):
         summary["privacy"] = {**stated, "spent": spent}
         unit = "row" if stated["unit"] == "sample" else "client"
         kept = run.server.speeds == "wall"
-        metrics = "losses and metrics stay at the sites" if kept else "metrics are of this simulation and are not counted"
+        metrics = (
+            "losses and metrics stay at the sites" if kept else "metrics are of this simulation and are not counted"
+        )
         summary["notes"].append(
             f"privacy of each {unit}: the largest epsilon spent is {max(spent.values()):.4g} at delta "
             f"{stated['delta']:g}, noise {self.plan.noise:.4g}; {metrics}"
