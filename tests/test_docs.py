@@ -36,7 +36,7 @@ def test_the_pictures_of_the_report_are_there_and_small(theme, width):
     head = file.read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(head[16:20], "big") == width
     assert file.stat().st_size < 150_000
-    texts = [(build_docs.ROOT / name).read_text() for name in ("README.md", "docs/guide.md")]
+    texts = [(build_docs.ROOT / name).read_text() for name in ("README.md", "docs/howto/report.md")]
     assert any(file.name in text for text in texts)
 
 
@@ -142,9 +142,9 @@ def test_a_document_without_a_place_for_a_table_is_an_error():
         build_docs.rendered("README.md", "no mark")
 
 
-def test_the_guide_says_where_what_it_shows_in_python_comes_from():
+def test_the_pages_say_where_what_they_show_in_python_comes_from():
     """Names that ``perfed`` itself does not have: each has an import in the text, and the import is right."""
-    text = (build_docs.ROOT / "docs" / "guide.md").read_text()
+    text = "".join(page.read_text() for page in sorted((build_docs.ROOT / "docs").glob("*/*.md")))
     imports = re.findall(r"from perfed[\w.]* import [\w, ]+", text)
     known: dict[str, object] = {}
     for line in imports:
@@ -172,7 +172,7 @@ def _exists(path: str) -> bool:
 
 def test_what_the_texts_and_docstrings_refer_to_exists():
     root = build_docs.ROOT
-    texts = [*root.glob("*.md"), *root.glob("docs/*.md")]
+    texts = [*root.glob("*.md"), *root.glob("docs/**/*.md")]
     lines = {path: where for where in texts for path in re.findall(r"(?<![\w/.-])perfed(?:\.\w+)+", where.read_text())}
     for where in (root / "perfed").rglob("*.py"):
         lines |= dict.fromkeys(re.findall(r":\w+:`[^`]*?(perfed(?:\.\w+)+)>?`", where.read_text()), where)

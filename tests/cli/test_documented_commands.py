@@ -19,7 +19,7 @@ from perfed.experiment.overrides import axis_of, override
 from perfed.experiment.planned import parse_names, parse_seeds
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ["README.md", *(f"docs/{file.name}" for file in sorted((ROOT / "docs").glob("*.md")))]
+DOCUMENTS = ["README.md", *(str(file.relative_to(ROOT)) for file in sorted((ROOT / "docs").glob("**/*.md")))]
 SHOWN = re.compile(r"\bperfed (?:run|compare|sweep|tune|partition) [a-z][a-z0-9-]*(?= |`|\n|;)[^`\n;|>#]*")
 MY_METHODS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[-1]
 COMMANDS: Any = typer.main.get_command(app)
