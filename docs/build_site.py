@@ -41,9 +41,6 @@ def sources(folder: Path) -> None:
         _write(folder / to, moved((ROOT / name).read_text(), ROOT / name, Path(to)))
     for to, text in {**method_pages.pages(), **reference_pages.pages()}.items():
         _write(folder / to, text)
-    for page in folder.glob("*/index.md"):
-        if len([*page.parent.glob("*.md")]) == 1:  # Sphinx does not allow a list of no pages
-            _write(page, re.sub(r"```\{toctree\}.*?```\n", "", page.read_text(), flags=re.DOTALL))
 
 
 def moved(text: str, file: Path, to: Path) -> str:

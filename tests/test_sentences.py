@@ -15,12 +15,10 @@ NOT_YET = {
         "benchmarks",
         "data",
         "deploy",
-        "guide",
         "leaderboards",
         "results",
         "scale",
         "status",
-        "tutorial",
         "when",
     )
 }

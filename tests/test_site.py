@@ -178,5 +178,5 @@ def test_search_works_from_a_file(site, tmp_path):
         f"{(site / 'search.html').as_uri()}?q=barycentre",
     ]
     page = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
-    results = re.search(r'<ul class="search"[^>]*>(.*?)</ul>', page, re.DOTALL)
+    results = re.search(r'<ul[^>]*class="search"[^>]*>(.*?)</ul>', page, re.DOTALL)
     assert results is not None and "methods/" in results[1], page[-3000:]
