@@ -210,7 +210,7 @@ def test_help():
 
 
 def test_json_is_alone_on_stdout(there, tmp_path):
-    """And has the keys that the guide names."""
+    """And has the keys that the page on scripts names."""
     keys = {
         ("report", "c"): {"runs", "table", "verdict", "oracle_accuracy", "report", "notes", "files"},
         ("resume", "c"): {"runs", "table", "verdict", "oracle_accuracy", "report", "failed"},
@@ -228,11 +228,11 @@ def test_json_is_alone_on_stdout(there, tmp_path):
         },
         ("show", "heart-disease"): {"data set", "experiment"},
     }
-    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "scripts.md").read_text()
     for command, expected in keys.items():
         content: dict[str, Any] = json.loads(done(*command, "--json").out)
         assert set(content) == expected, command
-        assert all(f"`{key}`" in guide for key in expected), command
+        assert all(f"`{key}`" in page for key in expected), command
     table = json.loads(done("report", "c", "--json").out)["table"]
     assert {row["method"] for row in table} == set(METHODS.split(","))
     made = done("compare", EXPERIMENT, *TINY, "rounds=1", "--methods", "local", "--out", tmp_path / "j", "--json")

@@ -327,8 +327,8 @@ def test_the_campaign_of_the_papers_tables_is_valid():
 
 
 def test_the_sweeps_of_the_papers_figures_are_valid():
-    guide = (ROOT / "docs" / "guide.md").read_text()
-    commands = re.findall(r"`perfed sweep (\S+) (\S+=\S+) --methods (\S+)(?: --seeds (\S+?))?[` ]", guide)
+    page = (ROOT / "docs" / "howto" / "sweep.md").read_text()
+    commands = re.findall(r"`perfed sweep (\S+) (\S+=\S+) --methods (\S+)(?: --seeds (\S+?))?[` ]", page)
     assert len(commands) == 7
     for experiment, axis, methods, seeds in commands:
         key, planned = swept(find_experiment(experiment), axis, parse_names(methods), parse_seeds(seeds or "0"))

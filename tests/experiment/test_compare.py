@@ -184,7 +184,7 @@ def test_seeds_on_the_same_rows_are_said(digits):
     assert "All seeds" not in once.verdict and "All seeds" not in folds.verdict
 
 
-def test_a_model_of_scikit_learn_is_had_as_the_guide_says(tmp_path):
+def test_a_model_of_scikit_learn_is_had_as_the_page_says(tmp_path):
     """It is taken out of its run, has a card, and says what the comparison measured."""
     rng = np.random.default_rng(0)
     frames = {}
