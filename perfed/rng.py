@@ -8,10 +8,12 @@ There is no global state and nothing is ever seeded globally.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -128,6 +130,46 @@ def gaussian(keys: Tensor, count: int, dtype: torch.dtype = torch.float32) -> Te
         generator.manual_seed(seed & _MASK >> 1)
         torch.randn(count, generator=generator, out=row, dtype=dtype)
     return found.view(*keys.shape, count).to(keys.device)
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Standard normal numbers by keys: those of :func:`gaussian`, or with a secret such as nobody else can draw.
+
+    With a secret the numbers are made of SHAKE-256 (FIPS 202) of secret, message and key, by Box and Muller's transform
+    of 53 bits each: who knows the keys, all other numbers and what they were added to learns nothing of them.
+
+    Attributes:
+        secret: 32 bytes; empty: whoever has the keys can draw the same.
+        message: 32 bytes that name what is answered, so that the answer to anything else has other noise.
+
+    Example:
+        >>> one, other = Noise(b"a" * 32).draw(key(0), 3), Noise(b"b" * 32).draw(key(0), 3)
+        >>> bool((one == Noise(b"a" * 32).draw(key(0), 3)).all()), bool((one == other).any())
+        (True, False)
+    """
+
+    secret: bytes = field(default=b"", repr=False)
+    message: bytes = field(default=b"", repr=False)
+
+    def draw(self, keys: Tensor, count: int, dtype: torch.dtype = torch.float32, *, once: bool = False) -> Tensor:
+        """Return numbers ``(*keys.shape, count)``; with ``once`` whatever the message is."""
+        if not self.secret:
+            return gaussian(keys, count, dtype)
+        half = (count + 1) // 2
+        begin = self.secret + (b"" if once else self.message).rjust(32, b"\0")
+        found = torch.empty((keys.numel(), count), dtype=dtype)
+        for row, of in zip(found, keys.flatten().tolist(), strict=True):
+            stream = hashlib.shake_256(begin + of.to_bytes(8, "little", signed=True)).digest(16 * half)
+            digits = (np.frombuffer(stream, "<u8").reshape(2, half) >> np.uint64(11)).astype(np.float64)
+            radius, angle = np.sqrt(-2 * np.log((digits[0] + 1) * 2.0**-53)), digits[1] * (math.tau * 2.0**-53)
+            both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+            row.copy_(torch.from_numpy(both))
+        return found.view(*keys.shape, count).to(keys.device)
+
+
+PLAIN = Noise()
+"""Noise that whoever has the keys can draw again."""
 
 
 def order(keys: Tensor) -> Tensor:

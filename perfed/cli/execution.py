@@ -32,6 +32,7 @@ from perfed.experiment.search import Search
 from perfed.experiment.start import is_done, resume
 from perfed.experiment.study import Study, extend
 from perfed.method.registry import method_id
+from perfed.methods.titles import display_name
 from perfed.plugins import BLEND
 from perfed.report import load_runs, write_report
 from perfed.report.against import needs_no_federation
@@ -191,7 +192,7 @@ def finish_run(make: Callable[[], Run], directory: Path, name: str, method: str,
     """Execute one run, write its report, and say what came of it; ``name``: of the experiment or the data."""
     with shown(Work(1)) as work:
         summary = work.execute(make, method)
-    _reported(directory, f"{name}: {method}", summary, show)
+    _reported(directory, f"{name}: {display_name(method)}", summary, show)
 
 
 def _reported(directory: Path, title: str, summary: dict[str, Any], show: Shown) -> None:
@@ -249,7 +250,10 @@ def end_if_worse(found: Conclusion) -> None:
     """End with exit code :data:`WORSE` where a federated method is behind what needs no federation."""
     verdict = found.verdict
     if verdict is not None and verdict.below_local:
-        say_whole(f"behind {verdict.reference}: {', '.join(verdict.below_local)}", style="red")
+        say_whole(
+            f"behind {display_name(verdict.reference)}: {', '.join(map(display_name, verdict.below_local))}",
+            style="red",
+        )
         raise SystemExit(WORSE)
 
 

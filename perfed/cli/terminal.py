@@ -19,6 +19,7 @@ from perfed.experiment.comparison import Conclusion
 from perfed.experiment.published import Leaderboard
 from perfed.experiment.search import Choice, Search
 from perfed.experiment.study import Study
+from perfed.methods.titles import display_name
 from perfed.report import TextTable, all_tables, comparison_rows, first_tables, reported_by
 from perfed.report.board import Figure, board_notes
 from perfed.report.campaign import Part, campaign_rows, grids
@@ -62,7 +63,7 @@ def print_summary(summary: dict[str, Any], verbose: bool) -> None:
     for table in _summary_tables(summary):
         print_table(table)
     for line in described(summary.get("targets", [])):
-        say(f"{summary['method']}: {line}")
+        say(f"{display_name(summary['method'])}: {line}")
     if "oracle_accuracy" in summary:
         _say_oracle(summary["oracle_accuracy"], "")
 
@@ -90,7 +91,7 @@ def _summary_tables(summary: dict[str, Any]) -> list[TextTable]:
         found += [values.get(known.tenth_worst), values[known.best]]
         rows.append([axis_title(name), *(_number(name, value) for value in found)])
         notes += [f"{values['n']} clients have {name}."] if "n" in values else []
-    tables = [TextTable(f"{summary['method']}{by}", header, rows, " ".join(notes))]
+    tables = [TextTable(f"{display_name(summary['method'])}{by}", header, rows, " ".join(notes))]
     domains = summary.get("domains", {})
     if domains:
         names = list(dict.fromkeys(name for values in domains.values() for name in values))
@@ -98,7 +99,7 @@ def _summary_tables(summary: dict[str, Any]) -> list[TextTable]:
         heads = [f"{name}{' *' * (name in untrained)}{_samples(sizes.get(name))}" for name in names]
         rows = [[axis_title(m), *(_number(m, values.get(name)) for name in names)] for m, values in domains.items()]
         note = "* Nobody trains on this domain." if untrained else ""
-        tables.append(TextTable(f"{summary['method']} by domain", ["", *heads], rows, note))
+        tables.append(TextTable(f"{display_name(summary['method'])} by domain", ["", *heads], rows, note))
     return tables
 
 
@@ -115,13 +116,16 @@ def print_choice(search: Search, chosen: Mapping[str, Choice], show: Shown) -> N
     if show.as_json:
         methods = {method: asdict(choice) for method, choice in chosen.items()}
         return print_json(plain({"directory": search.path, "runs": search.size, "chosen": methods}))
-    rows = [[m, with_unit(choice.metric, choice.mean), " ".join(choice.settings)] for m, choice in chosen.items()]
+    rows = [
+        [display_name(m), with_unit(choice.metric, choice.mean), " ".join(choice.settings)]
+        for m, choice in chosen.items()
+    ]
     print_table(
         TextTable(f"chosen on validation data ({search.size} runs)", ["Method", "Validation", "Settings"], rows)
     )
     for method, choice in chosen.items():
         for note in choice.notes:
-            say(f"{method}: {note}")
+            say(f"{display_name(method)}: {note}")
     say_where("chosen settings", search.path / "chosen.toml")
     say_where("whole grid", search.path / "grid.json")
 

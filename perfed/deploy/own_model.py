@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from perfed.deploy.part import Part
 from perfed.engine.executor import LocalExecutor
-from perfed.engine.flower.site import background_of, model_message
+from perfed.engine.flower.site import background_of, digest_of, model_message
 from perfed.engine.flower.wire import work_of
 from perfed.engine.server import Server
 from perfed.errors import PerfedError
@@ -23,9 +24,10 @@ class _Here(Server):
 
     def __init__(self, part: Part, folder: Path) -> None:
         super().__init__(part.federation, part.initialiser, part.plan, Participation(), 1)
-        self._part, self._folder = part, folder
+        self._part = part
         stored = part.stored(folder)
-        self.header, self._tree = model_message(stored.path)
+        self.header, self._tree, self._content = model_message(stored.path)
+        self.budget = part.budget(folder)
         self._state = stored.state(self.header["base"])
 
     def own_models(self, ids: Sequence[str], round_: int) -> Iterator[Cohort]:
@@ -33,7 +35,10 @@ class _Here(Server):
         (client,) = self.federation
         work = work_of(self.header, self._tree, client.id, self._state, self.federation.target_scale)
         background = background_of(client, self.header, self.initialiser.info(self.federation))
-        yield LocalExecutor([client], background, self.initialiser, self.plan).worked(work)[0]
+        host = LocalExecutor([client], background, self.initialiser, self.plan)
+        if self.budget is not None:
+            host.noise = self.budget.noise(digest_of(self._content))
+        yield host.worked(work)[0]
 
 
 class _OwnModel(OwnModels):
@@ -51,6 +56,10 @@ class _OwnModel(OwnModels):
     def contributors(self) -> Mapping[str, int | None]:
         """The sites of the study; who was used in which round, the server knows alone."""
         return dict.fromkeys(sorted(self._sites))
+
+    def spent_by(self, client: str) -> dict[str, Any] | None:
+        """What the site has spent, as its ledger has it."""
+        return None if self.here.budget is None else self.here.budget.stated()
 
     @property
     def taken(self) -> BestModels:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 
 from perfed.data.client import Client
 from perfed.data.domain_input import completed
+from perfed.data.facts import Counts, SplitFacts
 from perfed.data.federation import Federation, federation_of
 from perfed.data.federation_schema import FederationSchema
 from perfed.data.reading import checked, read_json
@@ -22,13 +24,15 @@ from perfed.data.site_data import SiteData, site_data
 from perfed.data.tables.checks import FEWEST
 from perfed.data.tables.options import TableOptions
 from perfed.datasets.tables import TableSettings
-from perfed.deploy.trial import check_not_private, protocol_of
+from perfed.deploy.spending import SiteBudget, secret_in
+from perfed.deploy.trial import method_of, private_in, protocol_of
 from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.dry_run import allowed_by
 from perfed.engine.flower.store import SiteStore, Stored
 from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.config import Experiment, read
+from perfed.privacy.apply import PrivateMethod
 from perfed.system import write_atomic
 from perfed.training.plan import Plan, usable_device
 
@@ -47,9 +51,34 @@ def told_by(own: SiteData) -> dict[str, Any]:
     return own.told(FEWEST).plain()
 
 
-def facts_by(client: Client, agreement: FederationSchema) -> dict[str, Any]:
-    """What a site tells the server once all have agreed, as it leaves: counts, shapes, a hash of its inputs' names."""
-    return client.facts(agreement.task == "survival").nameless.plain()
+def facts_by(client: Client, agreement: FederationSchema, secret: bytes | None = None) -> dict[str, Any]:
+    """What a site tells the server once all have agreed, as it leaves: counts, shapes, a hash of its inputs' names.
+
+    With a ``secret``, of a private study, in the place of how many rows are of each class or domain, or have an event,
+    stands an even share, and the checksum of the rows is one of both.
+    """
+    facts = client.facts(agreement.task == "survival").nameless
+    if secret is not None:
+        classes, domains = len(agreement.classes or ()), agreement.domains
+        number = len(domains) if isinstance(domains, tuple) else domains or 0
+        splits = {name: _even(split, classes, number) for name, split in facts.splits.items()}
+        mark = int.from_bytes(hashlib.sha256(secret + b"%d" % facts.mark).digest()[:6])
+        facts = replace(facts, splits=splits, mark=mark)
+    return facts.plain()
+
+
+def _even(split: SplitFacts, classes: int, domains: int) -> SplitFacts:
+    """Facts that say of the rows how many they are, and of which shape."""
+
+    def share(known: Counts | None, parts: int) -> Counts | None:
+        return None if known is None else tuple(len(range(part, split.samples, parts)) for part in range(parts))
+
+    return replace(
+        split,
+        classes=share(split.classes, classes),
+        domains=share(split.domains, domains),
+        events=None if split.events is None else split.samples,
+    )
 
 
 def same_study(one: str, other: str) -> bool:
@@ -191,11 +220,30 @@ class Part:
     def initialiser(self) -> Initialiser:
         """Method, model and seed of the study."""
         experiment, model = self.experiment, self.experiment.model_for(self.federation)
-        check_not_private(experiment)
         secure = experiment.secure_aggregation
         return Initialiser(
-            experiment.built_method, model, experiment.seed, experiment.torch_dtype, self.device, secure=secure
+            method_of(experiment), model, experiment.seed, experiment.torch_dtype, self.device, secure=secure
         )
+
+    @cached_property
+    def private(self) -> PrivateMethod | None:
+        """The study's method under ``[privacy]``, and the plan of what it tells; ``None`` without that table."""
+        return private_in(self.experiment)
+
+    def budget(self, folder: Path, most: float | None = None, delta: float | None = None) -> SiteBudget | None:
+        """What the site in ``folder`` may tell in the run; ``None`` without a table ``[privacy]``.
+
+        ``most``, ``delta``: as of :class:`~perfed.deploy.spending.SiteBudget`.
+        """
+        if self.private is None:
+            return None
+        return SiteBudget(folder, self.stored(folder).path, self.experiment.name, self.private, most, delta)
+
+    def facts(self, folder: Path) -> dict[str, Any]:
+        """What the site in ``folder`` tells once all have agreed; see :func:`facts_by`."""
+        secret = None if self.private is None else secret_in(self.stored(folder).path)
+        (client,) = self.federation
+        return facts_by(client, self.agreement, secret)
 
     @property
     def plan(self) -> Plan:

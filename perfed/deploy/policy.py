@@ -11,10 +11,12 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
 from perfed.data.site_data import SiteData
+from perfed.deploy.spending import check_planned
 from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.refusal import Refused, Said
 from perfed.errors import PerfedError, did_you_mean, first_problem, shorten_list
 from perfed.experiment.config import Experiment
+from perfed.privacy.apply import PrivateMethod
 from perfed.settings import LISTED, STRICT
 
 _Names = Annotated[tuple[str, ...], LISTED]
@@ -40,7 +42,10 @@ class Policy(BaseModel):
     bytes: PositiveInt | None = Field(None, description="most bytes of one reply's tensors")
     rows: PositiveInt | None = Field(None, description="fewest rows to train on with which this site takes part")
     rows_per_class: PositiveInt | None = Field(None, description="fewest of them of each class that has some")
-    epsilon: float | None = Field(None, gt=0, description="most that a study may spend of it, by its table [privacy]")
+    epsilon: float | None = Field(None, gt=0, description="most that all runs here may spend of it, by [privacy]")
+    delta: float | None = Field(
+        None, gt=0, lt=1, description="at which that is counted; that of the study if not given"
+    )
     secure_aggregation: bool = Field(False, description="whether replies may leave under masks alone")
 
     @classmethod
@@ -77,6 +82,27 @@ class Policy(BaseModel):
         """
         _refuse(self._said(study))
 
+    def check_budget(self, folder: Path, run: str, plan: PrivateMethod | None, data: SiteData) -> None:
+        """Refuse a run that would spend more than the policy allows over all runs of the site in ``folder``.
+
+        Args:
+            folder: of the site.
+            run: id of the run; empty where it is not known yet.
+            plan: of what it tells; ``None`` without a table ``[privacy]``.
+            data: of the site.
+
+        Raises:
+            Refused: as :meth:`check`; also for a delta that would give one of the rows away whole, where the policy
+                does not say at which delta epsilon is counted.
+        """
+        if plan is None or self.epsilon is None:
+            return
+        if self.delta is None and plan.settings.unit == "sample":
+            rows, _ = data.counts()
+            beyond = _above(plan.settings.delta * rows, 1.0) and [f"{plan.settings.delta:g}, with {rows} rows"]
+            _refuse(iter([("delta", beyond, "at most one over the number of rows, or delta of the policy")]))
+        check_planned(folder, run, plan, self.epsilon, self.delta)
+
     def check_data(self, data: SiteData) -> None:
         """Refuse to take part with so few rows; how many there are is not told.
 
@@ -102,7 +128,7 @@ class Policy(BaseModel):
     def _beyond(self, study: Allowed) -> Iterator[_Lacking]:
         for key, needed, patterns in (
             ("programs", study.programs, self.programs),
-            ("entries", [*study.entries, "loss"], self.entries),
+            ("entries", [*study.entries, *([] if study.discreet else ["loss"])], self.entries),
             ("metrics", study.measured, self.metrics),
         ):
             if patterns is not None:

@@ -70,7 +70,7 @@ class Preview:
             agreement = _alone(site, told, options)
             part = Part(site, data, "preview", study, agreement, "", "", own)
             (client,) = part.federation
-            facts = facts_by(client, agreement)
+            facts = facts_by(client, agreement, None if part.private is None else b"")
         except PerfedError as error:
             why = str(error)
         allowed = allowed_in(study, told["task"]) if facts is None else part.allowed

@@ -20,6 +20,7 @@ from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
 from perfed.data.lazy import lazy_clients, refuse_read
 from perfed.data.reading import checked, read_json
 from perfed.deploy.part import table_options
+from perfed.deploy.spending import secret_in
 from perfed.deploy.submit import JOURNAL, LINE, goes_on
 from perfed.deploy.trial import allowed_in
 from perfed.engine.flower.engine import RATIO, FlowerEngine, Limits, RealTimeServer
@@ -27,9 +28,11 @@ from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.transport import Transport
 from perfed.engine.flower.wire import ROUND
+from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.config import Experiment, read
 from perfed.experiment.start import resume, start
+from perfed.privacy.client import with_secret
 from perfed.report import load_runs, write_report
 from perfed.run.run import Run
 from perfed.system import locked, private_files, write_atomic
@@ -131,7 +134,8 @@ def _alone(transport: Transport, settings: Settings, study: str, out: Path) -> N
     limits = Limits(settings.deadline, norm=norm, ratio=ratio, least=int(settings.at_least))
     allowed = None if experiment.secure_aggregation is None else allowed_in(study, federation.task)
     engine = partial(FlowerEngine, transport=transport, journal=journal, run=run, limits=limits, allowed=allowed)
-    going = _run(experiment, federation, out, partial(RealTimeServer, engine=engine))
+    server = partial(_server, experiment, out / JOURNAL, engine=engine)
+    going = _run(experiment, federation, out, server)
     going.notes += journal.notes
     if going.resumed is not None:
         tell(stage=f"continues from round {going.resumed} of {going.rounds}")
@@ -177,6 +181,15 @@ def _run(experiment: Experiment, federation: Federation, out: Path, server: Call
     assert isinstance(run.server, RealTimeServer)
     run.server.keep(lambda site: [_number(state) for i, state in run.taken.clients.items() if i == site])
     return run
+
+
+def _server(
+    experiment: Experiment, secret: Path, federation: Federation, initialiser: Initialiser, *args: Any, **options: Any
+) -> RealTimeServer:
+    """The run's server; its noise, if any, is made with what is in ``secret`` and in nothing that leaves it."""
+    if experiment.privacy is not None and experiment.privacy.unit == "client":
+        initialiser.method = with_secret(initialiser.method, secret_in(secret))
+    return RealTimeServer(federation, initialiser, *args, **options)
 
 
 def _number(state: Any) -> int:

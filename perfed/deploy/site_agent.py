@@ -15,10 +15,10 @@ from typing import Any
 from perfed.data.federation_schema import FederationSchema
 from perfed.data.site_data import SiteData, problems, site_data
 from perfed.deploy.leaving import check_stays, left, said
-from perfed.deploy.part import Part, facts_by, own_modules, same_study, table_options, told_by
+from perfed.deploy.part import Part, own_modules, same_study, table_options, told_by
 from perfed.deploy.policy import Policy
 from perfed.deploy.server_files import app_hash
-from perfed.deploy.trial import allowed_in
+from perfed.deploy.trial import allowed_in, private_in
 from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.audit_log import OutgoingLog
 from perfed.engine.flower.hash_chain import LOG
@@ -31,6 +31,7 @@ from perfed.engine.flower.store import SiteStore
 from perfed.errors import PerfedError
 from perfed.experiment.config import read
 from perfed.plugins import only_modules
+from perfed.privacy.apply import PrivateMethod
 from perfed.system import installed_version
 
 
@@ -161,6 +162,7 @@ class Station:
             with refusing(Said.DATA):
                 found = site_data(self._name, self._data, table_options(read(study, "the study")))
                 self._policy.check_data(found)
+                self._policy.check_budget(self._folder, run, _private(study), found)
                 self._read = {study: found}
                 told = told_by(self._read[study])
             return pack({"kind": "told", **fields, **held, "told": told}, {})
@@ -172,7 +174,8 @@ class Station:
         since = part.since if part is not None and part.run == run else f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         own, place = self._read.pop(study, None), str(header.get("place"))
         self._join(Part(self._name, self._data, run, study, agreement, place, since, own))
-        facts = facts_by(self._at(run).client, agreement)
+        self._at(run)
+        facts = self._joined(run).facts(self._folder)
         return pack({"kind": "facts", **fields, "facts": facts}, {})
 
     def _study_of(self, header: Mapping[str, Any]) -> str:
@@ -207,12 +210,18 @@ class Station:
         with refusing(Said.DATA):
             own = part.own or site_data(self._name, self._data, table_options(part.experiment))
             self._policy.check_data(own)
+        with refusing(Said.UNFIT):
+            self._policy.check_budget(self._folder, part.run, part.private, own)
+
+    def _joined(self, run: str) -> Part:
+        """The run with the id ``run``, in which the site must be."""
+        if self._part is None or self._part.run != run:
+            raise Refused(Said.AWAY)
+        return self._part
 
     def _at(self, run: str) -> Site:
         """The site's part of the run, which is read and prepared once."""
-        part = self._part
-        if part is None or part.run != run:
-            raise Refused(Said.AWAY)
+        part = self._joined(run)
         if self._site is None:
             if self._study is not None and not same_study(part.study, self._study):  # it was started again with another
                 raise Refused(Said.STUDY)
@@ -226,10 +235,15 @@ class Station:
                 info=part.initialiser.info(part.federation),
                 scale=part.federation.target_scale,
                 store=self._store,
-                run=run,
                 allowed=part.allowed,
+                budget=part.budget(self._folder, self._policy.epsilon, self._policy.delta),
             )
         return self._site
+
+
+def _private(study: str) -> PrivateMethod | None:
+    with refusing(Said.UNFIT):
+        return private_in(read(study, "the study"))
 
 
 Note = Callable[[str], None]
@@ -278,7 +292,10 @@ def check_site(settings: SiteSettings) -> None:
         if found:
             raise PerfedError("\n".join(found))
         settings.policy.check(allowed_in(study))
-        settings.policy.check_data(site_data(settings.name, settings.data, options))
+        own = site_data(settings.name, settings.data, options)
+        settings.policy.check_data(own)
+        run = part.run if part is not None and going_on else ""
+        settings.policy.check_budget(settings.folder, run, private_in(experiment), own)
 
 
 def run_site(settings: SiteSettings, note: Note, stop: threading.Event) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from perfed.data.labels import Task
 from perfed.data.tables.options import words
 from perfed.deploy.part import table_options
-from perfed.deploy.trial import check_not_private, task_of
+from perfed.deploy.trial import private_in, task_of
 from perfed.engine.gap import GAP
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, validate
@@ -33,7 +33,6 @@ def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
         >>> study_of(validate(table), ["north", "south"]).data.options["files"]
         ['north', 'south']
     """
-    check_not_private(experiment)
     _check_data(experiment)
     _check_time(experiment)
     if experiment.built_method.changes_data:
@@ -54,7 +53,9 @@ def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
     if experiment.callbacks:
         raise PerfedError("callbacks: they would see what the study does not name; leave them out")
     table = experiment.model_dump(mode="json", exclude_none=True)
-    return validate({**table, "data": {**table["data"], "files": list(sites)}})
+    study = validate({**table, "data": {**table["data"], "files": list(sites)}})
+    private_in(study)
+    return study
 
 
 def _check_data(experiment: Experiment) -> None:

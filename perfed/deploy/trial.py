@@ -15,21 +15,37 @@ from perfed.engine.flower.dry_run import Protocol, allowed_by
 from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment, read
+from perfed.method.method import Method
+from perfed.privacy.apply import PrivateMethod
 
 _ROWS, _COLUMNS = 40, 4
 
 
-def check_not_private(experiment: Experiment) -> None:
-    """Refuse ``[privacy]``, whose promises do not hold over a network.
+def private_in(study: Experiment) -> PrivateMethod | None:
+    """The study's method under ``[privacy]``, as real sites run it; ``None`` without that table.
 
     Raises:
-        PerfedError: the experiment has the table.
+        PerfedError: something leaves that has no mechanism, or the server would choose by metrics, which do not leave.
     """
-    if experiment.privacy is not None:
-        raise PerfedError(
-            "[privacy] is for simulations: over a network metrics and training losses leave the sites, and all know "
-            "the seed of the noise; leave it out"
-        )
+    if study.privacy is None:
+        return None
+    for key, given in (
+        ("stop = 'validated'", study.evaluation.stop == "validated"),
+        ("targets", study.evaluation.targets),
+    ):
+        if given:
+            raise PerfedError(f"evaluation.{key}: under [privacy] losses and metrics stay at the sites; leave it out")
+    return study.in_private(len(study.data.options["files"]))
+
+
+def method_of(study: Experiment) -> Method:
+    """The study's method as server and sites run it.
+
+    Raises:
+        PerfedError: as :func:`private_in`.
+    """
+    private = private_in(study)
+    return study.built_method if private is None else private.method
 
 
 def entries_sent(study: Experiment) -> list[str]:
@@ -59,7 +75,7 @@ def allowed_in(study: str, task: Task | None = None) -> Allowed:
     experiment = read(study, "the study")
     federation = _made_up(experiment, task)
     model, secure = experiment.model_for(federation), experiment.secure_aggregation
-    initialiser = Initialiser(experiment.built_method, model, experiment.seed, experiment.torch_dtype, secure=secure)
+    initialiser = Initialiser(method_of(experiment), model, experiment.seed, experiment.torch_dtype, secure=secure)
     protocol = protocol_of(experiment, federation.num_domains)
     try:
         return allowed_by(federation.clients[0], initialiser.info(federation), initialiser, protocol)

@@ -26,6 +26,7 @@ from perfed.method.extension import BoundExtensions, Extension
 from perfed.method.method import Method
 from perfed.model.chain import Shape
 from perfed.model.placement import Layout
+from perfed.rng import Noise
 from perfed.training.batches import moved_on
 from perfed.training.cohort import Cohort
 from perfed.training.fit import LossCurve
@@ -163,6 +164,7 @@ class LocalExecutor:
 
     Attributes:
         layouts: architecture of clients by the shape of their inputs; those that can share a stack have one label.
+        noise: where noise of the next work comes from.
     """
 
     def __init__(self, clients: Iterable[Client], background: Background, initialiser: Initialiser, plan: Plan) -> None:
@@ -171,6 +173,7 @@ class LocalExecutor:
         self.initialiser = initialiser
         self.plan = plan
         self.layouts = layouts_of(background.shapes, initialiser, plan)
+        self.noise = Noise()
 
     def attempt(self, work: ChunkTask) -> ChunkResult:
         """:meth:`run`, or at which of the clients training diverged."""
@@ -229,7 +232,9 @@ class LocalExecutor:
             num_domains=info.num_domains,
             augment=self.background.augment,
         )
-        made.private = next((p for e in self.initialiser.method.extensions if (p := e.private())), None)
+        private = next((p for e in self.initialiser.method.extensions if (p := e.private())), None)
+        made.private = None if private is None else replace(private, source=self.noise)
+        made.noise = self.noise
         if exchange.lasting and self.initialiser.watched.intersection(made.ids):
             made.watch = LossCurve()
         return made

@@ -16,7 +16,7 @@ from perfed.model.lstm import lstm
 from perfed.plugins import own_mistake, own_module
 from perfed.settings import Table
 
-_KINDS: dict[str, Callable[..., StageFactory]] = {
+KINDS: dict[str, Callable[..., StageFactory]] = {
     "mlp": models.mlp,
     "cnn": models.cnn,
     "digits-cnn": models.digits_cnn,
@@ -25,6 +25,7 @@ _KINDS: dict[str, Callable[..., StageFactory]] = {
     "linear": models.linear,
     "logit": models.logit,
 }
+"""Presets of stages by ``kind``."""
 
 
 _Stage = Annotated[str | dict[str, Any] | None, SkipValidation]  # build_stage says what is allowed
@@ -56,15 +57,15 @@ def build_stage(where: str, spec: Any, num_outputs: int, words: Sequence[str] = 
     table = {"kind": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, Mapping) else {}
     kind = table.pop("kind", None)
     if not isinstance(kind, str):
-        raise PerfedError(f"{where}: needs a kind, one of: none, {', '.join(_KINDS)}, or package.module:function")
+        raise PerfedError(f"{where}: needs a kind, one of: none, {', '.join(KINDS)}, or package.module:function")
     if kind == "none":
         return None
     if ":" in kind:
         return _user_stage(where, kind, table)
-    if kind not in _KINDS:
-        allowed = f"none, {', '.join(_KINDS)}, or package.module:function"
+    if kind not in KINDS:
+        allowed = f"none, {', '.join(KINDS)}, or package.module:function"
         raise PerfedError(f"{where}.kind: unknown '{kind}'; allowed: {allowed}")
-    preset = _KINDS[kind]
+    preset = KINDS[kind]
     if where.endswith(".head"):
         table.setdefault("out", num_outputs)
     parameters = dict(inspect.signature(preset).parameters)

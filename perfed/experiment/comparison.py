@@ -20,6 +20,7 @@ from perfed.experiment.estimators import TRIES, is_baseline
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.start import is_done, start
 from perfed.methods.presets import method_and_policy
+from perfed.methods.titles import display_name
 from perfed.plugins import BLEND, bare_name
 from perfed.report import Gathered, Verdict, comparison_rows, gathered, verdict, write_report
 from perfed.report.curves import oracle
@@ -372,7 +373,7 @@ def failed_lines(failures: Sequence[Failure], seeds: int) -> list[str]:
     for failure in failures:
         by_method.setdefault(failure.method, []).append(failure)
     return [
-        f"{method} failed in {len(own)} of {seeds} seed{'s' if seeds > 1 else ''}: {own[0].reason}"
+        f"{display_name(method)} failed in {len(own)} of {seeds} seed{'s' if seeds > 1 else ''}: {own[0].reason}"
         for method, own in by_method.items()
     ]
 

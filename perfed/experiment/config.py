@@ -110,16 +110,29 @@ class Experiment(BaseModel):
         """The method with its settings."""
         return self._built[self.method][0]
 
-    def in_private(self, rows: Sequence[int] | None = None) -> PrivateMethod | None:
-        """Return the method under ``[privacy]``, for clients with so many training rows; ``None`` without the table.
+    def in_private(self, clients: int, rows: Sequence[int] | None = None) -> PrivateMethod | None:
+        """Return the method under ``[privacy]``; ``None`` without the table.
+
+        Args:
+            clients: how many there are.
+            rows: training rows of each, where they are known.
 
         Raises:
             PerfedError: something leaves that has no mechanism; names it.
         """
         if self.privacy is None:
             return None
-        policy = self.build_participation().policy
-        return privately(self.built_method, self.privacy, self.rounds, rows, name=self.method, policy=policy)
+        who, secure = self.build_participation(), self.secure_aggregation
+        asked = who.count(clients)
+        return privately(
+            self.built_method,
+            self.privacy,
+            self.rounds,
+            rows,
+            name=self.method,
+            policy=who.policy,
+            shares=0 if secure is None else secure.needed(asked, asked),
+        )
 
     @property
     def effect(self) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from perfed.run.callbacks.budget import PrivacyBudget
 from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
 from perfed.settings import leaves
+from perfed.system import installed_version
 from perfed.training.plan import PlanSettings
 
 
@@ -85,8 +86,9 @@ def resume(
     ``callbacks``: those that it was started with in Python.
 
     Raises:
-        PerfedError: no run in ``path``, another process works on it, all its checkpoints are damaged, or its
-            configuration was changed in anything but the number of rounds.
+        PerfedError: no run in ``path``, another process works on it, all its checkpoints are damaged, its
+            configuration was changed in anything but the number of rounds, or a version of perfed wrote it whose
+            directories are not read.
 
     Example:
         >>> from perfed import validate
@@ -101,6 +103,8 @@ def resume(
     run.directory = directory
     with directory.alone():
         run.restore()
+        if (before := directory.layout.perfed) != (now := installed_version()):
+            run.notes.append(f"begun with perfed {before}, continued with {now}: bits may differ from there")
         _keep_config(run, experiment, directory)
     return run
 
@@ -264,7 +268,7 @@ def _on(experiment: Experiment, device: torch.device | str | None) -> Experiment
 def _build(
     experiment: Experiment, federation: Federation, server: Callable[..., Server] | None, callbacks: Sequence[Callback]
 ) -> Run:
-    private = experiment.in_private([len(client.train) for client in federation])
+    private = experiment.in_private(len(federation), [len(client.train) for client in federation])
     return Run(
         federation,
         private.method if private else experiment.built_method,

@@ -9,6 +9,7 @@
 | client | ``client_update`` | after local training: what is added to the reply |
 | client | ``outgoing`` | what leaves the client in the place of the reply |
 | client | masks | under secure aggregation, once all of the above is done (:mod:`perfed.engine.secure_aggregation`) |
+| server | ``refuses`` | where clients are elsewhere: why a reply is none that ``outgoing`` makes |
 | server | ``incoming`` | its inverse, for one client's reply where it arrives, before anything is folded or stacked |
 | server | ``on_replies`` | what the server learns from the replies |
 | server | ``server_step`` | what is made of the round's result |
@@ -55,6 +56,8 @@ class Extension(Scheduled):
     checks_again: ClassVar[bool] = False
     """Whether :meth:`incoming` only does once more what :meth:`outgoing` has done, as clients may be wrong. Where the
     server sees sums alone it is then left out; an extension with any other ``incoming`` is refused there."""
+    discreet: ClassVar[bool] = False
+    """Whether clients that are elsewhere keep their losses and metrics, and draw noise with secrets of their own."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -124,6 +127,13 @@ class Extension(Scheduled):
             PerfedError: it is not of that form; clients may be wrong.
         """
         return reply
+
+    def refuses(self, sent: Mapping[str, Any], reply: Mapping[str, Any]) -> str:
+        """Return why the ``reply`` of one client to the payload ``sent`` is none that :meth:`outgoing` makes; or "".
+
+        It is asked where clients are elsewhere and replies are seen; neither has a client axis.
+        """
+        return ""
 
     def on_replies(self, server: ServerState, replies: Replies, content: Mapping[str, Any]) -> None:
         """Update the server state; ``content`` is :meth:`client_update`'s, stacked in ``replies.ids`` order."""

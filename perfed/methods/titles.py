@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import perfed.methods.presets  # noqa: F401 - registers methods and presets
 from perfed.method.registry import METHODS
 from perfed.participation.settings import POLICIES
-from perfed.plugins import POOLED, SKLEARN
+from perfed.plugins import BLEND, POOLED, SKLEARN
 
 _POLICIES = {"srpfl": "SRPFL", "flanp": "FLANP"}
 _MODELS = {
@@ -35,6 +35,8 @@ def display_name(name: str) -> str:
         if name.startswith(prefix):
             model = name.removeprefix(prefix)
             return f"{_MODELS.get(model, model)} {whose}"
+    if name == BLEND:
+        return "Blend"
     method, plus, policy = name.rpartition("+")
     if plus and policy in POLICIES:
         return f"{display_name(method)}+{_POLICIES.get(policy, policy)}"

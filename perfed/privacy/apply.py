@@ -60,11 +60,18 @@ class PrivateMethod:
         return self.settings.model_dump(exclude_none=True)
 
     def told(self, rounds: int) -> Releases:
-        """Return what a client has told that took part in so many rounds, as if they were the first."""
+        """Return what a client has told that took part in so many rounds, as if they were the first.
+
+        Rounds beyond the plan are as its last one.
+        """
         total = self.ahead
-        for one in self.rounds[:rounds]:
-            total += one
+        for number in range(1, rounds + 1):
+            total += self.in_round(number)
         return total
+
+    def in_round(self, number: int) -> Releases:
+        """Return what a client tells that takes part in round ``number``; beyond the plan as in its last one."""
+        return self.rounds[min(number, len(self.rounds)) - 1]
 
     def spent(self, rounds: int) -> float:
         """Return the epsilon of a client that took part in so many rounds."""
@@ -84,7 +91,14 @@ class PrivateMethod:
 
 
 def privately(
-    method: Method, settings: Privacy, rounds: int, rows: Sequence[int] | None, *, name: str = "", policy: str = "all"
+    method: Method,
+    settings: Privacy,
+    rounds: int,
+    rows: Sequence[int] | None,
+    *,
+    name: str = "",
+    policy: str = "all",
+    shares: int = 0,
 ) -> PrivateMethod:
     """Return ``method`` under ``settings``, with the noise for ``rounds`` rounds.
 
@@ -95,6 +109,7 @@ def privately(
         rows: training rows of each client; ``None``: not known, as where sites are elsewhere.
         name: of the method, for messages.
         policy: of participation.
+        shares: fewest clients in a sum, where the server sees sums alone: for ``unit = "client"`` they add the noise.
 
     Raises:
         PerfedError: something leaves that has no mechanism; names it. Settings that do not fit.
@@ -120,19 +135,20 @@ def privately(
     noise, (ahead, plan) = _worst(plans, settings)
     settings = settings.model_copy(update={"noise": noise})
     entries = tuple(dict.fromkeys(entry for _, of in declared for entry in of.entries))
-    return PrivateMethod(_with(method, settings, entries), settings, ahead, plan, (*notes, *_warned(settings, rows)))
+    made = _with(method, settings, entries, shares)
+    return PrivateMethod(made, settings, ahead, plan, (*notes, *_warned(settings, rows)))
 
 
-def _with(method: Method, settings: Privacy, entries: tuple[str, ...]) -> Method:
+def _with(method: Method, settings: Privacy, entries: tuple[str, ...], shares: int) -> Method:
     """The method with the extension, first of all: what others make of a reply is made of what is private."""
     own: Extension
+    common: dict[str, Any] = {"clip": settings.clip, "noise": settings.noise, "entries": entries}
+    common["of_classes"] = any(isinstance(extension, Anchors) for extension in method.extensions)
     if settings.unit == "sample":
         poisson = settings.sampling == "poisson"
-        own = SamplePrivacy(
-            clip=settings.clip, noise=settings.noise, rows=settings.rows, poisson=poisson, entries=entries
-        )
+        own = SamplePrivacy(rows=settings.rows, poisson=poisson, **common)
     else:
-        own = ClientPrivacy(clip=settings.clip, noise=settings.noise, entries=entries)
+        own = ClientPrivacy(shares=shares, **common)
     return method.model_copy(update={"extensions": (own, *method.extensions)})
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
+from math import sqrt
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +16,9 @@ from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Replies, Reply, ServerState
 from perfed.method.extension import Extension
-from perfed.privacy.sample import check_entries
+from perfed.method.method import Method
+from perfed.privacy.sample import check_classes, check_entries
+from perfed.settings import unless
 from perfed.training.cohort import Cohort
 
 
@@ -26,20 +30,32 @@ class ClientPrivacy(Extension):
     standard deviation ``z C / m``. Personal parts never leave: what others see of a client is private (joint
     differential privacy; Kearns et al. 2014). With FedRep that is CENTAUR (Shen et al. 2023, Algorithm 1).
     A client that is not there counts as one that changed nothing, so that m is the same for neighbours.
+
+    Where the server sees sums alone it cannot cut again, and adds no noise: each client cuts its own change, on which
+    nobody's privacy but its own depends, and adds noise of standard deviation ``z C / sqrt(shares)``. A sum of at least
+    ``shares`` clients that do so has noise of at least ``z C``.
     """
 
     name: ClassVar[str] = "client-privacy"
+    checks_again: ClassVar[bool] = True
+    discreet: ClassVar[bool] = True
 
     clip: float = Field(1.0, gt=0, description="C, largest norm of a client's change")
     noise: float = Field(0.0, ge=0, description="z, noise of the sum of changes in units of C")
     entries: tuple[str, ...] = Field((), description="what may leave, by name")
+    shares: int = Field(
+        0, ge=0, description="fewest clients whose noise a sum has; 0: the server adds it", exclude_if=unless(0)
+    )
+    of_classes: bool = Field(False, description="whether something that leaves is of classes", exclude_if=unless(False))
+    secret: bytes = Field(b"", description="of the server, where others know the seed", exclude=True, repr=False)
 
     def sets(self) -> dict[str, ParameterSet]:
         """``private_noise``: the key of the noise, how often some was drawn, and the clients of the round."""
         return {"private_noise": ParameterSet("server", init=_noise_to_come)}
 
     def check(self, info: FederationInfo, moves_shared: bool) -> None:
-        """Refuse statistics of batch-norm, to which noise cannot be added."""
+        """Refuse statistics of batch-norm, to which noise cannot be added, and anchors of values."""
+        check_classes(self.of_classes, info)
         if info.buffers:
             raise PerfedError(
                 f"privacy.unit = 'client' has no mechanism for '{min(info.buffers)}', statistics of batch-norm; keep "
@@ -47,15 +63,30 @@ class ClientPrivacy(Extension):
             )
 
     def outgoing(self, cohort: Cohort, reply: Reply) -> Reply:
-        """Return the reply with its changes cut, and with the same weight for all clients."""
+        """Return the reply with its changes cut, with the same weight for all clients, and with its share of noise."""
         check_entries(reply, self.entries)
-        return Reply(_cut(reply, cohort.delivered, self.clip, cohort.n))
+        key, scale = cohort.key("share of noise"), self.noise * self.clip / sqrt(self.shares or 1)
+
+        def share(count: int) -> Tensor:
+            return scale * cohort.noise.draw(key, count, torch.float64)
+
+        return Reply(_cut(reply, cohort.delivered, self.clip, share if self.shares else None))
+
+    def refuses(self, sent: Mapping[str, Any], reply: Mapping[str, Any]) -> str:
+        """Return that a client's change is longer than it may be: the client has not cut it."""
+        one, now = _with_axis(reply), _with_axis(sent)
+        changes = _changes(_vectors(one), now)
+        rounding = sum(float(tensor.double().square().sum()) for tensor in _vectors(now).values())
+        norm = float(_norms(changes)) if changes else 0.0
+        if norm <= self.clip * (1 + _ROUNDING) + _ROUNDING * sqrt(rounding):
+            return ""
+        return f"its change has the norm {norm:.4g}; at most {self.clip:g} is allowed (privacy.clip)"
 
     def incoming(self, server: ServerState, reply: dict[str, Any]) -> dict[str, Any]:
         """Return the reply with its changes cut again: clients may be wrong."""
         sets = server.tree()
         now = {"shared": sets["shared"], "extensions": {"anchors": sets.get("anchors", {})}}
-        one: dict[str, Any] = _cut(_with_axis(reply), _with_axis(now), self.clip, 1)
+        one: dict[str, Any] = _cut(_with_axis(reply), _with_axis(now), self.clip)
         return _without_axis(one)
 
     def on_replies(self, server: ServerState, replies: Replies, content: Mapping[str, Any]) -> None:
@@ -63,34 +94,77 @@ class ClientPrivacy(Extension):
         server.private_noise = {**server.private_noise, "clients": torch.tensor(len(replies.ids))}
 
     def server_step(self, server: ServerState, before: Mapping[str, Any]) -> None:
-        """Add noise to the means of shared parameters and of anchors."""
-        now = server.private_noise
+        """Add noise to the means of shared parameters and of anchors, where the clients have not done so."""
+        if self.shares:
+            return
+        now, source = server.private_noise, self._source(server)
         scale = self.noise * self.clip / int(now["clients"].clamp_min(1))
         key = rng.key(now["key"], now["drawn"])
         server.private_noise = {**now, "drawn": now["drawn"] + 1}
-        server.shared = {name: _noisy(t, rng.key(key, name), scale) for name, t in server.shared.items()}
+        server.shared = {name: _noisy(t, rng.key(key, name), scale, source) for name, t in server.shared.items()}
         if "anchors" in before:
             anchors = dict(server.anchors)
-            server.anchors = {**anchors, "mean": _noisy(anchors["mean"], rng.key(key, "anchors"), scale)}
+            server.anchors = {**anchors, "mean": _noisy(anchors["mean"], rng.key(key, "anchors"), scale, source)}
+
+    def _source(self, server: ServerState) -> rng.Noise:
+        """Where noise comes from; of other means it is other noise, so that no two means differ by themselves alone."""
+        if not self.secret:
+            return rng.PLAIN
+        sets, content = server.tree(), hashlib.sha256()
+        for tensor in _vectors({**sets, "extensions": {"anchors": sets.get("anchors", {})}}).values():
+            content.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return rng.Noise(self.secret, content.digest())
 
 
-def _noisy(tensor: Tensor, key: Tensor, scale: float) -> Tensor:
-    return tensor + scale * rng.gaussian(key, tensor.numel(), tensor.dtype).view(tensor.shape).to(tensor.device)
+def with_secret(method: Method, secret: bytes) -> Method:
+    """Return the method of a server whose noise, where it draws any, nobody else can draw; others know the seed."""
+    made = [
+        extension.model_copy(update={"secret": secret}) if isinstance(extension, ClientPrivacy) else extension
+        for extension in method.extensions
+    ]
+    return method.model_copy(update={"extensions": tuple(made)})
 
 
-def _cut(reply: Mapping[str, Any], received: Mapping[str, Any], clip: float, n: int) -> dict[str, Any]:
-    """A reply, a client axis in front, whose changes of what was received have together at most the norm ``clip``."""
+_ROUNDING = 1e-5
+"""Of what a client has made in float32, in parts of what it has made it of."""
+_Vectors = dict[tuple[str, str], Tensor]
+"""Shared parameters and means of anchors, by set and name, a client axis in front."""
+
+
+def _noisy(tensor: Tensor, key: Tensor, scale: float, source: rng.Noise) -> Tensor:
+    return tensor + scale * source.draw(key, tensor.numel(), tensor.dtype).view(tensor.shape).to(tensor.device)
+
+
+def _changes(new: _Vectors, received: Mapping[str, Any]) -> _Vectors:
+    old = _vectors(received)
+    return {path: tensor - old[path] for path, tensor in new.items()}
+
+
+def _norms(changes: _Vectors) -> Tensor:
+    """Of each client's change as one vector, float64 ``(n,)``."""
+    return torch.stack([change.double().flatten(1).square().sum(1) for change in changes.values()]).sum(0).sqrt()
+
+
+def _cut(
+    reply: Mapping[str, Any], received: Mapping[str, Any], clip: float, share: Callable[[int], Tensor] | None = None
+) -> dict[str, Any]:
+    """A reply, a client axis in front, whose changes of what was received have together at most the norm ``clip``.
+
+    ``share``: makes so many numbers of noise for each client, which are added then.
+    """
     new = _vectors(reply)
     if not new:
         return dict(reply)
-    old = _vectors(received)
-    changes = {path: tensor - old[path] for path, tensor in new.items()}
-    squares = torch.stack([change.double().flatten(1).square().sum(1) for change in changes.values()]).sum(0)
-    factor = (clip / squares.sqrt()).clamp(max=1)
+    old, changes = _vectors(received), _changes(new, received)
+    factor = (clip / _norms(changes)).clamp(max=1)
     cut = {
         path: old[path] + change * factor.to(change).view(-1, *[1] * (change.ndim - 1))
         for path, change in changes.items()
     }
+    if share is not None:
+        sizes = [tensor[0].numel() for tensor in cut.values()]
+        drawn = share(sum(sizes)).split(sizes, 1)
+        cut = {path: t + own.to(t).view(t.shape) for (path, t), own in zip(cut.items(), drawn, strict=True)}
     made = {**reply, "shared": {name: cut["shared", name] for name in reply.get("shared", {})}}
     if "shared" not in reply:
         del made["shared"]
@@ -102,8 +176,7 @@ def _cut(reply: Mapping[str, Any], received: Mapping[str, Any], clip: float, n: 
     return made
 
 
-def _vectors(of: Mapping[str, Any]) -> dict[tuple[str, str], Tensor]:
-    """Shared parameters and means of anchors, by set and name."""
+def _vectors(of: Mapping[str, Any]) -> _Vectors:
     found = {("shared", name): tensor for name, tensor in of.get("shared", {}).items()}
     anchors = of.get("extensions", {}).get("anchors", {})
     return found | ({("anchors", "mean"): anchors["mean"]} if "mean" in anchors else {})

@@ -10,6 +10,7 @@ from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo
 from perfed.method.exchange import Reply
 from perfed.method.extension import Extension
+from perfed.settings import unless
 from perfed.training.cohort import Cohort
 from perfed.training.private import PrivateTraining
 
@@ -22,19 +23,23 @@ class SamplePrivacy(Extension):
     """
 
     name: ClassVar[str] = "sample-privacy"
+    discreet: ClassVar[bool] = True
 
     clip: float = Field(1.0, gt=0, description="C, largest norm of a row's gradient")
     noise: float = Field(0.0, ge=0, description="z, noise of a step's sum in units of C")
     rows: float = Field(1.0, gt=0, description="R, largest norm of a row in sums of rows")
     poisson: bool = Field(False, description="whether rows are in mini-batches by coins")
     entries: tuple[str, ...] = Field((), description="what may leave, by name")
+    of_classes: bool = Field(False, description="whether something that leaves is of classes", exclude_if=unless(False))
 
     def private(self) -> PrivateTraining:
         """Cut and noisy gradients wherever a client trains."""
         return PrivateTraining(self.clip, self.noise, self.rows, self.poisson)
 
     def check(self, info: FederationInfo, moves_shared: bool) -> None:
-        """Refuse models that send what is not made of gradients, and losses that are not of rows one by one."""
+        """Refuse models that send what is not made of gradients, losses that are not of rows one by one, anchors of
+        values."""
+        check_classes(self.of_classes, info)
         if info.buffers:
             raise PerfedError(
                 f"privacy.unit = 'sample' has no mechanism for '{min(info.buffers)}', statistics of batch-norm; use "
@@ -51,6 +56,16 @@ class SamplePrivacy(Extension):
         """
         check_entries(reply, self.entries)
         return reply
+
+
+def check_classes(of_classes: bool, info: FederationInfo) -> None:
+    """Refuse values (regression) where what leaves is of classes.
+
+    Raises:
+        PerfedError: it is.
+    """
+    if of_classes and info.num_classes is None:
+        raise PerfedError("privacy has no mechanism for anchors of values (regression): the range of responses leaves")
 
 
 def check_entries(reply: Reply, allowed: tuple[str, ...]) -> None:

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfed.engine.metrics import ALWAYS, Metric, metric_of
+from perfed.methods.titles import display_name
 from perfed.plugins import BLEND, POOLED, SKLEARN
 from perfed.report.intervals import Chances, Gain, interval
 from perfed.report.paired import ClientTable
 from perfed.report.runs import Run
-from perfed.report.text import amount, listed, megabytes, method_text, short_number
+from perfed.report.text import amount, listed, megabytes, short_number
 
 
 @dataclass(frozen=True)
@@ -99,37 +100,38 @@ def headline(methods: Sequence[MethodVerdict], reference: str, metric: str) -> s
     there = (found for found in methods if found.runs)
     known = sorted(there, key=lambda found: (found.method.startswith(POOLED), -found.gain.mean))
     ahead, level, behind = ([found for found in known if found.gain.sign == sign] for sign in (1, 0, -1))
-    parts = [_side("ahead of", ahead, reference, metric, first=True)] if ahead else []
+    base = display_name(reference)
+    parts = [_side("ahead of", ahead, base, metric, first=True)] if ahead else []
     if known and not ahead:
-        parts.append(f"No method is ahead of {reference}")
+        parts.append(f"No method is ahead of {base}")
     if level:
-        parts += _level(level, reference if ahead else "", metric)
+        parts += _level(level, base if ahead else "", metric)
     if behind:
         last = sorted(behind, key=lambda found: (found.method.startswith(POOLED), found.gain.mean))
-        parts.append(_side("behind", last, reference, metric, first=not (ahead or level)))
-    alone = [found.method for found in methods if not found.runs]
+        parts.append(_side("behind", last, base, metric, first=not (ahead or level)))
+    alone = [display_name(found.method) for found in methods if not found.runs]
     if alone:
-        parts.append(f"{listed(alone)} and {reference} have no client and seed in common")
+        parts.append(f"{listed(alone)} and {base} have no client and seed in common")
     return "; ".join(parts) + "."
 
 
 def _level(found: Sequence[MethodVerdict], reference: str, metric: str) -> list[str]:
     """The methods without a significant difference; where nobody is ahead, how close the first one is."""
-    names, shows = listed([method_text(of.method) for of in found]), "shows" if len(found) == 1 else "show"
+    names, shows = listed([display_name(of.method) for of in found]), "shows" if len(found) == 1 else "show"
     told = f"{names} {shows} no significant difference from {reference or 'it'}"
     if reference:
         return [told]
     sure = _evidence(found[0], metric)
-    return [f"{told} {sure}"] if len(found) == 1 else [told, f"the closest is {found[0].method} {sure}"]
+    return [f"{told} {sure}"] if len(found) == 1 else [told, f"the closest is {display_name(found[0].method)} {sure}"]
 
 
 def _side(word: str, found: Sequence[MethodVerdict], reference: str, metric: str, *, first: bool) -> str:
     """The methods on one side of the reference; the first one says what its interval is, and on how many seeds."""
     amounts = [amount(metric, abs(of.gain.mean)) for of in found]
     sure = [_evidence(of, metric) if first and i == 0 else f"({_ends(of, metric)})" for i, of in enumerate(found)]
-    told = f"{method_text(found[0].method)} is {word} {reference} by {amounts[0]} {sure[0]}"
+    told = f"{display_name(found[0].method)} is {word} {reference} by {amounts[0]} {sure[0]}"
     return told + "".join(
-        f", {method_text(of.method)} by {a} {s}" for of, a, s in list(zip(found, amounts, sure, strict=True))[1:]
+        f", {display_name(of.method)} by {a} {s}" for of, a, s in list(zip(found, amounts, sure, strict=True))[1:]
     )
 
 
@@ -165,4 +167,4 @@ def gainers(found: MethodVerdict | None, reference: str) -> list[str]:
         return []
     counts = f"better for {found.better}, equal for {found.equal}, worse for {found.worse} of {found.runs} client-runs"
     sends = "" if found.sent is None else f"; it sends {megabytes(found.sent)}"
-    return [f"Against {reference}, {found.method} is {counts}{sends}."]
+    return [f"Against {display_name(reference)}, {display_name(found.method)} is {counts}{sends}."]

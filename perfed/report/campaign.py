@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from perfed.engine.metrics import metric_of
+from perfed.methods.titles import display_name
 from perfed.report.comparison import ComparisonRow, best_rows, judged_table
 from perfed.report.intervals import Gain, interval
 from perfed.report.paired import ClientTable
@@ -79,6 +81,15 @@ class Grid:
         """Of all parts, in the order in which they first appear."""
         return list(dict.fromkeys(method for part in self.parts for method in part.of(self.metric)))
 
+    @property
+    def ranked(self) -> list[str]:
+        """The same, the best on average over the parts first."""
+        means = {
+            m: fmean(part.of(self.metric)[m].mean for part in self.parts if m in part.of(self.metric))
+            for m in self.methods
+        }
+        return sorted(self.methods, key=lambda method: -metric_of(self.metric).direction * means[method])
+
     def cell(self, part: Part, method: str) -> str:
         """Mean ± standard deviation over the seeds."""
         row = part.of(self.metric).get(method)
@@ -97,7 +108,7 @@ class Grid:
     @property
     def table(self) -> TextTable:
         """For a terminal and the page."""
-        rows = [[method, *(self.cell(part, method) for part in self.parts)] for method in self.methods]
+        rows = [[display_name(method), *(self.cell(part, method) for part in self.parts)] for method in self.methods]
         return TextTable(self.title, ["Method", *self.columns], rows)
 
     def latex(self, name: str) -> str:
@@ -110,7 +121,12 @@ class Grid:
         for method in self.methods:
             cells = [escaped(self.cell(part, method)) for part in self.parts]
             bold = [method in best[part.name] for part in self.parts]
-            lines.append([escaped(method), *(rf"\textbf{{{c}}}" if b else c for c, b in zip(cells, bold, strict=True))])
+            lines.append(
+                [
+                    escaped(display_name(method)),
+                    *(rf"\textbf{{{c}}}" if b else c for c, b in zip(cells, bold, strict=True)),
+                ]
+            )
         words = (name, self.metric, f"by {self.key}" if self.key else "")
         return latex_table(f"{self.title}.", label(*words), ["Method", *self.columns], lines)
 
@@ -176,7 +192,7 @@ def series(grid: Grid) -> list[Series]:
 
 def _points(grid: Grid, value: Any) -> dict[str, dict[int, Gain]]:
     found: dict[str, dict[int, Gain]] = {}
-    for method in grid.methods:
+    for method in grid.ranked:
         of = {at: value(part, method, grid.metric) for at, part in enumerate(grid.parts)}
         if there := {at: gain for at, gain in of.items() if gain is not None}:
             found[method] = there

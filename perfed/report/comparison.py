@@ -12,12 +12,13 @@ from typing import Any
 from scipy import stats  # type: ignore[import-untyped]
 
 from perfed.engine.metrics import Metric, metric_of
+from perfed.methods.titles import display_name
 from perfed.plugins import POOLED
 from perfed.report.against import against
 from perfed.report.intervals import Gain
 from perfed.report.paired import ClientTable
 from perfed.report.runs import Run, reported
-from perfed.report.text import UNKNOWN, TextTable, axis_title, difference_text, method_text, metric_text
+from perfed.report.text import UNKNOWN, TextTable, axis_title, difference_text, metric_text
 from perfed.report.verdict import Verdict
 
 CONFIDENCE = 0.95
@@ -193,10 +194,9 @@ def short_table(runs: Sequence[Run], table: Sequence[ComparisonRow], metric: str
     kept = [0, 2, 6, 4]
     if not any(row.difference for row in rows):
         header, kept = [*header[:2], header[3]], [0, 2, 4]
-    cells = [[row.method, *(_cells(row)[column] for column in kept[1:])] for row in rows]
-    note = f"{POOLED}NAME is of data brought together." if any(row.method.startswith(POOLED) for row in rows) else ""
+    cells = [[_cells(row)[column] for column in kept] for row in rows]
     over = "; mean ± std over seeds" if any(row.mean_std is not None for row in rows) else ""
-    return TextTable(_title(metric, reported(runs)) + over, header, cells, note, best_rows(rows))
+    return TextTable(_title(metric, reported(runs)) + over, header, cells, best=best_rows(rows))
 
 
 def reference_of(rows: Sequence[ComparisonRow]) -> str:
@@ -213,7 +213,7 @@ def difference_title(rows: Sequence[ComparisonRow], sure: str) -> str:
     over = {BOTH: f"{sure} over {BOTH}", "seeds": f"{sure}, Student's t over seeds"}
     told = " or ".join(over[kind] for kind in sorted(kinds)) or sure
     better = "" if metric_of(rows[0].metric).higher_is_better else ", + is better"
-    return f"Difference to {reference_of(rows)}{better} [{told}]"
+    return f"Difference to {display_name(reference_of(rows))}{better} [{told}]"
 
 
 def best_rows(rows: Sequence[ComparisonRow]) -> frozenset[int]:
@@ -263,7 +263,7 @@ def _cells(row: ComparisonRow) -> list[str]:
     if row.mean_std is not None:
         mean += f" ± {metric_text(row.metric, row.mean_std)}"
     return [
-        method_text(row.method),
+        display_name(row.method),
         str(len(row.seeds)),
         mean,
         *numbers,

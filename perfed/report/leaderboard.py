@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfed.engine.metrics import metric_of
+from perfed.methods.titles import display_name
 from perfed.report.against import MethodVerdict, against, best_reference, sent
 from perfed.report.comparison import ComparisonRow, compare_table, comparison_rows
 from perfed.report.paired import ClientTable, holm, paired_p
 from perfed.report.runs import Run, main_metric
-from perfed.report.text import SAME, UNKNOWN, TextTable, axis_title, method_text, metric_text, short_number
+from perfed.report.text import SAME, UNKNOWN, TextTable, axis_title, metric_text, short_number
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def leaderboard(runs: Sequence[Run], reference: str | None = None, metric: str |
         "Method",
         "Seeds",
         f"{axis_title(metric)}, mean ± std over seeds",
-        f"Better than {base} by [95 % interval over clients and seeds]",
+        f"Better than {display_name(base)} by [95 % interval over clients and seeds]",
         "Worse / equal / better client-runs",
         "Worst client",
         "10 % worst",
@@ -74,7 +75,7 @@ def cells(of: Standing) -> list[str]:
     spread = "" if row.mean_std is None else f" ± {metric_text(metric, row.mean_std)}"
     counts = of.against and f"{of.against.worse} / {of.against.equal} / {of.against.better}"
     return [
-        method_text(row.method),
+        display_name(row.method),
         str(len(row.seeds)),
         metric_text(metric, row.mean) + spread,
         UNKNOWN if of.against is None or not of.against.runs else gain_text(of.against, metric),

@@ -9,6 +9,7 @@ from itertools import groupby
 
 from perfed.data.csv_text import csv_text as safe_csv
 from perfed.engine.metrics import metric_of
+from perfed.methods.titles import display_name
 from perfed.report.comparison import ComparisonRow, best_rows, difference_title
 from perfed.report.text import UNKNOWN, axis_title, metric_text
 
@@ -111,7 +112,7 @@ def _latex_table(metric: str, rows: Sequence[ComparisonRow], name: str) -> str:
         if row.mean_std is not None:
             mean += f" ± {metric_text(metric, row.mean_std)}"
         cell = escaped(mean)
-        cells = [escaped(row.method), f"\\textbf{{{cell}}}" if at in best else cell]
+        cells = [escaped(display_name(row.method)), f"\\textbf{{{cell}}}" if at in best else cell]
         cells += [_difference(row)] if compared else []
         lines.append([*cells, metric_text(metric, row.worst)])
     spread = f"Mean{' ± standard deviation' if seeds[-1] > 1 else ''} over {number} seed{'s' * (seeds[-1] > 1)}"

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from perfed.engine.evaluate import ENOUGH
 from perfed.methods.presets import method_and_policy
+from perfed.methods.titles import display_name
 from perfed.report.comparison import judged_table, metric_tables, short_table
 from perfed.report.runs import ClientValues, Run, main_metric, methods_of, reported
-from perfed.report.text import UNKNOWN, TextTable, axis_title, directed_title, mean_std, method_text, metric_text
+from perfed.report.text import UNKNOWN, TextTable, axis_title, directed_title, mean_std, metric_text
 from perfed.report.verdict import Verdict
 from perfed.report.warnings import MOSTLY, most_frequent
 from perfed.run.callbacks.targets import duration, percent
@@ -58,7 +59,7 @@ def class_table(runs: Sequence[Run]) -> TextTable | None:
         own = [found for name, found in spreads if name == method]
         values = [[found[name].mean for found in own if name in found] for name in names]
         cells = [mean_std(of, partial(metric_text, name), len(own)) for name, of in zip(names, values, strict=True)]
-        rows.append([method_text(method), *cells])
+        rows.append([display_name(method), *cells])
     return TextTable("accuracy is not all", ["Method", *map(directed_title, names)], rows)
 
 
@@ -90,7 +91,7 @@ def _domain_table(runs: Sequence[Run], metric: str) -> TextTable:
         untrained = {name for run in own if run.summary for name in run.summary.untrained_domains}
         marked |= bool(untrained.intersection(columns))
         rows.append(
-            [method_text(method), *(f"{c} *" if n in untrained else c for n, c in zip(columns, cells, strict=True))]
+            [display_name(method), *(f"{c} *" if n in untrained else c for n, c in zip(columns, cells, strict=True))]
         )
     titles = [f"{name}{_size(*sizes[name])}{' †' * (name in few)}" if name in sizes else name for name in columns]
     note = " ".join([_UNTRAINED] * marked + [_FEW] * bool(few))
@@ -161,7 +162,7 @@ def speed_table(runs: Sequence[Run], metric: str | None) -> TextTable | None:
         members = [of for own, of in known if own == method]
         cells = [_cell([of.rounds[i] for of in members], "{:.4g}".format) for i in (0, 1)]
         cells += [_cell([of.value[i] for of in members], partial(metric_text, metric)) for i in (0, 1)]
-        rows.append([method, *cells])
+        rows.append([display_name(method), *cells])
     titles = [f"{what}, {half} half" for what in ("Rounds", axis_title(metric)) for half in ("slower", "faster")]
     return TextTable("slower and faster half of the clients", ["Method", *titles], rows)
 
@@ -198,7 +199,7 @@ def target_table(runs: Sequence[Run]) -> TextTable | None:
     header += [f"{ratio} at {percent(target)}" for target in targets] if bases else []
     rows = []
     for method in methods:
-        row = [method, *(_time_cell(times_) for times_ in times[method])]
+        row = [display_name(method), *(_time_cell(times_) for times_ in times[method])]
         if method in bases:
             base = bases[method]
             row += [_speed_up_cell(base, *pair) for pair in zip(times[base], times[method], strict=True)]
@@ -246,4 +247,4 @@ def _speed_up_cell(base: str, base_times: Times, times: Times) -> str:
     pairs = [(base_times[seed], times[seed]) for seed in common]
     # A measured trace may say that work takes no time at all; nothing can be divided by that.
     ratios = [before / after for before, after in pairs if before is not None and after]
-    return mean_std(ratios, "{:.2f}".format, len(common)) + (f" over {base}" if ratios else "")
+    return mean_std(ratios, "{:.2f}".format, len(common)) + (f" over {display_name(base)}" if ratios else "")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from perfed.engine.metrics import metric_of
-from perfed.plugins import POOLED
 
 UNKNOWN = "–"
 SAME = "no difference on these rows"
@@ -30,16 +29,6 @@ class TextTable:
     rows: list[list[str]]
     note: str = ""
     best: frozenset[int] = frozenset()
-
-
-def method_text(method: str) -> str:
-    """A method's name in tables, marked where no federation can have what it is.
-
-    Example:
-        >>> method_text("fedpac"), method_text("pooled:logistic")
-        ('fedpac', 'pooled:logistic (data brought together)')
-    """
-    return f"{method} (data brought together)" if method.startswith(POOLED) else method
 
 
 def axis_title(metric: str) -> str:

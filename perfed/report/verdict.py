@@ -11,6 +11,7 @@ import numpy as np
 
 from perfed.engine.metrics import Metric, metric_of
 from perfed.errors import PerfedError, shorten_list
+from perfed.methods.titles import display_name
 from perfed.plugins import POOLED
 from perfed.report.against import (
     MethodVerdict,
@@ -131,7 +132,7 @@ class Verdict:
         """One row per site."""
         gain = "Gain of the federated over the local one [95 % interval over test rows and seeds]"
         rows = [
-            [s.site, s.method, s.why, s.local or UNKNOWN, s.federated or UNKNOWN, self._gain_at(s)] for s in self.sites
+            [s.site, _name(s.method), s.why, _name(s.local), _name(s.federated), self._gain_at(s)] for s in self.sites
         ]
         header = ["Site", "Use", "Why", "Best local model", "Best federated one", gain]
         return TextTable("what to use at each site", header, rows)
@@ -244,10 +245,14 @@ def _of_sites(
     return tuple(of.judged(site, gains.get(site), ahead) for site, of in found.items() if of.scores)
 
 
+def _name(method: str | None) -> str:
+    return UNKNOWN if method is None else display_name(method)
+
+
 def _over_sites(sites: Sequence[SiteVerdict]) -> list[str]:
     if not sites:
         return []
-    used = [f"{method} at {count}" for method, count in Counter(s.method for s in sites).most_common()]
+    used = [f"{display_name(method)} at {count}" for method, count in Counter(s.method for s in sites).most_common()]
     used[0] += f" of {len(sites)} clients"
     told = [f"Use {', '.join(used)}."]
     judged = [s.gain.sign for s in sites if s.gain is not None and s.gain.low is not None]

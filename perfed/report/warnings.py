@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import log_softmax  # type: ignore[import-untyped]
 
 from perfed.engine.metrics import metric_of, shown
+from perfed.methods.titles import display_name
 from perfed.plugins import POOLED, SKLEARN
 from perfed.report.against import MethodVerdict
 from perfed.report.paired import ClientTable
@@ -58,11 +59,11 @@ def unfinished(runs: Sequence[Run], metric: str) -> list[str]:
         still = _still_better(own, metric) or _still_learning(own, metric)
         if still:
             found.append(
-                f"{method} has not converged: in the last quarter of the rounds {still}; more rounds may change the "
-                "verdict."
+                f"{display_name(method)} has not converged: in the last quarter of the rounds {still}; more rounds may "
+                "change the verdict."
             )
         worse = [text for name in dict.fromkeys((metric, "auc")) if (text := _past_best(own, name))][:1]
-        found += [f"{method} {text}. {_PAST_BEST}" for text in worse]
+        found += [f"{display_name(method)} {text}. {_PAST_BEST}" for text in worse]
     return found
 
 
@@ -146,13 +147,13 @@ def below(found: Sequence[MethodVerdict], base: str, metric: str) -> list[str]:
     worse = [v for v in found if v.gain.mean <= 0]
     none = amount(metric, 0.0)  # as it is printed
     lost = [v for v in worse if v.gain.sign < 0 and amount(metric, -v.gain.mean) != none]
-    parts = []
+    parts, alone = [], f"{display_name(base)}, which needs no federation"
     if lost:
-        each = ", ".join(f"{v.method} (by {amount(metric, -v.gain.mean)})" for v in lost)
-        parts.append(f"Worse than {base}, which needs no federation: {each}")
-    level = ", ".join(v.method for v in worse if v not in lost)
+        each = ", ".join(f"{display_name(v.method)} (by {amount(metric, -v.gain.mean)})" for v in lost)
+        parts.append(f"Worse than {alone}: {each}")
+    level = ", ".join(display_name(v.method) for v in worse if v not in lost)
     if level:
-        parts.append(f"no better: {level}" if lost else f"No better than {base}, which needs no federation: {level}")
+        parts.append(f"no better: {level}" if lost else f"No better than {alone}: {level}")
     return [f"{'; '.join(parts)}."] if parts else []
 
 
@@ -163,7 +164,9 @@ def unequal_rounds(runs: Sequence[Run]) -> list[str]:
         own = [run for run in runs if run.method == method and run.summary and run.summary.rounds]
         asked = {int(run.config.get("rounds", 0)) for run in own} - {0}
         if len(asked) > 1:
-            found.append(f"{method}: seeds have {listed([str(number) for number in sorted(asked)])} rounds.")
+            found.append(
+                f"{display_name(method)}: seeds have {listed([str(number) for number in sorted(asked)])} rounds."
+            )
     return found
 
 
@@ -214,7 +217,7 @@ def most_frequent(runs: Sequence[Run], sites: Collection[str] = ()) -> float:
 def without(runs: Sequence[Run], metric: str, values: ClientTable) -> list[str]:
     """One line for the finished methods that lack the metric, as log loss where a model has no probabilities."""
     finished = methods_of([run for run in runs if run.summary])
-    lacking = [method for method in finished if method not in values.of_method]
+    lacking = [display_name(method) for method in finished if method not in values.of_method]
     return [f"Not compared, for lack of {metric}: {listed(lacking)}."] if lacking else []
 
 
@@ -246,7 +249,7 @@ def spent(runs: Sequence[Run]) -> list[str]:
         if run.summary and (privacy := run.summary.privacy):
             most[run.method] = max(most.get(run.method, 0.0), *privacy["spent"].values())
             unit = f"of each {'row' if privacy['unit'] == 'sample' else 'client'} (delta {privacy['delta']:g})"
-    each = ", ".join(f"{method} {value:.3g}" for method, value in most.items())
+    each = ", ".join(f"{display_name(method)} {value:.3g}" for method, value in most.items())
     return [f"Privacy {unit}: the largest epsilon that a client has spent is {each}."] if most else []
 
 
@@ -300,7 +303,7 @@ def learnt_nothing(found: Constant, sites: int) -> list[str]:
         if not method.startswith(POOLED) and method not in _MEANT:
             names = ", ".join([*own[:MOST_NAMES], *["..."] * (len(own) > MOST_NAMES)])
             told.append(
-                f"{method} predicts the same for every test row at {len(own)} of {sites} clients ({names}): it has "
-                "learnt nothing there."
+                f"{display_name(method)} predicts the same for every test row at {len(own)} of {sites} clients ({names}): "
+                "it has learnt nothing there."
             )
     return told

@@ -127,7 +127,7 @@ def card(facts: dict[str, Any]) -> str:
         *([] if not facts.get("weights") else ["## What it is made of", _mixture(facts["weights"])]),
         "## Data of the site",
         _data(facts),
-        *([] if not facts.get("contributors") else ["## Sites that contributed", _contributors(facts["contributors"])]),
+        *([] if not facts.get("contributors") else ["## Sites that contributed", _contributors(facts)]),
         "## How good it is",
         _metrics(facts),
         "## What it is not for",
@@ -178,11 +178,22 @@ def _data(facts: dict[str, Any]) -> str:
     return _table(("of", "number"), rows)
 
 
-def _contributors(found: dict[str, int | None]) -> str:
-    """Who was used in training; of many clients the first hundred."""
-    rows = [(site, "not known here" if rounds is None else rounds) for site, rounds in [*found.items()][:_LISTED]]
+def _contributors(facts: dict[str, Any]) -> str:
+    """Who was used in training, and what each has spent of privacy; of many clients the first hundred."""
+    found: dict[str, int | None] = facts["contributors"]
+    privacy = facts.get("privacy")
+    header, rows = ("site", "rounds in which its reply was used"), list[tuple[Any, ...]]()
+    for site, rounds in [*found.items()][:_LISTED]:
+        spent = () if privacy is None else (_spent_by(site, facts["site"], privacy),)
+        rows.append((site, "not known here" if rounds is None else rounds, *spent))
     more = f"\n\nAnd {len(found) - _LISTED} more." if len(found) > _LISTED else ""
-    return _table(("site", "rounds in which its reply was used"), rows) + more
+    return _table((*header, *(() if privacy is None else ("epsilon spent",))), rows) + more
+
+
+def _spent_by(site: str, own: str, privacy: dict[str, Any]) -> str:
+    """What a site has spent; at a real site it is known of the others that their budget is the same."""
+    spent = privacy["spent"] if site == own else privacy.get("contributors", {}).get(site)
+    return f"at most {privacy['most']:.4g}" if spent is None and "most" in privacy else f"{spent or 0.0:.4g}"
 
 
 def _metrics(facts: dict[str, Any]) -> str:

@@ -25,6 +25,7 @@ from perfed.data.csv_text import csv_text
 from perfed.data.reading import checked, read_json
 from perfed.errors import PerfedError
 from perfed.run.checkpoint_files import CheckpointFiles
+from perfed.run.layout import FILE, Layout, layout_of, readable_layout, written_now
 from perfed.run.records import Number, Round, Summary
 from perfed.system import SCRATCH, locked, sweep, write_atomic
 
@@ -60,7 +61,7 @@ def marker_of(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the kind of the study in ``path``, and what its marker says beside it; two empty ones where none is there.
 
     Raises:
-        PerfedError: the marker cannot be read.
+        PerfedError: the marker cannot be read, or is of a version whose directories are not read.
     """
     file = marker_file(path)
     if not file.is_file():
@@ -72,12 +73,14 @@ def marker_of(path: Path) -> tuple[str, dict[str, Any]]:
             raise ValueError(f"kind: must be one of {', '.join(OLD_MARKERS.values())} (given: {kind!r})")
     except (OSError, ValueError) as error:
         raise PerfedError(f"{file}: cannot be read: {error}") from None
+    said = {key: content.pop(key) for key in Layout.model_fields if key in content}
+    readable_layout(path, said, file)
     return str(kind), content
 
 
 def write_marker(path: Path, kind: str, content: Mapping[str, Any]) -> None:
     """Write what :func:`marker_of` reads, in the place of an older one."""
-    write_atomic(path / MARKER, tomli_w.dumps({"kind": kind, **content}))
+    write_atomic(path / MARKER, tomli_w.dumps({"kind": kind, **written_now(), **content}))
     (path / f"{kind}.toml").unlink(missing_ok=True)
 
 
@@ -96,7 +99,15 @@ class _Line(Round):
 
 
 class RunDirectory(CheckpointFiles):
-    """Reads and writes the files of one run."""
+    """Reads and writes the files of one run.
+
+    Raises:
+        PerfedError: the run is of a version whose directories are not read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.layout = layout_of(path)
 
     @classmethod
     def create(cls, path: Path) -> RunDirectory:
@@ -136,7 +147,8 @@ class RunDirectory(CheckpointFiles):
     # Configuration and results -----------------------------------------------------------------------------
 
     def write_config(self, text: str) -> None:
-        """Write the experiment into ``config.toml``."""
+        """Write the experiment into ``config.toml``, and who writes it into ``version.json``."""
+        write_atomic(self.path / FILE, json.dumps(written_now()) + "\n")
         write_atomic(self.path / "config.toml", text)
 
     def read_config(self) -> str:
@@ -165,7 +177,8 @@ class RunDirectory(CheckpointFiles):
         """
         if (self.path / "rounds.jsonl").exists() or self.checkpoints.exists():
             return
-        (self.path / "config.toml").unlink(missing_ok=True)
+        for name in ("config.toml", FILE):
+            (self.path / name).unlink(missing_ok=True)
         for folder in self.path.glob(f"{SCRATCH}*"):
             shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # not empty

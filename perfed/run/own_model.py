@@ -88,6 +88,14 @@ class OwnModels:
         """The clients that others' models are made with too, by id: in how many rounds, where that is known."""
         return {}
 
+    def spent_by(self, client: str) -> dict[str, Any] | None:
+        """Settings of ``[privacy]``, and what ``client`` has spent; ``None`` without."""
+        return self._budget.of(client) if self._budget else None
+
+    @property
+    def _budget(self) -> PrivacyBudget | None:
+        return next((found for found in self.callbacks if isinstance(found, PrivacyBudget)), None)
+
     def site(self, client: str, trust: bool = False) -> SiteModel:
         """Return one client's own model, apart from the run: it predicts, is saved, exported (:mod:`perfed.run.site`).
 
@@ -119,7 +127,9 @@ class OwnModels:
         """
         rounds = self.done if rounds is None else rounds
         site = self._site(joined(self.server, client, rounds), client.id)
-        return replace(site, facts={**site.facts, "joined": rounds})
+        budget = self._budget
+        privacy = {"privacy": plain(budget.joined(client.id, rounds))} if budget else {}
+        return replace(site, facts={**site.facts, "joined": rounds, **privacy})
 
     def model(self, client: str) -> tuple[Chain, Parameters]:
         """Return one client's own model: the modules with its parameters loaded, and those parameters by name.
@@ -143,8 +153,7 @@ class OwnModels:
         domains = [federation.domain_name(m) for m in range(federation.num_domains)] if takes_domain else None
         about = {"method": self.name, "rounds": max(self.done, 0), "seed": server.seed, "settings": method.all_settings}
         about |= {"dtype": str(cohort.dtype).removeprefix("torch."), "contributors": dict(self.contributors) or None}
-        budget = next((found for found in self.callbacks if isinstance(found, PrivacyBudget)), None)
-        about |= {"privacy": budget.of(client)} if budget else {}
+        about |= {} if (spent := self.spent_by(client)) is None else {"privacy": spent}
         facts = facts_of(own, federation, domains=domains, **about)
         made = SiteModel(network, plain(facts), own.table)
         return replace(made, facts={**made.facts, "metrics": plain(_measured(made, own, federation))})

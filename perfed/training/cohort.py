@@ -58,6 +58,7 @@ class Cohort(View):
         scratch: what a program leaves for the method's ``predict``, nested dictionaries of tensors ``(n, ...)``.
         watch: sees what is fitted before it is (:class:`perfed.training.fit.LossCurve`).
         private: how rows are kept private in all that is fitted and counted; ``None``: not at all.
+        noise: where noise on what leaves comes from.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Cohort(View):
         self.scratch: dict[str, Any] = {}
         self.watch: Callable[[Task], Task] = lambda task: task
         self.private: PrivateTraining | None = None
+        self.noise = rng.Noise()
         self._fits = self._sums = 0
         self._penalties: Sequence[Penalty] | None = None
         self._transforms: Sequence[Transform] | None = None

@@ -35,14 +35,14 @@ class PrivateTraining:
         noise: z; the sum of the clipped gradients of a step gets noise of standard deviation ``z C``.
         rows: R, largest norm of a row in sums of rows.
         poisson: whether a row is in each mini-batch by a coin of its own, instead of in one of each pass.
-        secret: known to nobody else, where others know the seed of the run.
+        source: of the noise; with a secret where others know the seed of the run.
     """
 
     clip: float
     noise: float
     rows: float = 1.0
     poisson: bool = False
-    secret: int = 0
+    source: rng.Noise = rng.PLAIN
 
     def gradients(self, loss: Loss, step: Step, params: Parameters, count: int) -> tuple[Tensor, Parameters]:
         """Return losses ``(clients,)`` and the noisy means of the rows' clipped gradients at ``params``.
@@ -58,12 +58,12 @@ class PrivateTraining:
         found = clipped_by_layers(loss, step, params, self.clip)
         losses, sums = self._by_rows(loss, step, params) if found is None else found
         sizes = [tensor[0].numel() for tensor in sums.values()]
-        key = rng.key(step.keys, "privacy", self.secret, count)
+        key = rng.key(step.keys, "privacy", 0, count)
         weight = step.weight.amax(1)
         unit = weight if step.block.unit is None else step.block.unit[step.at]
         less = torch.where(weight > 0, unit / weight, 1)  # a smaller last mini-batch takes a smaller step
         scale = self.noise * self.clip * unit  # also where a mini-batch is empty
-        noise = rng.gaussian(key, sum(sizes), step.weight.dtype).mul_(scale.unsqueeze(1)).split(sizes, 1)
+        noise = self.source.draw(key, sum(sizes), step.weight.dtype).mul_(scale.unsqueeze(1)).split(sizes, 1)
         noisy = {
             name: tensor * less.view(-1, *[1] * (tensor.ndim - 1)) + own.view(tensor.shape)
             for (name, tensor), own in zip(sums.items(), noise, strict=True)
@@ -91,7 +91,8 @@ class PrivateTraining:
 
         Asked again, the answer is the same, so that a run spends for it once.
         """
-        noise = self._noise(counts, torch.stack([rng.key(seed, "privacy", self.secret, what, i) for i in ids]))
+        keys = torch.stack([rng.key(seed, "privacy", 0, what, i) for i in ids])
+        noise = self._noise(counts, keys, once=True)
         return (counts + self.noise * noise).clamp_min(0)
 
     def noisy_sums(self, rows: Tensor, place: Tensor, places: int, keys: Tensor) -> Tensor:
@@ -108,10 +109,10 @@ class PrivateTraining:
         """
         cut = rows * (self.rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)).clamp(max=1)
         sums = rows.new_zeros(len(keys) * places, rows.shape[1]).index_add_(0, place, cut).view(len(keys), places, -1)
-        return sums + self.noise * self.rows * self._noise(sums, rng.key(keys, "privacy", self.secret))
+        return sums + self.noise * self.rows * self._noise(sums, rng.key(keys, "privacy", 0))
 
-    def _noise(self, like: Tensor, keys: Tensor) -> Tensor:
-        return rng.gaussian(keys.to(like.device), like[0].numel(), like.dtype).view(like.shape)
+    def _noise(self, like: Tensor, keys: Tensor, *, once: bool = False) -> Tensor:
+        return self.source.draw(keys.to(like.device), like[0].numel(), like.dtype, once=once).view(like.shape)
 
     def blocks(self, samples: Samples, keys: Tensor, batch_size: int, steps: IntArray) -> Iterator[Block]:
         """Return mini-batches in which each row is with probability ``batch_size / n``, or 1 where that is more.
@@ -122,7 +123,7 @@ class PrivateTraining:
         while first < int(steps.max(initial=0)):
             active = int((steps > first).sum())
             stop = min(int(steps[active - 1]), first + _POISSON_STEPS)
-            yield _poisson_block(samples, rng.key(keys[:active], "poisson", self.secret), batch_size, first, stop)
+            yield _poisson_block(samples, rng.key(keys[:active], "poisson", 0), batch_size, first, stop)
             first = stop
 
 

@@ -74,7 +74,7 @@ def test_run_leaves_exactly_these_files(run_dir):
         "report.html",
         "rounds.jsonl",
     ]
-    assert sorted(file.name for file in run_dir.iterdir()) == [*files, "snapshots", "summary.json"]
+    assert sorted(file.name for file in run_dir.iterdir()) == [*files, "snapshots", "summary.json", "version.json"]
     assert [file.name for file in (run_dir / "snapshots").iterdir()] == ["round-0000.npz"]
 
 

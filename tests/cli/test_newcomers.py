@@ -162,7 +162,14 @@ def commands() -> list[tuple[str, ...]]:
     listed = perfed("--help").out.partition("Commands:\n")[2]
     names = re.findall(r"^ {2}(\S+)", listed, flags=re.MULTILINE)
     assert len(names) >= 19
-    return [(name,) for name in names] + [("site", "log"), ("site", "export")]
+    return [(name,) for name in names] + [(group, name) for group in ("data", "site") for name in within(group)]
+
+
+def within(group: str) -> list[str]:
+    """The commands of a group."""
+    found = re.findall(r"^ {2}(\S+)", perfed(group, "--help").out.partition("Commands:\n")[2], flags=re.MULTILINE)
+    assert len(found) >= 3
+    return [name for name in found if name != "Example:"]
 
 
 @pytest.mark.parametrize("written", ["train", "Compare", "fly"])

@@ -112,6 +112,7 @@ class Allowed:
         measured: names of all metrics that a site may tell.
         exchanges: by what they ask.
         asked: the fewest sites that a round asks.
+        discreet: whether losses and metrics stay at the site, and an exchange is done with one payload alone.
     """
 
     rounds: int
@@ -122,6 +123,7 @@ class Allowed:
     measured: tuple[str, ...]
     exchanges: Mapping[Asked, Answered]
     asked: int = 1
+    discreet: bool = False
 
     def terms(self, exchange: Exchange) -> tuple[Term, ...]:
         """Whose sums over sites the server needs of the replies of an exchange, where it sees sums alone."""
@@ -148,10 +150,10 @@ class Allowed:
     def _sent(self, answered: Answered) -> Iterator[tuple[str, Entry]]:
         for form in answered.replies:
             if not self.masked:
-                yield from form.spec.items()
+                yield from ((name, entry) for name, entry in form.spec.items() if not (self.discreet and name == LOSS))
             elif answered.terms:
                 yield MASKED, Entry((None,), torch.int64)
-            else:
+            elif not self.discreet:
                 yield LOSS, form.spec[LOSS]
 
     @property

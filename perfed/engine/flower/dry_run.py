@@ -117,6 +117,7 @@ def allowed_by(client: Client, info: FederationInfo, initialiser: Initialiser, p
     splits = [protocol.split, *(["validation"] if protocol.validated else [])]
     splits += [] if client.split("test") is not None else ["train"]
     numbers = _rounds(initialiser, protocol.rounds)
+    discreet = any(extension.discreet for extension in initialiser.method.extensions)
     for participation in _participations(protocol, len(federation)):
         everyone = participation.policy == "uniform" and participation.rate == 1
         engine = partial(_Noting, notes=notes)
@@ -129,9 +130,10 @@ def allowed_by(client: Client, info: FederationInfo, initialiser: Initialiser, p
         protocol.domains,
         tuple(chosen(name)[0] for name in protocol.metrics),
         protocol.held,
-        _measured(notes, protocol.held),
+        () if discreet else _measured(notes, protocol.held),
         dict(_answered(notes, protocol.split)),
         protocol.participation.count(protocol.sites),
+        discreet,
     )
 
 

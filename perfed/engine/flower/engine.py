@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -219,7 +220,7 @@ class FlowerEngine(Engine):
         sizes: dict[str, dict[str, float]] = {}
         exchange = self._transport.exchange(messages, min(self._limits.seconds, wanted.limit), least)
         for answer in exchange:
-            answers.append(_checked(answer, expected, sizes))
+            answers.append(_checked(answer, expected, sizes, partial(self._refused, asked[answer.site])))
             if answers[-1].body is not None and wanted.enough(_arrived(answers)):
                 answers = self._in_proportion(answers, sizes, asked)
                 if wanted.enough(_arrived(answers)):
@@ -256,8 +257,19 @@ class FlowerEngine(Engine):
         spec = self._spec(work)
         if self._allowed is not None:  # nothing is summed, so that nothing of the reply leaves
             self._shown, spec = (spec, {}), NOTHING
-        bounds, samples = Bounds(self._limits.bytes, self._limits.norm), len(self.clients[site].train)
+        noisy = any(extension.discreet for extension in self.initialiser.method.extensions)
+        samples = None if noisy else len(self.clients[site].train)
+        bounds = Bounds(self._limits.bytes, self._limits.norm)
         return Expected(self._run, sequence, work.exchange.program, [site], spec, bounds, samples)
+
+    def _refused(self, work: ChunkTask, tree: Tree) -> str:
+        """Why an extension says that the site has not done what it should have done to its reply; or nothing."""
+        (site,) = work.ids
+        sent, reply = {**work.shared, **work.rows.get(site, {})}, tree["reply"]
+        assert isinstance(reply, Mapping)
+        found = (extension.refuses(sent, reply) for extension in self.initialiser.method.extensions)
+        why = "" if self._allowed is not None else next(filter(None, found), "")
+        return why and f"the reply of site '{site}': {why}"
 
     def _spec(self, work: ChunkTask) -> Spec:
         """The entries of what the program of ``work`` replies."""
@@ -285,11 +297,17 @@ def _arrived(answers: Sequence[Answer]) -> dict[str, float]:
     return {answer.site: answer.seconds for answer in answers if answer.body is not None}
 
 
-def _checked(answer: Answer, expected: Mapping[str, Expected], sizes: dict[str, dict[str, float]]) -> Answer:
+def _checked(
+    answer: Answer,
+    expected: Mapping[str, Expected],
+    sizes: dict[str, dict[str, float]],
+    refused: Callable[[Tree], str],
+) -> Answer:
     """The answer, or a failure in its place where its body cannot be used; else ``sizes`` gets the norms of entries."""
 
     def wrong(header: dict[str, Any], tree: Tree) -> str | None:
         problem = wrong_reply(answer.site, header, tree, expected[answer.site]) or wrong_metrics(header)
+        problem = problem or refused(tree)
         if not problem:
             sizes[answer.site] = norms({"reply": tree["reply"]})
         return problem

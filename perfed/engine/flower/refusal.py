@@ -19,6 +19,7 @@ class Said(StrEnum):
     DATA = "the site's data do not fit the study; its administrator sees why"
     AWAY = "this site is not in that run; the server must begin with the study"
     LEFT = "this site has left the study"
+    BUDGET = "the privacy budget of this site is spent; its administrator sees how"
     SUM = "the site does not take part in this sum; its administrator sees why"
     STATE = "a state that the site needs is missing or damaged; its administrator sees which"
     DISK = "the site's disk cannot be written to or read; its administrator sees why"

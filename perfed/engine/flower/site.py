@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from perfed.data.client import Client
 from perfed.data.target_scale import TargetScale
@@ -20,12 +24,29 @@ from perfed.engine.flower.wire import done_message, reply_tree, work_of
 from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo
+from perfed.rng import Noise
 from perfed.system import write_atomic
 from perfed.training.plan import Plan
 
+METRICS = "metrics.jsonl"
+"""File beside the states: what was measured here and stays here, a line each."""
 MODEL = "model.message"
 """File beside the states: the last message by which the site has made its own model."""
 _OLDER = 6  # states before the newest base that stay, for a server that comes back from an older checkpoint
+
+
+class Budget(Protocol):
+    """What a site may tell under ``[privacy]``, and the noise on it."""
+
+    def noise(self, message: bytes) -> Noise:
+        """Return where the noise of the answer to ``message``, named by 32 bytes, comes from."""
+
+    def spend(self, round_: int) -> None:
+        """Note that the site answers in a round, before it does.
+
+        Raises:
+            Refused: it would tell more than it may.
+        """
 
 
 class Site:
@@ -37,9 +58,12 @@ class Site:
         plan: how work is cut up.
         info: what the server knows of the federation, but for what every message says anew.
         scale: what targets were standardised by.
-        store: on the site's disk.
-        run: id of the run.
+        store: on the site's disk, of the run.
         allowed: what is answered, and nothing else.
+        budget: of what is told, where ``allowed`` is discreet.
+
+    Raises:
+        PerfedError: a budget is needed and there is none.
     """
 
     def __init__(
@@ -51,16 +75,18 @@ class Site:
         info: FederationInfo,
         scale: TargetScale | None,
         store: SiteStore,
-        run: str,
         allowed: Allowed,
+        budget: Budget | None = None,
     ) -> None:
-        self.client, self.initialiser, self.plan = client, initialiser, plan
+        if allowed.discreet and budget is None:
+            raise PerfedError(f"site '{client.id}': a private study needs a secret and a budget of the site")
+        self.client, self.initialiser, self.plan, self._budget = client, initialiser, plan, budget
         self._info, self._scale, self._store = info, scale, store
-        self._run, self._allowed = run, allowed
+        self._allowed = allowed
         self._host: LocalExecutor | None = None
         self._last: tuple[str, bytes] | None = None  # what was asked last, and the reply
         self._masking = (
-            None if initialiser.secure is None else Masking(initialiser.secure, client.id, run, allowed, store)
+            None if initialiser.secure is None else Masking(initialiser.secure, client.id, store.run, allowed, store)
         )
 
     def answer(self, data: bytes) -> bytes:
@@ -75,7 +101,7 @@ class Site:
             if self._masking is not None and header.get("kind") in KINDS:
                 return self._masking.answer(header, data)
             secure = header.pop("secure", None)
-            if problem := self._allowed.wrong_request(header, tree, self._run):
+            if problem := self._allowed.wrong_request(header, tree, self._store.run):
                 raise PerfedError(problem)
         asked, sequence = hashlib.sha256(data).hexdigest(), header["sequence"]
         stored = self._store.reply(sequence)
@@ -83,11 +109,15 @@ class Site:
             return stored
         if self._last is not None and self._last[0] == asked:  # an evaluation, which leaves no state
             return self._last[1]
-        if not self._store.admit(sequence, _content(header, data)):
+        content, alone = content_of(header, data), self._budget is not None and header["index"] >= 0
+        if not self._store.admit(sequence, content, alone=alone):
             why = "a server that goes on asks the same again"
-            said = f"the server's message: exchange {sequence} was asked with {TRIES} payloads already; {why}"
+            tries = "another payload" if alone else f"{TRIES} payloads"
+            said = f"the server's message: exchange {sequence} was asked with {tries} already; {why}"
             raise Refused(Said.MESSAGE, said)
-        done, reply = self._done(header, tree, secure, asked)
+        if self._budget is not None and alone:
+            self._budget.spend(header["round"])
+        done, reply = self._done(header, tree, secure, asked, content)
         if done.states:
             self._store.put(sequence, done.states[self.client.id], reply)
             self._store.forget({*header["keep"], *self._needed(header["base"], sequence)})
@@ -97,7 +127,7 @@ class Site:
         return reply
 
     def _done(
-        self, header: Mapping[str, Any], tree: Mapping[str, Any], secure: Any, asked: str
+        self, header: Mapping[str, Any], tree: Mapping[str, Any], secure: Any, asked: str, content: str
     ) -> tuple[ChunkResult, bytes]:
         """What was done, and the reply that leaves: in a sum under masks, which are the last that is made of it."""
         with refusing(Said.STATE):
@@ -105,7 +135,10 @@ class Site:
         work = work_of(header, tree, self.client.id, state, self._scale)
         terms = self._allowed.terms(work.exchange) if self._masking is not None else ()
         going = self._masking.joined(header["sequence"], secure) if self._masking is not None and terms else None
-        done = self._at(header).run(work)
+        host = self._at(header)
+        if self._budget is not None:
+            host.noise = self._budget.noise(digest_of(content))
+        done = self._told(header, host.run(work))
         if problem := self._allowed.wrong_reply(header, reply_tree(done)):
             raise Refused(Said.MESSAGE, problem)
         fields = {**header, "asked": asked}
@@ -115,6 +148,18 @@ class Site:
             return done, done_message(without_reply(done), fields)
         vector = self._masking.masked(going, secure, done, terms)
         return done, masked_message(vector, done, fields, going.attempt)
+
+    def _told(self, header: Mapping[str, Any], done: ChunkResult) -> ChunkResult:
+        """What of it is told: of a private study no loss and no metric, which are kept here."""
+        if not self._allowed.discreet:
+            return done
+        if found := done.metrics.get(self.client.id):
+            place = {name: header[name] for name in ("round", "index", "measure")}
+            loss = float(done.losses[0])
+            line = {**place, "train_loss": loss if isfinite(loss) else None, "metrics": found}
+            with (self._store.path / METRICS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        return replace(done, losses=torch.full_like(done.losses, torch.nan), metrics={})
 
     def _needed(self, base: int, sequence: int) -> set[int]:
         """States that the server may still name: replies between ``base`` and ``sequence`` were not accepted."""
@@ -129,9 +174,14 @@ class Site:
         return self._host
 
 
-def _content(header: Mapping[str, Any], data: bytes) -> str:
+def digest_of(content: str) -> bytes:
+    """The 32 bytes that name what is asked."""
+    return hashlib.sha256(content.encode()).digest()
+
+
+def content_of(header: Mapping[str, Any], data: bytes) -> str:
     """Names what is asked, whatever states the server wants kept."""
-    asked = {name: value for name, value in header.items() if name != "keep"}
+    asked = {name: value for name, value in header.items() if name not in ("keep", "secure")}
     body = unframe(data)[1]
     return f"{header['program']} {header['measure']} {hashlib.sha256(frame(asked, body)).hexdigest()}"
 
@@ -143,14 +193,16 @@ def background_of(client: Client, header: Mapping[str, Any], info: FederationInf
     return Background(info, (client.input_shape,), tuple(header["trained"]), None)
 
 
-def model_message(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Header and tree of the last message by which the site in ``path`` has made its own model.
+def model_message(path: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Header and tree of the last message by which the site in ``path`` has made its own model, and what names it.
 
     Raises:
         PerfedError: there is none yet.
     """
     try:
-        return unpack((path / MODEL).read_bytes())
+        data = (path / MODEL).read_bytes()
+        header, tree = unpack(data)
+        return header, tree, content_of(header, data)
     except FileNotFoundError:
         others = [made.parent.name for made in sorted(path.parent.glob(f"*/{MODEL}"))]
         earlier = f"; an earlier run's: --run {' or '.join(others)}" if others else ""

@@ -20,7 +20,7 @@ from perfed.report.runs import Run
 MOST_BARS = 60
 """Sites that are drawn; of more, evenly chosen ones."""
 ROW, LEFT, TOP = 18.0, 92.0, 14.0
-PALE = 0.5  # of candidates behind the first eight, whose colours others have too
+PALE = 0.5  # of candidates behind the first ten, whose colours others have too
 FILE = "blend.json"
 
 READ_BLEND = (
@@ -86,7 +86,9 @@ def _drawn(study: Study, of: Weights) -> str:
     for number, (name, weights) in enumerate(rows):
         parts.append(_bar(name, weights, y, of.names, own))
         y += ROW + (8 if number == 0 else 0)
-    told = "; ".join(f"{name}: " + ", ".join(f"{of.names[k]} {w[k]:.2f}" for k in used if w[k] > 0) for name, w in rows)
+    told = "; ".join(
+        f"{name}: " + ", ".join(f"{display_name(of.names[k])} {w[k]:.2f}" for k in used if w[k] > 0) for name, w in rows
+    )
     return svg.drawing("Weights of the blend at each site", told, *parts, height=y + 6)
 
 
@@ -98,7 +100,9 @@ def _bar(name: str, weights: NDArray[np.float64], y: float, names: Sequence[str]
     for candidate, weight in zip(names, weights, strict=True):
         if weight > 0:
             length, pale = wide * float(weight), names.index(candidate) >= len(COLOURS)
-            drawn = svg.bar(x, y, length, ROW - 4, own[candidate].colour, f"{name}: {candidate} {weight:.2f}")
+            drawn = svg.bar(
+                x, y, length, ROW - 4, own[candidate].colour, f"{name}: {display_name(candidate)} {weight:.2f}"
+            )
             parts.append(svg.tag("g", drawn, opacity=PALE) if pale else drawn)
             x += length
     return "".join(parts)

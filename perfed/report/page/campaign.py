@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from perfed.engine.metrics import metric_of
+from perfed.methods.titles import display_name
 from perfed.report.campaign import Grid, Part, Series, grids, methods_in, series, value_of
 from perfed.report.curves import ROUNDS, metric_curves
 from perfed.report.intervals import Gain
 from perfed.report.page import svg
-from perfed.report.page.curves import DECADES, drawn_curves
+from perfed.report.page.curves import DECADES, drawn_curves, zoomed
 from perfed.report.page.html import figure, note, radio, section, select, switched, table
 from perfed.report.page.page_data import file_name
 from perfed.report.page.paper import standalone
@@ -79,7 +80,7 @@ def write_campaign(parts: Sequence[Part], out: Path, *, key: str, title: str, wa
 def _switched(name: str, drawn: Mapping[str, str], start: str) -> str:
     """The figures whose names begin so, of which a reader chooses one."""
     own = {stem.removeprefix(start): picture for stem, picture in drawn.items() if stem.startswith(start)}
-    texts = {stem: BUTTONS.get(stem, stem) for stem in own}
+    texts = {stem: BUTTONS.get(stem) or display_name(stem) for stem in own}
     control = (radio if name == "sweep" else select)(name, "Of" if name == "sweep" else "Method", texts)
     return switched([control], {stem: figure(picture) for stem, picture in own.items()})
 
@@ -104,7 +105,7 @@ def _figures(parts: Sequence[Part], key: str) -> dict[str, str]:
     for grid in grids(parts, key)[:1]:
         look = looks(methods_in(parts))
         found |= {f"sweep-{one.name}": _against(one, grid, look) for one in series(grid)}
-        for method in grid.methods:
+        for method in grid.ranked:
             if drawn := _curves(grid, method):
                 found[f"curves-{file_name(method)}"] = drawn
     return found
@@ -121,7 +122,7 @@ def _positions(texts: Sequence[str]) -> tuple[list[float], bool]:
 
 def _against(one: Series, grid: Grid, look: Mapping[str, Look]) -> str:
     """A line per method, with intervals."""
-    entries, top = svg.legend([(method, look[method]) for method in one.points])
+    entries, top = svg.legend([(display_name(method), look[method]) for method in one.points])
     gains = [gain for points in one.points.values() for gain in points.values()]
     heights = [end for gain in gains for end in (gain.mean, gain.low, gain.high) if end is not None]
     log_y = "%" not in one.unit and min(heights) > 0 and max(heights) / min(heights) >= DECADES
@@ -129,7 +130,7 @@ def _against(one: Series, grid: Grid, look: Mapping[str, Look]) -> str:
     ends, titles = svg.spanned(at, log=log), (grid.key, one.title)
     frame = svg.axes(ends, svg.spanned(heights, log=log_y), titles, log=log, log_y=log_y, top=top + 22)
     scale = Places(*ends, frame.x.start, frame.x.end, log, tuple(sorted(zip(at, grid.columns, strict=True))))
-    parts = [entries, str(replace(frame, x=scale))]
+    parts = [entries, str(replace(frame, x=scale, counted=True))]
     for number, (method, points) in enumerate(one.points.items()):
         aside = DODGE * (number - (len(one.points) - 1) / 2)
         placed = sorted((scale(at[i]) + aside, grid.columns[i], gain) for i, gain in points.items())
@@ -139,9 +140,11 @@ def _against(one: Series, grid: Grid, look: Mapping[str, Look]) -> str:
                 parts.append(svg.interval(frame.y(gain.low), frame.y(gain.high), across, colour, upright=True))
         parts.append(svg.line([(across, frame.y(gain.mean)) for across, _, gain in placed], look[method]))
         for across, value, gain in placed:
-            told = f"{method}, {grid.key} = {value}: {gain.mean:.4g}{one.unit}{_ends(gain)}"
+            told = f"{display_name(method)}, {grid.key} = {value}: {gain.mean:.4g}{one.unit}{_ends(gain)}"
             parts.append(svg.dot(across, frame.y(gain.mean), colour, told))
-    said = "; ".join(f"{m}: " + ", ".join(f"{g.mean:.4g}" for g in p.values()) for m, p in one.points.items())
+    said = "; ".join(
+        f"{display_name(m)}: " + ", ".join(f"{g.mean:.4g}" for g in p.values()) for m, p in one.points.items()
+    )
     return svg.drawing(f"{one.title} by {grid.key}", said, *parts)
 
 
@@ -155,18 +158,18 @@ def _curves(grid: Grid, method: str) -> str:
     for part in grid.parts:
         for curve in metric_curves(part.members(method), grid.metric):
             value = value_of(part, grid.key)
-            found[value] = replace(curve, method=f"{method}, {grid.key} = {value}")
+            found[value] = replace(curve, method=f"{display_name(method)}, {grid.key} = {value}")
     if not found:
         return ""
     look = looks(grid.columns)
     entries, top = svg.legend([(value, look[value]) for value in found])
     values = np.concatenate([curve.values.ravel() for curve in found.values()])
-    title = directed_title(grid.metric)
+    title = f"{display_name(method)}: {directed_title(grid.metric)}"
     log_y = not metric_of(grid.metric).percent and values.min() > 0 and values.max() / values.min() >= DECADES
     last = max(float(curve.x[ROUNDS.button][-1]) for curve in found.values())
-    heights = svg.spanned(values.tolist(), log=bool(log_y))
-    frame = svg.axes((0.0, last), heights, (ROUNDS.title, f"{method}: {title}"), log_y=bool(log_y), top=top + 22)
+    heights = zoomed([*found.values()], log=bool(log_y))
+    frame = svg.axes((0.0, last), heights, (ROUNDS.title, title), log_y=bool(log_y), top=top + 22)
     unit = f" {metric_of(grid.metric).unit}".rstrip()
     below, above = drawn_curves([(curve, look[value]) for value, curve in found.items()], ROUNDS, frame, unit)
     told = "; ".join(f"{value} ends at {curve.values[:, -1].mean():.4g}{unit}" for value, curve in found.items())
-    return svg.drawing(f"{method}: {title} by {grid.key}", told, entries, *below, str(frame), *above)
+    return svg.drawing(f"{title} by {grid.key}", told, entries, *below, str(frame), *above)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from perfed.engine.metrics import metric_of
 from perfed.errors import PerfedError
+from perfed.methods.titles import display_name
 from perfed.report.calibration import Calibration, calibrations
 from perfed.report.curves import VIRTUAL_TIME, Axis, Curve, axes_of, further_metrics, metric_curves, oracle, used_curves
 from perfed.report.page import svg
@@ -24,8 +25,13 @@ from perfed.report.snapshots import load_losses
 from perfed.report.text import TextTable, directed_title
 from perfed.run.callbacks.targets import percent
 
-READ_CURVES = "Line: mean over the seeds; band: lowest to highest seed."
+READ_CURVES = (
+    "Line: mean over the seeds; band: lowest to highest seed. A zigzag: the axis does not begin at 0. Values of the "
+    "first rounds are cut off where the later ones would be hard to tell apart."
+)
 MOST_POINTS, MOST_HINTS = 60, 15  # per line
+EARLY = 0.25  # of the rounds, which may be cut off
+NARROW = 0.6  # of the whole range: what the later rounds have is shown alone where it is less
 DECADES = 100.0  # where the last point is so many times as far as the first one, an axis is logarithmic
 
 
@@ -88,7 +94,7 @@ class Curves:
     def drawn(self, kind: Kind, axis: Axis, log: bool) -> str:
         """A figure of ``kind`` against ``axis``."""
         looks = self.study.looks
-        entries, top = svg.legend([(curve.method, looks[curve.method]) for curve in kind.curves])
+        entries, top = svg.legend([(display_name(curve.method), looks[curve.method]) for curve in kind.curves])
         frame = self._frame(kind, axis, log, top + 22)
         shown = [(curve, looks[curve.method]) for curve in kind.curves]
         below, above = drawn_curves(shown, axis, frame, kind.unit)
@@ -96,18 +102,18 @@ class Curves:
         for curve in kind.curves:
             if curve.method in self.ringed and kind.name != "used":
                 at = frame.x(float(curve.x[axis.button][-1])), frame.y(float(curve.values[:, -1].mean()))
-                title = svg.hint(f"{curve.method}: the last round, in which everybody took part")
+                title = svg.hint(f"{display_name(curve.method)}: the last round, in which everybody took part")
                 ring = {"fill": "none", "stroke": looks[curve.method].colour, "stroke_width": 1.5}
                 parts.append(svg.tag("circle", title, cx=at[0], cy=at[1], r=6.0, **ring))
-        told = "; ".join(f"{c.method} ends at {c.values[:, -1].mean():.4g}{kind.unit}" for c in kind.curves)
-        return svg.drawing(f"{kind.title} against {axis.title.lower()}", told, *parts)
+        ends = [f"{display_name(c.method)} ends at {c.values[:, -1].mean():.4g}{kind.unit}" for c in kind.curves]
+        return svg.drawing(f"{kind.title} against {axis.title.lower()}", "; ".join(ends), *parts)
 
     def _frame(self, kind: Kind, axis: Axis, log: bool, top: float) -> svg.Axes:
         x = np.concatenate([curve.x[axis.button] for curve in kind.curves])
         y = np.concatenate([curve.values.ravel() for curve in kind.curves])
         errors = not self.study.known.percent and kind.name != "used" and y.min() > 0 and y.max() / y.min() >= DECADES
         ends = (x[x > 0].min(), x.max()) if log else (0.0, float(x.max()) or 1.0)
-        heights = (0.0, 100.0) if kind.name == "used" else svg.spanned(y.tolist(), log=bool(errors))
+        heights = (0.0, 100.0) if kind.name == "used" else zoomed(kind.curves, log=bool(errors))
         return svg.axes(ends, heights, (axis.title, kind.title), log=log, log_y=bool(errors), top=top)
 
     def _lines(self, kind: Kind, frame: svg.Axes) -> list[str]:
@@ -121,6 +127,15 @@ class Curves:
         ends = (frame.x.start, frame.x.end)
         inside = {name: value for name, value in found.items() if frame.y.low <= value <= frame.y.high}
         return [svg.rule(frame.y, value, ends, upright=False, label=name) for name, value in inside.items()]
+
+
+def zoomed(curves: Sequence[Curve], *, log: bool = False) -> tuple[float, float]:
+    """Ends of a vertical axis: of all values, or of those after :data:`EARLY` where they are much closer together."""
+    whole = svg.spanned([v for curve in curves for v in curve.values.ravel().tolist()], log=log)
+    begin = EARLY * max(float(curve.rounds[-1]) for curve in curves)
+    late = [v for curve in curves for v in curve.values[:, np.asarray(curve.rounds) >= begin].ravel().tolist()]
+    narrow = svg.spanned(late, log=log)
+    return narrow if not log and narrow[1] - narrow[0] < NARROW * (whole[1] - whole[0]) else whole
 
 
 def drawn_curves(
@@ -139,10 +154,12 @@ def drawn_curves(
             for values in (mean, curve.values.min(0), curve.values.max(0))
         )
         if len(curve.values) > 1:
-            bands.append(svg.area([*high, *low[::-1]], look.colour))
-            edges.append(svg.outline([*high, *low[::-1]], look.colour))
+            band = [(x, min(max(y, frame.y.end), frame.y.start)) for x, y in (*high, *low[::-1])]
+            bands.append(svg.area(band, look.colour))
+            edges.append(svg.outline(band, look.colour))
         marks = _marks(curve, axis, frame, unit, inside[thinned(len(inside), MOST_HINTS)])
-        lines.append(svg.line(middle, look) + svg.tag("g", *marks, fill=look.colour))
+        drawn = [svg.line(part, look) for part in svg.within(middle, frame.y)]
+        lines.append("".join(drawn) + svg.tag("g", *marks, fill=look.colour))
     return [*bands, *edges], lines
 
 
@@ -151,9 +168,11 @@ def _marks(curve: Curve, axis: Axis, frame: svg.Axes, unit: str, places: NDArray
     x, mean, low, high = curve.x[axis.button], curve.values.mean(0), curve.values.min(0), curve.values.max(0)
     marks = []
     for i in places:
+        if not frame.y.low <= mean[i] <= frame.y.high:
+            continue
         seeds = f" (seeds {low[i]:.4g} to {high[i]:.4g})" if len(curve.values) > 1 else ""
         where = "" if axis.button == "Rounds" else f", {axis.title}: {x[i]:.4g}"
-        title = f"{curve.method}, round {curve.rounds[i]}: {mean[i]:.4g}{unit}{seeds}{where}"
+        title = f"{display_name(curve.method)}, round {curve.rounds[i]}: {mean[i]:.4g}{unit}{seeds}{where}"
         marks.append(svg.dot(frame.x(float(x[i])), frame.y(float(mean[i])), None, title, r=2.5))
     return marks
 
@@ -168,7 +187,8 @@ def curves_section(study: Study) -> str:
         key: grid(*(figure(shown.drawn(kind, axis, log)) for kind in shown.kinds))
         for key, (axis, log) in shown.axes.items()
     }
-    alone = [method for method in study.methods if method not in {c.method for c in shown.kinds[0].curves}]
+    curved = {curve.method for curve in shown.kinds[0].curves}
+    alone = [display_name(method) for method in study.methods if method not in curved]
     return section(
         "curves",
         "Learning curves",
@@ -236,11 +256,11 @@ def _drawn(method: str, courses: Courses) -> str:
     every = np.concatenate([*values.values()])
     log = bool(every.min() > 0 and every.max() / every.min() >= DECADES)
     longest = max(len(own) for own in values.values())
-    titles = ("Local epoch", f"{method}: training loss")
+    titles = ("Local epoch", f"{display_name(method)}: training loss")
     frame = svg.axes(
         (1.0, float(max(longest, 2))), svg.spanned(every.tolist(), log=log), titles, log_y=log, top=top + 22
     )
-    parts = [entries, str(frame)]
+    parts = [entries, str(replace(frame, counted=True))]
     for client, rounds in courses.items():
         own = values[client]
         places = [(frame.x(i + 1.0), frame.y(float(own[i]))) for i in thinned(len(own), MOST_EPOCHS).tolist()]
@@ -252,7 +272,7 @@ def _drawn(method: str, courses: Courses) -> str:
             begin += len(losses)
         parts.append(svg.tag("g", *marks, fill=look[client].colour))
     told = "; ".join(f"client {client} ends at {own[-1]:.4g}" for client, own in values.items())
-    return svg.drawing(f"{method}: training loss over local epochs", told, *parts)
+    return svg.drawing(f"{titles[1]} over local epochs", told, *parts)
 
 
 READ_CALIBRATION = (
@@ -270,7 +290,10 @@ def calibration_section(study: Study) -> str:
     found = calibrations(study.runs)
     if not found:
         return ""
-    rows = [[of.method, f"{of.slope:.2f}", f"{of.intercept:+.2f}", f"{of.rows:,}".replace(",", " ")] for of in found]
+    rows = [
+        [display_name(of.method), f"{of.slope:.2f}", f"{of.intercept:+.2f}", f"{of.rows:,}".replace(",", " ")]
+        for of in found
+    ]
     numbers = TextTable("", ["Method", "Slope", "Intercept", "Rows"], rows, _READ_NUMBERS)
     parts = grid(figure(_diagram(study, found)), f"<div>{table(numbers, looks=study.looks)}</div>")
     return section("calibration", "Calibration", parts, note(READ_CALIBRATION))
@@ -283,7 +306,7 @@ def calibration_figures(study: Study) -> dict[str, str]:
 
 
 def _diagram(study: Study, found: Sequence[Calibration]) -> str:
-    entries, top = svg.legend([(of.method, study.looks[of.method]) for of in found])
+    entries, top = svg.legend([(display_name(of.method), study.looks[of.method]) for of in found])
     frame = svg.axes((0.0, 100.0), (0.0, 100.0), ("Said (%)", "Happened (%)"), top=top + 26, height=top + 366)
     right = svg.line([(frame.x(v), frame.y(v)) for v in (0.0, 100.0)], Look(paint("muted"), "5 3"))
     parts = [entries, str(frame), right]
@@ -292,6 +315,7 @@ def _diagram(study: Study, found: Sequence[Calibration]) -> str:
         places = [(frame.x(100 * p), frame.y(100 * q)) for p, q in zip(of.said, of.seen, strict=True)]
         parts.append(svg.line(places, look))
         for (x, y), p, q in zip(places, of.said, of.seen, strict=True):
-            parts.append(svg.dot(x, y, look.colour, f"{of.method}: said {100 * p:.1f} %, happened {100 * q:.1f} %"))
-    told = "; ".join(f"{of.method}: slope {of.slope:.2f}, intercept {of.intercept:+.2f}" for of in found)
+            hint = f"{display_name(of.method)}: said {100 * p:.1f} %, happened {100 * q:.1f} %"
+            parts.append(svg.dot(x, y, look.colour, hint))
+    told = "; ".join(f"{display_name(of.method)}: slope {of.slope:.2f}, intercept {of.intercept:+.2f}" for of in found)
     return svg.drawing("What is said, and what happens", told, *parts, height=top + 366)

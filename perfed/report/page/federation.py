@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from perfed.engine.metrics import metric_of
+from perfed.methods.titles import display_name
 from perfed.report.page import svg
 from perfed.report.page.heat import heat_map
 from perfed.report.page.html import figure, grid, note, section, table
@@ -108,7 +109,7 @@ def _before_after(study: Study) -> str:
         return ""
     title = f"{axis_title(str(study.metric))}, before → after local training"
     ends = svg.spanned(np.concatenate([*found.values()]).ravel().tolist())
-    entries, top = svg.legend([(method, study.looks[method]) for method in found])
+    entries, top = svg.legend([(display_name(method), study.looks[method]) for method in found])
     frame = svg.axes((0, len(found)), ends, ("", title), top=top + 22)
     parts = [entries, frame.vertical()]
     for place, (method, pairs_) in enumerate(found.items()):
@@ -116,11 +117,12 @@ def _before_after(study: Study) -> str:
         kept = pairs_[thinned(len(pairs_), MOST_LINES)]
         d = "".join(svg.path([(left, frame.y(a)), (right, frame.y(b))]) for a, b in kept.tolist())
         colour, (before, after) = study.looks[method].colour, pairs_.mean(0).tolist()
-        hint = svg.hint(f"{method}: {before:.4g} before, {after:.4g} after local training, {len(pairs_)} clients")
+        moments = f"{before:.4g} before, {after:.4g} after local training"
+        hint = svg.hint(f"{display_name(method)}: {moments}, {len(pairs_)} clients")
         ends_ = svg.path([(left, frame.y(before)), (right, frame.y(after))])
         parts.append(svg.tag("path", d=d, stroke=colour, fill="none", opacity=0.35))
         parts.append(svg.tag("path", hint, d=ends_, stroke=colour, stroke_width=4, stroke_linecap="round"))
-    told = "; ".join(f"{m}: {p.mean(0)[0]:.4g} → {p.mean(0)[1]:.4g}" for m, p in found.items())
+    told = "; ".join(f"{display_name(m)}: {p.mean(0)[0]:.4g} → {p.mean(0)[1]:.4g}" for m, p in found.items())
     return svg.drawing(title, told, *parts, height=svg.HEIGHT - 30)
 
 
@@ -156,7 +158,7 @@ def domain_figures(study: Study) -> dict[str, str]:
 def _drawn(study: Study, metric: str, values: dict[str, list[dict[str, float]]], sizes: dict[str, int | None]) -> str:
     known, looks = metric_of(metric), study.looks
     gaps = {m: known.scale * float(np.mean([one["max"] - one["min"] for one in of])) for m, of in values.items()}
-    entries, top = svg.legend([(f"{m} (gap {gaps[m]:.3g})", looks[m]) for m in values])
+    entries, top = svg.legend([(f"{display_name(m)} (gap {gaps[m]:.3g})", looks[m]) for m in values])
     labels = {n: n if size is None else f"{n} (n = {size})" for n, size in sizes.items()}
     row = LINE * len(values) + 12
     height = top + row * len(sizes) + 54
@@ -174,10 +176,10 @@ def _drawn(study: Study, metric: str, values: dict[str, list[dict[str, float]]],
             own = [known.scale * one[name] for one in of if np.isfinite(one.get(name, np.nan))]
             if own:
                 height_ = at + 4 + LINE * (line + 0.5)
-                hint = f"{method}, {label}: {np.mean(own):.4g}, seeds {min(own):.4g} to {max(own):.4g}"
+                hint = f"{display_name(method)}, {label}: {np.mean(own):.4g}, seeds {min(own):.4g} to {max(own):.4g}"
                 colour = looks[method].colour
                 spread = svg.path([(x(min(own)), height_), (x(max(own)), height_)])
                 parts.append(svg.tag("path", d=spread, stroke=colour, stroke_width=1.5))
                 parts.append(svg.dot(x(float(np.mean(own))), height_, colour, hint, r=4))
-    told = "; ".join(f"{m}: gap {gap:.3g}" for m, gap in gaps.items())
+    told = "; ".join(f"{display_name(m)}: gap {gap:.3g}" for m, gap in gaps.items())
     return svg.drawing(f"{axis_title(metric)} by domain", told, *parts, height=height)

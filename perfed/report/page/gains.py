@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfed.errors import shorten_list
+from perfed.methods.titles import display_name
 from perfed.report.against import chances_of
 from perfed.report.intervals import Gain, interval
 from perfed.report.page import svg
@@ -32,7 +33,7 @@ from perfed.report.page.style import Look, paint
 from perfed.report.runs import Held, Holdings, first_holdings
 from perfed.report.text import UNKNOWN, axis_title, metric_text, short_number
 
-FIRST_ROWS = 20  # that are in the page without the script
+FIRST_ROWS = 10  # that are shown; the others are folded away
 MOST_NAMES = 6  # of classes or domains of a client
 
 Column = tuple[str, Callable[[str], str | None]]
@@ -48,21 +49,24 @@ def clients_table(study: Study) -> str:
     columns: list[Column] = [("Client", str), *(_held_columns(kept[1]) if kept else _sample_columns(study))]
     place = {site: column for column, site in enumerate(sites)}
     for method, values in study.table.of_method.items():
-        columns.append((f"{method}, {axis_title(metric)}", _measured(metric, values, place)))
+        columns.append((f"{display_name(method)}, {axis_title(metric)}", _measured(metric, values, place)))
     rows = [[cell(site) for _, cell in columns] for site in sites]
-    head = "".join(heading(text) for text, _ in columns)
-    body = "".join(_line(row) for row in rows[:FIRST_ROWS])
+    head = f"<thead><tr>{''.join(heading(text) for text, _ in columns)}</tr></thead>"
+    first = f"{head}<tbody>{''.join(_line(row) for row in rows[:FIRST_ROWS])}</tbody>"
+    many = len(rows) > FIRST_ROWS
     search = (
         '<label class="pick">Search clients, classes, domains <input type="search" name="client" autocomplete="off">'
         '</label><span id="clients-found" class="note" role="status"></span>'
     )
-    inside = f'<table id="clients-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    picks = f'<div class="picks script-only">{search}</div>'
+    every = f'<table id="clients-table">{f"{head}<tbody></tbody>" if many else first}</table>'
+    whole = [picks, scrolled("All clients", every, "tall")]
     said = f" What clients hold is that of seed {kept[0].seed}." if kept else ""
     words = len(columns) - len(study.table.of_method)
     parts = [
         "<h3>Clients</h3>" if study.reference else "",
-        f'<div class="picks script-only">{search}</div>',
-        scrolled("Clients", inside, "tall"),
+        *([scrolled("The first clients", f"<table>{first}</table>")] if many else whole),
+        details(f"All {len(rows)} clients", *whole, printed=True) if many else "",
         note(f"Means over the seeds.{said}"),
         data("clients-data", {"rows": rows, "words": words}),
     ]
@@ -148,7 +152,7 @@ class Paired:
 
     @classmethod
     def of(cls, study: Study, method: str) -> Paired:
-        """Of the clients that both have, those that lose most first."""
+        """Of the clients that both have, from the worst to the best difference."""
         table, scale = study.table, study.known.scale
         gains = scale * table.gains(method, study.reference, study.known)
         there = np.flatnonzero(np.isfinite(gains).any(0))
@@ -182,8 +186,8 @@ def three_intervals(study: Study, method: str) -> dict[str, Gain]:
 READ_INTERVALS = (
     "Three 95 % intervals each, corrected for the number of methods. Over clients and seeds (thick, with the dot): "
     "what the verdict goes by. Over clients alone: would other clients say the same? Over seeds alone: would other "
-    "random numbers? Where one of them is the wide one, more of that kind is what a clearer answer needs. Blue: "
-    "better, orange: worse, grey: no significant difference."
+    "random numbers? Where one of them is the wide one, more of that kind is what a clearer answer needs. Green: "
+    "better, purple: worse, grey: no significant difference."
 )
 _FEW = (
     "Each bar is a client, averaged over the seeds; its line goes from the lowest to the highest seed. In the scatter, "
@@ -197,7 +201,7 @@ def gains_section(study: Study) -> str:
     others = _paired_methods(study)
     panels = {method: grid(*(figure(drawn) for drawn in _of_method(study, method))) for method in others}
     best = max(others, key=lambda method: study.known.direction * study.table.mean(method), default=None)
-    ordered = {method: method for method in sorted(others, key=lambda method: method != best)}
+    ordered = {method: display_name(method) for method in sorted(others, key=lambda method: method != best)}
     many = bool(others) and len(study.table.sites) > MANY
     told = _MANY if many else _FEW if others else ""
     return section(
@@ -212,15 +216,16 @@ def gains_section(study: Study) -> str:
 
 
 def _sites(study: Study) -> str:
-    """What to use at each site, as the verdict says, folded away where they are many; nothing without a verdict."""
-    found = study.verdict
+    """What to use at each site, as the verdict says, all but the first ones folded away; nothing without a verdict."""
+    found = study.found
     if found is None or not found.sites:
         return ""
     if len(found.sites) > MANY:
         return note(f"What to use at each of the {len(found.sites)} sites is in comparison.json.")
     own = found.site_table
-    drawn = table(own, looks=study.looks)
-    return drawn if len(found.sites) <= FIRST_ROWS else details(own.title.capitalize(), drawn)
+    first, rest = (replace(own, rows=rows) for rows in (own.rows[:FIRST_ROWS], own.rows[FIRST_ROWS:]))
+    summary = f"The other {len(rest.rows)} sites"
+    return table(first) + (details(summary, table(replace(rest, title="")), printed=True) if rest.rows else "")
 
 
 def _paired_methods(study: Study) -> list[str]:
@@ -236,20 +241,20 @@ def _unit(study: Study) -> str:
 def _forest(study: Study, methods: Sequence[str]) -> str:
     """The three intervals of every method, one below the other."""
     found = {method: three_intervals(study, method) for method in methods}
-    scale = study.known.scale
+    scale, base = study.known.scale, display_name(study.reference)
     ends = [v for of in found.values() for g in of.values() for v in (g.low, g.mean, g.high) if v is not None]
-    left = 14 + max(svg.width_of(method) for method in methods)
+    left = 14 + max(svg.width_of(display_name(method)) for method in methods)
     height = 84 + 40 * len(methods)
     x = svg.Scale(*svg.spanned([0.0, *(scale * v for v in ends)]), min(left, 200), svg.WIDTH - 14)
-    frame = svg.Axes(x, svg.Scale(0, 1, height - 44.0, 26), f"Better than {study.reference} by ({_unit(study)})", "")
+    frame = svg.Axes(x, svg.Scale(0, 1, height - 44.0, 26), f"Better than {base} by ({_unit(study)})", "")
     parts = [_key(), frame.horizontal(), svg.rule(x, 0.0, (26.0, height - 44.0), upright=True)]
     for row, (method, intervals) in enumerate(found.items()):
         at = 44 + 40.0 * row
-        parts.append(svg.words(4, at + 11, method))
+        parts.append(svg.words(4, at + 11, display_name(method)))
         for line, (over, gain) in enumerate(intervals.items()):
-            parts.append(_interval(study, f"{method}, over {over}", gain, x, at + 8 * line))
+            parts.append(_interval(study, f"{display_name(method)}, over {over}", gain, x, at + 8 * line))
     told = "Of each method three intervals: over clients and seeds (with the dot), over clients alone, over seeds alone"
-    return svg.drawing(f"How much better than {study.reference}", told, *parts, height=height)
+    return svg.drawing(f"How much better than {base}", told, *parts, height=height)
 
 
 def _key() -> str:
@@ -298,7 +303,7 @@ def _sorted(study: Study, of: Paired) -> str:
     """A bar per client from no difference to its own, with a line over the seeds; of many clients their outline."""
     many = len(of.mean) > MANY
     values = of.mean if many else np.concatenate([of.low, of.high])
-    title = f"{of.method} better than {study.reference} by ({_unit(study)})"
+    title = f"{display_name(of.method)} better than {display_name(study.reference)} by ({_unit(study)})"
     frame = svg.axes((0, len(of.mean)), svg.spanned([0.0, *values.tolist()]), ("", title))
     zero, parts = frame.y(0), [frame.vertical()]
     if many:
@@ -330,19 +335,19 @@ _GROUND = Look(paint("muted"), "")
 def _scatter(study: Study, of: Paired) -> str:
     """Each client: the method's value over the reference's; above the diagonal it gains, of errors below it."""
     ends = svg.spanned([*of.own.tolist(), *of.base.tolist()])
-    title = axis_title(str(study.metric))
-    frame = svg.axes(ends, ends, (f"{study.reference}: {title}", f"{of.method}: {title}"))
+    title, name, base = axis_title(str(study.metric)), display_name(of.method), display_name(study.reference)
+    frame = svg.axes(ends, ends, (f"{base}: {title}", f"{name}: {title}"))
     across = [(frame.x(end), frame.y(end)) for end in ends]
     parts = [str(frame), svg.tag("path", d=svg.path(across), stroke=paint("muted"), stroke_dasharray="4 4")]
     better = study.known.direction * (of.own - of.base)
     colours = [paint("better" if b > 0 else "worse" if b < 0 else "muted") for b in better]
     if len(of.own) <= MANY:
         for i, site in enumerate(of.sites):
-            hint = f"client {site}: {of.method} {of.own[i]:.4g}, {study.reference} {of.base[i]:.4g}"
+            hint = f"client {site}: {name} {of.own[i]:.4g}, {base} {of.base[i]:.4g}"
             parts.append(svg.dot(frame.x(of.base[i]), frame.y(of.own[i]), colours[i], hint, r=4))
     else:
         parts += _binned(frame, of)
-    return svg.drawing(f"Clients with {of.method} and with {study.reference}", f"{len(of.own)} clients", *parts)
+    return svg.drawing(f"Clients with {name} and with {base}", f"{len(of.own)} clients", *parts)
 
 
 def _binned(frame: svg.Axes, of: Paired) -> list[str]:

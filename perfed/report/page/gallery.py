@@ -20,8 +20,8 @@ from perfed.report.page.style import variables
 
 READ = {
     "gains": READ_INTERVALS,
-    "gains-sorted-": "Clients averaged over the seeds, those that lose most first. The line over a client's bar goes "
-    "from the lowest to the highest seed.",
+    "gains-sorted-": "Clients averaged over the seeds, from the worst to the best difference. The line over a "
+    "client's bar goes from the lowest to the highest seed.",
     "gains-scatter-": "A dot is a client averaged over the seeds; of many clients it stands for several. Those above "
     "the diagonal (of errors: below it) gain.",
     "calibration": READ_CALIBRATION,

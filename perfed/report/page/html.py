@@ -63,9 +63,11 @@ def grid(*parts: str, small: bool = False) -> str:
     return f'<div class="grid{" small" if small else ""}">{inside}</div>' if inside else ""
 
 
-def details(summary: str, *parts: str) -> str:
-    """Parts that are folded away."""
-    return f"<details><summary>{escape(summary)}</summary>{''.join(parts)}</details>"
+def details(summary: str, *parts: str, printed: bool = False) -> str:
+    """Parts that are folded away; on paper too, unless they are ``printed``."""
+    return (
+        f"<details{_class('printed' if printed else '')}><summary>{escape(summary)}</summary>{''.join(parts)}</details>"
+    )
 
 
 def hinted(text: str) -> str:
@@ -90,10 +92,10 @@ def named(name: str, looks: Mapping[str, Look]) -> str:
 def table(of: TextTable, *, sortable: bool = False, looks: Mapping[str, Look] | None = None) -> str:
     """A table of text whose first column names the rows."""
     head = "".join(heading(cell, sortable=sortable) for cell in of.header)
-    lines = []
+    lines, own = [], {display_name(name): look for name, look in (looks or {}).items()}
     for first, *others in of.rows:
         others = [f"<td>{escape(cell)}</td>" for cell in others]
-        lines.append(f'<tr><th scope="row">{named(first, looks or {})}</th>{"".join(others)}</tr>')
+        lines.append(f'<tr><th scope="row">{named(first, own)}</th>{"".join(others)}</tr>')
     body = "\n".join(lines)
     caption = f"<caption>{escape(of.title)}</caption>" if of.title else ""
     kind = _class("sortable" if sortable else "")

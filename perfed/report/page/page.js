@@ -99,11 +99,13 @@ const texts = {
     const rule = head.map((_, i) => i ? "---:" : "---");
     return [head, rule, ...rows].map((row) => `| ${row.join(" | ")} |`);
   },
-  latex: ([head, ...rows]) => {
+  latex: ([head, ...rows], name) => {
     const line = (row) => `${row.map(escaped).join(" & ")} \\\\`;
-    const begin = `\\begin{tabular}{l${"r".repeat(head.length - 1)}}`;
+    const label = `tab:${name.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "")}`;
+    const begin = ["\\begin{table}", "\\centering", `\\caption{${escaped(name)}.}`, `\\label{${label}}`];
     const body = ["\\toprule", line(head), "\\midrule", ...rows.map(line), "\\bottomrule"];
-    return [begin, ...body, "\\end{tabular}"];
+    const columns = `\\begin{tabular}{l${"r".repeat(head.length - 1)}}`;
+    return ["% needs \\usepackage{booktabs}", ...begin, columns, ...body, "\\end{tabular}", "\\end{table}"];
   },
 };
 for (const bar of all(".copy")) {
@@ -112,8 +114,9 @@ for (const bar of all(".copy")) {
     if (!target.dataset.copy) return;
     const shown = (cell) => cell.offsetParent !== null;
     const rows = all("tr", document.getElementById(bar.dataset.of));
+    const head = rows[0].cells[1].textContent.trim();
     const cells = rows.map((row) => [...row.cells].filter(shown).map((cell) => cell.textContent.trim()));
-    area.value = texts[target.dataset.copy](cells).join("\n") + "\n";
+    area.value = texts[target.dataset.copy](cells, `${document.title}: ${head.split(",")[0]}`).join("\n") + "\n";
     area.hidden = false;
     area.select();
     const done = await navigator.clipboard?.writeText(area.value).then(() => true, () => document.execCommand("copy"));
@@ -146,3 +149,14 @@ if (clients) {
   search.addEventListener("input", show);
   show();
 }
+
+// A table that is wider than the screen says so; what is folded away because it is long is printed.
+const boxes = all(".wide");
+const hint = () => boxes.forEach((box) => box.classList.toggle("scrolls", box.scrollWidth > box.clientWidth + 1));
+addEventListener("resize", hint);
+document.addEventListener("toggle", hint, true);
+document.addEventListener("input", hint);
+hint();
+const folded = all("details.printed");
+addEventListener("beforeprint", () => folded.forEach((one) => { one.dataset.was = one.open; one.open = true; }));
+addEventListener("afterprint", () => folded.forEach((one) => { one.open = one.dataset.was === "true"; }));

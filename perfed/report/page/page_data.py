@@ -19,26 +19,43 @@ from perfed.report.verdict import Verdict, verdict
 
 @dataclass(frozen=True)
 class Study:
-    """Runs of one or several methods and seeds on one data set."""
+    """Runs of one or several methods and seeds on one data set.
+
+    Attributes:
+        runs: the best method's first, so that all that is made of them has the methods in the order of their ranks.
+        metric: that runs are compared by.
+        reference: what the others are compared with, as in the verdict; empty where nothing is compared.
+        found: the verdict, if it is known already.
+    """
 
     runs: tuple[Run, ...]
     metric: str | None
+    reference: str
     found: Verdict | None = None
 
     @classmethod
     def of(cls, runs: Sequence[Run], found: Verdict | None = None) -> Study:
         """All that the page is about; ``found``: the verdict, if it is known already."""
-        return cls(tuple(runs), main_metric(runs), found)
+        metric = main_metric(runs)
+        if metric is None:
+            return cls(tuple(runs), metric, "", found)
+        known, table = metric_of(metric), ClientTable.of(runs, metric)
+        reference = best_reference(table, known) if len(table.of_method) > 1 else ""
+        order = sorted(table.of_method, key=lambda method: -known.direction * table.mean(method))
+        place = {method: number for number, method in enumerate(order)}
+        ranked = sorted(runs, key=lambda run: place.get(run.method, len(place)))
+        found = found or verdict(runs)  # which may depend on what was given first
+        return cls(tuple(ranked), metric, reference, found)
 
     @cached_property
     def methods(self) -> list[str]:
-        """In the order of the runs."""
+        """The best first; those without the metric come last."""
         return methods_of(self.runs)
 
     @cached_property
     def looks(self) -> dict[str, Look]:
-        """A method's colour and dash, the same in every figure."""
-        return looks(self.methods)
+        """A method's colour and dash, the same in every figure; grey is the reference."""
+        return looks(sorted(self.methods, key=lambda method: method != self.reference))
 
     @cached_property
     def table(self) -> ClientTable:
@@ -49,16 +66,6 @@ class Study:
     def known(self) -> Metric:
         """The main metric; only where there is one."""
         return metric_of(str(self.metric))
-
-    @cached_property
-    def reference(self) -> str:
-        """What the others are compared with, as in the verdict; empty where nothing is compared."""
-        return best_reference(self.table, self.known) if self.metric and len(self.table.of_method) > 1 else ""
-
-    @cached_property
-    def verdict(self) -> Verdict | None:
-        """That on the runs; None where there is nothing to compare."""
-        return self.found or verdict(self.runs)
 
     @property
     def others(self) -> list[str]:

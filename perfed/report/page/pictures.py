@@ -8,6 +8,7 @@ from contextlib import suppress
 import numpy as np
 
 from perfed.errors import PerfedError
+from perfed.methods.titles import display_name
 from perfed.report.page import svg
 from perfed.report.page.heat import heat, row_names, strip
 from perfed.report.page.html import figure, grid, note, section, select, slider, switched
@@ -50,7 +51,9 @@ def embedding_section(study: Study) -> str:
     return section(
         "embedding",
         "Embedded samples",
-        switched([select("embedding", "Method", {m: m for m in ordered})], panels, next(iter(ordered), None)),
+        switched(
+            [select("embedding", "Method", {m: display_name(m) for m in ordered})], panels, next(iter(ordered), None)
+        ),
         note(told if panels else ""),
         *lines,
     )
@@ -72,7 +75,7 @@ def _embeddings(run: Run) -> Iterator[tuple[Placed, str]]:
 
 def _embedding(method: str, of: Placed) -> str:
     """Samples as dots in the colours of their classes, anchors as diamonds."""
-    where = f"{method}, round {of.round}" if of.round else f"{method}, before round 1"
+    where = f"{display_name(method)}, {f'round {of.round}' if of.round else 'before round 1'}"
     everything = np.concatenate([of.points, of.anchors])
     low, high = everything.min(0), everything.max(0)
     x, y = (svg.Scale(low[k], max(high[k], low[k] + 1e-9), *ends) for k, ends in ((0, (14, 466)), (1, (SIDE, 36))))
@@ -121,7 +124,7 @@ def combination_section(study: Study) -> str:
         if len(rounds) <= MOST_PANELS:
             parts += panels.values()
             continue
-        steps = slider("round", f"{method}, seed {run.seed}: round", [one.round for one in rounds])
+        steps = slider("round", f"{display_name(method)}, seed {run.seed}: round", [one.round for one in rounds])
         parts.append(f"<div>{switched([steps], panels, next(reversed(panels)))}</div>")
     return section("combination", "Who learns from whom", grid(*parts), note(READ_COMBINATION if parts else ""), *lines)
 
@@ -137,7 +140,7 @@ def _heat_map(method: str, of: Combination, top: float) -> str:
         )
 
     heads = [svg.words(66, 34, "whose head", fill=paint("muted")), svg.words(4, 34, "client", fill=paint("muted"))]
-    title = f"{method}: weights of the combination, round {of.round}"
+    title = f"{display_name(method)}: weights of the combination, round {of.round}"
     parts = [svg.words(4, 14, title, font_weight="bold"), *heads, *heat(of.weights, box, top, hint)]
     told = f"{len(of.clients)} clients; the largest weight is {of.weights.max():.2f}"
     return svg.drawing(title, told, *parts, *row_names(of.clients, box), *strip(388, 44, top), height=356)

@@ -9,6 +9,7 @@ from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from perfed.methods.titles import display_name
 from perfed.plugins import BLEND, POOLED, SKLEARN
 from perfed.report.page.html import details, note, section, table
 from perfed.report.page.page_data import Study
@@ -37,7 +38,7 @@ def reproduce_section(study: Study, command: str = "") -> str:
 
 def _commands(study: Study, command: str) -> str:
     first = study.runs[0]
-    what = f"# one of these runs again: {first.method} with seed {first.seed}"
+    what = f"# one of these runs again: {display_name(first.method)} with seed {first.seed}"
     again = f"{what}\nperfed run {first.directory / 'config.toml'}"
     return f"{command}\n{again}" if command else again
 
@@ -73,7 +74,7 @@ def _differing(study: Study) -> TextTable:
         for key, values in sorted(found.items())
         if len(values) > 1 and len(set(values.values())) > 1
     ]
-    return TextTable("", ["Setting", *firsts], rows)
+    return TextTable("", ["Setting", *map(display_name, firsts)], rows)
 
 
 def _flat(table_: Mapping[str, Any]) -> dict[str, str]:
@@ -85,7 +86,7 @@ def _notes(study: Study) -> str:
     seeds: dict[str, list[str]] = {}
     for run in study.runs:
         for text in run.summary.notes if run.summary else []:
-            seeds.setdefault(f"{run.method}: {text}", []).append(str(run.seed))
+            seeds.setdefault(f"{display_name(run.method)}: {text}", []).append(str(run.seed))
     items = "".join(f"<li>{escape(text)} (seed {', '.join(own)})</li>" for text, own in seeds.items())
     return details("Notes of the runs", f"<ul>{items}</ul>") if items else ""
 
@@ -101,7 +102,7 @@ def _settings(study: Study, method: str) -> str:
             plans.setdefault(json.dumps(run.summary.plan, indent=2), []).append(str(run.seed))
     for plan, seeds in plans.items():
         parts += [f"<p>Execution plan, seed {', '.join(seeds)}</p>", _pre(plan)]
-    return details(f"{method}: settings{' and execution plan' if plans else ''}", *parts)
+    return details(f"{display_name(method)}: settings{' and execution plan' if plans else ''}", *parts)
 
 
 def _pre(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from perfed.methods.titles import display_name
 from perfed.report.page import svg
 from perfed.report.page.heat import heat, pooled
 from perfed.report.page.html import figure, grid, note, section, select, switched, table
@@ -48,7 +49,7 @@ def speeds_section(study: Study) -> str:
         grid(*others),
         table(speeds) if speeds else "",
         switched(
-            [select("used", "Who was used when", {name: name for name in used})],
+            [select("used", "Who was used when", {name: display_name(name) for name in used})],
             panels,
         ),
         *map(note, notes),
@@ -76,7 +77,7 @@ def _targets(study: Study) -> str:
     if not reached:
         return ""
     methods = [m for m in study.methods if any(name == m for _, name in reached)]
-    entries, top = svg.legend([(m, study.looks[m]) for m in methods])
+    entries, top = svg.legend([(display_name(m), study.looks[m]) for m in methods])
     targets = sorted({target for target, _ in reached}, reverse=True)
     row = LINE * len(methods) + 10
     height = top + row * len(targets) + 50
@@ -94,7 +95,8 @@ def _targets(study: Study) -> str:
             if times:
                 height_, colour = at + 5 + LINE * (line + 0.5), study.looks[method].colour
                 hint = (
-                    f"{method} to {percent(target)}: {np.mean(times):.4g}, seeds {min(times):.4g} to {max(times):.4g}"
+                    f"{display_name(method)} to {percent(target)}: {np.mean(times):.4g}, "
+                    f"seeds {min(times):.4g} to {max(times):.4g}"
                 )
                 parts.append(svg.interval(x(min(times)), x(max(times)), height_, colour))
                 parts.append(svg.dot(x(float(np.mean(times))), height_, colour, hint, r=4))
@@ -118,7 +120,7 @@ def _by_speed(study: Study) -> str:
     if not found:
         return ""
     every = [point for points in found.values() for point in points]
-    entries, top = svg.legend([(method, study.looks[method]) for method in found])
+    entries, top = svg.legend([(display_name(method), study.looks[method]) for method in found])
     ends = svg.spanned([p[0] for p in every], log=True), svg.spanned([p[1] for p in every])
     frame = svg.axes(
         *ends, ("Mean virtual seconds of a client's replies", axis_title(str(study.metric))), log=True, top=top + 22
@@ -131,7 +133,8 @@ def _by_speed(study: Study) -> str:
             parts.append(svg.dots(places, colour, opacity=0.7))
             continue
         for place, (seconds, value, name) in zip(places, kept, strict=True):
-            parts.append(svg.dot(*place, colour, f"{method}, client {name}: {value:.4g}, {seconds:.3g} s", r=3))
+            hint = f"{display_name(method)}, client {name}: {value:.4g}, {seconds:.3g} s"
+            parts.append(svg.dot(*place, colour, hint, r=3))
     return svg.drawing("Clients by their speed", f"{len(every)} clients of all methods and seeds", *parts)
 
 
@@ -140,10 +143,10 @@ def _used(run: Run, clients: ClientValues, of: Participation) -> str:
     order = np.argsort(np.where(np.isfinite(clients.seconds), clients.seconds, np.inf), kind="stable")
     left, top, width, height = 44.0, 40.0, svg.WIDTH - 58, 200.0
     x = svg.Scale(of.rounds[0] - 0.5, of.rounds[-1] + 0.5, left, left + width)
-    frame = svg.Axes(x, svg.Scale(0, 1, top + height, top), "Round", "")
+    frame = svg.Axes(x, svg.Scale(0, 1, top + height, top), "Round", "", counted=True)
     timed, shown = clients.timed, pooled(of.used[:, order].T.astype(float))
     parts = [
-        svg.words(4, 14, f"{run.method}: used in which rounds", font_weight="bold"),
+        svg.words(4, 14, f"{display_name(run.method)}: used in which rounds", font_weight="bold"),
         *heat(shown, (left, top, width, height), float(shown.max()) or 1.0),
         svg.words(4, top + 12, "fast" if timed else "first", fill=paint("muted")),
         svg.words(4, top + height - 4, "slow" if timed else "last", fill=paint("muted")),
@@ -151,4 +154,4 @@ def _used(run: Run, clients: ClientValues, of: Participation) -> str:
     ]
     share = 100 * float(of.used.mean())
     told = f"On average {share:.0f} % of {len(of.ids)} clients were used in a round"
-    return svg.drawing(f"{run.method}: who was used when", told, *parts, height=top + height + 44)
+    return svg.drawing(f"{display_name(run.method)}: who was used when", told, *parts, height=top + height + 44)

@@ -1,4 +1,8 @@
-"""How a page looks: colours and dashes, one of each per method everywhere, and the template around its sections."""
+"""How a page looks: colours and dashes, one of each per method everywhere, and the template around its sections.
+
+Green and purple say better and worse, and nothing else: no method has either. People who see red and green alike tell
+all of them apart (``tests/report/test_page_drawing.py``).
+"""
 
 from __future__ import annotations
 
@@ -19,17 +23,19 @@ LIGHT = {
     "paper": "#ffffff",
     "panel": "#f5f7f9",
     "accent": "#0b63a5",
-    "better": "#1769aa",
+    "better": "#238636",
     "equal": "#c3cad2",
-    "worse": "#d5590b",
+    "worse": "#7b1fa2",
     "c0": "#5d6773",
-    "c1": "#1769aa",
-    "c2": "#d5590b",
-    "c3": "#00856a",
-    "c4": "#9a3fa0",
-    "c5": "#a77500",
-    "c6": "#1597c4",
-    "c7": "#c2417c",
+    "c1": "#128be0",
+    "c2": "#b37903",
+    "c3": "#2c9a88",
+    "c4": "#b71c0e",
+    "c5": "#024574",
+    "c6": "#ef546c",
+    "c7": "#4f4dcc",
+    "c8": "#b53a9b",
+    "c9": "#6f1c52",
 }
 DARK = {
     "ink": "#e6ebf0",
@@ -38,17 +44,19 @@ DARK = {
     "paper": "#14191f",
     "panel": "#1c232b",
     "accent": "#6db8f2",
-    "better": "#5aa9e6",
+    "better": "#7ee08d",
     "equal": "#5a6673",
-    "worse": "#ff9a57",
+    "worse": "#b57bee",
     "c0": "#aab4bf",
-    "c1": "#5aa9e6",
-    "c2": "#ff9a57",
-    "c3": "#3fcfa5",
-    "c4": "#d598e0",
-    "c5": "#e8bf5b",
-    "c6": "#86d9f5",
-    "c7": "#f596bf",
+    "c1": "#3e78f0",
+    "c2": "#faa12a",
+    "c3": "#239382",
+    "c4": "#c15e50",
+    "c5": "#61faed",
+    "c6": "#f2e309",
+    "c7": "#9e9621",
+    "c8": "#bb4cb5",
+    "c9": "#f985f0",
 }
 COLOURS = tuple(name for name in LIGHT if re.fullmatch(r"c\d", name))
 DASHES = ("", "7 3", "2 3", "9 3 2 3")
@@ -74,7 +82,7 @@ def shade(number: int) -> str:
 
 
 def looks(methods: Iterable[str]) -> dict[str, Look]:
-    """Of each method, by its place: no two of the first 32 are drawn alike, and neighbours have different dashes."""
+    """Of each method, by its place: no two of the first 40 are drawn alike, and neighbours have different dashes."""
     found = {}
     for number, method in enumerate(methods):
         turn, colour = divmod(number, len(COLOURS))

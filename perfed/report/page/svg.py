@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,12 +146,16 @@ def spanned(values: Iterable[float], *, zero: bool = False, log: bool = False) -
 
 @dataclass(frozen=True)
 class Axes:
-    """A horizontal and a vertical scale with their titles."""
+    """A horizontal and a vertical scale with their titles; a zigzag where one of measured values does not have 0 on it.
+
+    ``counted``: what is along ``x`` is no measured value, as rounds or what was set, so that nobody expects a 0.
+    """
 
     x: Scale
     y: Scale
     x_title: str
     y_title: str
+    counted: bool = False
 
     def horizontal(self) -> str:
         """Ticks, numbers and title below."""
@@ -160,17 +165,30 @@ class Axes:
         marks = "".join(f"M{_number(at)} {_number(base)}v4" for at, _ in places)
         title = words(self.x.end, base + 34, self.x_title, text_anchor="end")
         ground = tag("path", d=f"M{_number(self.x.start)} {_number(base)}H{_number(self.x.end)}{marks}", **_AXIS)
-        return "".join([ground, *parts, title])
+        broken = "" if self.counted else _zigzag(self.x, f"M{_number(self.x.start + 10)} {_number(base)}{_ZIGZAG[0]}")
+        return "".join([ground, *parts, title, broken])
 
     def vertical(self) -> str:
         """Grid lines, numbers and the title above."""
         places = [(self.y(value), text) for value, text in self.y.ticks()]
         lines = "".join(f"M{_number(self.x.start)} {_number(at)}H{_number(self.x.end)}" for at, _ in places)
         numbers = [words(self.x.start - 6, at + 4, text, text_anchor="end", fill=paint("muted")) for at, text in places]
-        return "".join([tag("path", d=lines, **_GRID), *numbers, words(4, self.y.end - 10, self.y_title)])
+        title = words(4, self.y.end - 10, self.y_title)
+        broken = _zigzag(self.y, f"M{_number(self.x.start)} {_number(self.y.start)}{_ZIGZAG[1]}")
+        return "".join([tag("path", d=lines, **_GRID), *numbers, title, broken])
 
     def __str__(self) -> str:
         return self.vertical() + self.horizontal()
+
+
+_ZIGZAG = ("l2.5 -4 4 8 2.5 -4", "v-2l-4 -2.5 8 -4 -4 -2.5v-2")
+NO_ZERO = "The axis does not begin at 0"
+
+
+def _zigzag(scale: Scale, d: str) -> str:
+    """The mark of an axis without 0; of a logarithmic one nobody expects it."""
+    whole = scale.log or scale.low <= 0 <= scale.high
+    return "" if whole else tag("path", hint(NO_ZERO), d=d, **_AXIS)
 
 
 _GRID = {"stroke": paint("line"), "fill": "none"}
@@ -196,6 +214,25 @@ def axes(
 def path(points: Points) -> str:
     """Data of a path through the points."""
     return "M" + "L".join(f"{_number(float(x))} {_number(float(y))}" for x, y in points)
+
+
+def within(points: Sequence[tuple[float, float]], scale: Scale) -> list[list[tuple[float, float]]]:
+    """The parts of the line through ``points`` whose height is on ``scale``, cut where it leaves the scale.
+
+    Example:
+        >>> within([(0, 20), (10, 0)], Scale(0, 1, 10, 0))
+        [[(5.0, 10), (10, 0)]]
+    """
+    top, bottom = sorted((scale.start, scale.end))
+    parts: list[list[tuple[float, float]]] = []
+    for (x0, y0), (x1, y1) in pairwise(points):
+        cuts = [((end - y0) / (y1 - y0), end) for end in (top, bottom) if min(y0, y1) < end < max(y0, y1)]
+        inner = [(x0 + part * (x1 - x0), end) for part, end in sorted(cuts)]
+        places = [p for p in ((x0, y0), *inner, (x1, y1)) if top <= p[1] <= bottom]
+        if len(places) > 1:
+            joined = parts and parts[-1][-1] == places[0]
+            parts = [*parts[:-1], [*parts[-1], *places[1:]]] if joined else [*parts, places]
+    return parts or [[p] for p in points if top <= p[1] <= bottom]
 
 
 def line(points: Points, look: Look, **more: object) -> str:

@@ -5,33 +5,48 @@ from __future__ import annotations
 from html import escape
 
 from perfed.engine.metrics import metric_of
+from perfed.methods.titles import display_name
 from perfed.plugins import POOLED
 from perfed.report.against import MethodVerdict, sent
 from perfed.report.page.html import HINTS, details, named, note, paragraph, section
 from perfed.report.page.page_data import Study
 from perfed.report.runs import Run
-from perfed.report.text import amount, axis_title, megabytes, method_text, metric_text, short_number
+from perfed.report.text import amount, axis_title, listed, megabytes, metric_text, short_number
 from perfed.report.verdict import Verdict
+
+MOST_NAMED = 4  # of the methods that are better, in the headline
 
 
 def verdict_section(study: Study) -> str:
     """The verdict of a comparison; of one method cards with its metrics; nothing where no run is finished."""
-    found = study.verdict
+    found = study.found
     if found is None:
         return "".join(_cards_of(study, method) for method in study.methods if len(study.methods) == 1)
-    first, *others = found.sentences
     warned = "".join(f"<li>{escape(text)}</li>" for text in found.warnings)
-    plain = [text for text in others if text not in found.warnings]
+    plain = [text for text in found.sentences if text not in found.warnings]
     best = found.best_method
     return section(
         "verdict",
         "Verdict",
-        paragraph(first, "headline"),
+        paragraph(headline(found), "headline"),
         _cards(study, found, best) if best else "",
         *map(paragraph, plain),
         f'<ul class="warn">{warned}</ul>' if warned else "",
         _glossary(),
     )
+
+
+def headline(found: Verdict) -> str:
+    """One sentence without numbers, which the cards below it have."""
+    base, best = display_name(found.reference), found.best_method
+    ahead = [of for of in found.methods if of.runs and of.gain.sign > 0 and not of.method.startswith(POOLED)]
+    if best is None or not ahead:
+        return f"No method is clearly better than {base}."
+    if len(ahead) > MOST_NAMED:
+        return f"{display_name(best.method)} is the best of {len(ahead)} methods that are better than {base}."
+    others = [display_name(of.method) for of in ahead if of is not best]
+    also = f", and so {'is' if len(others) == 1 else 'are'} {listed(others)}" if others else ""
+    return f"{display_name(best.method)} is better than {base}{also}."
 
 
 def _card(head: str, strong: str, *below: str) -> str:
@@ -40,8 +55,8 @@ def _card(head: str, strong: str, *below: str) -> str:
 
 
 def _cards(study: Study, found: Verdict, best: MethodVerdict) -> str:
-    gain, metric, base = best.gain, found.metric, escape(found.reference)
-    step = f"{amount(metric, abs(gain.mean))} {'ahead of' if gain.mean >= 0 else 'behind'} {found.reference}"
+    gain, metric, base = best.gain, found.metric, display_name(found.reference)
+    step = f"{amount(metric, abs(gain.mean))} {'ahead of' if gain.mean >= 0 else 'behind'} {base}"
     if gain.sign > 0:
         who = _card("Which method won?", named(best.method, study.looks), escape(step), _second(found, best))
     else:
@@ -51,7 +66,7 @@ def _cards(study: Study, found: Verdict, best: MethodVerdict) -> str:
         "Who is worse off?",
         f"{best.worse} of {best.runs} client-runs" if best.worse else "nobody",
         share(best.worse, best.equal, best.better),
-        f"{escape(best.method)} against {base}: worse for {best.worse}, equal for {best.equal}, "
+        f"{escape(display_name(best.method))} against {escape(base)}: worse for {best.worse}, equal for {best.equal}, "
         f"better for {best.better}; every difference counts, however small",
     )
     return f'<div class="cards">{who}{sure}{hurt}</div>'
@@ -65,8 +80,10 @@ def _second(found: Verdict, best: MethodVerdict) -> str:
         return ""
     lead = best.gain.mean - second.gain.mean
     if lead < 0:
-        return escape(f"{second.method} is {amount(found.metric, -lead)} ahead of it, which may be chance")
-    return escape(f"{amount(found.metric, lead)} ahead of the second, {second.method}")
+        return escape(
+            f"{display_name(second.method)} is {amount(found.metric, -lead)} ahead of it, which may be chance"
+        )
+    return escape(f"{amount(found.metric, lead)} ahead of the second, {display_name(second.method)}")
 
 
 def _doubts(found: Verdict, best: MethodVerdict) -> list[str]:
@@ -77,7 +94,7 @@ def _doubts(found: Verdict, best: MethodVerdict) -> list[str]:
         lines = [f"95 % interval {ends}, {'without' if gain.sign else 'with'} 0 in it"]
     if best.seeds < 3:
         lines.append(f"only {best.seeds} seed{'s' if best.seeds > 1 else ''} (repetitions): see the remark on seeds")
-    if any(warning.startswith(f"{best.method} has not converged") for warning in found.warnings):
+    if any(warning.startswith(f"{display_name(best.method)} has not converged") for warning in found.warnings):
         lines.append("it was still learning when it stopped")
     return lines
 
@@ -106,7 +123,7 @@ def _cards_of(study: Study, method: str) -> str:
     cards += _card("Wall time", f"{sum(seconds) / len(seconds):.1f} s", "with evaluations")
     cards += "" if size is None else _card("Sent", megabytes(size), "up and down, all clients and rounds")
     several = f", averaged over {len(runs)} seeds" if len(runs) > 1 else ""
-    told = note(f"Means and worst clients of {method_text(method)}{several}. There is nothing to compare it with.")
+    told = note(f"Means and worst clients of {display_name(method)}{several}. There is nothing to compare it with.")
     return section("verdict", "Result", f'<div class="cards">{cards}</div>', told, _glossary())
 
 

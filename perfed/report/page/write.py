@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from perfed.methods.titles import display_name
 from perfed.report.page.blend import blend_figures, blend_section
 from perfed.report.page.curves import (
     calibration_figures,
@@ -89,8 +90,8 @@ def figures(runs: Sequence[Run]) -> dict[str, str]:
 
 def _left_out(study: Study, lines: Sequence[str]) -> str:
     """A line for everything that is missing, or that does not belong together."""
-    unfinished = [f"{run.method} with seed {run.seed}" for run in study.runs if not run.summary]
-    other = [run.method for run in study.runs if run.summary and study.metric not in run.summary.spreads]
+    unfinished = [f"{display_name(run.method)} with seed {run.seed}" for run in study.runs if not run.summary]
+    other = [display_name(run.method) for run in study.runs if run.summary and study.metric not in run.summary.spreads]
     told = list(lines)
     if unfinished:
         told.append(f"Not finished, so in the learning curves alone: {', '.join(unfinished)}.")
@@ -100,7 +101,7 @@ def _left_out(study: Study, lines: Sequence[str]) -> str:
     for run in study.runs:
         held = holdings_of(run)
         if held is not None:
-            marks.setdefault(run.seed, {}).setdefault(held.data, run.method)
+            marks.setdefault(run.seed, {}).setdefault(held.data, display_name(run.method))
     for seed, of in marks.items():
         if len(of) > 1:
             told.append(f"With seed {seed} {listed(list(of.values()))} had different data: do not compare them.")

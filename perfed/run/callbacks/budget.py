@@ -84,18 +84,36 @@ class PrivacyBudget(Callback):
         stated, spent = self.plan.stated(), self._spent()
         summary["privacy"] = {**stated, "spent": spent}
         unit = "row" if stated["unit"] == "sample" else "client"
+        kept = run.server.speeds == "wall"
+        metrics = "metrics are of this simulation and are not counted"
+        if kept:
+            metrics = "losses and metrics stay at the sites: how good a model is, its site alone can know"
         summary["notes"].append(
             f"privacy of each {unit}: the largest epsilon spent is {max(spent.values()):.4g} at delta "
-            f"{stated['delta']:g}, noise {self.plan.noise:.4g}; metrics are of this simulation and are not counted"
+            f"{stated['delta']:g}, noise {self.plan.noise:.4g}; {metrics}"
         )
+        if kept:
+            summary["notes"].append(
+                "not counted: what sites tell before round 1 of classes, columns and domains; for the numbers of rows "
+                "of each class and domain stand even shares"
+            )
         if run.progress.stopped_by == self.name:
             summary["notes"].append(
                 f"the privacy budget is spent: training ended after round {run.done} of at most {run.rounds}"
             )
 
     def of(self, client: str) -> dict[str, Any]:
-        """Return the settings and what ``client`` has spent, for its model's card."""
-        return {**self.plan.stated(), "spent": self.plan.spent(self.state["rounds"].get(client, 0))}
+        """Return the settings and what ``client`` and all others have spent, for its model's card."""
+        spent = self._spent()
+        return {**self.plan.stated(), "spent": spent.get(client, 0.0), "contributors": spent}
+
+    def joined(self, client: str, rounds: int) -> dict[str, Any]:
+        """Return the same of a client that has joined the finished run and trained for so many rounds.
+
+        It sends nothing: under ``unit = "client"`` it has spent nothing, else what its own model tells of its rows.
+        """
+        stated = self.of(client)
+        return {**stated, "spent": self.plan.spent(rounds) if stated["unit"] == "sample" else 0.0}
 
     @property
     def _gone(self) -> bool:

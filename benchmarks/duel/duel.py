@@ -1,0 +1,128 @@
+"""perfed beside other programs: the same federations on the same machine, in one run.
+
+``python benchmarks/duel/duel.py --data-dir DIR --program perfed=.venv/bin/python --program fluke=VENV/bin/python …``
+trains three networks with three methods in each program that is given, in turns, one thread each (Flower's simulation
+has two workers), and prints a table: wall and processor milliseconds a round (the median of rounds 2 to 10), peak
+memory of all its processes, the accuracy after ten rounds, and the ratio of its wall time to perfed's.
+
+Accuracies that differ by more than noise make a row void: then the programs did not train the same thing.
+
+Each program has an environment of its own, for their requirements exclude each other:
+
+* fluke: ``pip install fluke-fl psutil``
+* flower: ``pip install "flwr[simulation]" torch psutil``
+* pfl: ``pip install pfl torch psutil`` (FedAvg)
+* fedjax: ``pip install fedjax "jax<0.4.26" "jaxlib<0.4.26" "numpy<2" "optax<0.2.3" "dm-haiku<0.0.13" "chex<0.1.87"
+  "scipy<1.13" torch psutil`` (FedAvg; later versions of jax lack functions that it calls)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from problem import SHAPES, Problem, make
+
+HERE = Path(__file__).parent
+METHODS = {"fedavg": {"perfed", "fluke", "flower", "pfl", "fedjax"}, "fedrep": {"perfed", "fluke", "flower"},
+           "ditto": {"perfed", "fluke", "flower"}}  # fmt: skip
+NOISE = 0.02
+"""Two programs' accuracies after ten rounds (mean over 100 clients) may differ by this much: mini-batches differ."""
+
+
+def run(program: str, python: str, folder: Path, threads: int, timeout: float) -> dict[str, Any]:
+    """Run one program on one problem and return its result with the peak memory of its processes, in MB."""
+    out = folder / f"{program}.json"
+    out.unlink(missing_ok=True)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]),
+                                "OMP_NUM_THREADS": str(threads), "RAY_DEDUP_LOGS": "0"}  # fmt: skip
+    command = [python, str(HERE / f"run_{program}.py"), str(folder), "--out", str(out), "--threads", str(threads)]
+    with (folder / f"{program}.log").open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        peak, end = 0.0, time.monotonic() + timeout
+        while process.poll() is None:
+            peak = max(peak, _memory(process.pid))
+            if time.monotonic() > end:
+                process.kill()
+                return {"error": f"not done after {timeout:.0f} s"}
+            time.sleep(0.25)
+    if not out.exists():
+        return {"error": f"ended with code {process.returncode}: see {log.name}"}
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result | {"peak_mb": peak}
+
+
+def _memory(pid: int) -> float:
+    """Memory of a process and its children in MB, shared pages counted once (proportional set size)."""
+    total = 0.0
+    try:
+        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0.0
+    for process in processes:
+        try:
+            total += process.memory_full_info().pss / 2**20
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return total
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Return the table as Markdown, a row for each program and problem."""
+    lines = ["| network | method | program | a round, ms | processor, ms | memory, MB | accuracy | times perfed |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for row in results:
+        if "error" in row:
+            lines.append(f"| {row['model']} | {row['method']} | {row['program']} | {row['error']} | | | | |")
+            continue
+        ours = next(r for r in results if (r["model"], r["method"]) == (row["model"], row["method"]))
+        void = abs(row["accuracy"] - ours["accuracy"]) > NOISE
+        ratio = "void: another accuracy" if void else f"{row['round'] / ours['round']:.1f}"
+        lines.append(
+            f"| {row['model']} | {row['method']} | {row['program']} | {1e3 * row['round']:.0f} | "
+            f"{1e3 * row['processor']:.0f} | {row['peak_mb']:.0f} | {100 * row['accuracy']:.2f} | "
+            f"{'' if row is ours else ratio} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Make the problems, run the programs in turns, print and keep the table."""
+    parser = argparse.ArgumentParser(description="perfed beside other programs")
+    parser.add_argument("--program", action="append", default=[], metavar="NAME=PYTHON", help="perfed is always run")
+    parser.add_argument("--data-dir", type=Path, default=os.environ.get("PERFED_DATA"), help="holds mnist.npz")
+    parser.add_argument("--models", default=",".join(SHAPES))
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one program and problem")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    if arguments.data_dir is None:
+        parser.error("--data-dir is needed: the folder of mnist.npz")
+    programs = {"perfed": sys.executable} | dict(text.split("=", 1) for text in arguments.program)
+    results = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for model in arguments.models.split(","):
+            for method in arguments.methods.split(","):
+                folder = Path(scratch) / f"{model}-{method}"
+                make(Problem(model, method, rows=40 if model == "cnn" else 60), folder, Path(arguments.data_dir))
+                for program, python in programs.items():
+                    if program in METHODS[method]:
+                        done = run(program, python, folder, arguments.threads, arguments.timeout)
+                        results.append({"model": model, "method": method, "program": program} | done)
+                        print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+    print(table(results))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"command": " ".join(sys.argv), "results": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
