@@ -33,6 +33,10 @@ def deploy_command(
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option("--out", help="new directory for the files")] = None,
     sites: Annotated[str, typer.Option("--sites", help="names of the sites, separated by commas")] = "",
+    blend: Annotated[
+        str,
+        typer.Option("--blend", help="methods and own models, separated by commas, of which each site gets a mixture"),
+    ] = "",
     tls: Annotated[
         bool, typer.Option("--tls", help="sites elsewhere: certificates, a key for each site, a proxy (perfed[flower])")
     ] = False,
@@ -75,7 +79,8 @@ def deploy_command(
     from perfed.deploy.deployment import Deployment
     from perfed.deploy.write import deploy
 
-    checked = chosen_experiment(str(experiment), settings or [])
+    mixed = [f"blend.candidates=[{blend}]"] if blend else []
+    checked = chosen_experiment(str(experiment), [*(settings or []), *mixed])
     where = dir_on_server or str(out.absolute())
     names_of_server = tuple(server_name or ())
     deployment = Deployment(checked.name, tuple(names), where, tls, host, port, superlink_port, names_of_server)

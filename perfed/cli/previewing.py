@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from perfed.cli.console import print_json, say_whole
+from perfed.deploy.candidates import title_of
 from perfed.deploy.preview import ANY, Preview, consent, consented
 from perfed.deploy.site_agent import SiteSettings
 from perfed.errors import PerfedError, shorten_list
@@ -109,7 +110,7 @@ def _metrics(shown: Preview) -> str:
 
 def _head(shown: Preview) -> str:
     study = shown.experiment
-    return f"what would leave site {shown.site} in study {study.name} ({study.method}, {study.rounds} rounds):"
+    return f"what would leave site {shown.site} in study {study.name} ({title_of(study)}, {study.rounds} rounds):"
 
 
 def _inputs(shown: Preview) -> str:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 
+from perfed.deploy.candidates import entries_in, mixes, title_of
 from perfed.deploy.deployment import Deployment
 from perfed.deploy.part import own_modules
 from perfed.deploy.server_files import app_hash, filled, values_of
 from perfed.deploy.study import settings_of, told_before
-from perfed.deploy.trial import entries_sent
 from perfed.engine.flower.processes import RANGE
 from perfed.experiment.config import Experiment
 
@@ -94,8 +94,9 @@ def site_files(deployment: Deployment, study: Experiment, site: str, credentials
         "columns": _COLUMNS[study.data.options["columns"]],
         "app": _app(study),
         "told": "; ".join(told_before(study)) or "nothing",
-        "sent": "\n".join(f"  * `{name}`" for name in entries_sent(study)) or "  * nothing",
+        "sent": "\n".join(f"  * `{name}`" for name in entries_in(study)) or "  * nothing",
         "masks": "" if study.secure_aggregation is None else _MASKS,
+        "mixed": _MIXED if mixes(study) else "",
         **(_PLAIN if study.privacy is None else _PRIVATE[study.privacy.unit]),
         "files": "" if credentials is None else _files(site, credentials),
         "key_leaves": "" if credentials is None else " With every call a signature made with its key, never the key.",
@@ -108,6 +109,10 @@ def site_files(deployment: Deployment, study: Experiment, site: str, credentials
     return {f"{folder}/{name}": content for name, content in found.items()}
 
 
+_MIXED = """
+* The study mixes several models at your site. Each method is trained once on all your training rows, and once for each
+  fold of these, with its metrics on the fold. Then `blend/` leaves: sums over your training rows, of how likely the
+  candidates make them. What a candidate says of a row does not leave, nor do the weights of your site."""
 _MASKS = """
   All of these leave under masks (secure aggregation): the server gets their sums over the sites, and no site's own."""
 
@@ -188,7 +193,7 @@ def _common(deployment: Deployment, study: Experiment) -> dict[str, Any]:
     )
     return values_of(deployment) | {
         "purpose": study.description or f"A study called {study.name}.",
-        "method": study.method,
+        "method": title_of(study),
         "rounds": study.rounds,
         "sites_in_words": _in_words(list(deployment.sites)),
         "modules": f"{named} where perfed is installed, at the server and at every site.\n" if modules else "",

@@ -32,6 +32,7 @@ from perfed.engine.flower.store import SiteStore, Stored
 from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.config import Experiment, read
+from perfed.plugins import SKLEARN
 from perfed.privacy.apply import PrivateMethod
 from perfed.system import write_atomic
 from perfed.training.plan import Plan, usable_device
@@ -96,7 +97,8 @@ def asked(study: str) -> dict[str, Any]:
 def own_modules(study: Experiment) -> list[str]:
     """Modules of the user's that the study names (``module:NAME``): they must be where its programs run."""
     texts = _texts(study.model_dump(mode="json", exclude={"name", "description"}))
-    return sorted({match[1] for text in texts if (match := _OWN.fullmatch(text))})
+    found = (match[1] for text in texts if not text.startswith(SKLEARN) and (match := _OWN.fullmatch(text)))
+    return sorted(set(found))
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -168,6 +170,16 @@ class Part:
         return cls._in(file, site, data)
 
     @classmethod
+    def all_kept(cls, folder: Path, site: str, data: Path) -> Iterator[Part]:
+        """All runs in which the site in ``folder`` is or was.
+
+        Raises:
+            PerfedError: a file that says so is damaged.
+        """
+        for file in sorted((folder / _RUNS).glob(f"*/{_RUN}")):
+            yield cls._in(file, site, data)
+
+    @classmethod
     def _in(cls, file: Path, site: str, data: Path) -> Part:
         held = checked(_Held, read_json(file), file)
         agreement = FederationSchema.of_plain(held.agreement, str(file))
@@ -198,7 +210,12 @@ class Part:
 
     @cached_property
     def federation(self) -> Federation:
-        """The site's client alone, by the agreement, with inputs as the study has them in type and place.
+        """:attr:`rows` as the study's method has them, in type and place."""
+        return self.rows.to(dtype=self.experiment.torch_dtype, device=self.device)
+
+    @cached_property
+    def rows(self) -> Federation:
+        """The site's client alone, by the agreement.
 
         Raises:
             PerfedError: its data do not fit.
@@ -208,8 +225,7 @@ class Part:
         alone = federation_of([own.client(self.agreement)], self.agreement, experiment.data.name)
         options = experiment.data.options
         fraction, fold = options["validation_fraction"], options["inner_fold"]
-        made = completed(alone, fraction, options["domain_input"], experiment.seed, fold)
-        return made.to(dtype=experiment.torch_dtype, device=self.device)
+        return completed(alone, fraction, options["domain_input"], experiment.seed, fold)
 
     @cached_property
     def device(self) -> torch.device:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, Field, PositiveInt, ValidationError
 
 from perfed.data.site_data import SiteData
+from perfed.deploy.candidates import methods_of
 from perfed.deploy.spending import check_planned
 from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.refusal import Refused, Said
@@ -113,7 +114,7 @@ class Policy(BaseModel):
 
     def _said(self, study: Experiment) -> Iterator[_Lacking]:
         if self.methods is not None:
-            yield "methods", _others([study.method], self.methods), _list(self.methods)
+            yield "methods", _others(methods_of(study), self.methods), _list(self.methods)
         if self.rounds is not None:
             yield "rounds", _above(study.rounds, self.rounds), f"at most {self.rounds}"
         if self.epsilon is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -14,8 +14,9 @@ from typing import Any
 from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
 from perfed.data.site_data import site_data
 from perfed.data.tables.options import TableOptions
+from perfed.deploy.candidates import all_allowed, candidate_runs, mixes, weights_allowed
 from perfed.deploy.part import Part, asked, facts_by, table_options, told_by
-from perfed.deploy.trial import allowed_in
+from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.audit_log import OutgoingLog
 from perfed.engine.flower.checks import Entry
 from perfed.engine.flower.hash_chain import LOG
@@ -73,9 +74,14 @@ class Preview:
             facts = facts_by(client, agreement, None if part.private is None else b"")
         except PerfedError as error:
             why = str(error)
-        allowed = allowed_in(study, told["task"]) if facts is None else part.allowed
-        entries = [_plain(*of) for of in allowed.sent]
-        return cls(site, study, told, facts, why, entries, allowed.bytes, allowed.measured, allowed.summed)
+        found = all_allowed(study, told["task"]) if facts is None else _allowed(part)
+        entries = list(dict.fromkeys(of for allowed in found for of in allowed.sent))
+        measured, summed = (
+            list(dict.fromkeys(name for names in of for name in names))
+            for of in ([allowed.measured for allowed in found], [allowed.summed for allowed in found])
+        )
+        most = max(allowed.bytes for allowed in found)
+        return cls(site, study, told, facts, why, [_plain(*of) for of in entries], most, measured, summed)
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -98,6 +104,15 @@ class Preview:
         named = {"site": self.site, "study": self.experiment.name}
         summed = {"summed": list(self.summed)} if self.summed else {}
         return {**named, **left, **summed, "metrics": list(self.metrics), "consent": self.digest}
+
+
+def _allowed(part: Part) -> list[Allowed]:
+    """What the site answers in each run of its study."""
+    study, task = part.experiment, part.agreement.task
+    if not mixes(study):
+        return [part.allowed]
+    runs = [replace(part, study=run.study.to_toml()).allowed for run in candidate_runs(study) if run.fold is None]
+    return [*runs, weights_allowed(study, task, len(part.agreement.classes or (0,)))]
 
 
 def _alone(site: str, told: Mapping[str, Any], options: TableOptions) -> FederationSchema:

@@ -5,51 +5,56 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
-from pydantic import BaseModel
+import torch
 
-from perfed.data.facts import ClientFacts
+from perfed.data.client import Client
 from perfed.data.federation import Federation, federation_of
-from perfed.data.federation_schema import FederationSchema, SiteMetadata, agreed
-from perfed.data.lazy import lazy_clients, refuse_read
-from perfed.data.reading import checked, read_json
-from perfed.deploy.part import table_options
+from perfed.data.federation_schema import FederationSchema
+from perfed.deploy.candidates import (
+    CandidateRun,
+    blending_of,
+    candidate_runs,
+    mixes,
+    outputs_alone,
+    unused_model,
+    weights_allowed,
+    weights_evaluation,
+)
+from perfed.deploy.opening import AGREED, Opening, made
 from perfed.deploy.spending import secret_in
-from perfed.deploy.submit import JOURNAL, LINE, goes_on
+from perfed.deploy.submit import JOURNAL, LINE
 from perfed.deploy.trial import allowed_in
+from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.engine import RATIO, FlowerEngine, Limits, RealTimeServer
 from perfed.engine.flower.journal import Journal
-from perfed.engine.flower.message import pack, unpack
 from perfed.engine.flower.transport import Transport
 from perfed.engine.flower.wire import ROUND
 from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError, shorten_list
+from perfed.experiment.comparison import folder_names
 from perfed.experiment.config import Experiment, read
 from perfed.experiment.start import resume, start
+from perfed.maths.blending import EXCHANGES
+from perfed.methods.blending import Blending
+from perfed.plugins import BLEND
 from perfed.privacy.client import with_secret
 from perfed.report import load_runs, write_report
+from perfed.run.callback import Callback, Running
+from perfed.run.directory import RunDirectory
 from perfed.run.run import Run
-from perfed.system import locked, private_files, write_atomic
+from perfed.system import locked, private_files
 
-AGREED = "agreed.json"
-"""File of a run's directory: what sites told, what was agreed, and the facts of each."""
 LOOK = 10.0
 """Seconds between two looks for who is missing."""
-_SAID = 2000  # characters of what a site says of an error, at most
-
-
-class _Known(BaseModel):
-    """What the file ``agreed.json`` holds."""
-
-    study: str
-    agreement: dict[str, Any]
-    facts: dict[str, dict[str, Any]]
+REPORT = "report.html"
+"""The last file that a run writes."""
 
 
 @dataclass(frozen=True)
@@ -109,42 +114,157 @@ def main(transport: Transport, config: Mapping[str, Any], *, study: str) -> None
 
 
 def _main(transport: Transport, settings: Settings, study: str) -> None:
-    out = Path(settings.out)
+    out, experiment = Path(settings.out), read(study, "the study")
+    transport.note = lambda line: tell(stage=line)
+    sites: list[str] = sorted(experiment.data.options["files"])
+    submitted = Submitted(transport, settings, out, sites)
     try:
-        with locked(_made(out / JOURNAL)):
-            _alone(transport, settings, study, out)
+        with locked(made(out / JOURNAL)):
+            tell(stage=f"waiting for {len(sites)} sites, {settings.wait:g} seconds at most (--wait)")
+            done = (submitted.blend if mixes(experiment) else submitted.run)(experiment, study, out)
     except BlockingIOError:
         raise PerfedError(
             f"{out}: this run is going on already; 'perfed submit' follows it once it has begun"
         ) from None
+    tell(done=done, out=str(out))
 
 
-def _alone(transport: Transport, settings: Settings, study: str, out: Path) -> None:
-    experiment = read(study, "the study")
-    sites: list[str] = sorted(experiment.data.options["files"])
-    transport.note = lambda line: tell(stage=line)
-    least = int(settings.at_least) or len(sites)
-    missing = _gather(transport, sites, settings.wait, least if (out / AGREED).exists() else len(sites))
-    run = hashlib.sha256(f"{out.resolve()} {study}".encode()).hexdigest()[:16]
-    there = [site for site in sites if site not in missing]
-    opening = Opening(transport, there, experiment, study, run, out, settings.deadline)
-    federation = opening.federation(out / AGREED)
-    journal = Journal(out / JOURNAL)
-    norm, ratio = settings.norm or None, settings.ratio or None
-    limits = Limits(settings.deadline, norm=norm, ratio=ratio, least=int(settings.at_least))
-    allowed = None if experiment.secure_aggregation is None else allowed_in(study, federation.task)
-    engine = partial(FlowerEngine, transport=transport, journal=journal, run=run, limits=limits, allowed=allowed)
-    server = partial(_server, experiment, out / JOURNAL, engine=engine)
-    going = _run(experiment, federation, out, server)
-    going.notes += journal.notes
-    if going.resumed is not None:
-        tell(stage=f"continues from round {going.resumed} of {going.rounds}")
-    going.execute(_progress(journal, going))
-    lacking = [client.id for client in federation if client.split("test") is None]
-    if lacking:  # which makes their own models too
-        going.server.evaluate("train", lacking, going.done)
-    write_report(load_runs([out]), out / "report.html", title=experiment.name)
-    tell(done=going.done, out=str(out))
+@dataclass(frozen=True)
+class Submitted:
+    """What has been submitted, as long as this program is at work on it.
+
+    Attributes:
+        transport: the network.
+        settings: beside the study.
+        place: directory of all results.
+        sites: names of all sites of the study.
+    """
+
+    transport: Transport
+    settings: Settings
+    place: Path
+    sites: list[str]
+
+    def run(self, experiment: Experiment, study: str, out: Path) -> int:
+        """Do one run, or what is left of it; the last round.
+
+        Args:
+            experiment, study: parsed and as text.
+            out: its directory.
+        """
+        clients, agreement = self._opened(experiment, study, out)
+        federation = federation_of(clients, agreement, experiment.data.name)
+        allowed = None if experiment.secure_aggregation is None else allowed_in(study, federation.task)
+        journal = Journal(out / JOURNAL)
+        server = self._server(study, out, journal, allowed)
+        going = _run(experiment, federation, out, partial(_with_noise, experiment, out / JOURNAL, server))
+        return self._to_its_end(going, journal, out, experiment.name)
+
+    def blend(self, experiment: Experiment, study: str, out: Path) -> int:
+        """Do the run of each candidate, on all training rows and in each fold; then learn the weights."""
+        runs = candidate_runs(experiment)
+        places = [(run, _place(run, experiment, out)) for run in runs]
+        for number, (run, place) in enumerate(places, 1):
+            if not (place / REPORT).exists():
+                tell(stage=f"{run.title} (run {number} of {len(runs)})")
+                self.run(run.study, run.study.to_toml(), place)
+        tell(stage="weights of the candidates")
+        weights = out / BLEND / f"seed-{experiment.seed}"
+        done = self._weights(experiment, study, weights)
+        whole = [place for run, place in places if run.fold is None]
+        write_report(load_runs([*whole, weights]), out / REPORT, title=experiment.name)
+        return done
+
+    def _weights(self, experiment: Experiment, study: str, out: Path) -> int:
+        """Learn the pooled weights, a round for each set of them that sites are asked about; the last round."""
+        clients, agreement = self._opened(experiment, study, out)
+        federation = federation_of(clients, outputs_alone(agreement), experiment.data.name)
+        secure, journal = experiment.secure_aggregation, Journal(out / JOURNAL)
+        allowed = None if secure is None else weights_allowed(experiment, federation.task, federation.num_outputs)
+        going = Run(
+            federation,
+            blending_of(experiment, federation.task),
+            unused_model(federation.num_outputs),
+            name=BLEND,
+            rounds=EXCHANGES,
+            seed=experiment.seed,
+            dtype=torch.float64,
+            evaluation=weights_evaluation(experiment),
+            plan=experiment.plan.build(),
+            server=self._server(study, out, journal, allowed),
+            secure=secure,
+            callbacks=[Learnt()],
+        )
+        text = experiment.model_copy(update={"method": BLEND}).to_toml()
+        begun = (out / "config.toml").exists()
+        going.directory = RunDirectory(out) if begun else RunDirectory.create(out)
+        going.path, going.config = out, tomllib.loads(text)
+        if begun:
+            with going.directory.alone():
+                going.restore()
+        going.directory.write_config(text)
+        going.checkpoint_seconds = 0.0
+        return self._to_its_end(going, journal, out, experiment.name)
+
+    def _opened(self, experiment: Experiment, study: str, out: Path) -> tuple[tuple[Client, ...], FederationSchema]:
+        """The clients and what holds at all of them, of a run in ``out``, once its sites are there."""
+        least = int(self.settings.at_least) or len(self.sites)
+        begun = (out / AGREED).exists()
+        missing = _gather(self.transport, self.sites, self.settings.wait, least if begun else len(self.sites))
+        there = [site for site in self.sites if site not in missing]
+        deadline = self.settings.deadline
+        opening = Opening(self.transport, there, experiment, study, _id(study, out), self.place, deadline)
+        return opening.clients(out / AGREED)
+
+    def _server(
+        self, study: str, out: Path, journal: Journal, allowed: Allowed | None
+    ) -> Callable[..., RealTimeServer]:
+        """What makes the server of a run in ``out``."""
+        settings = self.settings
+        limits = Limits(
+            settings.deadline, norm=settings.norm or None, ratio=settings.ratio or None, least=int(settings.at_least)
+        )
+        engine = partial(
+            FlowerEngine,
+            transport=self.transport,
+            journal=journal,
+            run=_id(study, out),
+            limits=limits,
+            allowed=allowed,
+        )
+        return partial(RealTimeServer, engine=engine)
+
+    def _to_its_end(self, going: Run, journal: Journal, out: Path, title: str) -> int:
+        going.notes += journal.notes
+        if going.resumed is not None:
+            tell(stage=f"continues from round {going.resumed} of {going.rounds}")
+        going.execute(_progress(journal, going))
+        lacking = [client.id for client in going.federation if client.split("test") is None]
+        if lacking:  # which makes their own models too
+            going.server.evaluate("train", lacking, going.done)
+        write_report(load_runs([out]), out / REPORT, title=title)
+        return going.done
+
+
+class Learnt(Callback):
+    """Ends the run when the weights of a blend are learnt."""
+
+    def after_round(self, run: Running, record: dict[str, Any]) -> bool:
+        """Whether nothing is left to gain."""
+        method = run.server.method
+        return isinstance(method, Blending) and method.descent(run.server.state).done
+
+
+def _id(study: str, out: Path) -> str:
+    """Of the run of a study in a directory."""
+    return hashlib.sha256(f"{out.resolve()} {study}".encode()).hexdigest()[:16]
+
+
+def _place(run: CandidateRun, study: Experiment, out: Path) -> Path:
+    """Where the results of a candidate's run are, as in a comparison."""
+    folder = folder_names(study.blend.candidates)[run.name]
+    where = out if run.fold is None else out / "folds" / f"{run.fold + 1}-of-{study.blend.folds}"
+    return where / folder / f"seed-{study.seed}"
 
 
 def _gather(transport: Transport, sites: list[str], seconds: float, least: int) -> list[str]:
@@ -157,7 +277,6 @@ def _gather(transport: Transport, sites: list[str], seconds: float, least: int) 
         PerfedError: fewer are there.
     """
     ends, told, missing = time.monotonic() + seconds, list[str](), sites
-    tell(stage=f"waiting for {len(sites)} sites, {seconds:g} seconds at most (--wait)")
     while missing := transport.wait_for(missing, min(LOOK, max(ends - time.monotonic(), 0.0))):
         if time.monotonic() >= ends and len(sites) - len(missing) >= least:
             tell(stage=f"goes on without {shorten_list(missing)}")
@@ -183,13 +302,19 @@ def _run(experiment: Experiment, federation: Federation, out: Path, server: Call
     return run
 
 
-def _server(
-    experiment: Experiment, secret: Path, federation: Federation, initialiser: Initialiser, *args: Any, **options: Any
+def _with_noise(
+    experiment: Experiment,
+    secret: Path,
+    server: Callable[..., RealTimeServer],
+    federation: Federation,
+    initialiser: Initialiser,
+    *args: Any,
+    **options: Any,
 ) -> RealTimeServer:
     """The run's server; its noise, if any, is made with what is in ``secret`` and in nothing that leaves it."""
     if experiment.privacy is not None and experiment.privacy.unit == "client":
         initialiser.method = with_secret(initialiser.method, secret_in(secret))
-    return RealTimeServer(federation, initialiser, *args, **options)
+    return server(federation, initialiser, *args, **options)
 
 
 def _number(state: Any) -> int:
@@ -205,116 +330,6 @@ def _progress(journal: Journal, run: Run) -> Callable[[int, int, float | None], 
     return progress
 
 
-class Opening:
-    """What passes between server and sites before the first round.
-
-    Args:
-        transport: the network.
-        sites: all of them; of a run that all have agreed to those that are there.
-        experiment, study: parsed and as text.
-        run: id of the run.
-        out: its directory.
-        deadline: seconds of an exchange.
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        sites: list[str],
-        experiment: Experiment,
-        study: str,
-        run: str,
-        out: Path,
-        deadline: float,
-    ) -> None:
-        self._transport, self._sites, self._deadline = transport, sites, deadline
-        self._experiment = experiment
-        self._fields = {"run": run, "study": study, "place": str(out.resolve()), "opening": uuid4().hex}
-        self._heard: dict[str, dict[str, Any]] = {}  # the header of each site's last reply, or an error in its place
-
-    def federation(self, file: Path) -> Federation:
-        """The clients as the server knows them; what is agreed is written to ``file``, or as it is there.
-
-        Raises:
-            PerfedError: a site that does not answer, that is busy with another run, whose table does not fit, or whose
-                data have changed since.
-        """
-        known = checked(_Known, read_json(file), file).model_dump() if file.exists() else None
-        study = hashlib.sha256(self._fields["study"].encode()).hexdigest()
-        if known is not None and known["study"] != study:
-            raise PerfedError(f"{file.parent}: holds a run of another study; submit with another --out")
-        agreement = self._agreement() if known is None else FederationSchema.of_plain(known["agreement"], str(file))
-        told = self._ask("agreement", {"agreement": agreement.plain()}, "facts")
-        facts = {site: ClientFacts.of_plain(values, site) for site, values in told.items()}
-        plain = {site: facts[site].plain() for site in sorted(facts)}
-        if known is not None:
-            facts = {site: ClientFacts.of_plain(values) for site, values in (known["facts"] | plain).items()}
-        before = plain if known is None else known["facts"]
-        if changed := [site for site in plain if _nameless(plain[site]) != _nameless(before.get(site, {}))]:
-            raise PerfedError(
-                f"site '{changed[0]}': its data are not those that the run in {file.parent} was begun with"
-            )
-        if known is None:
-            content = {"study": study, "agreement": agreement.plain(), "facts": plain}
-            write_atomic(_made(file.parent) / file.name, json.dumps(content, indent=1) + "\n")
-        clients = lazy_clients(refuse_read, facts.values(), agreement)
-        return federation_of(clients, agreement, self._experiment.data.name)
-
-    def _agreement(self) -> FederationSchema:
-        told = {site: SiteMetadata.of_plain(v, f"site '{site}'") for site, v in self._ask("study", {}, "told").items()}
-        return agreed(told, table_options(self._experiment))
-
-    def _ask(self, kind: str, fields: Mapping[str, Any], answer: str) -> dict[str, Any]:
-        """The field ``answer`` of each site's reply; one that refuses for a run that is over is asked once more."""
-        content = {"kind": kind, **self._fields, **fields}
-        self._send(self._sites, content)
-        if refused := [site for site in self._sites if "error" in self._heard[site] and self._over(site)]:
-            self._send(refused, content)
-        failed: dict[str, list[str]] = {}
-        for site in self._sites:
-            header = self._heard[site]
-            if "error" in header or (header.get("refuses") and not self._over(site)):
-                failed.setdefault(str(header.get("error", header.get("refuses")))[:_SAID], []).append(f"'{site}'")
-        if failed:
-            lines = (f"site{'s' if len(of) > 1 else ''} {shorten_list(of)}: {error}" for error, of in failed.items())
-            raise PerfedError("; ".join(lines))
-        return {site: self._heard[site].get(answer) for site in self._sites}
-
-    def _send(self, sites: list[str], content: Mapping[str, Any]) -> None:
-        """Hear what the sites reply; one that was in another run is told where that is over, as it is now."""
-        messages = {site: pack({**content, "ended": self._over(site)}, {}) for site in sites}
-        for reply in self._transport.exchange(messages, self._deadline):
-            error = reply.error.removeprefix(f"site '{reply.site}': ")
-            try:
-                self._heard[reply.site] = {"error": error} if reply.body is None else unpack(reply.body)[0]
-            except PerfedError as nonsense:
-                self._heard[reply.site] = {"error": str(nonsense)}
-
-    def _over(self, site: str) -> str:
-        """The run that the site has said it is in, where no other program on this machine is at work on it; else empty.
-
-        A site talks with one server at a time, so that a run that goes on elsewhere would not reach it either.
-        """
-        header = self._heard.get(site, {})
-        run, place = header.get("busy"), header.get("place")
-        if not isinstance(run, str) or not isinstance(place, str):
-            return ""
-        try:
-            return run if place == self._fields["place"] or not goes_on(Path(place)) else ""
-        except (OSError, ValueError):  # nobody can look there
-            return ""
-
-
-def _nameless(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts without names of inputs, in whose place older sites sent others."""
-    return {name: value for name, value in facts.items() if name != "feature_names"}
-
-
 def tell(**what: Any) -> None:
     """Print a line for who has submitted the run."""
     print(LINE + json.dumps(what), flush=True)
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

@@ -14,11 +14,13 @@ from typing import Any
 
 from perfed.data.federation_schema import FederationSchema
 from perfed.data.site_data import SiteData, problems, site_data
+from perfed.deploy.candidates import all_allowed, belongs, title_of
 from perfed.deploy.leaving import check_stays, left, said
-from perfed.deploy.part import Part, own_modules, same_study, table_options, told_by
+from perfed.deploy.mixing import as_agreed
+from perfed.deploy.part import Part, own_modules, table_options, told_by
 from perfed.deploy.policy import Policy
 from perfed.deploy.server_files import app_hash
-from perfed.deploy.trial import allowed_in, private_in
+from perfed.deploy.trial import private_in
 from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.audit_log import OutgoingLog
 from perfed.engine.flower.hash_chain import LOG
@@ -77,7 +79,8 @@ class Station:
         self._left = False  # since it was started
         self._store: SiteStore | None = None
         self._site: Site | None = None
-        self._part = Part.of(folder, site, data)
+        part = Part.of(folder, site, data)
+        self._part = None if part is None else as_agreed(part, folder)
         self._read: dict[str, SiteData] = {}  # by the study that has asked for it, until all have agreed
         self._told: set[str] = set()  # runs that know of the present one, since its last message
         self._last: tuple[bytes, bytes] | None = None  # the last message before a run, and the reply
@@ -173,7 +176,7 @@ class Station:
             agreement = FederationSchema.of_plain(header.get("agreement"), "the server's agreement")
         since = part.since if part is not None and part.run == run else f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
         own, place = self._read.pop(study, None), str(header.get("place"))
-        self._join(Part(self._name, self._data, run, study, agreement, place, since, own))
+        self._join(as_agreed(Part(self._name, self._data, run, study, agreement, place, since, own), self._folder))
         self._at(run)
         facts = self._joined(run).facts(self._folder)
         return pack({"kind": "facts", **fields, "facts": facts}, {})
@@ -182,7 +185,7 @@ class Station:
         """The server's study, which must be that of the site."""
         study = header.get("study")
         with refusing(Said.STUDY):
-            if not isinstance(study, str) or (self._study is not None and not same_study(study, self._study)):
+            if not isinstance(study, str) or (self._study is not None and not belongs(study, self._study)):
                 raise Refused(Said.STUDY)
             read(study, "the study")
         return study
@@ -201,12 +204,15 @@ class Station:
         self._store = self._site = None
         part.write(self._folder)
         self._part = part
-        self._note(f"takes part in run {part.run}: {part.experiment.method}, {part.experiment.rounds} rounds")
+        self._note(f"takes part in run {part.run}: {title_of(part.experiment)}, {part.experiment.rounds} rounds")
 
     def _consents(self, part: Part, allowed: Allowed) -> None:
         """Refuse what the policy does not allow as it is now: of the study, of its rehearsal, of the site's data."""
         self._policy.check_study(part.experiment)
-        self._policy.check(allowed)
+        with refusing(Said.UNFIT):  # all runs of the study, before the first
+            runs = [] if self._study is None else all_allowed(self._study, part.agreement.task)
+        for needed in (allowed, *runs):
+            self._policy.check(needed)
         with refusing(Said.DATA):
             own = part.own or site_data(self._name, self._data, table_options(part.experiment))
             self._policy.check_data(own)
@@ -223,7 +229,7 @@ class Station:
         """The site's part of the run, which is read and prepared once."""
         part = self._joined(run)
         if self._site is None:
-            if self._study is not None and not same_study(part.study, self._study):  # it was started again with another
+            if self._study is not None and not belongs(part.study, self._study):  # it was started again with another
                 raise Refused(Said.STUDY)
             self._consents(part, part.allowed)
             (client,) = part.federation
@@ -286,12 +292,13 @@ def check_site(settings: SiteSettings) -> None:
         experiment = read(study, "the study")
         settings.policy.check_study(experiment)
         options = table_options(experiment)
-        going_on = part is not None and same_study(part.study, study)
+        going_on = part is not None and belongs(part.study, study)
         agreement = part.agreement if part is not None and going_on else None
         found = problems(settings.name, settings.data, options, agreement)
         if found:
             raise PerfedError("\n".join(found))
-        settings.policy.check(allowed_in(study))
+        for allowed in all_allowed(study):
+            settings.policy.check(allowed)
         own = site_data(settings.name, settings.data, options)
         settings.policy.check_data(own)
         run = part.run if part is not None and going_on else ""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from perfed.data.labels import Task
 from perfed.data.tables.options import words
+from perfed.deploy.candidates import candidate_runs, checked_candidates, mixes
 from perfed.deploy.part import table_options
 from perfed.deploy.trial import private_in, task_of
 from perfed.engine.gap import GAP
@@ -35,6 +36,11 @@ def study_of(experiment: Experiment, sites: Sequence[str]) -> Experiment:
     """
     _check_data(experiment)
     _check_time(experiment)
+    if mixes(experiment):
+        experiment = checked_candidates(experiment)
+        for run in candidate_runs(experiment):
+            if run.fold is None:
+                study_of(run.study, sites)
     if experiment.built_method.changes_data:
         raise PerfedError(
             f"{experiment.method} cannot be deployed: what it makes of a site's rows it makes of all at once, so that "

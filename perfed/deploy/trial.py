@@ -107,19 +107,26 @@ def task_of(study: Experiment) -> Task | None:
 
 def _made_up(study: Experiment, task: Task | None) -> Federation:
     """One site of the study."""
-    rng, data = np.random.default_rng(0), study.data.options
-    task = task or task_of(study) or "classification"
-    x = rng.normal(size=(_ROWS, _COLUMNS)).astype(np.float32)
+    data = study.data.options
+    made = made_up_site(task or task_of(study) or "classification", _COLUMNS, domains=bool(data["domain"]))
+    if data["columns"] != "named":
+        return made
+    return replace(made, clients=tuple(replace(client, held=(True,) * (_COLUMNS - 1)) for client in made))
+
+
+def made_up_site(task: Task, columns: int, classes: int = 2, *, domains: bool = False) -> Federation:
+    """One site with so many columns, and so many classes if any."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(_ROWS, columns)).astype(np.float32)
     y: Any = {
-        "classification": np.arange(_ROWS) % 2,
+        "classification": np.arange(_ROWS) % classes,
         "regression": x.sum(1),
         "survival": np.stack([np.exp(x[:, 0]), np.arange(_ROWS) % 2], axis=1),
     }[task]
     site: dict[str, Any] = {"x_train": x, "y_train": y, "x_test": x, "y_test": y}
-    if data["domain"]:
+    if domains:
         domain = np.arange(_ROWS) // 2 % 2
         site |= {"domain_train": domain, "domain_test": domain}
-    made = Federation.from_arrays({"made up": site}, task=task)
-    if data["columns"] != "named":
-        return made
-    return replace(made, clients=tuple(replace(client, held=(True,) * (_COLUMNS - 1)) for client in made))
+    return Federation.from_arrays(
+        {"made up": site}, task=task, num_classes=classes if task == "classification" else None
+    )

@@ -21,7 +21,7 @@ from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.config import Experiment
 from perfed.experiment.estimators import is_baseline, is_pooled, new_model
 from perfed.experiment.rows import Judged
-from perfed.maths.blending import ROWS, Rows, chosen_prior, learnt
+from perfed.maths.blending import ROWS, Rows, chosen_prior, evidence, few, learnt
 from perfed.plugins import BLEND, SKLEARN
 from perfed.run import predictions
 from perfed.run.callbacks.progress import Progress
@@ -30,9 +30,6 @@ from perfed.system import write_atomic
 
 FILE = "blend.json"
 """A blend's weights, in its run's directory."""
-
-LEAST = 0.001
-"""Weights below it are nought: a candidate that does not count need not be there."""
 
 LINEAR: dict[Task, str] = {"classification": "logistic", "regression": "ridge", "survival": "cox"}
 TREES = ("random-forest", "gradient-boosting")
@@ -193,15 +190,6 @@ def blended(path: Path) -> list[str]:
         return []
 
 
-def evidence(task: Task, y: NDArray[Any], said: Sequence[Numbers]) -> tuple[Numbers, Numbers]:
-    """Return what :class:`~perfed.maths.blending.Rows` are made of, of targets and what each candidate says of them."""
-    if task == "classification":
-        chances = [softmax(one, axis=1)[np.arange(len(y)), y] for one in said]
-        return np.stack(chances, 1), y.astype(np.float64)
-    flat = np.stack([one.reshape(-1) for one in said], 1).astype(np.float64)
-    return flat, y.astype(np.float64) if task == "survival" else y.reshape(-1).astype(np.float64)
-
-
 def _said(places: Sequence[Path]) -> dict[str, tuple[NDArray[Any], list[Numbers]]]:
     """By client its targets, and what each run says of the rows."""
     found: dict[str, tuple[NDArray[Any], list[Numbers]]] = {}
@@ -221,13 +209,6 @@ def _said(places: Sequence[Path]) -> dict[str, tuple[NDArray[Any], list[Numbers]
     if lacking:
         raise PerfedError(f"{places[0]}: others have no predictions of the clients {shorten_list(lacking)}")
     return found
-
-
-def few(weights: Numbers) -> Numbers:
-    """Return ``weights`` without those below :data:`LEAST`."""
-    kept = np.where(weights < LEAST, 0.0, weights)
-    total: Numbers = kept / kept.sum()
-    return total
 
 
 def _named(names: Sequence[str], weights: Numbers) -> dict[str, float]:

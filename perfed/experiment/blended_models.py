@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sklearn
 from numpy.typing import NDArray
 
 from perfed.data.client import Client
@@ -17,23 +16,20 @@ from perfed.data.federation import Federation
 from perfed.data.held_out import fold_as_test
 from perfed.data.reading import read_json
 from perfed.errors import PerfedError, shorten_list
-from perfed.experiment.blend import FILE, evidence, few
+from perfed.experiment.blend import FILE
 from perfed.experiment.config import Experiment, readable, validate
 from perfed.experiment.estimators import is_baseline
-from perfed.experiment.kept_models import KeptModels
+from perfed.experiment.kept_models import KeptModels, estimator_site
 from perfed.experiment.sklearn_run import SklearnRun
 from perfed.experiment.start import opened
-from perfed.maths.blending import ROWS, Prior, site_weights
+from perfed.maths.blending import ROWS, Prior, evidence, few, site_weights
 from perfed.plugins import BLEND
 from perfed.run.blend_site import BlendSite
-from perfed.run.card import metrics_with_intervals
 from perfed.run.directory import RunDirectory, plain
-from perfed.run.estimator_site import EstimatorSite
-from perfed.run.own_model import facts_of
+from perfed.run.own_model import measured
 from perfed.run.run import Run
 from perfed.run.saved_site import joined_sites, load_site
 from perfed.run.site import SiteModel
-from perfed.run.summary import versions
 
 
 @dataclass
@@ -118,10 +114,7 @@ class BlendedModels:
             return run.join(client, rounds)
         alone = replace(self.federation, clients=(client,))
         fitted = SklearnRun(name, self.experiment, alone).fitted(client)
-        about = {"method": name, "rounds": 0, "seed": self.seed, "settings": run.summary["settings"]}
-        facts = facts_of(client, alone, dtype="float32", domains=None, **about)
-        facts |= {"versions": versions("scikit-learn", sklearn.__version__), "metrics": {}}
-        return EstimatorSite(None, plain(facts), client.table, fitted, self.federation.target_scale)  # type: ignore[arg-type]
+        return estimator_site(name, fitted, client, alone, seed=self.seed, settings=run.summary["settings"])
 
     def _weights(self, client: Client, names: list[str], rounds: int | None) -> NDArray[np.float64]:
         """By what the candidates say of the client's training rows, held out fold by fold."""
@@ -155,14 +148,7 @@ class BlendedModels:
     def _blended(self, client: Client, parts: dict[str, SiteModel], weights: list[float], **about: Any) -> BlendSite:
         settings = {name: self.content[name] for name in ("folds", "prior_rows")}
         made = BlendSite.of(parts, weights, settings=settings, seed=self.seed, **about)
-        test, federation = client.split("test"), self.federation
-        if test is None:
-            return replace(made, facts={**made.facts, "metrics": {}})
-        outputs = made.outputs(*made.checked(test.x, test.domain))
-        if federation.target_scale is not None:
-            test = test.with_targets(federation.target_scale.up)
-        metrics = metrics_with_intervals(test, outputs, federation.task, federation.num_classes)
-        return replace(made, facts={**made.facts, "metrics": plain(metrics)})
+        return replace(made, facts={**made.facts, "metrics": plain(measured(made, client, self.federation))})
 
 
 def opened_models(

@@ -83,7 +83,7 @@ class RunFactory:
             return resume(where, data_dir=self.resources.data_dir, device=self.resources.device)
         experiment = of.experiment(method, seed)
         federation = self._federation(experiment)
-        experiment = _judged(experiment, federation)
+        experiment = by_loss(experiment, federation)
         if is_baseline(method):
             return SklearnRun(method, experiment, federation, where)
         if method == BLEND:
@@ -100,8 +100,8 @@ class RunFactory:
         return self._data[1]
 
 
-def _judged(experiment: Experiment, federation: Federation) -> Experiment:
-    """The experiment, compared by log loss where it is of tables with classes and says nothing of a metric.
+def by_loss(experiment: Experiment, federation: Federation) -> Experiment:
+    """Return the experiment, compared by log loss where it is of tables with classes and says nothing of a metric.
 
     It is proper: nobody gains by other probabilities than one's own. Accuracy is blind where a class is rare.
     """

@@ -13,13 +13,13 @@ import numpy as np
 import sklearn
 from sklearn.linear_model import LinearRegression
 
+from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError, shorten_list
 from perfed.experiment.estimators import Cox, is_pooled
-from perfed.run.card import metrics_with_intervals
 from perfed.run.directory import RunDirectory, plain
 from perfed.run.estimator_site import EstimatorSite, keep_estimator, kept_estimator
-from perfed.run.own_model import facts_of
+from perfed.run.own_model import facts_of, measured
 from perfed.run.summary import versions
 from perfed.system import private_files
 
@@ -50,7 +50,7 @@ def keep(path: Path, name: str, models: Mapping[str, Any], ids: list[str]) -> st
         named = {_file(ids.index(client)): model for client, model in models.items()}
     path.mkdir(parents=True, exist_ok=True)
     with private_files():
-        kept = [keep_estimator(_plain(model), path / FOLDER / file) for file, model in named.items()]
+        kept = [keep_estimator(plain_estimator(model), path / FOLDER / file) for file, model in named.items()]
     return "" if all(kept) else ODD_TYPES
 
 
@@ -58,7 +58,7 @@ def _file(place: int) -> str:
     return f"{place:06d}.skops"
 
 
-def _plain(model: Any) -> Any:
+def plain_estimator(model: Any) -> Any:
     """A Cox model as what it predicts with, a line of scikit-learn's; any other as it is."""
     if not isinstance(model, Cox):
         return model
@@ -103,19 +103,25 @@ class KeptModels:
         estimator, own = kept_estimator(file), self.federation.clients[ids.index(client)]
         if estimator.n_features_in_ != int(np.prod(own.input_shape)):
             raise PerfedError(f"{file}: is of {estimator.n_features_in_} inputs, and client '{client}' has others")
-        about = {"method": self.name, "rounds": 0, "seed": self.seed, "settings": self.summary["settings"]}
-        facts = facts_of(own, self.federation, dtype="float32", domains=None, **about)
-        facts["versions"] = versions("scikit-learn", sklearn.__version__)
-        made = EstimatorSite(None, plain(facts), own.table, estimator, self.federation.target_scale)  # type: ignore[arg-type]
-        return replace(made, facts={**made.facts, "metrics": plain(_measured(made, own, self.federation))})
+        settings = self.summary["settings"]
+        return estimator_site(self.name, estimator, own, self.federation, seed=self.seed, settings=settings)
 
 
-def _measured(model: EstimatorSite, client: Any, federation: Federation) -> dict[str, Any]:
-    """Metrics with intervals on the client's test data; empty without data, or where there are no probabilities."""
-    test = client.split("test")
-    if test is None or (federation.num_classes is not None and not model.says_probabilities):
-        return {}
-    outputs = model.outputs(*model.checked(test.x))
-    if federation.target_scale is not None:
-        test = test.with_targets(federation.target_scale.up)
-    return metrics_with_intervals(test, outputs, federation.task, federation.num_classes)
+def estimator_site(
+    name: str, fitted: Any, client: Client, federation: Federation, *, seed: int, settings: Mapping[str, Any]
+) -> EstimatorSite:
+    """Return a client's model of what was fitted to its data, with its metrics on the client's test data.
+
+    Args:
+        name: of the baseline.
+        fitted: the model.
+        client: whose it is.
+        federation: of the client.
+        seed, settings: that it was made with.
+    """
+    about = {"method": name, "rounds": 0, "seed": seed, "settings": settings}
+    facts = facts_of(client, federation, dtype="float32", domains=None, **about)
+    facts["versions"] = versions("scikit-learn", sklearn.__version__)
+    estimator, scale = plain_estimator(fitted), federation.target_scale
+    made = EstimatorSite(None, plain(facts), client.table, estimator, scale)  # type: ignore[arg-type]
+    return replace(made, facts={**made.facts, "metrics": plain(measured(made, client, federation))})

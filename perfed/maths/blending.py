@@ -1,18 +1,20 @@
 """Weights of a blend: not negative, summing to one; a site's own are shrunk towards those that all learn together.
 
 Each site has what K candidates say of its rows while these were held out. What all sites learn together needs sums
-over rows alone (:meth:`Rows.sums`), so that sites can send these and nothing of a row.
+over rows alone (:meth:`Rows.sums`), so that sites can send these and nothing of a row: a :class:`Descent` asks for them
+at one set of weights after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import softmax  # type: ignore[import-untyped]
 
 from perfed.data.labels import Task
 from perfed.maths.glm import curve
@@ -23,9 +25,16 @@ FloatArray = NDArray[np.float64]
 PRIORS = (0.0, 10.0, 50.0, 200.0, 1000.0, float("inf"))
 """Numbers of rows that :func:`chosen_prior` tries."""
 
+LEAST = 0.001
+"""Weights below it are nought: a candidate that does not count need not be there."""
+
 _RAREST = 1e-12  # probability that a candidate gives at least to what happened
 _STEPS, _CLOSE = 5000, 1e-6  # of EM; by how much the mean log-likelihood may still grow
-_NEWTON, _SHORTEST = 50, 2.0**-20
+_NEAR, _SHARE = 0.25, 0.9  # Newton decrement below which a step is whole; else at most so much of the way to the edge
+_SHORTEST = 2.0**-20
+
+EXCHANGES = 30
+"""Most sets of weights at which sums are asked for; six do as a rule."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,7 @@ class Sums:
         rows: how many there are.
         value: the loss.
         gradient: in the weights ``(K,)``; of the log loss minus the candidates' responsibilities over the weights.
-        hessian: ``(K, K)``; zero of the log loss, for which EM needs none.
+        hessian: ``(K, K)``.
     """
 
     rows: float
@@ -97,11 +106,11 @@ class Chances(Rows):
     """Probabilities: the blend is their mixture, its loss the log loss."""
 
     def sums(self, weights: FloatArray) -> Sums:
-        """Return responsibilities (Dempster, Laird and Rubin 1977), as the gradient has them."""
+        """Return responsibilities (Dempster, Laird and Rubin 1977), as the gradient has them, and their products."""
         p = self.said.clip(_RAREST)
         mixed = p @ weights
-        none = np.zeros((p.shape[1], p.shape[1]))
-        return Sums(len(p), -float(np.log(mixed).sum()), -(p / mixed[:, None]).sum(0), none)
+        ratio = p / mixed[:, None]
+        return Sums(len(p), -float(np.log(mixed).sum()), -ratio.sum(0), ratio.T @ ratio)
 
 
 class Values(Rows):
@@ -141,27 +150,80 @@ ROWS: dict[Task, type[Rows]] = {"classification": Chances, "regression": Values,
 """The rows of each task."""
 
 
+@dataclass(frozen=True)
+class Descent:
+    """Newton's steps on the simplex, by quadratic programmes: what is known after some evaluations of a loss.
+
+    Of a mixture a step that is far from the end goes only a part of the way to where a weight is nought: no row's
+    probability falls to less than a tenth in one step. Where the loss has not gone down, half of the step is tried.
+
+    Attributes:
+        weights: ``(K,)`` with the least loss so far.
+        mixture: whether what is said are probabilities.
+        at: the sums there; ``None`` before the first are known.
+        step: from there to where the parabola has its least.
+        length: part of the step that is tried next.
+        done: whether nothing is left to gain.
+
+    Source: Nesterov 2018, Lectures on Convex Optimization, section 5.2 (of self-concordant losses, as the log loss is).
+    """
+
+    weights: FloatArray
+    mixture: bool
+    at: Sums | None = None
+    step: FloatArray | None = None
+    length: float = 1.0
+    done: bool = False
+
+    @classmethod
+    def of(cls, candidates: int, *, mixture: bool) -> Self:
+        """Return the beginning: K equal weights."""
+        return cls(np.full(candidates, 1 / candidates), mixture)
+
+    @property
+    def trial(self) -> FloatArray:
+        """The weights ``(K,)`` at which sums are needed next."""
+        return self.weights if self.step is None else self.weights + self.length * self.step
+
+    def told(self, at: Sums) -> Descent:
+        """Return what is known with the sums at :attr:`trial`."""
+        if self.at is not None and self.step is not None and self.length > _SHORTEST:
+            slope = float(self.at.gradient @ self.step)
+            if at.value > self.at.value + 1e-4 * self.length * slope:
+                return replace(self, length=self.length / 2)
+        weights, hessian = self.trial, (at.hessian + at.hessian.T) / 2
+        step = simplex_qp(hessian / 2, at.gradient - hessian @ weights) - weights
+        length, decrement = 1.0, float(step @ hessian @ step)
+        if self.mixture and decrement > _NEAR**2 and step.min() < 0:
+            down = step < 0
+            length = min(1.0, _SHARE * float((weights[down] / -step[down]).min()))
+        gain = -float(at.gradient @ step)
+        return replace(self, weights=weights, at=at, step=step, length=length, done=gain <= 1e-10 * (1 + abs(at.value)))
+
+    @property
+    def prior(self) -> Prior:
+        """What was learnt: the weights, and the mean loss around them."""
+        if self.at is None or self.at.rows == 0:
+            none = np.zeros((len(self.weights), len(self.weights)))
+            return Prior(self.weights, 0.0, none[0], none)
+        at = self.at
+        return Prior(self.weights, at.value / at.rows, at.gradient / at.rows, at.hessian / at.rows)
+
+
 def pooled_weights(sums: Callable[[FloatArray], Sums], candidates: int, *, mixture: bool) -> Prior:
     """Return the weights with the least loss over the rows of all sites.
 
     Args:
         sums: of all sites, for weights ``(K,)``: the sums of what :meth:`Rows.sums` gives.
         candidates: K.
-        mixture: whether what is said are probabilities: by EM, else by Newton's steps on the simplex, of which the
-            squared error needs one.
+        mixture: whether what is said are probabilities; see :class:`Descent`.
 
     Example:
         >>> rows = Chances(np.array([[0.9, 0.1], [0.2, 0.8]]), np.zeros(2), np.zeros(2, int))
         >>> pooled_weights(rows.sums, 2, mixture=True).weights.round(2).tolist()
         [0.6, 0.4]
     """
-    none = np.zeros((candidates, candidates))
-    nothing = Prior(np.full(candidates, 1 / candidates), 0.0, none[0], none)
-    if sums(nothing.weights).rows == 0:
-        return nothing
-    weights = _em(sums, nothing.weights, 0.0) if mixture else _newton(sums, nothing, 0.0)
-    at = sums(weights)
-    return Prior(weights, at.value / at.rows, at.gradient / at.rows, at.hessian / at.rows)
+    return _least(sums, Descent.of(candidates, mixture=mixture)).prior
 
 
 def site_weights(rows: Rows, prior: Prior, prior_rows: float) -> FloatArray:
@@ -203,6 +265,28 @@ def chosen_prior(sites: Sequence[Rows], tried: Sequence[float] = PRIORS) -> floa
     return tried[int(found.argmin())]
 
 
+def evidence(task: Task, y: NDArray[Any], said: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
+    """Return what :class:`Rows` are made of, of targets and what each candidate says of them.
+
+    Args:
+        task: of the targets.
+        y: ``(n,)`` classes or ``(n, ...)`` values, or ``(n, 2)`` times and events.
+        said: of each candidate ``(n, C)`` logits, or ``(n, 1)`` or ``(n,)`` values or log hazards.
+    """
+    if task == "classification":
+        chances = [softmax(one, axis=1)[np.arange(len(y)), y] for one in said]
+        return np.stack(chances, 1), y.astype(np.float64)
+    flat = np.stack([one.reshape(-1) for one in said], 1).astype(np.float64)
+    return flat, y.astype(np.float64) if task == "survival" else y.reshape(-1).astype(np.float64)
+
+
+def few(weights: FloatArray) -> FloatArray:
+    """Return ``weights`` without those below :data:`LEAST`."""
+    kept = np.where(weights < LEAST, 0.0, weights)
+    total: FloatArray = kept / kept.sum()
+    return total
+
+
 def _of_all(sites: Sequence[Rows]) -> Callable[[FloatArray], Sums]:
     def sums(weights: FloatArray) -> Sums:
         first, *others = (rows.sums(weights) for rows in sites)
@@ -226,24 +310,21 @@ def _em(sums: Callable[[FloatArray], Sums], prior: FloatArray, prior_rows: float
 
 
 def _newton(sums: Callable[[FloatArray], Sums], prior: Prior, prior_rows: float) -> FloatArray:
-    """The weights of least loss, by quadratic programmes; a step is halved until it goes down."""
+    """The weights of least loss from the prior ones, with what ``prior_rows`` more rows would say."""
 
-    def objective(weights: FloatArray) -> tuple[float, FloatArray, FloatArray]:
+    def objective(weights: FloatArray) -> Sums:
         at, away = sums(weights), weights - prior.weights
         slope = prior.hessian @ away
         value = at.value + prior_rows * float(away @ (0.5 * slope + prior.gradient))
         gradient = at.gradient + prior_rows * (slope + prior.gradient)
-        return value, gradient, at.hessian + prior_rows * prior.hessian
+        return Sums(at.rows, value, gradient, at.hessian + prior_rows * prior.hessian)
 
-    weights = prior.weights
-    value, gradient, hessian = objective(weights)
-    for _ in range(_NEWTON):
-        step = simplex_qp((hessian + hessian.T) / 4, gradient - hessian @ weights) - weights
-        gain, length = -float(gradient @ step), 1.0
-        if gain <= 1e-10 * (1 + abs(value)):
+    return _least(objective, Descent(prior.weights, mixture=False)).weights
+
+
+def _least(loss: Callable[[FloatArray], Sums], descent: Descent) -> Descent:
+    for _ in range(EXCHANGES):
+        descent = descent.told(loss(descent.trial))
+        if descent.done:
             break
-        while (then := objective(weights + length * step))[0] > value - 1e-4 * length * gain and length > _SHORTEST:
-            length /= 2
-        weights = weights + length * step
-        value, gradient, hessian = then
-    return weights
+    return descent

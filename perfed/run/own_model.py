@@ -156,7 +156,7 @@ class OwnModels:
         about |= {} if (spent := self.spent_by(client)) is None else {"privacy": spent}
         facts = facts_of(own, federation, domains=domains, **about)
         made = SiteModel(network, plain(facts), own.table)
-        return replace(made, facts={**made.facts, "metrics": plain(_measured(made, own, federation))})
+        return replace(made, facts={**made.facts, "metrics": plain(measured(made, own, federation))})
 
     def _of(self, server: Server, client: str) -> Cohort:
         """The client alone with its own model, of a method that has one for new samples."""
@@ -196,10 +196,10 @@ def facts_of(client: Client, federation: Federation, **about: Any) -> dict[str, 
     }
 
 
-def _measured(model: SiteModel, client: Client, federation: Federation) -> dict[str, Any]:
-    """Metrics with intervals on the client's test data; empty where it has none."""
+def measured(model: SiteModel, client: Client, federation: Federation) -> dict[str, Any]:
+    """Metrics with intervals on the client's test data; empty without data, or where there are no probabilities."""
     test = client.split("test")
-    if test is None:
+    if test is None or (federation.num_classes is not None and not model.says_probabilities):
         return {}
     outputs = model.outputs(*model.checked(test.x, test.domain))
     if federation.target_scale is not None:

@@ -102,12 +102,14 @@ class Blend(BaseModel):
         folds: of the training samples, inside which each candidate is trained and judged.
         prior_rows: a site's weights are learnt as if it had so many more rows, which say what all sites' rows say;
             ``"cv"``: as many as make the folds' own loss least.
+        candidates: what a deployed study mixes; in simulations ``--methods`` names them. Empty: it mixes nothing.
     """
 
     model_config = STRICT
 
     folds: int = Field(5, ge=2, le=100)
     prior_rows: Annotated[float, Field(ge=0)] | Literal["cv"] = 50.0
+    candidates: Annotated[tuple[str, ...], LISTED] = Field((), exclude_if=unless(()))
 
 
 class Snapshots(BaseModel):

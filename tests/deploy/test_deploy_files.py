@@ -197,3 +197,9 @@ def test_without_tls_nothing_is_for_other_machines(tmp_path):
     files = contents(deployed(tmp_path))
     assert not [name for name in files if name.endswith((".key", ".crt", ".pub", "nginx.conf", "compose.yaml"))]
     assert perfed("deploy", study(tmp_path), "--sites", "a", "--out", tmp_path / "b", "--host", "10.0.0.7").code == 2
+
+
+def test_what_mixed_sends_of_named_columns_is_found_where_a_linear_head_is_all_of_the_model():
+    data = {"name": "tables", "files": ["a", "b"], "target": "ill", "columns": "named"}
+    table = {"method": "mixed", "rounds": 1, "data": data, "model": {"head": "linear"}}
+    assert entries_sent(validate(table)) == ["hessian", "target", "constant", "freedom", "outputs"]

@@ -13,7 +13,7 @@ import pytest
 import torch
 from stations import COLUMNS, Stations, answer_all, study
 
-from perfed.deploy.server_app import Opening
+from perfed.deploy.opening import Opening
 from perfed.deploy.site_agent import Station
 from perfed.engine.flower.hash_chain import LOG, read, verify
 from perfed.engine.flower.message import pack, unpack
@@ -142,7 +142,7 @@ def test_whatever_a_site_tells_the_server_begins_or_names_the_site(tables):
     def begun(transport: Any) -> None:
         opening = Opening(transport, list(COLUMNS), read_study(text, "the study"), text, "run", tables / "run", 60.0)
         (tables / "agreed.json").unlink(missing_ok=True)
-        opening.federation(tables / "agreed.json")
+        opening.clients(tables / "agreed.json")
 
     with closing(Stations(tables)) as stations:
         begun(stations)

@@ -6,7 +6,16 @@ import cvxpy
 import numpy as np
 import pytest
 
-from perfed.maths.blending import Chances, Hazards, Values, chosen_prior, learnt, pooled_weights, site_weights
+from perfed.maths.blending import (
+    EXCHANGES,
+    Chances,
+    Hazards,
+    Values,
+    chosen_prior,
+    learnt,
+    pooled_weights,
+    site_weights,
+)
 
 SITES = (40, 7, 90)
 
@@ -168,3 +177,41 @@ def test_a_site_whose_targets_can_be_told_exactly_is_not_drowned_by_noisy_ones()
     exact = Values(y[:, None] + generator.normal(size=(60, 2)) * [0.01, 0.3], y, np.arange(60) % 5)
     _, own = learnt([*noisy, exact], 50)
     assert own[-1][0] > 0.97 and all(weights[0] < 0.3 for weights in own[:-1])
+
+
+@pytest.mark.parametrize("kind", [Chances, Values, Hazards])
+def test_gradient_and_hessian_are_those_of_the_loss(kind):
+    """By differences of the value."""
+    (rows,) = drawn(kind, sites=(30,))
+    w, h = np.array([0.1, 0.2, 0.3, 0.4]), 1e-4
+    at, steps = rows.sums(w), np.eye(4) * h
+    slope = [(rows.sums(w + e).value - rows.sums(w - e).value) / (2 * h) for e in steps]
+    np.testing.assert_allclose(at.gradient, slope, rtol=1e-5)
+    curvature = [(rows.sums(w + e).gradient - rows.sums(w - e).gradient) / (2 * h) for e in steps]
+    np.testing.assert_allclose(at.hessian, curvature, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("spread", [1.0, 30.0])
+@pytest.mark.parametrize("n", [30, 3000])
+def test_few_sums_are_asked_for_and_the_duality_gap_is_small(n, spread):
+    """A gap that is nought proves the least loss: no weight could be worth more than its rows."""
+    generator, asked = np.random.default_rng(n), [0]
+    noise = generator.normal(size=(n, 1)) + generator.normal(size=(n, 8)) * generator.uniform(0.2, 6, size=8)
+    rows = Chances(1 / (1 + np.exp(-spread * noise - 1)), np.zeros(n), np.zeros(n, int))
+
+    def sums(weights):
+        asked[0] += 1
+        return rows.sums(weights)
+
+    found = pooled_weights(sums, 8, mixture=True)
+    assert (-found.gradient).max() - 1 < 1e-4
+    assert asked[0] <= 12 < EXCHANGES
+
+
+def test_a_row_that_one_bad_candidate_alone_allows_is_no_trap():
+    said = np.full((1000, 3), 0.9)
+    said[:, 2], said[0] = 0.1, (0.0, 0.0, 0.9)
+    rows = Chances(said, np.zeros(1000), np.zeros(1000, int))
+    found = pooled_weights(rows.sums, 3, mixture=True)
+    assert (-found.gradient).max() - 1 < 1e-4
+    assert 0 < found.weights[2] < 0.01

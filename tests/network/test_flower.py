@@ -29,6 +29,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'perfed[flower]'")
 
+from command_line import perfed
 from loopback import RECORDER, SERVER, Authority, Loopback, free_port, same_bits, site_key, until, write_app
 
 from perfed.deploy import server_app
@@ -191,6 +192,23 @@ def test_a_method_ends_with_the_bits_of_a_simulation(method, federation, folder,
     study, run = experiment(folder, method), folder / f"run-{method}"
     server_app.main(Remote(federation), {"out": str(run), "wait": PATIENT}, study=study_of(study, NAMES).to_toml())
     same_bits(run, study, folder / f"simulated-{method}")
+
+
+def test_a_blend_ends_with_the_weights_of_a_simulation(federation, folder, stations):
+    """Of methods that are trained in folds, and of each site's own models; one site lacks a column."""
+    candidates = ["fedavg-ft", "sklearn:logistic", "sklearn:gradient-boosting"]
+    table = experiment(folder, "fedavg-ft").model_dump(mode="json", exclude_none=True)
+    table |= {"baseline_tries": 1, "blend": {"folds": 2, "candidates": candidates}}
+    text, run = study_of(validate(table), NAMES).to_toml(), folder / "run-blend"
+    server_app.main(Remote(federation), {"out": str(run), "wait": PATIENT}, study=text)
+    (folder / "blend.toml").write_text(validate(table).to_toml())
+    simulated = folder / "simulated-blend"
+    done = perfed("blend", folder / "blend.toml", "--methods", ",".join(candidates), "--out", simulated)
+    assert done.code == 0, done.err
+    expected = json.loads((simulated / "blend/seed-0/blend.json").read_text())["sites"]
+    for name in NAMES:
+        weights = site_model(folder / f"site-{name}", name, folder / f"{name}.csv").facts["weights"]
+        assert weights == pytest.approx({n: weight for n, weight in expected[name].items() if weight > 0}, abs=2e-5)
 
 
 def test_a_site_that_drops_out_under_masks_is_survived_and_comes_back(federation, folder, stations, monkeypatch):

@@ -222,7 +222,8 @@ def _made_up(client: Client, info: FederationInfo, protocol: Protocol) -> Federa
                 parts[f"domain_{split}"] = np.arange(rows) // 2 % protocol.domains
         sites[f"{number:06d}"] = parts
     made = Federation.from_arrays(sites, task=info.task, num_classes=info.num_classes)
-    return replace(made, name="made-up rows")
+    clients = tuple(replace(one, held=client.held) for one in made)  # which of the columns mean the same everywhere
+    return replace(made, name="made-up rows", clients=clients)
 
 
 _EACH = 2  # samples of each class
