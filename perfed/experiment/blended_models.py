@@ -5,11 +5,11 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sklearn
 from numpy.typing import NDArray
 
 from perfed.data.client import Client
@@ -120,7 +120,7 @@ class BlendedModels:
         fitted = SklearnRun(name, self.experiment, alone).fitted(client)
         about = {"method": name, "rounds": 0, "seed": self.seed, "settings": run.summary["settings"]}
         facts = facts_of(client, alone, dtype="float32", domains=None, **about)
-        facts |= {"versions": versions("scikit-learn", sklearn.__version__), "metrics": {}}
+        facts |= {"versions": versions("scikit-learn", version("scikit-learn")), "metrics": {}}
         return EstimatorSite(None, plain(facts), client.table, fitted, self.federation.target_scale)  # type: ignore[arg-type]
 
     def _weights(self, client: Client, names: list[str], rounds: int | None) -> NDArray[np.float64]:

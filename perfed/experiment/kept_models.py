@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sklearn
-from sklearn.linear_model import LinearRegression
 
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError, shorten_list
-from perfed.experiment.estimators import Cox, is_pooled
+from perfed.experiment.estimators import is_pooled
 from perfed.run.card import metrics_with_intervals
 from perfed.run.directory import RunDirectory, plain
 from perfed.run.estimator_site import EstimatorSite, keep_estimator, kept_estimator
@@ -60,6 +59,10 @@ def _file(place: int) -> str:
 
 def _plain(model: Any) -> Any:
     """A Cox model as what it predicts with, a line of scikit-learn's; any other as it is."""
+    from sklearn.linear_model import LinearRegression
+
+    from perfed.experiment.cox import Cox
+
     if not isinstance(model, Cox):
         return model
     line = LinearRegression(fit_intercept=False)
@@ -105,7 +108,7 @@ class KeptModels:
             raise PerfedError(f"{file}: is of {estimator.n_features_in_} inputs, and client '{client}' has others")
         about = {"method": self.name, "rounds": 0, "seed": self.seed, "settings": self.summary["settings"]}
         facts = facts_of(own, self.federation, dtype="float32", domains=None, **about)
-        facts["versions"] = versions("scikit-learn", sklearn.__version__)
+        facts["versions"] = versions("scikit-learn", version("scikit-learn"))
         made = EstimatorSite(None, plain(facts), own.table, estimator, self.federation.target_scale)  # type: ignore[arg-type]
         return replace(made, facts={**made.facts, "metrics": plain(_measured(made, own, self.federation))})
 
