@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sklearn
-from sklearn.linear_model import LinearRegression
 
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError, shorten_list
+<<<<<<< HEAD
 from perfed.experiment.estimators import Cox, is_pooled
+=======
+from perfed.experiment.estimators import is_pooled
+from perfed.run.card import metrics_with_intervals
+>>>>>>> waits
 from perfed.run.directory import RunDirectory, plain
 from perfed.run.estimator_site import EstimatorSite, keep_estimator, kept_estimator
 from perfed.run.own_model import facts_of, measured
@@ -60,6 +64,10 @@ def _file(place: int) -> str:
 
 def plain_estimator(model: Any) -> Any:
     """A Cox model as what it predicts with, a line of scikit-learn's; any other as it is."""
+    from sklearn.linear_model import LinearRegression
+
+    from perfed.experiment.cox import Cox
+
     if not isinstance(model, Cox):
         return model
     line = LinearRegression(fit_intercept=False)
@@ -103,8 +111,16 @@ class KeptModels:
         estimator, own = kept_estimator(file), self.federation.clients[ids.index(client)]
         if estimator.n_features_in_ != int(np.prod(own.input_shape)):
             raise PerfedError(f"{file}: is of {estimator.n_features_in_} inputs, and client '{client}' has others")
+<<<<<<< HEAD
         settings = self.summary["settings"]
         return estimator_site(self.name, estimator, own, self.federation, seed=self.seed, settings=settings)
+=======
+        about = {"method": self.name, "rounds": 0, "seed": self.seed, "settings": self.summary["settings"]}
+        facts = facts_of(own, self.federation, dtype="float32", domains=None, **about)
+        facts["versions"] = versions("scikit-learn", version("scikit-learn"))
+        made = EstimatorSite(None, plain(facts), own.table, estimator, self.federation.target_scale)  # type: ignore[arg-type]
+        return replace(made, facts={**made.facts, "metrics": plain(_measured(made, own, self.federation))})
+>>>>>>> waits
 
 
 def estimator_site(

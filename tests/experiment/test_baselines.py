@@ -12,6 +12,7 @@ from command_line import EXPERIMENT, TINY, perfed
 from lifelines import CoxPHFitter
 from lifelines.utils import concordance_index
 from scipy.optimize import minimize
+from sklearn import linear_model
 from sklearn.ensemble import (
     GradientBoostingClassifier,
     GradientBoostingRegressor,
@@ -27,10 +28,10 @@ from perfed.data.federation import Federation
 from perfed.data.held_out import with_validation
 from perfed.datasets import load
 from perfed.errors import PerfedError
-from perfed.experiment import estimators
 from perfed.experiment.comparison import Comparison
 from perfed.experiment.config import validate
-from perfed.experiment.estimators import Cox, baseline_names, new_model, tries
+from perfed.experiment.cox import Cox
+from perfed.experiment.estimators import baseline_names, new_model, tries
 from perfed.experiment.result import compare
 from perfed.experiment.sklearn_run import SklearnRun
 
@@ -490,7 +491,7 @@ def test_metrics_by_domain():
 def test_models_that_do_not_converge_are_counted(monkeypatch):
     federation = Federation.from_arrays(sites(lambda rng, x: (x[:, 0] > 0).astype(int)))
     assert SklearnRun("sklearn:logistic", experiment(), federation).execute()["notes"] == []
-    monkeypatch.setattr(estimators, "LogisticRegression", lambda max_iter: LogisticRegression(max_iter=1))
+    monkeypatch.setattr(linear_model, "LogisticRegression", lambda max_iter: LogisticRegression(max_iter=1))
     notes = SklearnRun("sklearn:logistic", experiment(), federation).execute()["notes"]
     assert notes == ["3 of the models did not converge"]
 
