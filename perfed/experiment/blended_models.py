@@ -115,14 +115,7 @@ class BlendedModels:
             return run.join(client, rounds)
         alone = replace(self.federation, clients=(client,))
         fitted = SklearnRun(name, self.experiment, alone).fitted(client)
-<<<<<<< HEAD
         return estimator_site(name, fitted, client, alone, seed=self.seed, settings=run.summary["settings"])
-=======
-        about = {"method": name, "rounds": 0, "seed": self.seed, "settings": run.summary["settings"]}
-        facts = facts_of(client, alone, dtype="float32", domains=None, **about)
-        facts |= {"versions": versions("scikit-learn", version("scikit-learn")), "metrics": {}}
-        return EstimatorSite(None, plain(facts), client.table, fitted, self.federation.target_scale)  # type: ignore[arg-type]
->>>>>>> waits
 
     def _weights(self, client: Client, names: list[str], rounds: int | None) -> NDArray[np.float64]:
         """By what the candidates say of the client's training rows, held out fold by fold."""

@@ -15,12 +15,7 @@ import numpy as np
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError, shorten_list
-<<<<<<< HEAD
-from perfed.experiment.estimators import Cox, is_pooled
-=======
 from perfed.experiment.estimators import is_pooled
-from perfed.run.card import metrics_with_intervals
->>>>>>> waits
 from perfed.run.directory import RunDirectory, plain
 from perfed.run.estimator_site import EstimatorSite, keep_estimator, kept_estimator
 from perfed.run.own_model import facts_of, measured
@@ -111,16 +106,8 @@ class KeptModels:
         estimator, own = kept_estimator(file), self.federation.clients[ids.index(client)]
         if estimator.n_features_in_ != int(np.prod(own.input_shape)):
             raise PerfedError(f"{file}: is of {estimator.n_features_in_} inputs, and client '{client}' has others")
-<<<<<<< HEAD
         settings = self.summary["settings"]
         return estimator_site(self.name, estimator, own, self.federation, seed=self.seed, settings=settings)
-=======
-        about = {"method": self.name, "rounds": 0, "seed": self.seed, "settings": self.summary["settings"]}
-        facts = facts_of(own, self.federation, dtype="float32", domains=None, **about)
-        facts["versions"] = versions("scikit-learn", version("scikit-learn"))
-        made = EstimatorSite(None, plain(facts), own.table, estimator, self.federation.target_scale)  # type: ignore[arg-type]
-        return replace(made, facts={**made.facts, "metrics": plain(_measured(made, own, self.federation))})
->>>>>>> waits
 
 
 def estimator_site(
@@ -137,7 +124,7 @@ def estimator_site(
     """
     about = {"method": name, "rounds": 0, "seed": seed, "settings": settings}
     facts = facts_of(client, federation, dtype="float32", domains=None, **about)
-    facts["versions"] = versions("scikit-learn", sklearn.__version__)
+    facts["versions"] = versions("scikit-learn", version("scikit-learn"))
     estimator, scale = plain_estimator(fitted), federation.target_scale
     made = EstimatorSite(None, plain(facts), client.table, estimator, scale)  # type: ignore[arg-type]
     return replace(made, facts={**made.facts, "metrics": plain(measured(made, client, federation))})
