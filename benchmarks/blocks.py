@@ -1,10 +1,10 @@
 """Blocks for the cache: clients stacked a few at a time against all at once, and the share of the machine's limits.
 
 ``python benchmarks/blocks.py [--clients 100,1000] [--json FILE]`` trains Local on made rows with two networks, by SGD
-and by Adam, batches of 10, one thread. A row is a number of clients in a stack: all steps of a stack are done before the
-next begins. It prints processor microseconds per client and step, what ``Plan("auto")`` chose, and how many GFLOP/s
-and GB/s that is, beside those of a matrix product and of a copy here. Bytes are of parameters, gradients and moments,
-each read and written once a step where the optimiser does: what a cache does not hold must pass through memory at least.
+and by Adam, batches of 10, one thread. A row is a number of clients in a stack: all its steps are done before the next
+stack begins. It prints processor microseconds per client and step, what ``Plan("auto")`` chose, and how many GFLOP/s
+and GB/s that is, beside those of a matrix product and of a copy here. Bytes are those of parameters, gradients and
+moments, each read and written once a step where the optimiser does: a cache may hold some of them.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import anchors_tables
+import audit_tables
 import blend_tables
 import coverage_tables
 import forests_tables
@@ -135,7 +136,8 @@ TABLES: dict[str, dict[str, dict[str, str]]] = {
     },
 }
 
-DOCUMENTS = (*TABLES, MAPS, LEADERBOARDS, *scale_tables.TABLES)
+OWN_TABLES = {**scale_tables.TABLES, **audit_tables.TABLES}
+DOCUMENTS = (*TABLES, MAPS, LEADERBOARDS, *OWN_TABLES)
 
 
 def kept_file(name: str) -> Path:
@@ -205,8 +207,8 @@ def _contents(document: str) -> dict[str, str]:
         return {name: maps_tables.markdown(name) for name in maps_tables.maps()} | maps_tables.named()
     if document == LEADERBOARDS:
         return {name: leaderboard_tables.markdown(name) for name in leaderboard_tables.boards()}
-    if document in scale_tables.TABLES:
-        return {name: made() for name, made in scale_tables.TABLES[document].items()}
+    if document in OWN_TABLES:
+        return {name: made() for name, made in OWN_TABLES[document].items()}
     found = {}
     for name, groups in TABLES[document].items():
         commands = "\n".join(KEPT[kept].command for kept in groups.values())
