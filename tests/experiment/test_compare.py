@@ -160,7 +160,7 @@ def test_a_method_that_failed_is_said_by_every_command_until_it_is_done(tmp_path
     for seed in (0, 1):  # as if it had come to an end since
         shutil.rmtree(out / "flic-class" / f"seed-{seed}", ignore_errors=True)
         shutil.copytree(out / "hetfedrep" / f"seed-{seed}", out / "flic-class" / f"seed-{seed}")
-    assert "flic-class failed" not in perfed_command("report", out).said
+    assert "FLIC-Class failed" not in perfed_command("report", out).said
 
 
 @pytest.mark.long
