@@ -15,7 +15,7 @@ from perfed.report.page.paper import FAMILY, SPACE
 from perfed.system import write_atomic
 
 BOLD = f"{FAMILY}-Bold"
-POINTS, DOTS = 72, 200  # in an inch, of a PDF and of a PNG
+POINTS, DOTS = 72, 300  # in an inch, of a PDF and of a PNG
 Maker = Callable[[str], tuple[bytes, bytes, list[str]]]
 """From an SVG to a PDF, a PNG, and what is not in them as it should be."""
 

@@ -152,7 +152,7 @@ def test_a_method_that_failed_is_said_by_every_command_until_it_is_done(tmp_path
     assert "FLIC-Class failed in 2 of 2 seeds: " in done.said
     kept = json.loads((out / "comparison.json").read_text())
     assert [(of["method"], of["seed"]) for of in kept["failed"]] == [("flic-class", 0), ("flic-class", 1)]
-    (said,) = [text for text in kept["verdict"]["warnings"] if text.startswith("flic-class failed")]
+    (said,) = [text for text in kept["verdict"]["warnings"] if text.startswith("FLIC-Class failed")]
     assert said == f"FLIC-Class failed in 2 of 2 seeds: {kept['failed'][0]['reason']}"
     again = perfed_command("report", out)
     assert again.code == 0 and " ".join(said.split()) in again.said
@@ -160,7 +160,7 @@ def test_a_method_that_failed_is_said_by_every_command_until_it_is_done(tmp_path
     for seed in (0, 1):  # as if it had come to an end since
         shutil.rmtree(out / "flic-class" / f"seed-{seed}", ignore_errors=True)
         shutil.copytree(out / "hetfedrep" / f"seed-{seed}", out / "flic-class" / f"seed-{seed}")
-    assert "flic-class failed" not in perfed_command("report", out).said
+    assert "FLIC-Class failed" not in perfed_command("report", out).said
 
 
 @pytest.mark.long

@@ -129,7 +129,7 @@ def test_a_pdf_and_a_png_show_what_the_svg_shows(tab, files, tmp_path):
         gap = np.abs(blurred(found[:rows]) - blurred(expected[:rows])).max()
         assert gap < 45, (file, gap)  # at most 28; 95 and more where fonts or colours are others
         picture = Image.open(file.with_suffix(".png")).convert("RGB")
-        assert picture.width >= 1300  # 200 dots an inch
+        assert picture.width == 1500  # five inches, of 300 dots each
         small = np.asarray(picture.resize((expected.shape[1], len(expected))), float)
         assert np.abs(blurred(small[:rows]) - blurred(expected[:rows])).max() < 45, file
 
