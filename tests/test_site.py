@@ -58,7 +58,9 @@ def test_a_method_s_page_says_what_is_sent_and_what_is_kept():
 
 
 def test_a_method_s_page_names_the_tables_that_it_is_in():
-    flic, fedpac, unused = ("\n".join(method_pages.tables_with(METHODS[n])) for n in ("flic-hl", "fedpac", "fedprox-ft"))
+    flic, fedpac, unused = (
+        "\n".join(method_pages.tables_with(METHODS[n])) for n in ("flic-hl", "fedpac", "fedprox-ft")
+    )
     assert "(../results.md#bci-common)" in flic and "(../when.md#features-differ-flic)" in flic
     assert "`perfed leaderboard pfllib-fashion-pathological`" in fedpac
     assert unused == ""
