@@ -1,6 +1,6 @@
 """The tables of the small experiments in docs/results.md, from kept numbers; pictures of a report.
 
-``python docs/build_docs.py`` (``make docs``) runs the comparisons of :data:`KEPT` anew, keeps their numbers in
+``python docs/build_docs.py`` (``make docs``) runs the comparisons of :data:`KEPT` again, keeps their numbers in
 ``docs/results/NAME.json``, and writes the tables; with ``--render`` it writes them from the numbers that are
 kept, with ``--screens`` it makes the pictures of the report, ``docs/report-THEME-WIDTH.png`` (needs Chromium and
 Pillow). ``tests/test_docs.py`` checks that the documents show the kept numbers, and that the code still gives them.
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import anchors_tables
+import audit_tables
 import blend_tables
 import coverage_tables
 import forests_tables
@@ -131,7 +132,8 @@ TABLES: dict[str, dict[str, dict[str, str]]] = {
     },
 }
 
-DOCUMENTS = (*TABLES, MAPS, LEADERBOARDS, *scale_tables.TABLES)
+OWN_TABLES = {**scale_tables.TABLES, **audit_tables.TABLES}
+DOCUMENTS = (*TABLES, MAPS, LEADERBOARDS, *OWN_TABLES)
 
 
 def kept_file(name: str) -> Path:
@@ -201,8 +203,8 @@ def _contents(document: str) -> dict[str, str]:
         return {name: maps_tables.markdown(name) for name in maps_tables.maps()} | maps_tables.named()
     if document == LEADERBOARDS:
         return {name: leaderboard_tables.markdown(name) for name in leaderboard_tables.boards()}
-    if document in scale_tables.TABLES:
-        return {name: made() for name, made in scale_tables.TABLES[document].items()}
+    if document in OWN_TABLES:
+        return {name: made() for name, made in OWN_TABLES[document].items()}
     found = {}
     for name, groups in TABLES[document].items():
         commands = "\n".join(KEPT[kept].command for kept in groups.values())

@@ -137,15 +137,15 @@ class Noise:
     """Standard normal numbers by keys: those of :func:`gaussian`, or with a secret such as nobody else can draw.
 
     With a secret the numbers are made of SHAKE-256 (FIPS 202) of secret, message and key, by Box and Muller's transform
-    of 53 bits each: who knows the keys, all other numbers and everything that they were added to learns nothing of them.
+    of 53 bits each: who knows the keys, all other numbers and what they were added to learns nothing of them.
 
     Attributes:
         secret: 32 bytes; empty: whoever has the keys can draw the same.
         message: 32 bytes that name what is answered, so that the answer to anything else has other noise.
 
     Example:
-        >>> one, other = Noise(b"a" * 32), Noise(b"b" * 32)
-        >>> bool((one.draw(key(0), 3) == one.draw(key(0), 3)).all()), bool((one.draw(key(0), 3) == other.draw(key(0), 3)).any())
+        >>> one, other = Noise(b"a" * 32).draw(key(0), 3), Noise(b"b" * 32).draw(key(0), 3)
+        >>> bool((one == Noise(b"a" * 32).draw(key(0), 3)).all()), bool((one == other).any())
         (True, False)
     """
 
@@ -161,11 +161,15 @@ class Noise:
         found = torch.empty((keys.numel(), count), dtype=dtype)
         for row, of in zip(found, keys.flatten().tolist(), strict=True):
             stream = hashlib.shake_256(begin + of.to_bytes(8, "little", signed=True)).digest(16 * half)
-            digits = (np.frombuffer(stream, np.uint64).reshape(2, half) >> np.uint64(11)).astype(np.float64)
+            digits = (np.frombuffer(stream, "<u8").reshape(2, half) >> np.uint64(11)).astype(np.float64)
             radius, angle = np.sqrt(-2 * np.log((digits[0] + 1) * 2.0**-53)), digits[1] * (math.tau * 2.0**-53)
             both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
             row.copy_(torch.from_numpy(both))
         return found.view(*keys.shape, count).to(keys.device)
+
+
+PLAIN = Noise()
+"""Noise that whoever has the keys can draw again."""
 
 
 def order(keys: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def _short(shown: Preview) -> Iterator[str]:
     yield f"  before training: {'; '.join(said)}"
     yield f"  once all have agreed: how many rows you have; {_inputs(shown)}"
     entries = f"{len(shown.entries)} entries, at most {shown.bytes} bytes a reply"
-    yield f"  in a round: {entries}; the metrics {', '.join(shown.metrics)}"
+    yield f"  in a round: {entries}; {_metrics(shown)}"
 
 
 def _whole(shown: Preview) -> Iterator[str]:
@@ -98,9 +98,13 @@ def _whole(shown: Preview) -> Iterator[str]:
         yield f"  {entry['name']}: {shape} {entry['dtype']}"
     for name in shown.summed:
         yield f"  under masks, of which the server gets the sum over the sites: {name.removeprefix(':')}"
-    yield f"  the metrics {', '.join(shown.metrics)} of your model on your test rows"
+    yield f"  {_metrics(shown)} of your model on your test rows"
     yield "and your site's name, and a fixed sentence where something fails"
     yield f"hash of all this, for --consent: {shown.digest}"
+
+
+def _metrics(shown: Preview) -> str:
+    return f"the metrics {', '.join(shown.metrics)}" if shown.metrics else "no loss and no metric"
 
 
 def _head(shown: Preview) -> str:

@@ -96,6 +96,7 @@ def site_files(deployment: Deployment, study: Experiment, site: str, credentials
         "told": "; ".join(told_before(study)) or "nothing",
         "sent": "\n".join(f"  * `{name}`" for name in entries_sent(study)) or "  * nothing",
         "masks": "" if study.secure_aggregation is None else _MASKS,
+        **(_PLAIN if study.privacy is None else _PRIVATE[study.privacy.unit]),
         "files": "" if credentials is None else _files(site, credentials),
         "key_leaves": "" if credentials is None else " With every call a signature made with its key, never the key.",
         "tls_failures": "" if credentials is None else _TLS_FAILURES,
@@ -109,6 +110,27 @@ def site_files(deployment: Deployment, study: Experiment, site: str, credentials
 
 _MASKS = """
   All of these leave under masks (secure aggregation): the server gets their sums over the sites, and no site's own."""
+
+
+_PLAIN = {
+    "extra": "",
+    "measured": "With it, the loss of training and the metrics of your model on your test rows.",
+    "counts": " (of each class, of each domain, or with an event)",
+    "noise": "this deployment adds no noise to them.",
+}
+_PRIVATE = {
+    unit: {
+        "extra": ",privacy",
+        "measured": "No loss of training and no metric: `metrics.jsonl` of the run's folder on your machine has them.",
+        "counts": "",
+        "noise": f"the study's table `[privacy]` bounds that for each {who}. What your machine has spent of it\n"
+        f"stands in `spent.json`; noise is made {where}",
+    }
+    for unit, who, where in (
+        ("sample", "row", "on your machine, with a secret that never leaves it."),
+        ("client", "site", "by the server, or under masks on each site's machine."),
+    )
+}
 
 
 def _calls(host: str) -> str:

@@ -235,7 +235,6 @@ class Station:
                 info=part.initialiser.info(part.federation),
                 scale=part.federation.target_scale,
                 store=self._store,
-                run=run,
                 allowed=part.allowed,
                 budget=part.budget(self._folder, self._policy.epsilon, self._policy.delta),
             )

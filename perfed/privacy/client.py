@@ -109,7 +109,7 @@ class ClientPrivacy(Extension):
     def _source(self, server: ServerState) -> rng.Noise:
         """Where noise comes from; of other means it is other noise, so that no two means differ by themselves alone."""
         if not self.secret:
-            return rng.Noise()
+            return rng.PLAIN
         sets, content = server.tree(), hashlib.sha256()
         for tensor in _vectors({**sets, "extensions": {"anchors": sets.get("anchors", {})}}).values():
             content.update(tensor.detach().cpu().contiguous().numpy().tobytes())
@@ -117,7 +117,7 @@ class ClientPrivacy(Extension):
 
 
 def with_secret(method: Method, secret: bytes) -> Method:
-    """Return the method of a server whose noise nobody else can draw, where it draws any: others know the run's seed."""
+    """Return the method of a server whose noise, where it draws any, nobody else can draw; others know the seed."""
     made = [
         extension.model_copy(update={"secret": secret}) if isinstance(extension, ClientPrivacy) else extension
         for extension in method.extensions

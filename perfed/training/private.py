@@ -42,7 +42,7 @@ class PrivateTraining:
     noise: float
     rows: float = 1.0
     poisson: bool = False
-    source: rng.Noise = rng.Noise()
+    source: rng.Noise = rng.PLAIN
 
     def gradients(self, loss: Loss, step: Step, params: Parameters, count: int) -> tuple[Tensor, Parameters]:
         """Return losses ``(clients,)`` and the noisy means of the rows' clipped gradients at ``params``.

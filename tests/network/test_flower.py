@@ -32,7 +32,10 @@ pytest.importorskip("flwr", reason="flwr is not installed: pip install 'perfed[f
 from loopback import RECORDER, SERVER, Authority, Loopback, free_port, same_bits, site_key, until, write_app
 
 from perfed.deploy import server_app
+from perfed.deploy.own_model import site_model
+from perfed.deploy.policy import Policy
 from perfed.deploy.site_agent import Station
+from perfed.deploy.spending import ledger, total
 from perfed.deploy.study import study_of
 from perfed.engine.flower.adapter import bundle_hash
 from perfed.engine.flower.node import Attendant, attend
@@ -42,6 +45,7 @@ from perfed.engine.flower.submission import Submitter
 from perfed.engine.flower.transport import Answer
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
+from perfed.run.card import card
 
 pytestmark = [pytest.mark.network, pytest.mark.long, pytest.mark.xdist_group("network")]
 NAMES = ["north", "south", "west"]
@@ -205,6 +209,30 @@ def test_a_site_that_drops_out_under_masks_is_survived_and_comes_back(federation
     rounds = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
     assert [line["participants"] for line in rounds] == [["north", "south"], NAMES]
     assert failed and rounds[0]["counts"] == {"no_reply": ["west"]}
+
+
+@pytest.mark.parametrize("unit", ["sample", "client"])
+def test_a_private_run_under_masks_with_a_policy_at_each_site(unit, federation, folder, stations):
+    """The acceptance of the issue on privacy: what was spent is known at both ends, and no loss and no metric left."""
+    privacy = {"unit": unit, "epsilon": 6.0, "delta": 1e-3}
+    table = {**experiment(folder, "fedavg").model_dump(mode="json", exclude_none=True), "privacy": privacy}
+    study, run = study_of(validate(table), NAMES).to_toml(), folder / f"run-private-{unit}"
+    policy = Policy(methods=("fedavg",), rows=20, epsilon=6.0, metrics=(), secure_aggregation=True)
+    places = {name: folder / f"private-{unit}-{name}" for name in NAMES}
+    for name in NAMES:
+        stations.at[name].close()
+        stations.at[name] = Station(places[name], name, folder / f"{name}.csv", study, policy=policy)
+    server_app.main(Remote(federation), {"out": str(run), "wait": PATIENT}, study=study)
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["rounds"] == 1 and summary["metrics"] == {}
+    for name in NAMES:
+        (told,) = ledger(places[name])
+        spent = total([told], unit, 1e-3)
+        assert 5.9 < spent <= 6.0 and summary["privacy"]["spent"][name] == pytest.approx(spent, rel=1e-6)
+        text = card(site_model(places[name], name, folder / f"{name}.csv").facts)
+        assert f"| {name} | not known here | {spent:.4g} |" in text
+    with pytest.raises(PerfedError, match=r"the policy of this site does not allow .* \(epsilon\)"):
+        server_app.main(Remote(federation), {"out": f"{run}-again", "wait": PATIENT}, study=study)
 
 
 class Rotating(Remote):

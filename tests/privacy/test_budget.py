@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 from test_rows import Noting
 
 from perfed import resume, start, validate
-from perfed.deploy.study import study_of
 from perfed.errors import PerfedError
 from perfed.method.registry import entry, method_names
 from perfed.methods.build import build_method
@@ -195,8 +195,31 @@ def test_a_method_of_one_s_own_says_what_it_sends():
     del DECLARED[kind]
 
 
-def test_sites_elsewhere_refuse_it():
-    data = {"name": "tables", "files": ["/home/me/a.csv"], "target": "ill"}
-    table = {"rounds": 2, "data": data, "model": {"head": "linear"}, "privacy": {"epsilon": 1.0, "delta": 1e-3}}
-    with pytest.raises(PerfedError, match="for simulations"):
-        study_of(validate(table), ["north", "south"])
+@pytest.mark.parametrize("unit", ["sample", "client"])
+def test_a_client_that_joins_a_finished_run_is_counted(unit):
+    """Under privacy of clients it has told nobody anything; else its own model is of its rows in each of its rounds."""
+    run = start(experiment("fedper", privacy={"unit": unit}))
+    run.execute()
+    new, plan = replace(run.federation.clients[0], id="new"), run.callbacks[0].plan
+    for rounds in (2, 5):
+        told = run.join(new, rounds).facts["privacy"]
+        assert told["spent"] == (plan.spent(rounds) if unit == "sample" else 0.0)
+        assert told["contributors"] == run.summary["privacy"]["spent"]
+    assert unit == "client" or plan.spent(5) > plan.spent(3)  # beyond the rounds of the run
+
+
+@pytest.mark.parametrize("unit", [SAMPLE, CLIENT])
+def test_anchors_of_values_are_refused_before_anything_runs(unit):
+    method = privately(build_method("flic-hl", {}), unit, 2, None).method
+    with pytest.raises(PerfedError, match="no mechanism for anchors of values"):
+        serve(method, blobs(regression=True), model=network(1))
+
+
+def test_clients_add_the_noise_themselves_where_the_server_sees_sums_alone():
+    found = []
+    for more in ({}, {"secure_aggregation": {"threshold": 3}}):
+        run = start(experiment("fedrep", privacy={"unit": "client"}, **more))
+        summary, own = run.execute(), run.server.method.extensions[0]
+        found.append((own.shares, summary["privacy"]["noise"], summary["privacy"]["spent"]))
+    assert [shares for shares, *_ in found] == [0, 3]
+    assert found[0][1:] == found[1][1:]

@@ -265,8 +265,9 @@ class FlowerEngine(Engine):
     def _refused(self, work: ChunkTask, tree: Tree) -> str:
         """Why an extension says that the site has not done what it should have done to its reply; or nothing."""
         (site,) = work.ids
-        sent = {**work.shared, **work.rows.get(site, {})}
-        found = (extension.refuses(sent, tree["reply"]) for extension in self.initialiser.method.extensions)
+        sent, reply = {**work.shared, **work.rows.get(site, {})}, tree["reply"]
+        assert isinstance(reply, Mapping)
+        found = (extension.refuses(sent, reply) for extension in self.initialiser.method.extensions)
         why = "" if self._allowed is not None else next(filter(None, found), "")
         return why and f"the reply of site '{site}': {why}"
 

@@ -58,8 +58,7 @@ class Site:
         plan: how work is cut up.
         info: what the server knows of the federation, but for what every message says anew.
         scale: what targets were standardised by.
-        store: on the site's disk.
-        run: id of the run.
+        store: on the site's disk, of the run.
         allowed: what is answered, and nothing else.
         budget: of what is told, where ``allowed`` is discreet.
 
@@ -76,7 +75,6 @@ class Site:
         info: FederationInfo,
         scale: TargetScale | None,
         store: SiteStore,
-        run: str,
         allowed: Allowed,
         budget: Budget | None = None,
     ) -> None:
@@ -84,11 +82,11 @@ class Site:
             raise PerfedError(f"site '{client.id}': a private study needs a secret and a budget of the site")
         self.client, self.initialiser, self.plan, self._budget = client, initialiser, plan, budget
         self._info, self._scale, self._store = info, scale, store
-        self._run, self._allowed = run, allowed
+        self._allowed = allowed
         self._host: LocalExecutor | None = None
         self._last: tuple[str, bytes] | None = None  # what was asked last, and the reply
         self._masking = (
-            None if initialiser.secure is None else Masking(initialiser.secure, client.id, run, allowed, store)
+            None if initialiser.secure is None else Masking(initialiser.secure, client.id, store.run, allowed, store)
         )
 
     def answer(self, data: bytes) -> bytes:
@@ -103,7 +101,7 @@ class Site:
             if self._masking is not None and header.get("kind") in KINDS:
                 return self._masking.answer(header, data)
             secure = header.pop("secure", None)
-            if problem := self._allowed.wrong_request(header, tree, self._run):
+            if problem := self._allowed.wrong_request(header, tree, self._store.run):
                 raise PerfedError(problem)
         asked, sequence = hashlib.sha256(data).hexdigest(), header["sequence"]
         stored = self._store.reply(sequence)

@@ -32,6 +32,7 @@ class Stored:
 
     Attributes:
         path: the run's folder.
+        run: its id.
         notes: one line for each reply that was damaged, and was taken as not there.
 
     Raises:
@@ -43,7 +44,7 @@ class Stored:
             raise PerfedError(f"'{run}' cannot name a run; letters, digits, '_', '-' and '.', at most 100, can")
         self.path = path / run
         self.notes: list[str] = []
-        self._run = run
+        self.run = run
 
     def sequences(self) -> list[int]:
         """Numbers of the exchanges that are stored, in ascending order."""
@@ -100,7 +101,7 @@ class Stored:
         """
         header, body = unframe(self._file(sequence).read_bytes())
         found = (header.get("run"), header.get("sequence"))
-        if found != (self._run, sequence):
+        if found != (self.run, sequence):
             raise PerfedError(f"it is of exchange {found[1]} of run '{found[0]}'")
         return body[: header["state"]], body[header["state"] :]
 
@@ -177,7 +178,7 @@ class SiteStore(Stored):
         if sequence < 1:
             raise PerfedError(f"exchange {sequence} cannot be stored; numbers begin with 1, and 0 is the initial state")
         encoded = encode(state)
-        header = {"run": self._run, "sequence": sequence, "state": len(encoded)}
+        header = {"run": self.run, "sequence": sequence, "state": len(encoded)}
         write_atomic(self._file(sequence), frame(header, encoded, reply))
         sync_folder(self.path)
 

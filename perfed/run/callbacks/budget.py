@@ -85,17 +85,17 @@ class PrivacyBudget(Callback):
         summary["privacy"] = {**stated, "spent": spent}
         unit = "row" if stated["unit"] == "sample" else "client"
         kept = run.server.speeds == "wall"
-        metrics = (
-            "losses and metrics stay at the sites" if kept else "metrics are of this simulation and are not counted"
-        )
+        metrics = "metrics are of this simulation and are not counted"
+        if kept:
+            metrics = "losses and metrics stay at the sites: how good a model is, its site alone can know"
         summary["notes"].append(
             f"privacy of each {unit}: the largest epsilon spent is {max(spent.values()):.4g} at delta "
             f"{stated['delta']:g}, noise {self.plan.noise:.4g}; {metrics}"
         )
         if kept:
             summary["notes"].append(
-                "not counted: what sites tell before round 1 of classes, columns and domains; of the rows of a class or "
-                "domain even shares stand here"
+                "not counted: what sites tell before round 1 of classes, columns and domains; for the numbers of rows "
+                "of each class and domain stand even shares"
             )
         if run.progress.stopped_by == self.name:
             summary["notes"].append(

@@ -25,6 +25,7 @@ from perfed.errors import PerfedError
 from perfed.method.method import Method
 from perfed.model.chain import Model
 from perfed.participation.settings import Participation
+from perfed.rng import Noise
 from perfed.training.plan import Plan
 
 RUN = "run"
@@ -69,6 +70,19 @@ class Direct:
             yield Answer(name, reply, "", float(seconds))
 
 
+class Free:
+    """A budget without an end."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def noise(self, message: bytes) -> Noise:
+        return Noise(self._secret, message)
+
+    def spend(self, round_: int) -> None:
+        pass
+
+
 class Sites:
     """A server and its sites, in folders below ``path``; made again there, they go on."""
 
@@ -86,6 +100,7 @@ class Sites:
         model: Model | None = None,
         validated: bool = False,
         secure: SecureAggregation | None = None,
+        secrets: Mapping[str, bytes] | None = None,
     ) -> None:
         model = model or network_for(method, federation.num_classes or 1)
         initialisers = [Initialiser(method, model, seed, dtype, secure=secure) for _ in range(len(federation) + 1)]
@@ -104,8 +119,8 @@ class Sites:
                     info=initialiser.info(replace(federation, clients=(client,))),
                     scale=federation.target_scale,
                     store=self.stores[client.id],
-                    run=RUN,
                     allowed=allowed,
+                    budget=None if secrets is None else Free(secrets[client.id]),
                 )
                 for client, initialiser, allowed in zip(federation, initialisers, answered, strict=False)
             }
