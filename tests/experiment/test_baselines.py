@@ -448,7 +448,7 @@ def test_a_comparison_of_survival(tmp_path):
         out=tmp_path / "made",
     )
     found = json.loads((tmp_path / "made" / "comparison.json").read_text())["verdict"]
-    assert found["metric"] == "c-index" and found["reference"] == "sklearn:cox" and "fedavg" in made.verdict
+    assert found["metric"] == "c-index" and found["reference"] == "sklearn:cox" and "FedAvg" in made.verdict
     assert all(site["gain"]["low"] is not None and site["local"] == "sklearn:cox" for site in found["sites"])
     with pytest.raises(
         PerfedError, match="sklearn:ridge is not for survival, which these data are; allowed: sklearn:cox"
@@ -535,7 +535,7 @@ def test_baselines_alone(tmp_path):
     names = "sklearn:svc,pooled:svc"
     done = perfed("compare", "digits-label-skew", "--methods", names, "--out", tmp_path / "made")
     assert done.code == 0, done.err
-    assert "sklearn:svc seed 0: 88." in done.out and "pooled:NAME is of data brought together." in done.out
+    assert "sklearn:svc seed 0: 88." in done.out and "(data brought together)" in done.said
     assert "SVC (data brought together)</th>" in (tmp_path / "made" / "report.html").read_text()
 
 

@@ -19,6 +19,7 @@ from perfed.experiment.blended_models import opened_models
 from perfed.experiment.comparison import Comparison
 from perfed.experiment.config import validate
 from perfed.maths.blending import Chances, learnt
+from perfed.methods.titles import display_name
 from perfed.run import predictions
 from perfed.run.export import export, onnx_file
 from perfed.run.saved_site import load_site
@@ -344,7 +345,7 @@ def test_the_report_has_the_weights_as_a_picture(digits, tmp_path):
     assert "What the blend is made of" in page and "Weights over all sites: " in page
     for site, weights in found["sites"].items():
         for name, weight in weights.items():
-            assert (f"<title>{site}: {name} {weight:.2f}</title>" in page) == (weight > 0)
+            assert (f"<title>{site}: {display_name(name)} {weight:.2f}</title>" in page) == (weight > 0)
     assert perfed("report", digits, "--out", tmp_path / "r.html", "--figures", tmp_path / "figures").code == 0
     drawing = (tmp_path / "figures/blend.svg").read_text()
     assert drawing.count("<rect") >= len(found["sites"]) + 1
