@@ -13,13 +13,10 @@ NOT_YET = {
     f"docs/{name}.md"
     for name in (
         "benchmarks",
-        "data",
         "deploy",
         "leaderboards",
         "results",
-        "scale",
         "status",
-        "when",
     )
 }
 _ABBREVIATED = re.compile(r"\b(e\.g|i\.e|et al|vs|cf|Eq|eq|Fig|resp|approx)\.")
