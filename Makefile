@@ -18,7 +18,7 @@ OPTIONS := --seeds 0..2 --engine stacked plan.threads=2 dtype=float64
 # Sites install these files and no others. Hashes are those of the index that pip is set to: a site's own index must have the same.
 LOCK := --extra flower --extra tables --constraint constraints.txt --generate-hashes --allow-unsafe --strip-extras --no-annotate --no-emit-index-url --no-emit-find-links
 
-.PHONY: run test test-long test-all types short docs lock sbom dist smoke clean
+.PHONY: run test test-long test-all types short docs site lock sbom dist smoke clean
 
 run: $(VENV)/installed
 	$(BIN)/perfed compare digits-label-skew --methods local,fedrep,fedavg-ft,ditto,fedpac,$(PER_CLIENT) $(OPTIONS) --out $(OUT)/label-skew
@@ -68,6 +68,10 @@ smoke: dist
 
 docs: $(VENV)/installed
 	$(BIN)/python docs/build_docs.py
+
+# Warnings are errors, a link without its page or heading among them.
+site: $(VENV)/installed-test
+	$(BIN)/python docs/build_site.py
 
 # pip would compile what it installs on one core alone. With the tests' packages all others are there too.
 define install

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy import stats  # type: ignore[import-untyped]
 from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
@@ -75,7 +75,9 @@ def questions(seed: int) -> Asked:
     images, labels = load_digits(return_X_y=True)
     images, free = images / 16, draw.permutation(len(labels))
     public, free = free[:PUBLIC], free[PUBLIC:]
-    arrays, x, y = {}, {}, {}
+    arrays: dict[str, Any] = {}
+    x: dict[str, Tensor] = {}
+    y: dict[str, Tensor] = {}
     for i in range(CLIENTS):
         held = draw.choice(10, int(draw.integers(3, 5)), replace=False)
         wanted = np.resize(held, ROWS)
@@ -181,7 +183,8 @@ def by_anchors(of: Attacked, client: str, x: Tensor, y: Tensor) -> Tensor:
     """Rows that are embedded near the anchor of their class; the attacker has the client's embedding too."""
     seen, (chain, _) = of.watch.seen[-1], of.run.model(client)
     anchors = seen.replies["anchors"]["mean"][seen.ids.index(client)]
-    return -(chain.get_submodule("embedding")(x) - anchors[y]).norm(dim=1)
+    away: Tensor = (chain.get_submodule("embedding")(x) - anchors[y]).norm(dim=1)
+    return -away
 
 
 def by_loss(of: Attacked, client: str, x: Tensor, y: Tensor) -> Tensor:

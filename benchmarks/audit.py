@@ -97,7 +97,8 @@ def federation(unit: str, sizes: Sizes, seed: int) -> Canaries:
     x[np.arange(m), 64 + np.arange(m) % columns] = (64 + columns) ** 0.5
     inside = x * included[:, None]
     digits = [(f"d{i}", order[i * sizes.rows : (i + 1) * sizes.rows]) for i in range(sizes.clients)]
-    arrays, home = {}, [f"c{j:05d}" for j in range(m)]
+    arrays: dict[str, Any] = {}
+    home = [f"c{j:05d}" for j in range(m)]
     for i, (name, rows) in enumerate(digits):
         own = slice(i * each, (i + 1) * each) if unit == "sample" else slice(0, 0)
         home[own] = [name] * (own.stop - own.start)

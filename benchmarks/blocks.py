@@ -2,9 +2,9 @@
 
 ``python benchmarks/blocks.py [--clients 100,1000] [--json FILE]`` trains Local on made rows with two networks, by SGD
 and by Adam, batches of 10, one thread. A row is a number of clients in a stack: all its steps are done before the next
-stack begins. It prints processor microseconds per client and step, what ``Plan("auto")`` chose, and how many GFLOP/s and
-GB/s that is, beside those of a matrix product and of a copy here. Bytes are those of parameters, gradients and moments,
-each read and written once a step where the optimiser does: more than passes through memory if a cache holds them.
+stack begins. It prints processor microseconds per client and step, what ``Plan("auto")`` chose, and how many GFLOP/s
+and GB/s that is, beside those of a matrix product and of a copy here. Bytes are those of parameters, gradients and
+moments, each read and written once a step where the optimiser does: a cache may hold some of them.
 """
 
 from __future__ import annotations

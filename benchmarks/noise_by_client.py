@@ -23,41 +23,58 @@ from perfed.training.step import Loss, Penalty, Step
 
 @dataclass(frozen=True)
 class TrainingByClient(PrivateTraining):
-    """Noise of its own for each client of a cohort, in its order; ``noise`` is that of counts."""
+    """Noise of its own for each client of a cohort, in its order; ``noise`` is that of counts.
+
+    ``factors`` are what each client's noisy gradients are multiplied by.
+    """
 
     noises: tuple[float, ...] = ()
+    factors: tuple[float, ...] = ()
 
     def gradients(self, loss: Loss, step: Step, params: Parameters, count: int) -> tuple[Tensor, Parameters]:
         """The gradients of private training with the noise of the clients in ``step``."""
-        own = torch.tensor(self.noises, dtype=step.weight.dtype)[torch.from_numpy(step.rows)]
-        return PrivateTraining(self.clip, cast(Any, own), poisson=self.poisson).gradients(loss, step, params, count)
+        rows = torch.from_numpy(step.rows)
+        noise, factor = (torch.tensor(of, dtype=step.weight.dtype)[rows] for of in (self.noises, self.factors))
+        training = PrivateTraining(self.clip, cast(Any, noise), poisson=self.poisson)
+        losses, noisy = training.gradients(loss, step, params, count)
+        return losses, {name: g * factor.view(-1, *[1] * (g.ndim - 1)) for name, g in noisy.items()}
 
 
 class NoiseByClient(SamplePrivacy):
     """Privacy of rows with a noise multiplier for each client, by id."""
 
     noises: dict[str, float] = Field({}, description="z of each client")
+    factors: dict[str, float] = Field({}, description="of a client's gradients; those that are not named: 1")
 
     def loss(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty | None:
         """Nothing is added: the cohort's training gets the noises of its clients."""
-        own = tuple(self.noises[client] for client in cohort.ids)
-        cohort.private = TrainingByClient(self.clip, self.noise, self.rows, self.poisson, noises=own)
+        noises = tuple(self.noises[client] for client in cohort.ids)
+        factors = tuple(self.factors.get(client, 1.0) for client in cohort.ids)
+        cohort.private = TrainingByClient(
+            self.clip, self.noise, self.rows, self.poisson, noises=noises, factors=factors
+        )
         return None
 
 
-def with_noises(method: Method, noises: Mapping[str, float], clip: float, *, counts: float, poisson: bool) -> Method:
-    """The method in private, with a noise multiplier for each client, by id, and one for numbers of rows."""
-    entries = ("shared", "num_samples")
-    own = NoiseByClient(clip=clip, noise=counts, poisson=poisson, entries=entries, noises=dict(noises))
+def privately_by_client(method: Method, own: NoiseByClient) -> Method:
+    """The method in private, with a noise multiplier for each client; ``noise`` of ``own`` is that of counts."""
+    own = own.model_copy(update={"entries": ("shared", "num_samples")})
     return method.model_copy(update={"extensions": (own, *method.extensions)})
 
 
-def rdp_noise(epsilon: float, delta: float, rate: float, steps: int, orders: Sequence[float]) -> float:
-    """The noise multiplier with which so many Poisson samples at ``rate`` cost ``epsilon``, by Renyi divergences."""
+def rdp_noise(
+    budget: float, delta: float, rate: float, steps: int, orders: Sequence[float], *, whole: int = 0
+) -> float:
+    """The noise multiplier with which so many Poisson samples at ``rate`` cost ``budget``, by Renyi divergences.
+
+    ``whole`` releases of all rows with the same noise go with them.
+    """
 
     def over(noise: float) -> float:
         accountant, event = RdpAccountant(list(orders)), GaussianDpEvent(noise)
         accountant.compose(event if rate >= 1 else PoissonSampledDpEvent(rate, event), steps)
-        return float(accountant.get_epsilon(delta)) - epsilon
+        if whole:
+            accountant.compose(event, whole)
+        return float(accountant.get_epsilon(delta)) - budget
 
     return float(brentq(over, 0.2, 500, xtol=1e-3))

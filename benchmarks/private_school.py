@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from noise_by_client import rdp_noise, with_noises
+from noise_by_client import NoiseByClient, privately_by_client, rdp_noise
 from numpy.typing import NDArray
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
@@ -76,8 +76,7 @@ def their_noise(rows: int) -> float:
 def poisson_noise(rows: int) -> float:
     """The noise multiplier of a school whose mini-batches are Poisson samples, its count of rows included."""
     steps = ROUNDS * -(-rows // BATCH)
-    drawn = Releases(1, steps, BATCH / rows) if rows > BATCH else Releases(1 + steps)
-    return noise_for(EPSILON, DELTA, drawn)
+    return rdp_noise(EPSILON, DELTA, min(1.0, BATCH / rows), steps, ORDERS, whole=1)
 
 
 def zeros(shape: tuple[int, ...]) -> nn.Module:
@@ -113,10 +112,12 @@ class Way:
             budget = Privacy(epsilon=EPSILON, delta=DELTA, clip=clip)
             method = privately(method, budget, ROUNDS, [*rows.values()], name=name).method
         elif self.accounting == "theirs":
-            method = with_noises(method, {i: their_noise(n) for i, n in rows.items()}, clip, counts=0.0, poisson=False)
+            noises = {i: their_noise(n) for i, n in rows.items()}
+            method = privately_by_client(method, NoiseByClient(clip=clip, noises=noises))
         elif self.accounting == "poisson":
             noises = {i: poisson_noise(n) for i, n in rows.items()}
-            method = with_noises(method, noises, clip, counts=max(noises.values()), poisson=True)
+            counts = max(noises.values())
+            method = privately_by_client(method, NoiseByClient(clip=clip, noise=counts, poisson=True, noises=noises))
         run = Run(
             clients,
             method,
@@ -177,8 +178,8 @@ WAYS: dict[str, Callable[[str, int], float]] = {
     "their program, replayed": replay,
     "their program, the last mini-batch too": partial(replay, whole=False),
     "ours, their accounting": Way("theirs").score,
-    "ours, Poisson samples": Way("poisson").score,
     "ours, passes": Way("full").score,
+    "ours, Poisson samples": Way("poisson").score,
     "ours, without privacy": Way("none").score,
     "ours, passes, a random start": Way("full", zero=False).score,
     "ours, passes, the squared error": Way("full", halved=False).score,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from markdown_tables import table
-from scipy import stats
+from scipy import stats  # type: ignore[import-untyped]
 
 from perfed.methods.titles import display_name
 

@@ -1,6 +1,6 @@
-"""The tables of the small experiments in README.md and docs/results.md, from kept numbers; pictures of a report.
+"""The tables of the small experiments in docs/results.md, from kept numbers; pictures of a report.
 
-``python docs/build_docs.py`` (``make docs``) runs the comparisons of :data:`KEPT` anew, keeps their numbers in
+``python docs/build_docs.py`` (``make docs``) runs the comparisons of :data:`KEPT` again, keeps their numbers in
 ``docs/results/NAME.json``, and writes the tables; with ``--render`` it writes them from the numbers that are
 kept, with ``--screens`` it makes the pictures of the report, ``docs/report-THEME-WIDTH.png`` (needs Chromium and
 Pillow). ``tests/test_docs.py`` checks that the documents show the kept numbers, and that the code still gives them.
@@ -119,10 +119,6 @@ KEPT = {
 }
 # Document -> table's name -> title of each group of columns -> whose numbers.
 TABLES: dict[str, dict[str, dict[str, str]]] = {
-    "README.md": {
-        "label skew": {"3 samples a class": "digits-label-skew"},
-        "views": {"60 samples a client": "digits-views"},
-    },
     RESULTS: {
         "label skew": {
             "3 a class": "digits-label-skew",

@@ -1,7 +1,8 @@
 """The site: ``python docs/build_site.py`` (``make site``) builds it strictly into ``build/site``.
 
-The pages in ``docs/``, those at the root of the repository and those that are made from the code are brought together in
-``build/site-source``; Sphinx makes the site of them. A warning, a link without its page or heading among them, is a failure.
+The pages in ``docs/``, those at the root of the repository and those that are made from the code are brought together
+in ``build/site-source``; Sphinx makes the site of them. A warning, also of a link without its page or heading, is a
+failure.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 ROOT_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md", "SECURITY.md": "security.md"}
 """Pages at the root of the repository, and where they are in the site."""
-_ELSEWHERE = {**ROOT_PAGES, "README.md": "index.md"}
+_OF_README = {"#install": "install.md", "#when-does-it-pay": "when.md"}
+"""Pages that say what headings of the README say or said."""
 _LEFT_OUT = ("status.md",)  # notes of those who build perfed
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
@@ -39,11 +41,6 @@ def sources(folder: Path) -> None:
         _write(folder / to, moved((ROOT / name).read_text(), ROOT / name, Path(to)))
     for to, text in {**method_pages.pages(), **reference_pages.pages()}.items():
         _write(folder / to, text)
-    home = (folder / "index.md").read_text()  # a folder without pages has no place in the menu
-    for part in re.findall(r"^(\w+)/\*$", home, re.MULTILINE):
-        if not any((folder / part).glob("*.md")):
-            home = home.replace(f"\n{part}/*\n", "\n")
-    _write(folder / "index.md", home)
 
 
 def moved(text: str, file: Path, to: Path) -> str:
@@ -59,8 +56,10 @@ def moved(text: str, file: Path, to: Path) -> str:
         meant = Path(os.path.normpath(file.parent / target))
         if meant.is_relative_to(DOCS):
             page = meant.relative_to(DOCS).as_posix()
-        elif (name := meant.relative_to(ROOT).as_posix()) in _ELSEWHERE:
-            page = _ELSEWHERE[name]
+        elif (name := meant.relative_to(ROOT).as_posix()) in ROOT_PAGES:
+            page = ROOT_PAGES[name]
+        elif name == "README.md":
+            page, heading = _OF_README.get(heading, "index.md"), ""
         else:
             return words
         return f"{mark}[{words}]({os.path.relpath(page, to.parent)}{heading})"

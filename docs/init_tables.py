@@ -21,7 +21,7 @@ def markdown() -> str:
     """How far the comparisons agree, and below it each method's means."""
     kept: dict[str, Any] = json.loads(FILE.read_text())
     agreement = [_agreement(name, metric, of) for name, study in kept.items() for metric, of in study["by"].items()]
-    header = ["", "Kendall's tau", "pairs told apart when tuned", "same order with init's", "told apart the other way"]
+    header = ["", "Kendall's tau", "pairs that differ when tuned", "same order with init's", "differ the other way"]
     said = [
         [name, *(_verdict(study["verdict"][place]) for place in ("init", "chosen"))] for name, study in kept.items()
     ]

@@ -11,8 +11,10 @@ from typing import Any
 from markdown_tables import table
 from site_text import from_docstring, one_line, settings
 
+from perfed import build_method, validate
 from perfed.cli.index import index
 from perfed.cli.list_commands import DIFFERENCES
+from perfed.deploy.trial import entries_sent
 from perfed.experiment.published import find_board
 from perfed.method.method import Method
 from perfed.method.registry import Entry, entry
@@ -20,6 +22,7 @@ from perfed.privacy.mechanisms import leaving_table
 
 DOCS = Path(__file__).parent
 _COMMON = next(item for item in index()["methods"] if item["name"] == "fedavg")["settings"]
+_HOMES = {"client": "at each client", "server": "on the server", "table": "on the server, a row per client"}
 WITH_TABLES = ("leaderboards.md", "results.md", "when.md")
 _OPENING = """# Methods
 
@@ -32,14 +35,17 @@ Which method to begin with: [a table](../when.md#choose-a-method). In a terminal
 
 def pages() -> dict[str, str]:
     """Pages by their paths in the site: the index, and one for each method."""
-    methods = index()["methods"]
-    sent = {name: (what, rows, clients) for name, what, rows, clients in leaving_table()}
-    found = {f"methods/{item['name']}.md": _page(item, sent.get(item["name"])) for item in methods}
-    return {"methods/index.md": _index(methods), **found}
+    return {"methods/index.md": index_page(), **{f"methods/{item['name']}.md": page(item) for item in _methods()}}
 
 
-def _index(methods: list[dict[str, Any]]) -> str:
-    parts = [_OPENING]
+def _methods() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = index()["methods"]
+    return found
+
+
+def index_page() -> str:
+    """The methods by what differs between the clients."""
+    methods, parts = _methods(), [_OPENING]
     for differs, meaning in DIFFERENCES.items():
         rows = [
             (f"[{item['title']}]({item['name']}.md)", one_line(_without_paper(item)), item["paper"] or "")
@@ -53,7 +59,8 @@ def _index(methods: list[dict[str, Any]]) -> str:
     return "\n".join([*parts, "```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"])
 
 
-def _page(item: Mapping[str, Any], sent: tuple[str, str, str] | None) -> str:
+def page(item: Mapping[str, Any]) -> str:
+    """The page of a method, of which ``item`` is what ``perfed list methods --json`` has."""
     own, common = {}, {}
     for key, about in item["settings"].items():
         if key not in Method.model_fields:
@@ -65,7 +72,7 @@ def _page(item: Mapping[str, Any], sent: tuple[str, str, str] | None) -> str:
     parts += [f"On the command line and in files: `{item['name']}`.", f"```\n{item['try']}\n```"]
     if text := _text(entry(item["name"])):
         parts += ["## What it does", text]
-    parts += ["## Facts", table(("", ""), _facts(item, sent)), "## Settings"]
+    parts += ["## Facts", table(("", ""), _facts(item)), "## Settings"]
     parts += [settings(own)] if own else ["It has none of its own."]
     parts += ["Local training has the settings that [every method has](../reference/settings.md#training)."]
     if shown := [*tables_with(item)]:
@@ -86,8 +93,8 @@ def _text(item: Entry) -> str:
     return (variant + from_docstring(body)).strip()
 
 
-def _facts(item: Mapping[str, Any], sent: tuple[str, str, str] | None) -> Iterator[tuple[str, str]]:
-    found = entry(item["name"])
+def _facts(item: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    found, name = entry(item["name"]), item.get("base", item["name"])
     if item["paper"]:
         yield "paper", item["paper"]
     if "base" in item:
@@ -95,14 +102,28 @@ def _facts(item: Mapping[str, Any], sent: tuple[str, str, str] | None) -> Iterat
     yield "made for clients that differ in", item["differs"]
     yield "needs", "; ".join(item["needs"]) or "nothing in particular"
     yield "parameters", ", ".join(f"{stage} {place}" for stage, place in item["parameters"].items())
-    yield "rides along", ", ".join(f"`{of.__name__}`" for of in found.extensions) or "no extension"
+    yield "extensions of its own", ", ".join(f"`{of.__name__}`" for of in found.extensions) or "none"
+    yield "a client sends", ", ".join(f"`{entry_}`" for entry_ in sent(item)) or "nothing"
+    kept = {key: _HOMES[of.home] for key, of in build_method(name).sets().items()}
+    yield "kept beside the model", ", ".join(f"`{key}` {where}" for key, where in kept.items()) or "nothing"
     yield "before a client is evaluated", _before(found.method)
-    if sent and sent[0] != "not declared":
-        yield "a client sends", one_line(sent[0])
-        yield "private rows, private clients", "; ".join(one_line(said) for said in sent[1:])
-    else:
-        yield "under `[privacy]`", "refused: what it sends is not declared"
+    protected = next((row[2:] for row in leaving_table() if row[0] == name), ("", ""))
+    for unit, said in zip(("rows", "clients"), protected, strict=True):
+        yield f"private {unit}", one_line(said)
     yield "code", f"`{Path(inspect.getfile(found.method)).relative_to(DOCS.parent).as_posix()}`"
+
+
+def sent(item: Mapping[str, Any]) -> list[str]:
+    """Names of what a client's replies hold, found by a rehearsal on made-up tables, as a deployment's is."""
+    name, body = item.get("base", item["name"]), {"kind": "mlp", "hidden": [4], "out": 4}
+    body |= {"batch_norm": True} if name == "fedbn" else {}
+    data = {"name": "tables", "files": ["a", "b"], "target": "y"}
+    data |= {"domain": "group"} if entry(name).method.needs_domains else {}
+    training = {"optimizer": "sgd"} if "SGD as the optimiser" in item["needs"] else {}
+    model = {"embedding": body, "body": body, "head": "linear"}
+    table = {"method": name, "rounds": 2, "data": data, "model": model, "training": training}
+    paths = [path.split("/") for path in entries_sent(validate(table))]
+    return list(dict.fromkeys("/".join(path[: 3 if path[0] == "extensions" else 1]) for path in paths))
 
 
 def _before(method: type[Method]) -> str:

@@ -36,12 +36,13 @@ GROUPS = {
 
 _COMMANDS = """# Command line
 
-For those who look up an option. Every command is here with its arguments, options and an example; it is what `--help` prints.
-The page is made from the code. To find the right command: [at a glance](at-a-glance.md).
+For those who look up an option. Every command is here with its arguments, options and an example.
+It is what `--help` prints. The page is made from the code. To find the right command: [at a glance](at-a-glance.md).
 """
 _SETTINGS = """# Settings of an experiment
 
-For those who write an experiment's TOML file, or change a value on the command line. Every table and every key is here, with its default and what is allowed.
+For those who write an experiment's TOML file, or change a value on the command line.
+Every table and every key is here, with its default and what is allowed.
 The page is made from the code, as are the messages that refuse a wrong value.
 
 ```toml
@@ -60,17 +61,20 @@ head = "linear"
 lr = 3e-3
 ```
 
-On the command line a key is `KEY=VALUE`, with the name of its table in front where it is not alone: `rounds=5`, `training.lr=1e-2`.
+On the command line a key is `KEY=VALUE`, with the name of its table in front where it is not alone:
+`rounds=5`, `training.lr=1e-2`.
 A number that may be a *schedule* may also be a table, such as `{ kind = "cosine", first = 0.1, last = 0.01 }`.
 """
 _DATASETS = """# Data sets and experiments
 
-For those who look for data to try something on. perfed ships these data sets and experiments; where files are needed, one command fetches them.
+For those who look for data to try something on. perfed ships these data sets and experiments.
+Where files are needed, one command fetches them.
 The page is made from the code. `perfed show NAME` says the same in a terminal.
 """
 _PYTHON = """# Python
 
-For those who call perfed from Python. These names are the public interface: what is promised of them stands in the [changelog](../changelog.md).
+For those who call perfed from Python. These names are the public interface.
+What is promised of them stands in the [changelog](../changelog.md).
 Each is imported when it is asked for, so that `import perfed` is quick.
 """
 
@@ -132,11 +136,13 @@ def _tables() -> Iterator[str]:
     yield "## data"
     yield "`[data]` has the data set's `name`, and its options: see [data sets](datasets.md)."
     yield "## model"
-    yield "`[model]` has a stage each for `embedding`, `body` and `head`: the name of a kind, or a table with `kind` and its parameters."
+    yield "`[model]` has a stage each for `embedding`, `body` and `head`."
+    yield "A stage is the name of a kind, or a table with `kind` and its parameters."
     yield table(("kind", "parameters", "what"), _kinds())
     yield '`kind = "module:function"` calls a function of yours.'
     yield "## training"
-    yield "`[training]` holds for every method; `[methods.NAME]` has the same keys, and those of the [method's page](../methods/index.md), for one."
+    yield "`[training]` holds for every method. `[methods.NAME]` has the same keys for one, and its own."
+    yield "Those stand on the [method's page](../methods/index.md)."
     of_all = next(item for item in index()["methods"] if item["name"] == "fedavg")["settings"]
     yield settings({key: about for key, about in of_all.items() if key in Method.model_fields})
     for name, field in Experiment.model_fields.items():

@@ -32,8 +32,7 @@ with tempfile.TemporaryDirectory() as folder:
         federation,
         ["local", "fedavg-ft", "fedpac"],
         model={"body": {"kind": "cnn", "channels": [8], "kernel": 3, "out": 16}, "head": "linear"},
-        rounds=10,
-        seeds=[0, 1],
-        training={"local_epochs": 5},
+        rounds=20,
+        training={"local_epochs": 5, "lr": 3e-3},
     )
     print(result.verdict)

@@ -36,10 +36,12 @@ if __name__ == "__main__":
 
     check_method(MyFedPer)
     print("MyFedPer passes the checks that perfed's own methods pass")
-    result = perfed.compare(
-        lambda seed: perfed.load("digits", {"clients": 10, "samples": 20}, seed=seed),
-        ["my-fedper", "fedper", "local"],
-        model={"body": {"kind": "mlp", "hidden": [32], "out": 16}, "head": "linear"},
-        rounds=10,
-    )
+
+    def clients(seed: int) -> perfed.Federation:
+        options = {"clients": 20, "classes_per_client": 4, "samples": 12, "test_samples": 200, "overlap": "test"}
+        return perfed.load("digits", {"partition": "pathological", **options}, seed=seed)
+
+    model = {"body": {"kind": "mlp", "hidden": [64], "out": 32}, "head": "linear"}
+    methods = ["my-fedper", "fedper", "fedpac", "local"]
+    result = perfed.compare(clients, methods, model=model, rounds=30, training={"lr": 3e-3})
     print(result.verdict)

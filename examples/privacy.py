@@ -8,7 +8,7 @@ import perfed
 TABLE = {
     "method": "fedavg-ft",
     "rounds": 10,
-    "data": {"name": "digits", "clients": 5, "samples": 240, "partition": "dirichlet", "alpha": 0.5},
+    "data": {"name": "digits", "clients": 5, "classes_per_client": 5, "samples": 200},
     "model": {"head": "linear"},
     "training": {"local_epochs": 1, "batch_size": 60, "lr": 3e-2},
 }

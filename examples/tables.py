@@ -1,4 +1,4 @@
-"""Tables to a model per site: three clinics with some columns in common.
+"""Tables to a model per site: six clinics with some columns in common.
 
 Needs the extra perfed[tables]. Run: python examples/tables.py (half a minute).
 """
@@ -12,10 +12,13 @@ COLUMNS = {
     "north": ["age", "pressure", "sugar"],
     "south": ["age", "pulse"],
     "west": ["age", "pressure", "pulse"],
+    "east": ["age", "sugar", "pulse"],
+    "city": ["age", "pressure", "sugar", "pulse"],
+    "coast": ["age", "pressure"],
 }
 
 
-def patients(clinic: str, rng: np.random.Generator, rows: int = 60) -> pd.DataFrame:
+def patients(clinic: str, rng: np.random.Generator, rows: int = 30) -> pd.DataFrame:
     """Made-up patients: everything that is measured tells something of the risk."""
     risk = rng.normal(size=rows)
     measured = {
@@ -25,7 +28,7 @@ def patients(clinic: str, rng: np.random.Generator, rows: int = 60) -> pd.DataFr
         "pulse": 75 + 6 * risk + rng.normal(0, 8, rows),
     }
     table = pd.DataFrame(measured)[COLUMNS[clinic]].round(1)
-    table["ill"] = np.where(risk + rng.normal(0, 0.5, rows) > 0, "yes", "no")
+    table["ill"] = np.where(risk + rng.normal(0, 0.7, rows) > 0, "yes", "no")
     return table
 
 

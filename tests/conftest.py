@@ -5,18 +5,22 @@ import sys
 
 import pytest
 import torch
-from turns import methods_of, today
+from turns import has_turn, methods_of, today
 
 os.environ.update(RAY_worker_niceness="0")  # of Ray's 15 its workers starve beside the other tests
 
 
 def pytest_collection_modifyitems(items):
-    """A test of every method is long for all methods but those whose turn it is."""
-    chosen = methods_of(today())
+    """A test of every method is long for all methods but those whose turn it is; so are cases that take turns."""
+    day = today()
+    chosen = methods_of(day)
     for item in items:
         mark = item.get_closest_marker("every_method")
         given = item.callspec.params if hasattr(item, "callspec") else {}
         if mark and mark.args[0] in given and given[mark.args[0]] not in chosen:
+            item.add_marker("long")
+        turns = item.get_closest_marker("in_turns")
+        if turns and not has_turn(item.name, turns.args[0], day):
             item.add_marker("long")
 
 

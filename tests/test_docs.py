@@ -5,6 +5,7 @@ import inspect
 import json
 import re
 import shutil
+import tomllib
 
 import build_docs
 import init_defaults
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import sweep_tables
 import sweeps
+from documents import PAGES, blocks
 from made_up_runs import write
 
 from perfed.report import load_runs, verdict
@@ -36,7 +38,7 @@ def test_the_pictures_of_the_report_are_there_and_small(theme, width):
     head = file.read_bytes()[:24]
     assert head[:8] == b"\x89PNG\r\n\x1a\n" and int.from_bytes(head[16:20], "big") == width
     assert file.stat().st_size < 150_000
-    texts = [(build_docs.ROOT / name).read_text() for name in ("README.md", "docs/guide.md")]
+    texts = [(build_docs.ROOT / page).read_text() for page in PAGES]
     assert any(file.name in text for text in texts)
 
 
@@ -138,13 +140,13 @@ def test_a_table_holds_means_deviations_and_the_verdicts_intervals(monkeypatch, 
 
 
 def test_a_document_without_a_place_for_a_table_is_an_error():
-    with pytest.raises(ValueError, match=r"README.md: 0 places for the table 'label skew'"):
-        build_docs.rendered("README.md", "no mark")
+    with pytest.raises(ValueError, match=r"docs/results.md: 0 places for the table 'label skew'"):
+        build_docs.rendered("docs/results.md", "no mark")
 
 
-def test_the_guide_says_where_what_it_shows_in_python_comes_from():
+def test_the_pages_say_where_what_they_show_in_python_comes_from():
     """Names that ``perfed`` itself does not have: each has an import in the text, and the import is right."""
-    text = (build_docs.ROOT / "docs" / "guide.md").read_text()
+    text = "".join(page.read_text() for page in sorted((build_docs.ROOT / "docs").glob("*/*.md")))
     imports = re.findall(r"from perfed[\w.]* import [\w, ]+", text)
     known: dict[str, object] = {}
     for line in imports:
@@ -172,9 +174,19 @@ def _exists(path: str) -> bool:
 
 def test_what_the_texts_and_docstrings_refer_to_exists():
     root = build_docs.ROOT
-    texts = [*root.glob("*.md"), *root.glob("docs/*.md")]
+    texts = [*root.glob("*.md"), *root.glob("docs/**/*.md")]
     lines = {path: where for where in texts for path in re.findall(r"(?<![\w/.-])perfed(?:\.\w+)+", where.read_text())}
     for where in (root / "perfed").rglob("*.py"):
         lines |= dict.fromkeys(re.findall(r":\w+:`[^`]*?(perfed(?:\.\w+)+)>?`", where.read_text()), where)
     assert len(lines) > 100
     assert {path: str(where) for path, where in lines.items() if not _exists(path)} == {}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_of_python_and_toml_can_be_read(page):
+    for code in blocks(page, "python"):
+        compile(code, page, "exec")
+    for code in blocks(page, "toml"):
+        lines = code.splitlines() if code.count("data = {") > 1 else [code]  # a choice of lines
+        for part in lines:
+            tomllib.loads(part)

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
+
+import perfed
+
+PUBLIC = """
+    Callback Client Clock Evaluation Extension Federation Method Model PERSONAL Participation PerfedError Reply Run
+    SHARED Split build_method cnn compare digits_cnn hidden_layer linear load load_site metric mlp register resume start
+    use_workers validate weighted_mean
+"""
+"""What people import from perfed: a name is taken out of it only after a minor version in which it was deprecated."""
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -44,3 +54,22 @@ def test_each_python_of_the_classifiers_is_tested():
     ]
     matrix = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["wheel"]["strategy"]["matrix"]
     assert told == matrix["python"]
+
+
+def test_the_public_interface_is_this_list():
+    assert sorted(perfed.__all__) == sorted(PUBLIC.split())
+
+
+def test_a_name_of_the_last_minor_version_works_with_a_warning():
+    perfed.__dict__.pop("Term", None)
+    sys.modules.pop("perfed.terms", None)
+    with pytest.warns(FutureWarning, match="extensions"):
+        assert perfed.Term is perfed.Extension
+
+
+def test_what_is_deprecated_is_not_overdue():
+    """The changelog says until which version an old name works; that version has it no longer."""
+    unreleased = (ROOT / "CHANGELOG.md").read_text().partition("## [Unreleased]")[2].partition("\n## [")[0]
+    ends = re.findall(r"until (\d+)\.(\d+)", unreleased)
+    now = tuple(int(part) for part in PROJECT["version"].split(".")[:2])
+    assert ends and all((int(major), int(minor)) > now for major, minor in ends)

@@ -102,3 +102,18 @@ def test_a_seed_writes_down_no_stack_for_devices_that_are_not_there(monkeypatch)
     monkeypatch.setattr("traceback.format_stack", lambda: pytest.fail("the stack was written down"))
     with rng.torch_seed(rng.key(0, "a")):
         torch.rand(1)
+
+
+def test_noise_of_a_secret_is_normal_and_of_that_secret_message_and_key_alone():
+    one = rng.Noise(b"a" * 32, b"m" * 32)
+    keys = rng.key(0, torch.arange(4))
+    draws = one.draw(keys, 20_001, torch.float64)
+    assert stats.kstest(draws.flatten().numpy(), "norm").pvalue > 1e-3
+    others = [rng.Noise(b"b" * 32, b"m" * 32), rng.Noise(b"a" * 32, b"n" * 32)]
+    rows = torch.cat([draws, *(other.draw(keys[:1], 20_001, torch.float64) for other in others)])
+    assert torch.corrcoef(rows).fill_diagonal_(0).abs().max() < 0.04  # five standard deviations
+    assert torch.equal(draws, rng.Noise(b"a" * 32, b"m" * 32).draw(keys, 20_001, torch.float64))
+    assert torch.equal(one.draw(keys, 9, once=True), others[1].draw(keys, 9, once=True))
+    assert not torch.equal(one.draw(keys, 9, once=True), one.draw(keys, 9))
+    assert torch.equal(rng.PLAIN.draw(keys, 9), rng.gaussian(keys, 9))
+    assert "aaa" not in repr(one)

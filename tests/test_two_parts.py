@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from test_golden import METHODS as SHAPES
-from turns import A_DAY, OTHERS, methods_of, today
+from turns import A_DAY, OTHERS, has_turn, methods_of, today
 
 from perfed.method.registry import method_names
 
@@ -39,3 +39,17 @@ def test_every_method_has_its_turn():
 @pytest.mark.parametrize("name", method_names())
 def test_a_method_whose_turn_it_is_not_is_in_the_long_part(request, name):
     assert (request.node.get_closest_marker("long") is None) == (name in methods_of(today()))
+
+
+def test_every_case_has_its_turn():
+    first = date(2026, 12, 31)
+    for share in (2, 3):
+        turns = {case: [has_turn(case, share, first + timedelta(i)) for i in range(share)] for case in "abcdefghijkl"}
+        assert all(sum(days) == 1 for days in turns.values())
+        assert all(any(days[i] for days in turns.values()) for i in range(share))
+
+
+@pytest.mark.in_turns(3)
+@pytest.mark.parametrize("case", range(9))
+def test_a_case_whose_turn_it_is_not_is_in_the_long_part(request, case):
+    assert (request.node.get_closest_marker("long") is None) == has_turn(request.node.name, 3, today())

@@ -107,7 +107,10 @@ class Files:
 
     latex: Annotated[Path | None, typer.Option("--latex", help="file for a LaTeX table (booktabs)")] = None
     csv: Annotated[Path | None, typer.Option("--csv", help="CSV file: a row per method and metric")] = None
-    figures: Annotated[Path | None, typer.Option("--figures", help="folder for the figures as SVG and PDF")] = None
+    figures: Annotated[
+        Path | None,
+        typer.Option("--figures", help="folder for the figures as SVG, PDF and PNG, and a page that shows them"),
+    ] = None
     out: Annotated[
         Path | None, typer.Option("--out", help="HTML file; of one directory its report.html if not given")
     ] = None

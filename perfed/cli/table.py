@@ -1,4 +1,4 @@
-"""Tables of text on a terminal or in a pipe: every cell whole, no line longer than the width."""
+"""Tables of text on a terminal or in a pipe: every number whole, no line longer than the width."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def print_table(table: TextTable) -> None:
 def fitted(table: TextTable, width: int) -> Iterator[Text]:
     """Return the lines of a table, in as many parts below each other as the width needs, each with its rows' names.
 
-    Headers are broken between words, names are shortened with an ellipsis where there are too many columns; other cells
-    stay whole.
+    Headers are broken between words, names are shortened with an ellipsis where there are too many columns, and words
+    where the width does not have them; numbers stay whole.
     """
     names = [row[0] for row in table.rows]
     columns = range(1, len(table.header))
@@ -41,7 +41,9 @@ def fitted(table: TextTable, width: int) -> Iterator[Text]:
     if first + sum(widths) + GAP * len(widths) > width:
         cells = max(len(cell) for row in table.rows for cell in row[1:])
         first = min(first, max(_NAMES, width // 3), max(_LEAST, width - GAP - cells))
-        widths = [_width(table, column, width - first - GAP) for column in columns]
+        rest = width - first - GAP
+        widths = [_width(table, column, rest) for column in columns]
+        widths = [min(w, rest) if _is_text(table, c) else w for c, w in zip(columns, widths, strict=True)]
     parts: list[list[int]] = [[]]
     room = width - first
     for column, needed in zip(columns, widths, strict=True):
@@ -74,7 +76,8 @@ def _part(table: TextTable, columns: Sequence[int], first: int, widths: Sequence
     for above in range(height, 0, -1):
         yield line([head[-above] if above <= len(head) else "" for head in heads], "dim")
     for number, row in enumerate(table.rows):
-        cells = [shortened(row[0], first), *(row[column] for column in columns)]
+        words = [shortened(row[c], w) if _is_text(table, c) else row[c] for c, w in zip(columns, widths, strict=True)]
+        cells = [shortened(row[0], first), *words]
         yield line(cells, "bold" if number in table.best else "")
 
 

@@ -9,8 +9,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from pydantic import Field
-from sklearn.compose import ColumnTransformer
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from perfed.data.client import SPLITS, Client, Split
 from perfed.data.federation import Federation
@@ -69,8 +67,11 @@ def adult(
     return replace(federation, clients=tuple(encoded(client) for client in federation))
 
 
-def _encoder(num_numbers: int, num_values: list[int]) -> ColumnTransformer:
+def _encoder(num_numbers: int, num_values: list[int]) -> Any:
     """Numbers standardised, codes one-hot (all values there are, not only those that occur)."""
+    from sklearn.compose import ColumnTransformer
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
     one_hot = OneHotEncoder(categories=[np.arange(number) for number in num_values], sparse_output=False)
     places = np.arange(num_numbers + len(num_values))
     return ColumnTransformer(

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
-from sklearn.preprocessing import StandardScaler
 
 from perfed.data.federation import Federation
 from perfed.data.files import load_npz, require
@@ -52,6 +51,8 @@ def wiki_crossmodal(
     for split in ("train", "test"):
         index = data[f"{split}_index"].astype(np.int64)
         parts[split] = [index[part] for part in share_among_holders(y[index], classes, seed=seed)]
+    from sklearn.preprocessing import StandardScaler
+
     kinds = [KINDS[k] for k in (generator(seed, "kinds").permutation(clients) >= clients // 2).astype(int)]
     arrays: dict[str, Any] = {}
     for i, client in enumerate(client_ids(clients)):

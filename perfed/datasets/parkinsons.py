@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.preprocessing import StandardScaler
 
 from perfed.data.federation import Federation
 from perfed.data.files import load_npz, require
@@ -53,6 +52,8 @@ def parkinsons(
         train, test = _first(own[order], test_fraction)
         train, validation = _first(train, later_validation)
         rows[client] = {"train": train, "validation": validation, "test": test}
+    from sklearn.preprocessing import StandardScaler
+
     scaler = StandardScaler().fit(x[np.concatenate([of["train"] for of in rows.values()])].astype(np.float64))
     inputs = scaler.transform(x.astype(np.float64)).astype(np.float32)
     arrays: dict[str, dict[str, Any]] = {}

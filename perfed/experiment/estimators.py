@@ -1,30 +1,24 @@
-"""scikit-learn's models by name, a Cox model in their manner, and the strengths of each that are tried."""
+"""scikit-learn's models by name, a Cox model in their manner, and the strengths of each that are tried.
+
+Most commands train none of them: scikit-learn is imported when a model is made.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from importlib import import_module
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, clone, is_classifier, is_regressor
-from sklearn.dummy import DummyClassifier, DummyRegressor
-from sklearn.ensemble import (
-    GradientBoostingClassifier,
-    GradientBoostingRegressor,
-    RandomForestClassifier,
-    RandomForestRegressor,
-)
-from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.svm import SVC
 
-from perfed.data.files import optional_package
 from perfed.data.labels import Task
 from perfed.errors import PerfedError
 from perfed.plugins import POOLED, SKLEARN, known_as, own_module
 
+SEED = "the seed"
 LEAVES = (1, 5)
 """Fewest samples in a leaf of a random forest: the forest takes what is better out of bag, where nothing is tuned."""
 
@@ -32,70 +26,17 @@ TRIES = 5
 """Values of the strength of a named model that are tried on validation data, unless the experiment says how many."""
 
 
-class Cox(BaseEstimator):  # type: ignore[misc]
-    """The maximum of the Cox partial log-likelihood (ties: Efron) less ``n penalizer |b|^2 / 2``.
-
-    ``n`` is the number of samples, ``b`` the coefficients of the columns in units of their standard deviation. Columns
-    that are constant have the coefficient 0; without an event, or without any other column, all hazards are the same.
-
-    Args:
-        penalizer: how strongly coefficients are held near 0. Without it (lifelines' default) there is no maximum where
-            a column tells who has the event first.
-
-    Attributes:
-        events_: events among the samples that it was fitted to.
-
-    Raises:
-        PerfedError: lifelines is not installed; names the extra.
-
-    Source: Cox 1972; Efron 1977; lifelines' ``CoxPHFitter``.
-    """
-
-    def __init__(self, penalizer: float = 0.1) -> None:
-        self.penalizer = penalizer
-        optional_package("lifelines", "a Cox model", extra="tables")
-
-    def fit(self, x: NDArray[Any], y: NDArray[Any]) -> Self:
-        """Fit to inputs ``(samples, columns)`` and times and events ``(samples, 2)``.
-
-        Raises:
-            ValueError: lifelines finds no maximum.
-        """
-        pandas = optional_package("pandas", "a Cox model", extra="tables")
-        self.events_ = int(np.count_nonzero(y[:, 1]))
-        self._varies = np.ptp(x, axis=0) > 0
-        self._fitted = None
-        if self.events_ and self._varies.any():
-            table = pandas.DataFrame(x[:, self._varies].astype(np.float64))
-            table = table.rename(columns=str).assign(time=y[:, 0], event=y[:, 1])
-            model = optional_package("lifelines", "a Cox model", extra="tables").CoxPHFitter(penalizer=self.penalizer)
-            self._fitted = model.fit(table, "time", "event")
-        return self
-
-    def predict(self, x: NDArray[Any]) -> NDArray[np.float64]:
-        """Return log hazards ``(samples, 1)``, up to a constant."""
-        return np.asarray(x.astype(np.float64) @ self.coefficients[:, None])
-
-    @property
-    def coefficients(self) -> NDArray[np.float64]:
-        """Of the columns as they are given, ``(columns,)``."""
-        found = np.zeros(len(self._varies))
-        if self._fitted is not None:
-            found[self._varies] = self._fitted.params_.to_numpy()
-        return found
-
-
 @dataclass(frozen=True)
 class _Known:
     """A model with a name of its own.
 
     Attributes:
-        makers: by task, from a seed to the model.
+        makers: by task the module and class of the model, and its settings; :data:`SEED` stands for the seed.
         setting: how strongly it is held back from fitting the training samples; empty where nothing is fitted.
         strongest, default, weakest: ends of what is tried of it, and what it is otherwise. Whole numbers stay such.
     """
 
-    makers: dict[Task, Callable[[int], Any]]
+    makers: dict[Task, tuple[str, dict[str, Any]]]
     setting: str = ""
     strongest: float = 1.0
     default: float = 1.0
@@ -131,15 +72,19 @@ def _short(values: Sequence[float], other: float) -> list[float]:
 # GradientBoosting and not HistGradientBoosting: that one puts no fewer than 20 samples into a leaf and so says the same
 # for every sample of a client that has under 40; the exact splits of this one cost nothing with a few hundred samples.
 # Its trees are shallow, for those of scikit-learn's depth, 3, over-fit a site's few rows.
+_SEEDED = {"random_state": SEED}
+_BOOSTED = {"max_depth": 2, **_SEEDED}
 _KNOWN = {
-    "logistic": _Known({"classification": lambda seed: LogisticRegression(max_iter=1000)}, "C", 0.01, 1.0, 100.0),
-    "ridge": _Known({"regression": lambda seed: Ridge()}, "alpha", 100.0, 1.0, 0.01),
-    "cox": _Known({"survival": lambda seed: Cox()}, "penalizer", 10.0, 0.1, 0.001),
-    "svc": _Known({"classification": lambda seed: SVC()}, "C", 0.01, 1.0, 100.0),
+    "logistic": _Known(
+        {"classification": ("sklearn.linear_model.LogisticRegression", {"max_iter": 1000})}, "C", 0.01, 1.0, 100.0
+    ),
+    "ridge": _Known({"regression": ("sklearn.linear_model.Ridge", {})}, "alpha", 100.0, 1.0, 0.01),
+    "cox": _Known({"survival": ("perfed.experiment.cox.Cox", {})}, "penalizer", 10.0, 0.1, 0.001),
+    "svc": _Known({"classification": ("sklearn.svm.SVC", {})}, "C", 0.01, 1.0, 100.0),
     "random-forest": _Known(
         {
-            "classification": lambda seed: RandomForestClassifier(random_state=seed),
-            "regression": lambda seed: RandomForestRegressor(random_state=seed),
+            "classification": ("sklearn.ensemble.RandomForestClassifier", _SEEDED),
+            "regression": ("sklearn.ensemble.RandomForestRegressor", _SEEDED),
         },
         "min_samples_leaf",
         10,
@@ -148,20 +93,30 @@ _KNOWN = {
     ),
     "gradient-boosting": _Known(
         {
-            "classification": lambda seed: GradientBoostingClassifier(max_depth=2, random_state=seed),
-            "regression": lambda seed: GradientBoostingRegressor(max_depth=2, random_state=seed),
+            "classification": ("sklearn.ensemble.GradientBoostingClassifier", _BOOSTED),
+            "regression": ("sklearn.ensemble.GradientBoostingRegressor", _BOOSTED),
         },
         "learning_rate",
         0.01,
         0.1,
         1.0,
     ),
-    "majority": _Known({"classification": lambda seed: DummyClassifier()}),
-    "mean": _Known({"regression": lambda seed: DummyRegressor()}),
+    "majority": _Known({"classification": ("sklearn.dummy.DummyClassifier", {})}),
+    "mean": _Known({"regression": ("sklearn.dummy.DummyRegressor", {})}),
 }
 
 
-_IS_FOR = {"classification": is_classifier, "regression": is_regressor}
+def _made(name: str, settings: Mapping[str, Any], seed: int) -> Any:
+    module, _, attribute = name.rpartition(".")
+    kind = getattr(import_module(module), attribute)
+    return kind(**{key: seed if value == SEED else value for key, value in settings.items()})
+
+
+def _is_for(model: Any, task: Task) -> bool:
+    from sklearn.base import is_classifier, is_regressor
+
+    known = {"classification": is_classifier, "regression": is_regressor}
+    return task in known and bool(known[task](model))
 
 
 def is_baseline(name: str) -> bool:
@@ -212,8 +167,8 @@ def new_model(name: str, task: Task, seed: int) -> Any:
     """
     known = _KNOWN.get(_bare(name))
     if known is not None and task in known.makers:
-        return known.makers[task](seed)
-    if known is None and task in _IS_FOR and _IS_FOR[task](model := _instance(name, seed)):
+        return _made(*known.makers[task], seed)
+    if known is None and task != "survival" and _is_for(model := _instance(name, seed), task):
         return model
     prefix = POOLED if is_pooled(name) else SKLEARN
     own = ", ".join(prefix + other for other, item in _KNOWN.items() if task in item.makers)
@@ -229,19 +184,26 @@ def trained(name: str, model: Any, x: NDArray[Any], y: NDArray[Any], tuned: bool
     fixed number is good everywhere: five is better on noisy sites and much worse where a class has few samples.
     """
     if _bare(name) == "random-forest" and not tuned:
-        model.set_params(min_samples_leaf=max(LEAVES, key=lambda leaf: _out_of_bag(model, leaf, x, y)))
+        return max((_out_of_bag(model, leaf, x, y) for leaf in LEAVES), key=lambda found: found[0])[1]
     return model.fit(x, y)
 
 
-def _out_of_bag(forest: Any, leaf: int, x: NDArray[Any], y: NDArray[Any]) -> float:
-    """How near such a forest is to the samples that its trees were not given: minus the mean squared distance."""
+def _out_of_bag(forest: Any, leaf: int, x: NDArray[Any], y: NDArray[Any]) -> tuple[float, Any]:
+    """How near such a forest is to the samples that its trees were not given, minus the mean squared distance; and the
+    forest, without what it says of each of these.
+    """
+    from sklearn.base import clone, is_regressor
+
     fitted = clone(forest).set_params(min_samples_leaf=leaf, oob_score=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # all trees may have been given one of few samples, whatever the leaf
         fitted.fit(x, y)
+    fitted.set_params(oob_score=False)
+    del fitted.oob_score_
     if is_regressor(forest):
-        return -float(np.mean((fitted.oob_prediction_ - y) ** 2))
-    return -float(np.mean((fitted.oob_decision_function_ - (y[:, None] == fitted.classes_)) ** 2))
+        return -float(np.mean((vars(fitted).pop("oob_prediction_") - y) ** 2)), fitted
+    said = vars(fitted).pop("oob_decision_function_")
+    return -float(np.mean((said - (y[:, None] == fitted.classes_)) ** 2)), fitted
 
 
 def _bare(name: str) -> str:
@@ -256,7 +218,9 @@ def _instance(name: str, seed: int) -> Any:
     return model.set_params(random_state=seed) if "random_state" in model.get_params() else model
 
 
-def _class_of(name: str) -> type[BaseEstimator]:
+def _class_of(name: str) -> Any:
+    from sklearn.base import BaseEstimator
+
     module, _, attribute = _bare(name).rpartition(".")
     if not module:
         raise PerfedError(f"unknown scikit-learn model '{name}'; allowed: {', '.join(_allowed(name))}")

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from perfed.engine.ray.jobs import RayTasks
+from perfed.engine.ray.keeping import keep_workers
 from perfed.errors import PerfedError
 from perfed.experiment.factory import DATA, AnyRun, Key, ProgressEvent, RunFactory
 from perfed.experiment.worker import GRACE, Source, packed, serve
@@ -42,11 +43,12 @@ def in_turn(
     execute: Callable[[Callable[[], AnyRun], str], dict[str, Any]] = lambda make, label: make().execute(),
 ) -> Outcomes:
     """Execute one run after the other in this process; ``execute`` makes one ready and executes it, by its label."""
-    for key in keys:
-        try:
-            yield key, execute(lambda key=key: factory(*key), factory.label(*key))  # type: ignore[misc]
-        except PerfedError as error:
-            yield key, error
+    with keep_workers():
+        for key in keys:
+            try:
+                yield key, execute(lambda key=key: factory(*key), factory.label(*key))  # type: ignore[misc]
+            except PerfedError as error:
+                yield key, error
 
 
 class WorkerPool(Protocol):

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sklearn
-from sklearn.linear_model import LinearRegression
 
 from perfed.data.client import Client
 from perfed.data.federation import Federation
 from perfed.errors import PerfedError, shorten_list
-from perfed.experiment.estimators import Cox, is_pooled
+from perfed.experiment.estimators import is_pooled
 from perfed.run.directory import RunDirectory, plain
 from perfed.run.estimator_site import EstimatorSite, keep_estimator, kept_estimator
 from perfed.run.own_model import facts_of, measured
@@ -60,6 +59,10 @@ def _file(place: int) -> str:
 
 def plain_estimator(model: Any) -> Any:
     """A Cox model as what it predicts with, a line of scikit-learn's; any other as it is."""
+    from sklearn.linear_model import LinearRegression
+
+    from perfed.experiment.cox import Cox
+
     if not isinstance(model, Cox):
         return model
     line = LinearRegression(fit_intercept=False)
@@ -121,7 +124,7 @@ def estimator_site(
     """
     about = {"method": name, "rounds": 0, "seed": seed, "settings": settings}
     facts = facts_of(client, federation, dtype="float32", domains=None, **about)
-    facts["versions"] = versions("scikit-learn", sklearn.__version__)
+    facts["versions"] = versions("scikit-learn", version("scikit-learn"))
     estimator, scale = plain_estimator(fitted), federation.target_scale
     made = EstimatorSite(None, plain(facts), client.table, estimator, scale)  # type: ignore[arg-type]
     return replace(made, facts={**made.facts, "metrics": plain(measured(made, client, federation))})

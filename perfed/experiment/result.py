@@ -149,7 +149,7 @@ def compare(
         >>> clients = load("digits", {"clients": 4, "samples": 20}, seed=0)
         >>> made = compare(clients, ["local", "fedavg"], model={"head": "linear"}, rounds=2, seeds=[0])
         >>> print(made.verdict)  # doctest: +ELLIPSIS
-        No method is ahead of local; fedavg ...
+        No method is ahead of Local; FedAvg ...
         >>> site = made.run(made.best("000"), 0).site("000")
         >>> site.predict(clients.clients[0].test.x[:5]).shape
         (5,)

@@ -9,15 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sklearn
 import torch
 from numpy.typing import NDArray
-from sklearn.dummy import DummyClassifier
-from sklearn.exceptions import ConvergenceWarning
 from torch import Tensor
 
 from perfed.data.client import Client
@@ -29,7 +27,6 @@ from perfed.errors import PerfedError
 from perfed.experiment.config import Experiment
 from perfed.experiment.estimators import (
     TRIES,
-    Cox,
     baseline_id,
     is_pooled,
     new_model,
@@ -61,7 +58,7 @@ class SklearnRun:
     training samples is held out to choose by, as in a search. What is evaluated is then trained on training and
     validation samples together: nobody would leave them out. They get the arrays that the methods get, images
     flattened; nothing is scaled that the data set has not scaled. A client with samples of a single class always says
-    that class. Cox models are lifelines' (:class:`~perfed.experiment.estimators.Cox`).
+    that class. Cox models are lifelines' (:class:`~perfed.experiment.cox.Cox`).
 
     Attributes:
         name: of the baseline.
@@ -113,6 +110,8 @@ class SklearnRun:
         Raises:
             PerfedError: scikit-learn refuses the data of a client; names it.
         """
+        from sklearn.exceptions import ConvergenceWarning
+
         started = time.perf_counter()
         judged = Judged(self.experiment, self.federation, self._probable)
         fitted: dict[str, Any] = {}
@@ -130,7 +129,7 @@ class SklearnRun:
         stopped = sum(issubclass(warning.category, ConvergenceWarning) for warning in caught)
         notes = [TOGETHER] if is_pooled(self.name) else []
         notes += [f"{stopped} of the models did not converge"] if stopped else []
-        still = sum(isinstance(model, Cox) and not model.events_ for model in models)
+        still = sum(getattr(model, "events_", 1) == 0 for model in models)
         notes += [f"{still} of the models were trained without an event and give every sample the same hazard"] * (
             still > 0
         )
@@ -145,7 +144,7 @@ class SklearnRun:
             training_seconds=seconds,
             settings=self._new_model().get_params(),
             notes=notes + ([said] if said else []),
-            versions=versions("scikit-learn", sklearn.__version__),
+            versions=versions("scikit-learn", version("scikit-learn")),
         )
 
     def _evaluate(self, model: Any, client: Client, judged: Judged) -> None:
@@ -221,7 +220,9 @@ class SklearnRun:
         x = np.concatenate([rows_of(part.x) for part in parts])
         y = np.concatenate([part.y.numpy() for part in parts])
         single = self.federation.num_classes is not None and len(np.unique(y)) == 1
-        model = DummyClassifier() if single else self._new_model().set_params(**settings)
+        model = (
+            new_model("sklearn:majority", "classification", 0) if single else self._new_model().set_params(**settings)
+        )
         with self._refused(clients):
             return trained(self.name, model, x, y.ravel() if y.shape[1:] == (1,) else y, tuned=single or bool(settings))
 
@@ -254,7 +255,7 @@ class SklearnRun:
             return ["nothing is tuned: no settings to try are known"]
         setting, values = tried
         one = models[:1] if is_pooled(self.name) else models
-        found = Counter(model.get_params().get(setting) for model in one if not isinstance(model, DummyClassifier))
+        found = Counter(model.get_params().get(setting) for model in one if setting in model.get_params())
         each = ", ".join(f"{value:g} ({count} of {len(one)})" for value, count in sorted(found.items()))
         lacking = len(self.federation) - having
         without = f"; {lacking} clients without them have the default" if lacking and not is_pooled(self.name) else ""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special  # type: ignore[import-untyped]
+from scipy import special  # type: ignore[import-untyped]
 
 from perfed.plugins import POOLED, SKLEARN
 from perfed.report.runs import Run, methods_of
@@ -70,6 +70,8 @@ def calibration(method: str, p: Numbers, happened: NDArray[np.bool_]) -> Calibra
         gradient = special.expit(eta) - happened
         value = (np.logaddexp(0, eta) - happened * eta).mean()
         return float(value), np.array([gradient.mean(), (gradient * logits).mean()])
+
+    from scipy import optimize
 
     slope = optimize.minimize(loss, np.array([0.0, 1.0]), jac=True, method="BFGS", options={"gtol": 1e-8}).x[1]
     bound = 2 * abs(logits).max() + 50

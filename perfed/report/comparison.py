@@ -9,8 +9,6 @@ from itertools import groupby
 from statistics import fmean, stdev
 from typing import Any
 
-from scipy import stats  # type: ignore[import-untyped]
-
 from perfed.engine.metrics import Metric, metric_of
 from perfed.methods.titles import display_name
 from perfed.plugins import POOLED
@@ -144,6 +142,8 @@ def _difference(
     mean, n = fmean(paired), len(paired)
     if n < 2:
         return Difference(reference, seeds, mean, None, None)
+    from scipy import stats  # type: ignore[import-untyped]
+
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * stdev(paired) / math.sqrt(n)
     return Difference(reference, seeds, mean, mean - half, mean + half)
 

@@ -7,7 +7,7 @@ from math import exp, log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, special  # type: ignore[import-untyped]
+from scipy import special  # type: ignore[import-untyped]
 
 Numbers = NDArray[np.float64]
 
@@ -120,7 +120,9 @@ class Spread:
         away, times = abs(self.mean), chances.better if self.mean > 0 else chances.worse
         if self.half(_LEAST) <= away:
             return min(1.0, 2 * times * _LEAST)
-        found = optimize.brentq(lambda error: self.half(exp(error)) - away, log(_LEAST), log(0.5))
+        from scipy.optimize import brentq  # type: ignore[import-untyped]
+
+        found = brentq(lambda error: self.half(exp(error)) - away, log(_LEAST), log(0.5))
         return min(1.0, 2 * times * exp(found))
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats  # type: ignore[import-untyped]
 
 from perfed.engine.metrics import Metric
 from perfed.report.runs import Run, main_metric, methods_of
@@ -90,13 +89,17 @@ def paired_p(differences: NDArray[np.float64]) -> float | None:
     if not means.any():
         return 1.0
     if len(means) > EXACT:
+        from scipy import stats  # type: ignore[import-untyped]
+
         return float(stats.wilcoxon(means, zero_method="pratt", method="approx").pvalue)
     return _exact_p(means)
 
 
 def _exact_p(means: NDArray[np.float64]) -> float:
     """Share of all sign patterns whose rank sum lies as far from the middle as that of ``means``."""
-    twice = np.rint(2 * stats.rankdata(abs(means))).astype(int)[means != 0]  # whole numbers, also of ties
+    from scipy.stats import rankdata  # type: ignore[import-untyped]
+
+    twice = np.rint(2 * rankdata(abs(means))).astype(int)[means != 0]  # whole numbers, also of ties
     likely = np.ones(1)  # of each twice the sum of the positive ranks
     for rank in twice:
         likely = (np.pad(likely, (0, rank)) + np.pad(likely, (rank, 0))) / 2

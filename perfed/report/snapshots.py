@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.manifold import TSNE
 from threadpoolctl import threadpool_limits
 
 from perfed.data.reading import read_arrays, reason_of
@@ -145,6 +144,8 @@ def placed(snapshot: Snapshot) -> Placed | None:
 
 def tsne(points: NDArray[np.float64]) -> NDArray[np.float64]:
     """Two-dimensional positions of at least four points, the same for the same points."""
+    from sklearn.manifold import TSNE
+
     perplexity = min(30.0, (len(points) - 1) / 3)
     init = "pca" if points.shape[1] >= 2 else "random"
     # Few points: a second thread gains nothing, and on a busy machine waiting for it costs many times the work.

@@ -252,7 +252,8 @@ def _name(method: str | None) -> str:
 def _over_sites(sites: Sequence[SiteVerdict]) -> list[str]:
     if not sites:
         return []
-    used = [f"{display_name(method)} at {count}" for method, count in Counter(s.method for s in sites).most_common()]
+    counts = Counter(s.method for s in sites).most_common()
+    used = [f"{display_name(method)} at {count}" for method, count in counts]
     used[0] += f" of {len(sites)} clients"
     told = [f"Use {', '.join(used)}."]
     judged = [s.gain.sign for s in sites if s.gain is not None and s.gain.low is not None]

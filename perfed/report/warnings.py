@@ -303,7 +303,7 @@ def learnt_nothing(found: Constant, sites: int) -> list[str]:
         if not method.startswith(POOLED) and method not in _MEANT:
             names = ", ".join([*own[:MOST_NAMES], *["..."] * (len(own) > MOST_NAMES)])
             told.append(
-                f"{display_name(method)} predicts the same for every test row at {len(own)} of {sites} clients ({names}): "
-                "it has learnt nothing there."
+                f"{display_name(method)} predicts the same for every test row at {len(own)} of {sites} clients "
+                f"({names}): it has learnt nothing there."
             )
     return told

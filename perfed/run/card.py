@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import binomtest  # type: ignore[import-untyped]
 
 from perfed.data.client import SPLITS, Client, Split
 from perfed.data.federation import Federation
@@ -98,6 +97,8 @@ def metrics_with_intervals(
         values = [row[name] for row in drawn if name in row]
         low, high = np.percentile(values, _INTERVAL) if np.ptp(values or [0.0]) > 0 else (None, None)
         if name == "accuracy":
+            from scipy.stats import binomtest  # type: ignore[import-untyped]
+
             low, high = binomtest(round(value * len(y)), len(y)).proportion_ci(method="wilson")
         found[name] = {"value": value, "low": low, "high": high}
     return {"samples": len(y), "of": found}

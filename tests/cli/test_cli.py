@@ -44,7 +44,7 @@ def run_dir(tmp_path_factory) -> Path:
     result = run_tiny(directory, "snapshots.rounds=[0]", "snapshots.clients=1")
     assert result.err == ""
     assert is_plain(result.out)
-    assert "flic-class: before local training, last round, test data" in result.out
+    assert "FLIC-Class: before local training, last round, test data" in result.out
     assert result.out.splitlines()[-1] == f"report: {directory}/report.html"
     return directory
 
@@ -52,7 +52,7 @@ def run_dir(tmp_path_factory) -> Path:
 def test_the_terminal_says_the_worst_clients_of_every_metric(run_dir):
     """By the clients' values in clients.csv: of a loss those with the highest ones."""
     printed = perfed("resume", run_dir).out.splitlines()
-    assert "flic-class: before local training, last round, test data" in printed
+    assert "FLIC-Class: before local training, last round, test data" in printed
     with (run_dir / "clients.csv").open(newline="") as file:
         clients = list(csv.DictReader(file))
     for title, column, scale, worst, best, tenth in (
@@ -181,7 +181,7 @@ def test_the_table_is_printed_plainly(compared):
     directory, printed = compared
     assert is_plain(printed)
     assert "local seed 2:" in printed
-    assert "± std" in printed and "flic-class" in printed
+    assert "± std" in printed and "FLIC-Class" in printed
     assert f"report: {directory}/report.html" in printed.splitlines()
     sentences = json.loads((directory / "comparison.json").read_text())["verdict"]["sentences"]
     assert " ".join(printed.split()).endswith(" ".join(sentences))

@@ -31,6 +31,7 @@ READERS = {
     "federation.json": (REPORT,),
     "sites.json": (EXPORT,),
     "config.toml": (REPORT, EXPORT),
+    "version.json": (REPORT, RESUME, EXPORT),
     "predictions/round-0003.npz": (REPORT,),
     "checkpoint/state-000003.json": (RESUME, EXPORT),
     "checkpoint/server-000003.safetensors": (EXPORT,),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import typer
+from documents import PAGES, blocks
 
 from perfed.cli import entry  # noqa: F401 - it adds all commands
 from perfed.cli.app import app
@@ -19,9 +20,8 @@ from perfed.experiment.overrides import axis_of, override
 from perfed.experiment.planned import parse_names, parse_seeds
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ["README.md", *(f"docs/{file.name}" for file in sorted((ROOT / "docs").glob("*.md")))]
 SHOWN = re.compile(r"\bperfed (?:run|compare|sweep|tune|partition) [a-z][a-z0-9-]*(?= |`|\n|;)[^`\n;|>#]*")
-MY_METHODS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)[-1]
+MY_METHODS = (ROOT / "examples" / "my_methods.py").read_text()
 COMMANDS: Any = typer.main.get_command(app)
 
 
@@ -33,7 +33,17 @@ def shown(document: str) -> list[str]:
     return [" ".join(shlex.quote(word) for word in shlex.split(command)) for command in dict.fromkeys(found)]
 
 
-CASES = [(document, command) for document in DOCUMENTS for command in shown(document) if "METHOD" not in command]
+def lines_of(code: str) -> list[str]:
+    """The commands of perfed in a block, each on one line."""
+    return [line for line in code.replace("\\\n", " ").splitlines() if line.startswith("perfed ") and "..." not in line]
+
+
+CASES = [
+    (document, command)
+    for document in PAGES
+    for command in shown(document)
+    if "METHOD" not in command and "rouns" not in command
+]
 
 
 def test_the_documents_show_commands():
@@ -58,3 +68,17 @@ def test_a_command_of_the_documents_can_be_given(document, command, tmp_path, mo
         table = override(find_experiment(experiment), [*settings, *more], methods)
         for method in methods:
             validate({**table, "method": method, "seed": 0})
+
+
+LINES = [(page, line) for page in PAGES for code in (*blocks(page), *blocks(page, "sh")) for line in lines_of(code)]
+
+
+@pytest.mark.parametrize("page", sorted({page for page, _ in LINES}))
+def test_commands_in_blocks_can_be_read(page):
+    """Of every command, also on files that the reader has: it is there, and so are its options."""
+    for line in (line for of, line in LINES if of == page):
+        command, words = COMMANDS, shlex.split(line, comments=True)[1:]
+        while hasattr(command, "commands") and words and not words[0].startswith("-"):
+            assert words[0] in command.commands, line
+            command, words = command.commands[words[0]], words[1:]
+        command.make_parser(typer.Context(command)).parse_args(list(words))

@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 import tomli_w
 from command_line import contents, perfed
+from PIL import Image
 
 from perfed import report as reports
 from perfed.engine.evaluate import spread
 from perfed.experiment.config import find_experiment
+from perfed.methods.titles import display_name
 from perfed.report.papers import CSV_COLUMNS, escaped
 from perfed.run.directory import write_marker
 
@@ -164,11 +166,12 @@ def test_latex(here):
     assert rows[0] == ["Method", "Accuracy (\\%)", "$\\Delta$ [95 \\%]", "Worst"]
     found = table_of("a", "b", "--out", "r.html")
     best = max(found, key=lambda method: found[method]["mean"])
-    means = [found[row[0].replace("\\_", "_")]["mean"] for row in rows[1:]]
+    known = {display_name(method): method for method in found}
+    means = [found[known[row[0].replace("\\_", "_")]]["mean"] for row in rows[1:]]
     assert means == sorted(means, reverse=True) and len(means) == len(found)
-    assert "$\\Delta$: difference to local [95 \\% interval over clients and seeds]. Worst: the worst client." in text
+    assert "$\\Delta$: difference to Local [95 \\% interval over clients and seeds]. Worst: the worst client." in text
     for row in rows[1:]:
-        name = row[0].replace("\\_", "_")
+        name = known[row[0].replace("\\_", "_")]
         value = f"{100 * found[name]['mean']:.2f} $\\pm$ {100 * found[name]['mean_std']:.2f}"
         assert row[1] == (f"\\textbf{{{value}}}" if name == best else value)
     gap = found["fed_avg"]["difference"]
@@ -233,23 +236,23 @@ def test_a_place_that_is_not_there_is_said_before_anything_is_written(here, opti
     assert (result.code, result.err) == (2, f"perfed: {problem}\n") and contents(here) == before
 
 
-def test_figures_are_svg_and_pdf(drawn):
+def test_figures_are_svg_pdf_and_png_and_it_is_said_which_is_which(drawn):
     result = perfed("report", "a", "--figures", "figures")
     assert result.code == 0, result.err
     assert sorted(p.name for p in Path("figures").iterdir()) == [
-        "curves.pdf",
-        "curves.svg",
+        *(f"curves.{kind}" for kind in ("pdf", "png", "svg")),
         "index.html",
-        "leaderboard.pdf",
-        "leaderboard.svg",
+        *(f"leaderboard.{kind}" for kind in ("pdf", "png", "svg")),
     ]
+    assert "  curves (svg, pdf, png): t" in result.out.splitlines()
+    assert Image.open("figures/curves.png").format == "PNG"
     assert ElementTree.parse("figures/curves.svg").getroot().tag.endswith("svg")
     page = Path("figures/curves.pdf").read_bytes()
     assert page.startswith(b"%PDF-") and re.search(rb"/MediaBox \[ ?0 0 (200|150) (100|75)", page)
     assert result.err == ""
 
 
-@pytest.mark.parametrize("library", ["svglib.svglib", "matplotlib"])
+@pytest.mark.parametrize("library", ["svglib.svglib", "matplotlib", "pypdfium2"])
 def test_without_a_library_svgs_are_there_and_the_extra_is_named(drawn, monkeypatch, library):
     monkeypatch.setitem(sys.modules, library, None)
     result = perfed("report", "a", "--figures", "figures")

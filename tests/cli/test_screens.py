@@ -22,6 +22,7 @@ from perfed.cli.console import console, fixed_width
 from perfed.cli.index import LISTS, index
 from perfed.cli.table import fitted, print_table
 from perfed.datasets import load
+from perfed.methods.titles import display_name
 from perfed.report import first_tables, load_runs, verdict
 from perfed.report.comparison import judged_table
 from perfed.report.runs import Run
@@ -91,7 +92,7 @@ def test_compare_and_report(there):
         assert " ".join(text.split()).endswith(" ".join(" ".join(found.sentences).split()))
         for row in judged_table(runs, found):
             if row.metric == "accuracy":
-                mean, *others, worst = cells(text, row.method)[1:]
+                mean, *others, worst = cells(text, display_name(row.method))[1:]
                 assert mean == f"{100 * row.mean:.2f} ± {100 * row.mean_std:.2f}" and worst == f"{100 * row.worst:.2f}"
                 gap = row.difference and (row.difference.mean, row.difference.low, row.difference.high)
                 assert others == ["–" if gap is None else "{:+.2f} [{:+.2f}, {:+.2f}]".format(*(100 * v for v in gap))]
@@ -101,10 +102,10 @@ def test_the_table_says_what_the_verdict_says(there):
     """Reference and interval of a row are those of the sentence about the same method."""
     found = verdict(runs_of(Path("c")))
     text = done("report", "c").out
-    assert "Difference to" in text and found.reference in text
+    assert "Difference to" in text and display_name(found.reference) in " ".join(text.split())
     for judged in found.methods:
         mean, low, high = (f"{100 * value:+.2f}" for value in (judged.gain.mean, judged.gain.low, judged.gain.high))
-        assert cells(text, judged.method)[2] == f"{mean} [{low}, {high}]"
+        assert cells(text, display_name(judged.method))[2] == f"{mean} [{low}, {high}]"
 
 
 def test_all_metrics(there):
@@ -136,7 +137,7 @@ def test_which_row_is_the_best(there):
     runs = runs_of(Path("c"))
     table = first_tables(runs, verdict(runs))[0]
     means = {row.method: row.mean for row in judged_table(runs, None) if row.metric == "accuracy"}
-    assert [table.rows[at][0] for at in table.best] == [max(means, key=means.__getitem__)]
+    assert [table.rows[at][0] for at in table.best] == [display_name(max(means, key=means.__getitem__))]
 
 
 def test_a_run_and_its_plan(there, tmp_path):
@@ -153,7 +154,7 @@ def test_a_run_and_its_plan(there, tmp_path):
 def test_tune(there):
     for text in (Path("tune.txt").read_text(), done("resume", "t").out):
         lines = check(text)
-        assert any(line.startswith("local") and "lr=" in line for line in lines)
+        assert any(line.startswith("Local") and "lr=" in line for line in lines)
         assert lines[-2:] == ["chosen settings: t/chosen.toml", "whole grid: t/grid.json"]
 
 
@@ -209,7 +210,7 @@ def test_help():
 
 
 def test_json_is_alone_on_stdout(there, tmp_path):
-    """And has the keys that the guide names."""
+    """And has the keys that the page on scripts names."""
     keys = {
         ("report", "c"): {"runs", "table", "verdict", "oracle_accuracy", "report", "notes", "files"},
         ("resume", "c"): {"runs", "table", "verdict", "oracle_accuracy", "report", "failed"},
@@ -227,11 +228,11 @@ def test_json_is_alone_on_stdout(there, tmp_path):
         },
         ("show", "heart-disease"): {"data set", "experiment"},
     }
-    guide = (Path(__file__).parents[2] / "docs" / "guide.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "scripts.md").read_text()
     for command, expected in keys.items():
         content: dict[str, Any] = json.loads(done(*command, "--json").out)
         assert set(content) == expected, command
-        assert all(f"`{key}`" in guide for key in expected), command
+        assert all(f"`{key}`" in page for key in expected), command
     table = json.loads(done("report", "c", "--json").out)["table"]
     assert {row["method"] for row in table} == set(METHODS.split(","))
     made = done("compare", EXPERIMENT, *TINY, "rounds=1", "--methods", "local", "--out", tmp_path / "j", "--json")

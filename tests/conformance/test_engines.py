@@ -36,6 +36,7 @@ def test_the_recorded_plan_of_an_automatic_run_gives_the_same_bits_again(name):
     checks.a_recorded_plan_gives_the_same_bits(METHODS[name])
 
 
+@pytest.mark.in_turns(2)
 @pytest.mark.parametrize("name", METHODS)
 def test_chunks_that_run_at_the_same_time_give_the_same_bits(name):
     checks.chunks_side_by_side_give_the_same_bits(METHODS[name])

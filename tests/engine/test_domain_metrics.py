@@ -186,7 +186,7 @@ def test_tables_mark_a_domain_that_nobody_trains_on(tmp_path, capsys):
     (table,) = domain_tables(found)
     rows = {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
     marked = [(name, domain) for name, row in rows.items() for domain, cell in row.items() if cell.endswith(" *")]
-    assert marked == [("feddar-wa", "new (n = 20)")]
+    assert marked == [("FedDAR-WA", "new (n = 20)")]
     assert table.note == "* Nobody trains on this domain: means of the outputs with the parameters of the others."
     assert table.note in write_report(found, tmp_path / "report.html", title="x").read_text()
     print_summary(runs[0].summary, verbose=False)

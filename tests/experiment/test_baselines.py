@@ -12,6 +12,7 @@ from command_line import EXPERIMENT, TINY, perfed
 from lifelines import CoxPHFitter
 from lifelines.utils import concordance_index
 from scipy.optimize import minimize
+from sklearn import linear_model
 from sklearn.ensemble import (
     GradientBoostingClassifier,
     GradientBoostingRegressor,
@@ -27,10 +28,10 @@ from perfed.data.federation import Federation
 from perfed.data.held_out import with_validation
 from perfed.datasets import load
 from perfed.errors import PerfedError
-from perfed.experiment import estimators
 from perfed.experiment.comparison import Comparison
 from perfed.experiment.config import validate
-from perfed.experiment.estimators import Cox, baseline_names, new_model, tries
+from perfed.experiment.cox import Cox
+from perfed.experiment.estimators import baseline_names, new_model, tries
 from perfed.experiment.result import compare
 from perfed.experiment.sklearn_run import SklearnRun
 
@@ -448,7 +449,7 @@ def test_a_comparison_of_survival(tmp_path):
         out=tmp_path / "made",
     )
     found = json.loads((tmp_path / "made" / "comparison.json").read_text())["verdict"]
-    assert found["metric"] == "c-index" and found["reference"] == "sklearn:cox" and "fedavg" in made.verdict
+    assert found["metric"] == "c-index" and found["reference"] == "sklearn:cox" and "FedAvg" in made.verdict
     assert all(site["gain"]["low"] is not None and site["local"] == "sklearn:cox" for site in found["sites"])
     with pytest.raises(
         PerfedError, match="sklearn:ridge is not for survival, which these data are; allowed: sklearn:cox"
@@ -490,7 +491,7 @@ def test_metrics_by_domain():
 def test_models_that_do_not_converge_are_counted(monkeypatch):
     federation = Federation.from_arrays(sites(lambda rng, x: (x[:, 0] > 0).astype(int)))
     assert SklearnRun("sklearn:logistic", experiment(), federation).execute()["notes"] == []
-    monkeypatch.setattr(estimators, "LogisticRegression", lambda max_iter: LogisticRegression(max_iter=1))
+    monkeypatch.setattr(linear_model, "LogisticRegression", lambda max_iter: LogisticRegression(max_iter=1))
     notes = SklearnRun("sklearn:logistic", experiment(), federation).execute()["notes"]
     assert notes == ["3 of the models did not converge"]
 
@@ -535,7 +536,7 @@ def test_baselines_alone(tmp_path):
     names = "sklearn:svc,pooled:svc"
     done = perfed("compare", "digits-label-skew", "--methods", names, "--out", tmp_path / "made")
     assert done.code == 0, done.err
-    assert "sklearn:svc seed 0: 88." in done.out and "pooled:NAME is of data brought together." in done.out
+    assert "sklearn:svc seed 0: 88." in done.out and "(data brought together)" in done.said
     assert "SVC (data brought together)</th>" in (tmp_path / "made" / "report.html").read_text()
 
 

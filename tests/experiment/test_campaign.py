@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 SHORT = (*TINY, "rounds=2", "evaluation.every=1")
 CHOSEN = ("--methods", "local,sklearn:svc", "--seeds", "0..1")
 VALUES = (12, 16)
+NAMES = {"sklearn:svc": "SVC per client", "local": "Local"}  # the better one first
 RUNS = [f"{method}/seed-{seed}" for method in ("local", "sklearn.svc") for seed in (0, 1)]
 FILE = """
 [[comparison]]
@@ -145,9 +146,10 @@ def test_figures_have_a_line_per_method_with_the_verdicts_intervals(made, figure
     names = {path.stem for path in figures.glob("*.svg")}
     assert names == {"sweep-mean", "sweep-tenth", "sweep-seconds", "curves-local"}
     means, tenths = (drawn(figures / f"sweep-{name}.svg") for name in ("mean", "tenth"))
-    assert [*means] == [*tenths] == [(method, str(value)) for method in ("local", "sklearn:svc") for value in VALUES]
+    assert [*means] == [*tenths] == [(method, str(value)) for method in NAMES.values() for value in VALUES]
+    registered = {shown: method for method, shown in NAMES.items()}
     for method, value in means:
-        values = np.array([of_clients(run) for run in runs_of(made, folder(value), method)])
+        values = np.array([of_clients(run) for run in runs_of(made, folder(value), registered[method])])
         right = interval(values, np.ones(values.shape[1]))
         ends = np.clip([right.low, right.high], 0, 100)
         assert means[method, value] == pytest.approx([right.mean, *ends], rel=1e-3)
@@ -159,16 +161,17 @@ def test_figures_have_a_line_per_method_with_the_verdicts_intervals(made, figure
 
 def test_figures_have_the_times_and_the_rounds_of_every_value(made, figures):
     seconds, curves = (drawn(figures / f"{name}.svg") for name in ("sweep-seconds", "curves-local"))
-    assert [*curves] == [("local", str(value), str(number)) for value in VALUES for number in (1, 2)]
+    assert [*curves] == [("Local", str(value), str(number)) for value in VALUES for number in (1, 2)]
+    registered = {shown: method for method, shown in NAMES.items()}
     for method, value in seconds:
-        runs = runs_of(made, folder(value), method)
+        runs = runs_of(made, folder(value), registered[method])
         assert seconds[method, value] == over_seeds([summary(run)["training_seconds"] for run in runs])
     for method, value, number in curves:
-        runs = runs_of(made, folder(value), method)
+        runs = runs_of(made, folder(value), registered[method])
         lines = [json.loads((run / "rounds.jsonl").read_text().splitlines()[int(number) - 1]) for run in runs]
         means = [100 * line["metrics"]["accuracy"]["mean"] for line in lines]
         assert curves[method, value, number] == over_seeds(means)
-    assert {*seconds} == {(method, str(value)) for method in ("local", "sklearn:svc") for value in VALUES}
+    assert {*seconds} == {(method, str(value)) for method in NAMES.values() for value in VALUES}
     assert means == pytest.approx([of_clients(run).mean() for run in runs])  # after the last round
 
 
@@ -191,10 +194,11 @@ def test_figures_have_the_mean_and_the_worst_of_the_domains(tmp_path, monkeypatc
     assert perfed("sweep", experiment, "model.body.out=2,4", *given, *chosen).code == 0
     assert perfed("report", tmp_path / "out", "--figures", tmp_path).code == 0
     means, worsts = (drawn(tmp_path / f"sweep-{name}.svg") for name in ("domains", "worst-domain"))
-    assert [*means] == [*worsts] == [(method, value) for method in ("feddar-sa", "local") for value in ("2", "4")]
+    registered = {"FedDAR-SA": "feddar-sa", "Local": "local"}
+    assert {*means} == {*worsts} == {(method, value) for method in registered for value in ("2", "4")}
     for method, value in means:
         tables = []
-        for seed, run in enumerate(runs_of(tmp_path / "out", f"model.body.out={value}", method)):
+        for seed, run in enumerate(runs_of(tmp_path / "out", f"model.body.out={value}", registered[method])):
             federation = load(find_experiment(experiment)["data"]["name"], options, seed=seed)
             domain = np.concatenate([client.test.domain for client in federation])
             told = np.load(next((run / "predictions").iterdir()))
@@ -323,8 +327,8 @@ def test_the_campaign_of_the_papers_tables_is_valid():
 
 
 def test_the_sweeps_of_the_papers_figures_are_valid():
-    guide = (ROOT / "docs" / "guide.md").read_text()
-    commands = re.findall(r"`perfed sweep (\S+) (\S+=\S+) --methods (\S+)(?: --seeds (\S+?))?[` ]", guide)
+    page = (ROOT / "docs" / "howto" / "sweep.md").read_text()
+    commands = re.findall(r"`perfed sweep (\S+) (\S+=\S+) --methods (\S+)(?: --seeds (\S+?))?[` ]", page)
     assert len(commands) == 7
     for experiment, axis, methods, seeds in commands:
         key, planned = swept(find_experiment(experiment), axis, parse_names(methods), parse_seeds(seeds or "0"))

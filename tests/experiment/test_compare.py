@@ -72,7 +72,7 @@ def test_numbers_are_those_of_runs_made_one_by_one(digits, tmp_path):
             "high": judged["gain"]["high"],
         }
     assert ("log-loss", "sklearn:logistic") in table.index
-    assert "sklearn:logistic" in made.verdict and made.best("000") in made.methods
+    assert "logistic regression per client" in made.verdict and made.best("000") in made.methods
     x, y, tx, _ = arrays[1]
     model, site = LogisticRegression(max_iter=1000).fit(x, y), made.run("sklearn:logistic", 0).site("001")
     assert np.allclose(site.predict_proba(tx)[:, model.classes_], model.predict_proba(tx), atol=1e-12)
@@ -136,8 +136,8 @@ def test_runs_that_fail_do_not_stop_the_others_and_are_said(digits, tmp_path):
     made = perfed.compare(digits, methods, model=MODEL, rounds=3, seeds=[0])
     assert len(made.failed) == 1 and made.failed[0].startswith("fedavg, seed 0: ")
     reason = made.failed[0].removeprefix("fedavg, seed 0: ")
-    assert set(made.table["method"]) == {"local"} and made.verdict == f"fedavg failed in 1 of 1 seed: {reason}"
-    assert f"fedavg failed in 1 of 1 seed: {html.escape(reason)}" in made.report(tmp_path / "r.html").read_text()
+    assert set(made.table["method"]) == {"local"} and made.verdict == f"FedAvg failed in 1 of 1 seed: {reason}"
+    assert f"FedAvg failed in 1 of 1 seed: {html.escape(reason)}" in made.report(tmp_path / "r.html").read_text()
     with pytest.raises(PerfedError, match=re.escape(f"fedavg failed with seed 0: {reason}")):
         made.run("fedavg", 0)
     with pytest.raises(PerfedError, match="there is nothing to choose from"):
@@ -149,18 +149,18 @@ def test_a_method_that_failed_is_said_by_every_command_until_it_is_done(tmp_path
     given = ("compare", EXPERIMENT, *TINY, *settings, "--methods", "local,hetfedrep,flic-class", "--seeds", "0..1")
     done = perfed_command(*given, "--out", out)
     assert done.code == 2
-    assert "flic-class failed in 2 of 2 seeds: " in done.said
+    assert "FLIC-Class failed in 2 of 2 seeds: " in done.said
     kept = json.loads((out / "comparison.json").read_text())
     assert [(of["method"], of["seed"]) for of in kept["failed"]] == [("flic-class", 0), ("flic-class", 1)]
-    (said,) = [text for text in kept["verdict"]["warnings"] if text.startswith("flic-class failed")]
-    assert said == f"flic-class failed in 2 of 2 seeds: {kept['failed'][0]['reason']}"
+    (said,) = [text for text in kept["verdict"]["warnings"] if text.startswith("FLIC-Class failed")]
+    assert said == f"FLIC-Class failed in 2 of 2 seeds: {kept['failed'][0]['reason']}"
     again = perfed_command("report", out)
     assert again.code == 0 and " ".join(said.split()) in again.said
     assert html.escape(said) in (out / "report.html").read_text()
     for seed in (0, 1):  # as if it had come to an end since
         shutil.rmtree(out / "flic-class" / f"seed-{seed}", ignore_errors=True)
         shutil.copytree(out / "hetfedrep" / f"seed-{seed}", out / "flic-class" / f"seed-{seed}")
-    assert "flic-class failed" not in perfed_command("report", out).said
+    assert "FLIC-Class failed" not in perfed_command("report", out).said
 
 
 @pytest.mark.long
@@ -184,7 +184,7 @@ def test_seeds_on_the_same_rows_are_said(digits):
     assert "All seeds" not in once.verdict and "All seeds" not in folds.verdict
 
 
-def test_a_model_of_scikit_learn_is_had_as_the_guide_says(tmp_path):
+def test_a_model_of_scikit_learn_is_had_as_the_page_says(tmp_path):
     """It is taken out of its run, has a card, and says what the comparison measured."""
     rng = np.random.default_rng(0)
     frames = {}
@@ -264,7 +264,7 @@ def test_a_gate_fails_where_a_federated_method_is_behind_a_local_one(tmp_path):
     gate = ("--fail-if-worse-than-local", "--seeds", "0..3", *TINY)
     compared = ("compare", EXPERIMENT, "--methods", "local,hetfedrep", *gate)
     done = perfed_command(*compared, "methods.hetfedrep.lr=1e-9", "--out", tmp_path / "worse")
-    assert done.code == 3 and done.out.endswith("behind local: hetfedrep\n"), done.err
+    assert done.code == 3 and done.out.endswith("behind Local: HetFedRep\n"), done.err
     kept = json.loads((tmp_path / "worse" / "comparison.json").read_text())["verdict"]
     assert kept["methods"][0]["gain"]["high"] < 0
     done = perfed_command(*compared, "methods.local.lr=1e-9", "--out", tmp_path / "better")

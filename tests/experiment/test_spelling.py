@@ -169,7 +169,7 @@ def test_a_comparison_leaves_the_same_behind(tmp_path, monkeypatch):
     assert [run["metrics"] for run in runs[0]] == [run["metrics"] for run in runs[1]]
     reports = [command("report", "known", "--reference", name) for name in ("FedAvg-FT", "fedavg-ft")]
     assert reports[0].code == 0 and reports[0].out == reports[1].out
-    assert "Difference to fedavg-ft" in reports[0].said
+    assert "Difference to FedAvg-FT" in reports[0].said
     assert "there is no finished run" in command("report", "known", "--reference", "FedPAC").err
 
 

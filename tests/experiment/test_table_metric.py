@@ -37,7 +37,7 @@ def test_tables_with_classes_are_compared_by_log_loss_and_what_has_none_is_named
     )
     said = "Compared by log-loss, lower is better; evaluation.compare_by chooses another metric."
     assert found["sentences"][1] == said
-    assert "Not compared, for lack of log-loss: sklearn:svc." in found["warnings"]
+    assert "Not compared, for lack of log-loss: SVC per client." in found["warnings"]
     assert 'compare_by = "log-loss"' in (tmp_path / "made" / "local" / "seed-0" / "config.toml").read_text()
     runs = load_runs(sorted(file.parent for file in (tmp_path / "made").rglob("summary.json")))
     beside = first_tables(runs, verdict(runs))[1]
@@ -47,7 +47,7 @@ def test_tables_with_classes_are_compared_by_log_loss_and_what_has_none_is_named
     ends = np.cumsum(file["counts"])[:-1]
     p = [np.exp(o) / np.exp(o).sum(1)[:, None] for o in np.split(file["outputs"], ends)]
     each = [log_loss(y, own, labels=[0, 1]) for y, own in zip(np.split(file["targets"], ends), p, strict=True)]
-    (row,) = [row for row in beside.rows if row[0] == "local"]
+    (row,) = [row for row in beside.rows if row[0] == "Local"]
     assert float(row[3]) == pytest.approx(np.mean(each), abs=1e-4)
     page = write_report(runs, tmp_path / "r.html", title="t").read_text()
     assert "accuracy is not all" in page

@@ -21,6 +21,7 @@ from perfed.experiment import factory, search
 from perfed.experiment.comparison import ComparisonSpec
 from perfed.experiment.config import Experiment, find_experiment, read, validate
 from perfed.experiment.overrides import override, parse_value
+from perfed.methods.titles import display_name
 
 GRID = ("--methods", "local,flic-class", "--grid", "lr=1e-3,1e-1", "--grid", "batch_size=4,100")
 
@@ -153,7 +154,7 @@ def test_pure_noise_is_scored_at_chance_also_where_a_method_uses_validation_data
         assert abs(point["mean"] - 0.25) < 3 * deviation
 
     note = "uses validation data, so chosen.toml has data.validation_fraction = 0.125 for every method"
-    assert fomo["notes"] == [note] and f"fedfomo: {note}" in result.said and local["notes"] == []
+    assert fomo["notes"] == [note] and f"FedFomo: {note}" in result.said and local["notes"] == []
     chosen = read((tmp_path / "out" / "chosen.toml").read_text(), "chosen.toml")
     run = factory.start(chosen)
     assert chosen.method == "fedfomo" and chosen.evaluation.split == "test"
@@ -201,7 +202,7 @@ def test_a_choice_on_the_edge_of_its_grid_is_named(tmp_path, noise):
         assert [point["mean"] for point in mine] == sorted((p["mean"] for p in mine), reverse=True)
         assert mine[-1]["mean"] > 0 and mine[-1]["metric"] == "mse"
         note = f"lr = 1e-3 is the largest value of the grid (validation mse {mine[-1]['mean']:.4g}); try larger ones"
-        assert mine[-1]["notes"] == [note] and f"{method}: {note}" in result.said
+        assert mine[-1]["notes"] == [note] and f"{display_name(method)}: {note}" in result.said
     chosen = read((tmp_path / "out" / "chosen.toml").read_text(), "chosen.toml")
     assert chosen.built_method.lr == 1e-3
 

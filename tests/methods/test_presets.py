@@ -136,7 +136,7 @@ def test_a_comparison_with_its_base_says_the_speed_up(tmp_path):
     given = ("compare", EXPERIMENT, *TINY, *settings, "--methods", "fedrep,fedrep-srpfl", "--out", tmp_path / "out")
     result = perfed(*given)
     assert result.code == 0, result.err
-    assert "over fedrep" in result.said and "Speed-up" in result.out
+    assert "over FedRep" in result.said and "Speed-up" in result.out
     rows = {row["method"]: row for row in json.loads((tmp_path / "out" / "comparison.json").read_text())["runs"]}
     assert rows["fedrep-srpfl"]["virtual_time"] < rows["fedrep"]["virtual_time"]
     used = [

@@ -36,7 +36,7 @@ def test_a_verdict_says_what_each_method_has_spent():
         return SimpleNamespace(method=method, summary=SimpleNamespace(privacy=privacy))
 
     (line,) = spent([run("fedavg", {"a": 1.0, "b": 5.5}), run("fedavg", {"a": 2.0}), run("local", {"a": 3.0})])
-    assert "of each row (delta 0.001)" in line and "fedavg 5.5, local 3." in line
+    assert "of each row (delta 0.001)" in line and "FedAvg 5.5, Local 3." in line
     assert spent([SimpleNamespace(method="fedavg", summary=SimpleNamespace(privacy=None))]) == []
 
 

@@ -33,8 +33,8 @@ def heads(page: str, levels: str) -> set[str]:
     return {unescape(head).lower() for head in re.findall(rf"<({levels})[^>]*>([^<]+)</", page) for head in head[1:]}
 
 
-def test_the_guide_names_every_section_of_the_report(page):
-    text = (DOCS / "guide.md").read_text().partition("## The report\n")[2].partition("### ")[0]
+def test_the_page_on_the_report_names_every_section(page):
+    text = (DOCS / "howto" / "report.md").read_text().partition("## The sections\n")[2].partition("## ")[0]
     named = {
         name.lower()
         for line in re.findall(r"^\* (.*)", text, re.MULTILINE)
@@ -44,7 +44,7 @@ def test_the_guide_names_every_section_of_the_report(page):
 
 
 def test_the_tutorial_names_what_is_on_the_page(page):
-    text = (DOCS / "tutorial.md").read_text()
+    text = (DOCS / "tutorials" / "tables.md").read_text()
     named = re.findall(r"the table \*([^*]+)\*|\*([^*]+)\* in the report", text)
     found = [name.lower() for pair in named for name in pair if name]
     assert len(found) >= 2 and set(found) <= heads(page, "h2|h3|caption|summary")

@@ -120,7 +120,7 @@ def blurred(pixels: Pixels, side: int = 8) -> Pixels:
 
 
 @pytest.mark.long
-def test_a_pdf_shows_what_the_svg_shows(tab, files, tmp_path):
+def test_a_pdf_and_a_png_show_what_the_svg_shows(tab, files, tmp_path):
     for file in files:
         expected = of_svg(tab, file.with_suffix(".svg"), tmp_path / "page.html")
         found = of_pdf(file, expected.shape[1])
@@ -128,6 +128,10 @@ def test_a_pdf_shows_what_the_svg_shows(tab, files, tmp_path):
         rows = min(len(found), len(expected))
         gap = np.abs(blurred(found[:rows]) - blurred(expected[:rows])).max()
         assert gap < 45, (file, gap)  # at most 28; 95 and more where fonts or colours are others
+        picture = Image.open(file.with_suffix(".png")).convert("RGB")
+        assert picture.width == 1500  # five inches, of 300 dots each
+        small = np.asarray(picture.resize((expected.shape[1], len(expected))), float)
+        assert np.abs(blurred(small[:rows]) - blurred(expected[:rows])).max() < 45, file
 
 
 def test_every_kind_of_figure_is_there(files):

@@ -3,11 +3,15 @@
 import base64
 import xml.etree.ElementTree as ElementTree
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from perfed.report.curves import Curve
 from perfed.report.page import style, svg
+from perfed.report.page.curves import zoomed
 from perfed.report.page.paper import standalone
 
 SPACE = "{http://www.w3.org/2000/svg}"
@@ -74,8 +78,9 @@ def test_a_file_of_its_own_has_light_colours_and_no_variables():
 
 
 def test_methods_look_different_and_always_the_same():
-    found = style.looks([f"m{i}" for i in range(32)])
-    assert len({(one.colour, one.dash) for one in found.values()}) == 32
+    found = style.looks([f"m{i}" for i in range(40)])
+    assert len({(one.colour, one.dash) for one in found.values()}) == 40
+    assert len({found[f"m{i}"].colour for i in range(10)}) == 10 == len({style.shade(i) for i in range(10)})
     assert found["m1"] == style.looks(["m0", "m1"])["m1"]
     assert style.LIGHT.keys() == style.DARK.keys()
 
@@ -90,6 +95,41 @@ def contrast(one: str, other: str) -> float:
 
     low, high = sorted((light(one), light(other)))
     return (high + 0.05) / (low + 0.05)
+
+
+# Machado, Oliveira, Fernandes 2009: what people see who lack cones for red, and for green; of linear colours.
+LACKING = {
+    "none": np.eye(3),
+    "red": np.array(
+        [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]]
+    ),
+    "green": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]]),
+}
+
+
+def far(one: str, other: str, lacking: str) -> float:
+    """CIE 1976's colour difference, by its definition, as they look to who lacks cones."""
+
+    def lab(colour: str) -> NDArray[np.float64]:
+        parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        seen = np.clip(LACKING[lacking] @ linear, 0, 1)
+        to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+        ratio = to_xyz @ seen / [0.9505, 1, 1.089]
+        x, y, z = np.where(ratio > 0.008856, np.cbrt(ratio), 7.787 * ratio + 16 / 116)
+        return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+    return float(np.linalg.norm(lab(one) - lab(other)))
+
+
+@pytest.mark.parametrize("colours", [style.LIGHT, style.DARK], ids=["light", "dark"])
+def test_better_and_worse_are_no_method_s_colours_and_are_told_apart_without_red_or_green(colours):
+    for lacking in LACKING:
+        assert far(colours["better"], colours["worse"], lacking) > 40
+        assert min(far(colours[kind], colours["equal"], lacking) for kind in ("better", "worse")) > 20
+    methods = [colours[name] for name in style.COLOURS]
+    assert min(far(colours[kind], own, "none") for kind in ("better", "worse") for own in methods) > 20
+    assert min(far(one, other, "none") for i, one in enumerate(methods) for other in methods[:i]) > 20
 
 
 @pytest.mark.parametrize("colours", [style.LIGHT, style.DARK], ids=["light", "dark"])
@@ -111,3 +151,43 @@ def test_a_heat_map_is_a_png_whose_cover_is_the_value():
         .reshape(2, 3, 4)
     )
     assert rows[..., 3].tolist() == [[0, 128, 255], [255, 0, 51]] and rows[0, 0, :3].tolist() == [16, 32, 48]
+
+
+def broken(*ends: float, **more: bool) -> int:
+    """Marks of axes whose ends are these, first those of x."""
+    frame = svg.axes(ends[:2], ends[2:], ("x", "y"), log_y=more.get("log_y", False))
+    return str(replace(frame, counted=more.get("counted", False))).count(f"<title>{svg.NO_ZERO}</title>")
+
+
+def test_an_axis_without_0_says_so():
+    assert broken(0, 10, 0, 1) == 0 and broken(0, 10, -1, 1) == 0
+    assert broken(0, 10, 0.5, 1) == 1 and broken(0, 10, -3, -1) == 1 and broken(5, 10, 0.5, 1) == 2
+    assert broken(5, 10, 0.5, 1, counted=True) == 1  # of rounds nobody expects it
+    assert broken(0, 10, 1, 1000, log_y=True) == 0
+
+
+def test_a_line_is_cut_where_it_leaves_the_axis():
+    scale = svg.Scale(0, 10, 100, 0)  # heights 0 to 100
+    inside = [(0.0, 90.0), (10.0, 50.0), (20.0, 10.0)]
+    assert svg.within(inside, scale) == [inside]
+    # From 20 below the axis up, through it, 50 above it, and back: at a fifth of the way in, half of it out and in.
+    zigzag = [(0.0, 120.0), (10.0, 20.0), (20.0, -20.0), (30.0, 20.0)]
+    assert svg.within(zigzag, scale) == [[(2.0, 100), (10.0, 20.0), (15.0, 0)], [(25.0, 0), (30.0, 20.0)]]
+    assert svg.within([(0.0, 150.0), (10.0, -50.0)], scale) == [[(2.5, 100), (7.5, 0)]]
+    assert svg.within([(0.0, 150.0), (10.0, 130.0)], scale) == [] and svg.within([(1.0, 5.0)], scale) == [[(1.0, 5.0)]]
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high"),
+    [
+        ([10, 60, 88, 90, 91, 90, 92, 93], 88, 93),  # what the rounds after the first quarter have is told apart
+        ([50, 55, 60, 65, 70, 75, 80, 85], 50, 85),  # all matter
+        ([9, 2, 1.1, 1.0, 1.0, 0.9, 1.0, 0.9], 0.9, 1.1),  # a loss, which falls
+    ],
+)
+def test_a_curve_s_axis_shows_the_rounds_that_matter(values, low, high):
+    curve = Curve("m", tuple(range(1, 9)), {}, np.array([values], dtype=float))
+    late = [v for v in values if low <= v <= high]
+    ends = zoomed([curve])
+    assert ends[0] <= min(late) and ends[1] >= max(late)
+    assert ends[0] > low - 0.1 * (high - low) and ends[1] < high + 0.1 * (high - low)

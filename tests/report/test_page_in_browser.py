@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pypdfium2
 import pytest
 from chromium import Tab, chromium
 from engines import blobs
@@ -94,7 +96,7 @@ def test_the_leaderboard_is_sorted_and_switched_by_keyboard(tab, page):
     [
         ("csv", "Method,", "\nflic,81.00 ± 1.41,"),
         ("markdown", "| Method |", "\n| --- | ---: |"),
-        ("latex", "\\begin{tabular}{l", "\nflic & 81.00 $\\pm$ 1.41 & "),
+        ("latex", "% needs \\usepackage{booktabs}\n\\begin{table}", "\nflic & 81.00 $\\pm$ 1.41 & "),
     ],
 )
 def test_the_leaderboard_is_copied_as_text(tab, page, kind, begins, has):
@@ -104,6 +106,9 @@ def test_the_leaderboard_is_copied_as_text(tab, page, kind, begins, has):
     tab.run("new Promise(done => setTimeout(done, 100))")
     text = tab.run("document.querySelector('.copy textarea').value")
     assert text.startswith(begins) and has in text and "p (Holm)" not in text
+    if kind == "latex":
+        assert "\\caption{Two methods: Accuracy (\\%).}\n\\label{tab:two-methods-accuracy}\n" in text
+        assert text.count("{") == text.count("}") and text.endswith("\\end{tabular}\n\\end{table}\n")
     assert tab.run("document.querySelector('.copy output').textContent")
 
 
@@ -139,12 +144,69 @@ def test_clients_are_searched_by_keyboard(tab, page):
     assert tab.run("document.querySelector('#clients-found').textContent") == "1 of 4 clients"
 
 
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory) -> Path:
+    """Twelve methods at thirteen clients with long names: nothing of it fits into a phone."""
+    folder = tmp_path_factory.mktemp("wide")
+    rng = np.random.default_rng(0)
+    runs = [write_large(folder / f"a-method-{number}", f"a-method-{number}", rng, 13, 8) for number in range(12)]
+    return write_report(load_runs(runs), folder / "report.html", title="Wide")
+
+
+SCROLLED = "[...document.querySelectorAll('.wide')].filter(box => box.checkVisibility())"
+
+
+def test_a_table_that_is_wider_than_the_screen_says_so_and_its_names_stay(tab, wide):
+    for width in (390, 1400):
+        tab.open(wide, width=width)
+        told = tab.run(f"{SCROLLED}.map(box => getComputedStyle(box, '::before').content !== 'none')")
+        assert told == tab.run(f"{SCROLLED}.map(box => box.scrollWidth > box.clientWidth + 1)")
+        assert any(told) == (width == 390) or width == 1400
+    tab.open(wide, width=390)
+    place = "board.tBodies[0].rows[0].cells[{}].getBoundingClientRect().left"
+    before = [tab.run(place.format(cell)) for cell in (0, 4)]
+    tab.run("board.parentElement.scrollLeft = 200; 0")
+    assert tab.run(place.format(0)) == before[0] and tab.run(place.format(4)) == before[1] - 200
+    assert tab.run("board.tBodies[0].rows[0].cells[0].getBoundingClientRect().width") < 390 / 2
+
+
+def test_clients_after_the_tenth_are_folded_and_found(tab, wide):
+    tab.open(wide)
+    first = "[...document.querySelectorAll('#gains .brief tbody th')].map(cell => cell.textContent)"
+    assert tab.run(first) == [f"{number:04d}" for number in range(10)]
+    every = "document.querySelector('#clients-table').checkVisibility()"
+    assert not tab.run(every)
+    tab.focus("details:has(#clients-table) summary")
+    tab.press("Enter")
+    assert tab.run(every) and tab.run("document.querySelectorAll('#clients-table tbody tr').length") == 13
+    tab.focus("input[name=client]")
+    tab.press(*"0012")
+    assert tab.run("document.querySelector('#clients-found').textContent") == "1 of 13 clients"
+
+
+def test_all_that_is_long_is_on_paper_and_nothing_is_cut(tab, wide):
+    """Every word lies between the margins of its page, and every client is there once."""
+    tab.open(wide)
+    printed = base64.b64decode(tab.call("Page.printToPDF", preferCSSPageSize=True)["data"])
+    margin, clients = 12 * 72 / 25.4, 0
+    for page in pypdfium2.PdfDocument(printed):
+        text = page.get_textpage()
+        words = [text.get_rect(number) for number in range(text.count_rects())]
+        assert words and min(left for left, *_ in words) > margin - 1
+        assert max(right for *_, right, _ in words) < page.get_width() - margin + 1
+        clients += len(re.findall(r"^00\d\d\b", text.get_text_range(), re.MULTILINE))
+    assert clients == 13
+    assert not tab.run("document.querySelector('#clients-table').checkVisibility()")  # folded again on the screen
+
+
 @pytest.mark.long
 def test_many_clients_open_at_once(tab, tmp_path):
     rng = np.random.default_rng(0)
     runs = [write_large(tmp_path / f"m{number}", f"m{number}", rng) for number in range(5)]
     page = write_report(load_runs(runs), tmp_path / "report.html", title="large")
     assert min(tab.open(page) for _ in range(3)) < 2
+    tab.focus("details:has(#clients-table) summary")
+    tab.press("Enter")
     tab.focus("input[name=client]")
     tab.press(*"0012")
     assert tab.run("document.querySelector('#clients-found').textContent") == "1 of 2000 clients"

@@ -216,7 +216,7 @@ def test_page_is_complete_and_self_contained(run_dirs, tmp_path):
     found = {row[0]: row for row in page.rows if len(row) == 10}
     assert found["flic"][1] == "81.00 ± 1.41" and found["flic"][3].endswith("0 / 0 / 6")
     assert found["FedAvg"][1:4] == ["62.00 ± 2.83", "–", "–"] and found["flic"][4:6] == ["61.00", "71.00"]
-    assert page.settings[0].startswith("perfed & x\n") and page.settings[1] == (run_dirs[0] / "config.toml").read_text()
+    assert page.settings[0].startswith("perfed & x\n") and page.settings[1] == (run_dirs[2] / "config.toml").read_text()
     assert "A <b> & c" in page.words and "flic: 1 client < 2 samples (seed 0, 1)" in page.words
     text = out.read_text(encoding="utf-8")
     assert "<script>x" not in text and "<b>" not in text
@@ -242,7 +242,7 @@ def test_a_further_metric_that_was_asked_for_has_its_curve(run_dirs):
             line["metrics"]["generalisation-gap"] = spread(-0.25)
         (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     drawn = figures(load_runs(run_dirs))["curves-generalisation-gap"]
-    assert "fedavg, round 3: -0.25 (seeds -0.25 to -0.25)" in drawn and "lower is better" in drawn
+    assert "FedAvg, round 3: -0.25 (seeds -0.25 to -0.25)" in drawn and "lower is better" in drawn
 
 
 def test_unfinished_runs_are_reported_as_far_as_they_are(tmp_path):
@@ -274,8 +274,8 @@ def test_the_leaderboard_is_the_verdict_in_a_table(run_dirs):
     gains = np.array([values["flic"][seed] - values["fedavg"][seed] for seed in (0, 1)])
     assert second.against.gain.mean == pytest.approx(np.nanmean(gains))
     table = leaderboard(runs)
-    assert [row[0] for row in table.rows] == ["flic", "fedavg"] and table.rows[0][4] == "0 / 0 / 6"
-    assert table.header[3] == "Better than fedavg by [95 % interval over clients and seeds]"
+    assert [row[0] for row in table.rows] == ["flic", "FedAvg"] and table.rows[0][4] == "0 / 0 / 6"
+    assert table.header[3] == "Better than FedAvg by [95 % interval over clients and seeds]"
     other = leaderboard(runs, "flic")
     assert other.rows[1][4] == "6 / 0 / 0" and other.rows[0][3] == "–"
     assert other.rows[1][3].startswith("-")
@@ -392,7 +392,7 @@ def test_runs_that_held_other_data_are_not_compared_in_silence(run_dirs, tmp_pat
         held = {"data": f"{number % 3:08x}", "classes": ["x"], "domains": [], "clients": {}}
         (directory / "federation.json").write_text(json.dumps(held))
     page = read_page(write_report(load_runs(run_dirs), tmp_path / "report.html", title="t"))
-    assert "With seed 0 fedavg and flic had different data: do not compare them." in page.words
+    assert "With seed 0 flic and FedAvg had different data: do not compare them." in page.words
 
 
 def test_half_a_last_line_of_a_killed_run_is_passed_over(run_dirs):
@@ -428,7 +428,7 @@ def test_combination_weights_are_drawn_as_heat_maps(tmp_path: Path) -> None:
     write_combination(run / "combination")
     text = write_report(load_runs([run]), tmp_path / "report.html", title="t").read_text()
     for number in (1, 2, 3, 4):
-        assert f"fedavg: weights of the combination, round {number}" in text
+        assert f"FedAvg: weights of the combination, round {number}" in text
     assert "client c2: most from c2 (1.00)" in text  # the last round's are those of each client alone
     assert text.count('type="range"') == 1
     names = [name for name in figures(load_runs([run])) if name.startswith("combination")]

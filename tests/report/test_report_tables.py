@@ -90,11 +90,11 @@ def test_time_to_accuracy_and_speed_up_over_the_base_method(tmp_path):
         *(f"Speed-up at {target} %" for target in (70, 80, 90)),
     ]
     # Sample standard deviations of 100, 120 and 200, 260: 20 and 60 over the square root of 2.
-    assert table.rows[0] == ["fedrep", "110 ± 14.14", "230 ± 42.43", "not reached", "–", "–", "–"]
+    assert table.rows[0] == ["FedRep", "110 ± 14.14", "230 ± 42.43", "not reached", "–", "–", "–"]
     # Speed-ups of the seeds: 100 / 50 and 120 / 40; not 110 / 45.
-    speed_ups = ["2.50 ± 0.71 over fedrep", "2.50 (1 of 2 seeds) over fedrep", "–"]
-    assert table.rows[1] == ["fedrep-srpfl", "45 ± 7.071", "reached by 1 of 2 seeds: 80", "not reached", *speed_ups]
-    assert table.rows[2] == ["local", "not reached", "not reached", "not reached", "–", "–", "–"]
+    speed_ups = ["2.50 ± 0.71 over FedRep", "2.50 (1 of 2 seeds) over FedRep", "–"]
+    assert table.rows[1] == ["FedRep-SRPFL", "45 ± 7.071", "reached by 1 of 2 seeds: 80", "not reached", *speed_ups]
+    assert table.rows[2] == ["Local", "not reached", "not reached", "not reached", "–", "–", "–"]
 
 
 def test_the_base_of_a_method_of_ones_own_is_found_by_name_alone(tmp_path):
@@ -103,7 +103,7 @@ def test_the_base_of_a_method_of_ones_own_is_found_by_name_alone(tmp_path):
     names = "gone:mine", "gone:mine+srpfl", "fedrep+uniform", "fedrep-srpfl"
     runs = [made(tmp_path / str(i), name, 0, times=times[i % 2]) for i, name in enumerate(names)]
     table = target_table(load_runs(runs))
-    assert [row[2] for row in table.rows] == ["–", "3.00 over gone:mine", "–", "3.00 over fedrep+uniform"]
+    assert [row[2] for row in table.rows] == ["–", "3.00 over gone:mine", "–", "3.00 over FedRep+uniform"]
 
 
 def test_a_table_says_that_fitting_takes_no_time(tmp_path):
@@ -118,7 +118,7 @@ def test_without_a_base_method_there_is_no_speed_up_and_without_targets_no_table
     other = made(tmp_path / "other", "local", 0, times={0.8: 1234.56}, clock=True)
     table = target_table(load_runs([alone, other]))
     assert table is not None and table.header == ["Method", "Virtual time to 70 %", "Virtual time to 80 %"]
-    assert table.rows == [["fedrep-srpfl", "50", "–"], ["local", "–", "1235"]]
+    assert table.rows == [["FedRep-SRPFL", "50", "–"], ["Local", "–", "1235"]]
     assert target_table(load_runs([made(tmp_path / "none", "local", 0)])) is None
 
 
@@ -146,7 +146,7 @@ def test_minimum_over_domains_is_taken_per_run_and_then_averaged(tmp_path):
     assert accuracy.header == ["Method", "a", "b", "mean", "min", "max"]
     # a: 50 and 80, b: 70 and 60. The minimum of the averages would be 65.
     averages = ["65.00 ± 21.21", "65.00 ± 7.07", "65.00 ± 7.07", "55.00 ± 7.07", "75.00 ± 7.07"]
-    assert accuracy.rows == [["feddar", *averages], ["local", "25.00", "75.00", "50.00", "25.00", "75.00"]]
+    assert accuracy.rows == [["feddar", *averages], ["Local", "25.00", "75.00", "50.00", "25.00", "75.00"]]
     assert auc.title == "auc by domain"
     assert auc.rows == [
         ["feddar", "0.8 ± 0.1414", "0.8 (1 of 2 seeds)", "0.775 ± 0.1061", "0.75 ± 0.07071", "0.8 ± 0.1414"]
@@ -161,9 +161,9 @@ def test_slower_and_faster_half_of_the_clients(tmp_path):
     titles = ["Rounds, slower half", "Rounds, faster half", "Accuracy (%), slower half", "Accuracy (%), faster half"]
     assert table.header == ["Method", *titles]
     # Slower: a and c, faster: b and d; e is in the middle. Accuracy 40 and 50 against 80 and 90 in seeds 0 and 1.
-    assert table.rows == [["fedrep", "1.5 ± 0", "4 ± 0", "45.00 ± 7.07", "85.00 ± 7.07"]]
+    assert table.rows == [["FedRep", "1.5 ± 0", "4 ± 0", "45.00 ± 7.07", "85.00 ± 7.07"]]
     drawn = speed_figures(Study.of(load_runs(runs)))["metric-by-speed"]
-    said = re.findall(r"fedrep, client (\w), seed (\d): ([\d.]+), ([\d.]+) s", drawn)
+    said = re.findall(r"FedRep, client (\w), seed (\d): ([\d.]+), ([\d.]+) s", drawn)
     assert len(said) == 10 and ("a", "1", "40", "8") in said and ("b", "0", "90", "1") in said
 
 
@@ -191,7 +191,7 @@ def test_curves_can_be_shown_over_rounds_times_and_bytes(tmp_path):
     (worst,) = metric_curves(runs, "accuracy", "p10")
     np.testing.assert_allclose(worst.values, curve.values - 10)
     text = write_report(load_runs([run.directory for run in runs]), tmp_path / "report.html", title="t").read_text()
-    assert "fedrep, round 2: 65 % (seeds 60 to 70), Virtual time (s): 30" in text
+    assert "FedRep, round 2: 65 % (seeds 60 to 70), Virtual time (s): 30" in text
 
 
 def test_clients_used_so_far_and_a_last_round_with_everybody(tmp_path):
@@ -205,7 +205,7 @@ def test_clients_used_so_far_and_a_last_round_with_everybody(tmp_path):
     found = used_curves(load_runs(runs), "accuracy")
     np.testing.assert_allclose(found[0].values, [[100 / 6, 200 / 6, 200 / 6, 100]])
     text = write_report(load_runs(runs), tmp_path / "report.html", title="t").read_text()
-    assert "fedrep: the last round, in which everybody took part" in text and "A ring is a last round" in text
+    assert "FedRep: the last round, in which everybody took part" in text and "A ring is a last round" in text
 
 
 def test_without_a_clock_there_is_no_virtual_time(tmp_path):
@@ -217,7 +217,7 @@ def test_without_a_clock_there_is_no_virtual_time(tmp_path):
     table = target_table(load_runs(runs))
     assert table is not None and table.title == "rounds to accuracy"
     assert table.header == ["Method", "Rounds to 70 %", "Speed-up in rounds at 70 %"]
-    assert table.rows == [["fedrep", "4", "–"], ["fedrep-srpfl", "2", "2.00 over fedrep"]]
+    assert table.rows == [["FedRep", "4", "–"], ["FedRep-SRPFL", "2", "2.00 over FedRep"]]
     page = read_page(write_report(load_runs(runs), tmp_path / "report.html", title="t"))
     assert "irtual time at" not in page.words and "Virtual time (s)" not in (tmp_path / "report.html").read_text()
 
@@ -245,7 +245,7 @@ def test_the_page_has_the_tables_and_the_new_figures(tmp_path):
     cells = [cell for row in page.rows for cell in row]
     for table in all_tables(load_runs(runs))[1:]:
         assert all(cell in cells for row in table.rows for cell in row)
-    assert "12.30" in cells and "2.50 ± 0.71 over fedrep" in cells
+    assert "12.30" in cells and "2.50 ± 0.71 over FedRep" in cells
 
 
 def test_a_dot_plot_of_domains_says_gap_and_samples(tmp_path):

@@ -220,6 +220,7 @@ def test_rows_that_are_the_same_with_every_seed_do_not_average_out(tmp_path):
     assert widths[0] > 1.3 * widths[1]
 
 
+@pytest.mark.in_turns(3)
 @pytest.mark.parametrize(("federated", "seeds", "rows"), [(10, 1, 50), (5, 3, 50), (5, 3, 12)])
 def test_equal_methods_gain_at_no_site(federated, seeds, rows):
     """Chosen and judged on the same rows, 10 to 37 of 100 sites gained, and one in nine comparisons of ten."""
@@ -238,7 +239,7 @@ def test_few_rows_and_seeds_that_agree_are_no_certainty(tmp_path):
     assert (site.method, site.why) == ("local", "no clear difference: keep the local model")
     assert "[95 % interval over test rows and seeds]" in found.site_table.header[5]
     assert found.sentences[-1] == (
-        "Use local at 1 of 1 clients. By each client's own test rows alone, federation helps at 0 of 1 clients, hurts "
+        "Use Local at 1 of 1 clients. By each client's own test rows alone, federation helps at 0 of 1 clients, hurts "
         "at 0, no clear difference at 1 (the best federated model against the best local one; intervals over rows and "
         "seeds, corrected for the numbers of methods and of clients). Keep the local models."
     )
@@ -320,7 +321,7 @@ def test_a_model_that_says_the_same_of_everybody_is_named_and_not_to_be_used(tmp
         seed[0] = (mixed, np.eye(2)[1 - mixed] + rng.normal(0, 0.1, (40, 2)))  # worse than that
     found = verdict(load_runs(of_values(tmp_path, "accuracy", tables, other_rows)))
     assert [text for text in found.sentences if "every test row" in text] == [
-        "hetfedrep predicts the same for every test row at 2 of 4 clients (site-0, site-1): it has "
+        "HetFedRep predicts the same for every test row at 2 of 4 clients (site-0, site-1): it has "
         "learnt nothing there."
     ]
     means = {method: np.mean([computed("accuracy", *seed[0]) for seed in of]) for method, of in tables.items()}
@@ -343,6 +344,6 @@ def test_answers_without_a_doubt_and_few_seeds_are_not_taken_for_nothing(tmp_pat
     (tmp_path / "values").mkdir()
     found = verdict(load_runs(of_values(tmp_path / "values", "mse", more, other_rows)))
     assert (
-        "local predicts the same for every test row at 1 of 1 clients (site-0): it has learnt nothing there."
+        "Local predicts the same for every test row at 1 of 1 clients (site-0): it has learnt nothing there."
         in found.sentences
     )

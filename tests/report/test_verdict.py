@@ -40,23 +40,24 @@ def test_ahead_behind_and_neither(tmp_path):
     assert found.metric == "accuracy" and found.reference == "local"  # better than sklearn:svc
     sentences = found.sentences
     assert sentences[0] == (
-        "flic-hl is ahead of local by 2.0 points (95 % interval 2.0 to 2.0, 2 seeds); "
-        "fedrep shows no significant difference from local; sklearn:svc is behind local by 30.0 points (30.0 to 30.0), "
-        "fedavg by 10.0 points (10.0 to 10.0), pooled:svc (data brought together) by 20.0 points (20.0 to 20.0)."
+        "FLIC-HL is ahead of Local by 2.0 points (95 % interval 2.0 to 2.0, 2 seeds); "
+        "FedRep shows no significant difference from Local; SVC per client is behind Local by 30.0 points "
+        "(30.0 to 30.0), FedAvg by 10.0 points (10.0 to 10.0), SVC (data brought together) by 20.0 points "
+        "(20.0 to 20.0)."
     )
     counts = "better for 6, equal for 0, worse for 0 of 6 client-runs"
-    assert sentences[1] == f"Against local, flic-hl is {counts}; it sends nothing."
+    assert sentences[1] == f"Against Local, FLIC-HL is {counts}; it sends nothing."
     assert sentences[2] == (
         "Two seeds: the variation between trainings is hardly known. Intervals allow for it, and are wide."
     )
-    assert sentences[3] == "Worse than local, which needs no federation: fedavg (by 10.0 points)."
+    assert sentences[3] == "Worse than Local, which needs no federation: FedAvg (by 10.0 points)."
     assert found.best_method is not None and found.best_method.method == "flic-hl"
     # fedrep, best at the last of them, has few rows there
     assert [(site.method, site.why) for site in found.sites] == [("flic-hl", "ahead over all clients")] * 3
     gain = found.sites[2].gain
     assert gain.mean == pytest.approx(0.02) and gain.low is None
     assert sentences[4] == (
-        "Use flic-hl at 3 of 3 clients. Whether it helps at a single client is not known: the runs kept no "
+        "Use FLIC-HL at 3 of 3 clients. Whether it helps at a single client is not known: the runs kept no "
         "predictions of test rows."
     )
     with pytest.raises(PerfedError, match="nothing was measured at site 'west'; sites are: site-0"):
@@ -74,15 +75,15 @@ def test_the_reference_is_the_best_by_the_direction_and_weights_of_the_metric(tm
     assert found.best("site-0") == "sklearn:ridge" and found.best("site-1") == "sklearn:ridge"
     assert found.site_table.rows[1][2:] == [
         "no clear difference: keep the local model",
-        "sklearn:ridge",
-        "fedavg",
+        "ridge regression per client",
+        "FedAvg",
         "+0.5",
     ]
     assert found.sentences[0].startswith(
-        "No method is ahead of sklearn:ridge; fedavg and local show no significant difference from it; "
+        "No method is ahead of ridge regression per client; FedAvg and Local show no significant difference from it; "
     )
     assert found.sentences[0].endswith(
-        "the closest is fedavg (at -0.25: 95 % interval over clients alone -9.78 to 28.4, 1 seed)."
+        "the closest is FedAvg (at -0.25: 95 % interval over clients alone -9.78 to 28.4, 1 seed)."
     )
     assert found.warnings[0].startswith("One seed: the variation between trainings is unknown.")
     (tmp_path / "weighted").mkdir()
@@ -138,7 +139,7 @@ def test_without_a_local_model_the_first_method_is_the_reference(tmp_path):
     [
         (
             (0.2, 0.4, 0.50, 0.52),
-            "fedavg has not converged: in the last quarter of the rounds it still gained 2.0 points",
+            "FedAvg has not converged: in the last quarter of the rounds it still gained 2.0 points",
         ),
         ((0.2, 0.4, 0.50, 0.504), None),
         ((0.2, 0.4, 0.50, 0.40), None),
@@ -170,14 +171,14 @@ FLAT = (0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6)
 )
 def test_a_run_whose_training_loss_still_falls_is_said(tmp_path, curve, losses, said):
     found = made(tmp_path, {"local": [[0.5, 0.5]], "fedavg": [[0.6, 0.6]]}, fedavg={"curve": curve, "losses": losses})
-    line = "fedavg has not converged: in the last quarter of the rounds its training loss still fell"
+    line = "FedAvg has not converged: in the last quarter of the rounds its training loss still fell"
     assert [s for s in found.sentences if "converged" in s] == (
         [] if said is None else [f"{line} {said}; more rounds may change the verdict."]
     )
 
 
 RISEN, FALLEN = (0.60, 0.74, 0.71, 0.52), (0.60, 0.61, 0.60, 0.61)
-BETTER = "fedavg was better after round 2"
+BETTER = "FedAvg was better after round 2"
 ADVICE = (
     "Tune lr and weight_decay, or keep each client's best round: evaluation.stop = 'validated' with "
     "data.validation_fraction."
@@ -220,7 +221,9 @@ def test_the_report_says_it_first(tmp_path):
     student = "95 % interval over clients alone -117.1 to 137.1"
     said = f"shows no significant difference from it (at +10.0: {student}, 1 seed)."
     assert (
-        page.index('<p class="headline">No method is ahead of local; fedavg ') < page.index(said) < page.index("<table")
+        page.index('<p class="headline">No method is significantly better than Local.')
+        < page.index(said)
+        < page.index("<table")
     )
 
 
@@ -278,14 +281,14 @@ def test_one_interval_for_one_difference_wherever_it_stands(tmp_path):
         cells = dict(zip(CSV_COLUMNS, csv_text(judged_table(loaded, found)).splitlines()[2].split(","), strict=True))
         assert float(cells["low"]) == ends[0] and cells["interval_over"] == "clients and seeds"
         sense = "" if side > 0 else ", + is better"
-        assert f"difference to local{sense} [95 {chr(92)}% interval over clients and seeds]" in latex([row], "x", [])
+        assert f"difference to Local{sense} [95 {chr(92)}% interval over clients and seeds]" in latex([row], "x", [])
         (short,) = first_tables(loaded, found)
-        assert short.header[2] == f"Difference to local{sense} [95 % over clients and seeds]"
+        assert short.header[2] == f"Difference to Local{sense} [95 % over clients and seeds]"
         assert short.rows[1][2] == difference_text(metric, row.difference.mean, *ends)
         assert short.rows[1][2][0] == gain_text(judged, metric)[0] == ("+" if side > 0 else "-")
         board = leaderboard(loaded)
-        (there,) = [line for line in board.rows if line[0] == "fedavg"]
-        assert board.header[3] == "Better than local by [95 % interval over clients and seeds]"
+        (there,) = [line for line in board.rows if line[0] == "FedAvg"]
+        assert board.header[3] == "Better than Local by [95 % interval over clients and seeds]"
         assert there[3] == gain_text(judged, metric)
 
 
@@ -307,9 +310,9 @@ def test_other_metrics_have_intervals_of_the_same_kind_or_say_which(tmp_path):
     expected = interval(np.subtract(losses["local"], losses["fedavg"]), np.ones(2))
     assert (row.difference.low, row.difference.high) == pytest.approx((expected.low, expected.high))
     heads = [table.header[6] for table in all_tables(loaded, found)]
-    assert heads == [f"Difference to local{s} [95 % interval over clients and seeds]" for s in ("", ", + is better")]
+    assert heads == [f"Difference to Local{s} [95 % interval over clients and seeds]" for s in ("", ", + is better")]
     by_seed = [table.header[6] for table in all_tables(loaded)]  # without a verdict, as where no client was measured
-    assert by_seed == [f"Difference to local{s} [95 % interval, Student's t over seeds]" for s in ("", ", + is better")]
+    assert by_seed == [f"Difference to Local{s} [95 % interval, Student's t over seeds]" for s in ("", ", + is better")]
 
 
 def test_small_and_equal_differences_are_said_as_such(tmp_path):
@@ -317,12 +320,12 @@ def test_small_and_equal_differences_are_said_as_such(tmp_path):
     table = {"local": [[0.7, 0.61234]] * 2, "flic-hl": [[0.7, 0.61236532]] * 2}
     found = made(tmp_path, table, **indices)
     assert "(at +0.000: 95 % interval -0.0001 to 0.0002, 2 seeds" in found.sentences[0]
-    assert [row[3:] for row in found.site_table.rows] == [["local", "flic-hl", "+0.0000"]] * 2
+    assert [row[3:] for row in found.site_table.rows] == [["Local", "FLIC-HL", "+0.0000"]] * 2
     assert difference_text("c-index", 0.0, 0.0, 0.0) == "no difference on these rows"
     (tmp_path / "more").mkdir()
     table = {"local": [[0.7, 0.6]] * 2, "flic-hl": [[0.9, 0.8004]] * 2}
     found = made(tmp_path / "more", table, **indices)
-    assert "is ahead of local by 0.200 of c-index (95 % interval 0.198 to 0.203, 2 seeds" in found.sentences[0]
+    assert "is ahead of Local by 0.200 of c-index (95 % interval 0.198 to 0.203, 2 seeds" in found.sentences[0]
 
 
 def test_a_sentence_has_the_tables_sign_where_a_decimal_less_has_none(tmp_path):
@@ -341,7 +344,7 @@ def test_a_second_with_the_larger_mean_is_not_said_to_be_behind(tmp_path):
     found = made(tmp_path, runs)
     assert found.best_method.method == "fedpac" and [of.gain.sign for of in found.methods] == [1, 0]
     page = write_report(load_runs(sorted(tmp_path.glob("*-*"))), tmp_path / "report.html", title="T").read_text()
-    assert "fedrep is 3.0 points ahead of it, which may be chance" in page and "-3.0 points" not in page
+    assert "FedRep is 3.0 points ahead of it, which may be chance" in page and "-3.0 points" not in page
 
 
 def test_accuracies_that_say_no_more_than_the_most_frequent_class_are_warned_of(tmp_path):
@@ -378,7 +381,7 @@ def test_where_a_class_is_rare_auc_and_log_loss_stand_beside_accuracy(tmp_path):
         found = [table for table in first_tables(loaded, verdict(loaded)) if table.title == "accuracy is not all"]
         assert [table.header for table in found] == [["Method", "Accuracy (%)", "auc"]] * (sick == 6)
     found = first_tables(load_runs(sorted((tmp_path / "6").iterdir())), None)[1]
-    assert found.rows == [[m, "94.50 ± 0.00", "0.715 ± 0.007071"] for m in ("fedavg", "local")]
+    assert found.rows == [[m, "94.50 ± 0.00", "0.715 ± 0.007071"] for m in ("FedAvg", "Local")]
 
 
 def test_one_client_is_said(tmp_path):
@@ -392,13 +395,13 @@ def test_below_is_what_an_interval_says_and_the_others_are_not_above(tmp_path):
     base = [[0.5, 0.6, 0.7], [0.5, 0.6, 0.7]]
     level, worse = [[0.4, 0.6, 0.75]] * 2, [[0.4, 0.5, 0.6]] * 2
     found = made(tmp_path, {"local": base, "fedrep": level, "fedavg": worse})
-    assert "fedrep shows no significant difference from it" in found.sentences[0]
+    assert "FedRep shows no significant difference from it" in found.sentences[0]
     assert found.warnings[1:] == (
-        "Worse than local, which needs no federation: fedavg (by 10.0 points); no better: fedrep.",
+        "Worse than Local, which needs no federation: FedAvg (by 10.0 points); no better: FedRep.",
     )
     (tmp_path / "level").mkdir()
     assert made(tmp_path / "level", {"local": base, "fedrep": level}).warnings[1:] == (
-        "No better than local, which needs no federation: fedrep.",
+        "No better than Local, which needs no federation: FedRep.",
     )
 
 

@@ -386,7 +386,7 @@ def test_resuming_a_finished_run_prints_its_summary_and_changes_nothing(whole):
     result = perfed("resume", whole)
     assert result.code == 0
     assert (
-        "flic-class: before local training" in result.out
+        "FLIC-Class: before local training" in result.out
         and "Accuracy (%)" in result.out
         and "report.html" in result.out
     )
@@ -468,10 +468,10 @@ def test_a_seed_that_went_on_is_said_and_a_comparison_does_not_go_on_as_one(tmp_
     assert "give each run to resume by itself" in refused.err and "another comparison with rounds=5" in refused.err
     assert perfed("resume", out / "hetfedrep" / "seed-1", "rounds=5").code == 0
     told = perfed("report", out)
-    assert told.code == 0 and "hetfedrep: seeds have 3 and 5 rounds." in told.said and "left out" not in told.out
+    assert told.code == 0 and "HetFedRep: seeds have 3 and 5 rounds." in told.said and "left out" not in told.out
     kept = json.loads((out / "comparison.json").read_text())
     assert [run["seed"] for run in kept["runs"]] == [0, 1, 0, 1]
-    assert "hetfedrep: seeds have 3 and 5 rounds." in kept["verdict"]["warnings"]
+    assert "HetFedRep: seeds have 3 and 5 rounds." in kept["verdict"]["warnings"]
 
 
 @pytest.mark.parametrize(("seconds", "kept"), [(0, [0, 1]), (30, [1])])

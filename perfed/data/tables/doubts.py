@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata  # type: ignore[import-untyped]
 
 from perfed.data.partition.shards import generator
 from perfed.data.tables.checks import Checked, Part
@@ -190,6 +189,8 @@ def _ordered(values: Floats, y: Floats) -> float:
     """How closely the order of the values follows the targets', or the reverse: Spearman's correlation without sign."""
     if len(y) < _LEAST or np.ptp(values) == 0 or np.ptp(y) == 0:
         return 0.0
+    from scipy.stats import rankdata  # type: ignore[import-untyped]
+
     return abs(float(np.corrcoef(rankdata(values), rankdata(y))[0, 1]))
 
 

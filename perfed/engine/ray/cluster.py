@@ -57,8 +57,8 @@ def connect(where: Cluster, threads: int) -> bool:
     return True
 
 
-def room(where: Cluster, threads: int, device: torch.device) -> tuple[int, float]:
-    """How many workers, and how many GPUs each of them has.
+def room(where: Cluster, threads: int, device: torch.device, there: int = 0) -> tuple[int, float]:
+    """How many workers, and how many GPUs each of them has; so many of them are ``there`` already.
 
     Raises:
         PerfedError: more workers than there are free cores for, or no GPU where they are to compute on one.
@@ -66,11 +66,11 @@ def room(where: Cluster, threads: int, device: torch.device) -> tuple[int, float
     gpus = free("GPU") if device.type == "cuda" else 0
     if device.type == "cuda" and gpus == 0:
         raise PerfedError(f"device = '{device}': Ray has no free GPU here")
-    fit = free() // threads
+    fit = free() // threads + there
     workers = where.workers or max(1, min(fit, gpus or fit))
-    if workers * threads > ray.cluster_resources().get("CPU", 0) or not has_room(workers * threads):
+    if workers * threads > ray.cluster_resources().get("CPU", 0) or not has_room((workers - there) * threads):
         need = f"{workers} Ray worker{'s' if workers > 1 else ''} with plan.threads = {threads}"
-        raise PerfedError(f"{need} need {workers * threads} free cores; there are {free()}")
+        raise PerfedError(f"{need} need {workers * threads} free cores; there are {free() + there * threads}")
     return workers, min(1.0, gpus / workers)
 
 

@@ -15,6 +15,7 @@ from perfed.data.client import Client
 from perfed.engine.executor import Background, ChunkResult, ChunkTask
 from perfed.engine.initial import Initialiser
 from perfed.engine.metrics import METRICS
+from perfed.engine.ray import keeping
 from perfed.engine.ray.cluster import connect, free, has_room, room
 from perfed.engine.ray.queue import Job, TaskQueue, WorkerHandle
 from perfed.engine.ray.where import Cluster
@@ -64,30 +65,42 @@ class Pool:
         self._numbers: dict[str, tuple[Tree, int]] = {}
         self._count = 0
         self._members: list[WorkerHandle] = []
+        self._kept = keeping.waiting() if initialiser.device.type == "cpu" else None
         self._ours = connect(where, plan.threads)
         self._free = 0
+        if self._kept is not None and self._ours:  # whoever waited went with a Ray that is gone
+            self._kept.actors, self._kept.ours, self._ours = [], True, False
+        there = [] if self._kept is None else self._kept.take(plan.threads)
         try:
-            count, gpus = room(where, plan.threads, initialiser.device)
-            self._free = free()
+            count, gpus = room(where, plan.threads, initialiser.device, len(there))
+            self._free = free() + plan.threads * len(there)
             self._actor = ray.remote(Worker).options(num_cpus=plan.threads, num_gpus=gpus, max_restarts=0)
             self._background = ray.put(pack((background, initialiser)))
-            self._members = [self._started() for _ in range(count)]
+            self._members = [WorkerHandle(actor) for actor in there]
+            self._members = self._begun(count)
+            self._members += [self._started() for _ in range(count - len(self._members))]
             self._welcome(self._members)
         except BaseException:
+            for member in self._members:
+                member.abandoned = True
             self.close()
             raise
         each = f"{plan.threads} thread{'s' if plan.threads > 1 else ''}{f' and {gpus:g} GPU' if gpus else ''}"
         notes.append(f"Ray: {count} worker{'s' if count > 1 else ''} of {each}{' each' if count > 1 else ''}")
 
     def close(self) -> None:
-        """Let the workers go, and the Ray that was started for them."""
+        """Let the workers go, and the Ray that was started for them; where workers are kept, both wait for a run."""
+        kept = [m.actor for m in self._members if self._kept is not None and not (m.jobs or m.abandoned)]
         for member in self._members:
-            ray.kill(member.actor)
+            if member.actor not in kept:
+                ray.kill(member.actor)
+        if self._kept is not None:
+            self._kept.actors = kept
         self._members, self._put, self._payload = [], {}, (None, None)
         if self._ours:
             ray.shutdown()
         elif self._free:
-            has_room(self._free)  # or the next run would see too little of it
+            has_room(self._free - self._plan.threads * len(kept))  # or the next run would see too little of it
 
     def perform(self, works: Iterable[ChunkTask]) -> Iterator[ChunkResult]:
         """Works of one exchange on all workers at once; what was done, in their order.
@@ -209,6 +222,7 @@ class Pool:
             for job in member.jobs:
                 for client in job.work.ids:
                     member.states.pop(client, None)
+            member.abandoned |= bool(member.jobs)
             member.jobs.clear()
 
     # What is where -----------------------------------------------------------------------------------------
@@ -244,6 +258,21 @@ class Pool:
         return self._payload[1]
 
     # Workers -----------------------------------------------------------------------------------------------
+
+    def _begun(self, most: int) -> list[WorkerHandle]:
+        """At most so many of those that are there after the run before, with nothing left of it; who died is none."""
+        for member in self._members[most:]:
+            ray.kill(member.actor)
+        asked = [(member, member.actor.begin.remote(sys.path, self._background)) for member in self._members[:most]]
+        found = []
+        for member, answer in asked:
+            try:
+                ray.get(answer, timeout=_START_SECONDS)
+            except RayError:
+                ray.kill(member.actor)
+            else:
+                found.append(member)
+        return found
 
     def _started(self) -> WorkerHandle:
         return WorkerHandle(self._actor.remote(sys.path, self._background, self._plan.threads))

@@ -19,12 +19,14 @@ class WorkerHandle:
         states: the number of the state that it has of a client.
         gone: clients that it need not keep any longer, which it has not been told yet.
         jobs: sent to it, in order.
+        abandoned: whether it may still do a job that nobody waits for.
     """
 
     actor: Any
     states: dict[str, int] = field(default_factory=dict)
     gone: list[str] = field(default_factory=list)
     jobs: deque[Job] = field(default_factory=deque)
+    abandoned: bool = False
 
 
 @dataclass(eq=False)

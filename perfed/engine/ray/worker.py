@@ -129,13 +129,20 @@ class Worker:
     """
 
     def __init__(self, modules: list[str], parcel: Parcel, threads: int) -> None:
-        sys.path += [folder for folder in modules if folder not in sys.path]
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         torch.set_num_threads(threads)
+        self._threads, self._metrics = threads, dict(METRICS)
+        self.begin(modules, parcel)
+
+    def begin(self, modules: list[str], parcel: Parcel) -> None:
+        """Forget the run before, and be there for another."""
+        sys.path += [folder for folder in modules if folder not in sys.path]
+        METRICS.clear()
+        METRICS.update(self._metrics)
         background, initialiser = unpack(parcel, copy=True)
         assert isinstance(background, Background) and isinstance(initialiser, Initialiser)
         initialiser.device = torch.device(initialiser.device.type)  # Ray shows a worker its own GPUs alone
-        self._plan = Plan("ray", threads=threads)
+        self._plan = Plan("ray", threads=self._threads)
         self._host = LocalExecutor((), background, initialiser, self._plan)
         self._states: dict[str, tuple[int, Tree]] = {}
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.tree import DecisionTreeRegressor
 from torch import Tensor
 
 from perfed import rng
@@ -81,6 +80,8 @@ def _stages(
     judged: tuple[NDArray[Any], NDArray[Any], FloatArray] | None = None,
 ) -> tuple[list[tuple[Any, FloatArray]], FloatArray]:
     """Every stage's trees with their steps, and the loss of ``judged`` rows after 0, 1, ... stages."""
+    from sklearn.tree import DecisionTreeRegressor
+
     score, trees = start.copy(), []
     others = None if judged is None else (judged[0], judged[1], judged[2].copy())
     losses = [] if others is None else [_loss(others[2], others[1], steps.outputs)]

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize  # type: ignore[import-untyped]
 
 from perfed.maths.simplex import simplex_qp
 
@@ -72,6 +71,8 @@ def calibrated_logits(logs: FloatArray, y: NDArray[np.int64], strength: float) -
 
     Source: Platt 1999; Guo, Pleiss, Sun and Weinberger 2017, section 4.2.
     """
+    from scipy.optimize import minimize  # type: ignore[import-untyped]
+
     classes = logs.shape[1]
     own = np.eye(classes)[y]
 

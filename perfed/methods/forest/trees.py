@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 from torch import Tensor
 
 from perfed import rng
@@ -123,6 +122,8 @@ def _of_ranks(tree: Any, places: Sequence[NDArray[Any]]) -> NDArray[np.float64]:
 
 
 def _fitted(recipe: Recipe, seed: int) -> Any:
+    from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
+
     limits = {"max_leaf_nodes": recipe.leaves, "max_depth": recipe.depth, "min_samples_leaf": recipe.smallest}
     if recipe.outputs is None:
         return DecisionTreeRegressor(max_features=1 / 3, random_state=seed, **limits)

@@ -133,8 +133,8 @@ def zoomed(curves: Sequence[Curve], *, log: bool = False) -> tuple[float, float]
     """Ends of a vertical axis: of all values, or of those after :data:`EARLY` where they are much closer together."""
     whole = svg.spanned([v for curve in curves for v in curve.values.ravel().tolist()], log=log)
     begin = EARLY * max(float(curve.rounds[-1]) for curve in curves)
-    late = [v for curve in curves for v in curve.values[:, np.asarray(curve.rounds) >= begin].ravel().tolist()]
-    narrow = svg.spanned(late, log=log)
+    late = [v for curve in curves for v in curve.values[:, np.asarray(curve.rounds) > begin].ravel().tolist()]
+    narrow = svg.spanned(late, log=log) if late else whole
     return narrow if not log and narrow[1] - narrow[0] < NARROW * (whole[1] - whole[0]) else whole
 
 

@@ -65,7 +65,7 @@ def clients_table(study: Study) -> str:
     words = len(columns) - len(study.table.of_method)
     parts = [
         "<h3>Clients</h3>" if study.reference else "",
-        *([scrolled("The first clients", f"<table>{first}</table>")] if many else whole),
+        *([scrolled("The first clients", f"<table>{first}</table>", "brief")] if many else whole),
         details(f"All {len(rows)} clients", *whole, printed=True) if many else "",
         note(f"Means over the seeds.{said}"),
         data("clients-data", {"rows": rows, "words": words}),

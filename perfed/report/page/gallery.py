@@ -62,7 +62,7 @@ code{overflow-wrap:anywhere}
 </head>
 <body>
 <h1>Figures</h1>
-<p>Written by <code>$command</code></p>
+<p>Written by <code>$command</code>. A zigzag on an axis says that it does not begin at 0.</p>
 $figures
 </body>
 </html>
@@ -79,6 +79,11 @@ def gallery(drawn: Mapping[str, str], files: Sequence[Path], command: str) -> st
     """
     parts = [_figure(stem, svg, [file.name for file in files if file.stem == stem]) for stem, svg in drawn.items()]
     return _PAGE.substitute(variables=variables(), command=escape(command), figures="\n".join(parts))
+
+
+def title_of(svg: str) -> str:
+    """What a figure shows, in a few words."""
+    return ElementTree.fromstring(svg).findtext(f"{{{SPACE}}}title", "")
 
 
 def _figure(stem: str, svg: str, names: Sequence[str]) -> str:

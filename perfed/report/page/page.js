@@ -158,5 +158,12 @@ document.addEventListener("toggle", hint, true);
 document.addEventListener("input", hint);
 hint();
 const folded = all("details.printed");
-addEventListener("beforeprint", () => folded.forEach((one) => { one.dataset.was = one.open; one.open = true; }));
-addEventListener("afterprint", () => folded.forEach((one) => { one.open = one.dataset.was === "true"; }));
+const printing = (now) => document.documentElement.classList.toggle("printing", now);
+addEventListener("beforeprint", () => {
+  folded.forEach((one) => { one.dataset.was = one.open; one.open = true; });
+  printing(true);
+});
+addEventListener("afterprint", () => {
+  folded.forEach((one) => { one.open = one.dataset.was === "true"; });
+  printing(false);
+});

@@ -41,7 +41,7 @@ def headline(found: Verdict) -> str:
     base, best = display_name(found.reference), found.best_method
     ahead = [of for of in found.methods if of.runs and of.gain.sign > 0 and not of.method.startswith(POOLED)]
     if best is None or not ahead:
-        return f"No method is clearly better than {base}."
+        return f"No method is significantly better than {base}."
     if len(ahead) > MOST_NAMED:
         return f"{display_name(best.method)} is the best of {len(ahead)} methods that are better than {base}."
     others = [display_name(of.method) for of in ahead if of is not best]

@@ -13,6 +13,7 @@ from engines import blobs, difference, make, network, quick, serve, train
 
 from perfed.codec import decode, encode
 from perfed.engine.ray.engine import CHUNK, RayEngine
+from perfed.engine.ray.keeping import keep_workers
 from perfed.engine.ray.where import use_workers
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
@@ -268,6 +269,33 @@ def test_states_on_disk_go_with_the_work(ray, monkeypatch, tmp_path):
     assert len(list(tmp_path.rglob("*.safetensors"))) == len(many.engine.states) - 3 > 0
     assert sent.count(False) <= 2 < sent.count(True)  # each worker is told so with the work after: it keeps none
     assert difference(with_initial(many), with_initial(alone)) == 0
+
+
+@pytest.mark.long
+def test_workers_go_on_from_run_to_run_with_nothing_left_of_the_run_before(ray, tmp_path):
+    """Each run has the bits that it has alone, also after an error, and after a worker died between two runs."""
+
+    def processes(name, sizes):
+        folder = tmp_path / name
+        folder.mkdir()
+        server = on_ray(quick(Dying, folder=str(folder), deaths=0), blobs(sizes), 2)
+        with server.engine.working():
+            train(server, 3)
+        alone = train(serve(quick(Ditto), blobs(sizes), engine="sequential"), 3)
+        assert difference(with_initial(server), with_initial(alone)) == 0
+        return {int(file.name.removeprefix("pid-")) for file in folder.glob("pid-*")}
+
+    with keep_workers():
+        first, second = processes("first", SIZES[:5]), processes("second", SIZES[:4])
+        assert first == second and len(first) == 2
+        server = on_ray(quick(Mistaken), blobs(), 2)
+        with server.engine.working(), pytest.raises(PerfedError, match="KeyError"):
+            train(server, 1)
+        third = processes("third", SIZES[:5])
+        os.kill(min(third), signal.SIGKILL)
+        fourth = processes("fourth", SIZES[:5])
+        assert min(third) not in fourth and len(fourth) == 2
+    assert not processes("alone", SIZES[:3]) & fourth
 
 
 # Clusters ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,121 @@
+"""Figures as files: SVG, and with libraries PDF and PNG, with a page that shows each and says how it is read."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+from perfed.cli.console import say, say_where, say_whole
+from perfed.errors import PerfedError, shorten_list
+from perfed.report.page.gallery import gallery, title_of
+from perfed.report.page.paper import FAMILY, SPACE
+from perfed.system import write_atomic
+
+BOLD = f"{FAMILY}-Bold"
+POINTS, DOTS = 72, 300  # in an inch, of a PDF and of a PNG
+Maker = Callable[[str], tuple[bytes, bytes, list[str]]]
+"""From an SVG to a PDF, a PNG, and what is not in them as it should be."""
+
+
+def write_figures(drawn: Mapping[str, str], folder: Path, command: str) -> list[Path]:
+    """Write figures, and ``index.html`` that shows them; say which is which, and what is not as in the SVG.
+
+    Args:
+        drawn: SVG by the stem of a file's name.
+        folder: made if it is not there.
+        command: that writes them.
+
+    Returns:
+        The paths.
+    """
+    folder.mkdir(exist_ok=True)
+    written: list[Path] = []
+
+    def write(name: str, content: str | bytes) -> None:
+        written.append(folder / name)
+        write_atomic(written[-1], content)
+
+    for stem, svg in drawn.items():
+        write(f"{stem}.svg", svg)
+    try:
+        made = picture_maker()
+        for stem, svg in drawn.items():
+            pdf, png, lines = made(svg)
+            write(f"{stem}.pdf", pdf)
+            write(f"{stem}.png", png)
+            for line in lines:
+                say(f"{stem}.pdf: {line}", style="yellow")
+    except PerfedError as error:
+        say(str(error), style="yellow")
+    write("index.html", gallery(drawn, written, command))
+    say_where("written", written[-1])
+    for stem, svg in drawn.items():
+        kinds = ", ".join(path.suffix[1:] for path in written if path.stem == stem)
+        say_whole(f"  {stem} ({kinds}): {title_of(svg)}")
+    return written
+
+
+def picture_maker() -> Maker:
+    """Return what makes of an SVG a PDF, with the letters that it needs of its fonts, and of that a PNG.
+
+    Raises:
+        PerfedError: a library is not installed; names the extra.
+    """
+    try:
+        from matplotlib import get_data_path  # its fonts
+        from pypdfium2 import PdfDocument
+        from reportlab.graphics.renderPDF import drawToString
+        from reportlab.pdfbase.pdfmetrics import getFont
+        from svglib.fonts import FontMap
+        from svglib.svglib import svg2rlg
+    except ImportError:
+        raise PerfedError(
+            'PDF and PNG need svglib, matplotlib and pypdfium2: pip install "perfed[figures]"; the SVGs are there'
+        ) from None
+    fonts, folder = FontMap(), Path(get_data_path()) / "fonts" / "ttf"
+    fonts.register_font(FAMILY, str(folder / "DejaVuSans.ttf"), rlgFontName=FAMILY)
+    fonts.register_font(FAMILY, str(folder / "DejaVuSans-Bold.ttf"), weight="bold", rlgFontName=BOLD)
+
+    def made(svg: str) -> tuple[bytes, bytes, list[str]]:
+        heard = _Heard()
+        logger = logging.getLogger("svglib")
+        logger.addHandler(heard)
+        try:
+            drawing = svg2rlg(io.BytesIO(svg.encode()), font_map=fonts)
+        finally:
+            logger.removeHandler(heard)
+        if drawing is None:
+            raise PerfedError("a figure could not be made a PDF; it is there as SVG")
+        drawing.initialFontName = FAMILY  # reportlab would name Helvetica, which it does not embed
+        content = bytes(drawToString(drawing, initialFontName=FAMILY))
+        picture = io.BytesIO()
+        PdfDocument(content)[0].render(scale=DOTS / POINTS).to_pil().save(
+            picture, "PNG", dpi=(DOTS, DOTS), optimize=True
+        )
+        return content, picture.getvalue(), [*heard.lines, *_absent(svg, lambda name: getFont(name).face.charToGlyph)]
+
+    return made
+
+
+class _Heard(logging.Handler):
+    """What svglib complains of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep what is said."""
+        self.lines.append(record.getMessage())
+
+
+def _absent(svg: str, letters: Callable[[str], Mapping[int, int]]) -> list[str]:
+    """A line on characters that the font does not have, if there are any."""
+    missing: dict[str, None] = {}
+    for text in ElementTree.fromstring(svg).iter(f"{{{SPACE}}}text"):
+        has = letters(BOLD if text.get("font-weight") == "bold" else FAMILY)
+        missing |= dict.fromkeys(letter for letter in text.text or "" if ord(letter) not in has)
+    return [f"{FAMILY} lacks {shorten_list([*missing], 10)}: boxes in their place; the SVG has them"] if missing else []
