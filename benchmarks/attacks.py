@@ -161,7 +161,8 @@ def by_span(of: Attacked, client: str, x: Tensor, y: Tensor) -> Tensor:
     gram = stacked.T @ stacked
     ridge = 1e-9 * torch.linalg.eigvalsh(gram)[-1] * torch.eye(len(gram), dtype=gram.dtype)
     directions = x / x.norm(dim=1, keepdim=True)
-    return -(directions * torch.linalg.solve(gram + ridge, directions.T).T).sum(1)
+    score: Tensor = -(directions * torch.linalg.solve(gram + ridge, directions.T).T).sum(1)
+    return score
 
 
 def by_means(of: Attacked, client: str, x: Tensor, y: Tensor) -> Tensor:

@@ -134,8 +134,7 @@ def _before(method: type[Method]) -> str:
 def tables_with(item: Mapping[str, Any]) -> Iterator[str]:
     """Leaderboards that have a row of the method, and sections of the results with a table that names it."""
     for board in index()["leaderboards"]:
-        rows = [row for row in find_board(board["name"]).rows if row.method == item["name"]]
-        if rows:
+        if any(row.method == item["name"] for row in find_board(board["name"]).rows):
             yield f"* `perfed leaderboard {board['name']}`: {board['summary']}"
     for page in WITH_TABLES:
         for heading, rows in _sections((DOCS / page).read_text()):
