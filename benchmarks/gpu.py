@@ -1,0 +1,125 @@
+"""Stacked training on a GPU, ready to run where there is one: the figures of no GPU are known yet.
+
+``python benchmarks/gpu.py [--device cuda] [--clients 100,1000]`` trains FedAvg, FedRep and Ditto on made rows, all
+clients in each round, with an MLP and a small CNN. It prints clients trained a second, achieved GFLOP/s, and their
+share of what a matrix product reaches on that device. ``--device cpu`` does the same on the processor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import PrivateAttr
+from torch.utils.flop_counter import FlopCounterMode
+
+import perfed
+from perfed.errors import PerfedError
+from perfed.model.chain import StageFactory
+from perfed.run.callback import Callback
+from perfed.training.plan import Plan, usable_device
+
+NETWORKS: dict[str, tuple[tuple[int, ...], Callable[[], StageFactory]]] = {
+    "MLP 784-256-128-64-10": ((784,), lambda: perfed.mlp((256, 128), 64, final_activation=True)),
+    "CNN 16-32, 128": ((1, 28, 28), lambda: perfed.cnn((16, 32), 5, 128)),
+}
+EPOCHS = {"fedavg": {"local_epochs": 1}, "fedrep": {"local_epochs": 5, "body_epochs": 1}, "ditto": {"local_epochs": 1}}
+PASSES = {"fedavg": 1.0, "fedrep": 1 + 5 / 3, "ditto": 2.0}
+"""Passes, forward and backward, of the whole network per row and round; an epoch of the head is a forward one, a third."""
+ROWS, BATCH, ROUNDS = 60, 10, 6
+
+
+class Seconds(Callback):
+    """Wall seconds of each round, all work of the device done."""
+
+    _marks: list[float] = PrivateAttr(default_factory=list)
+
+    def begin(self, run: Any) -> None:
+        """Start counting."""
+        self._marks.append(_now())
+
+    def after_round(self, run: Any, record: Any) -> bool:
+        """Count a round."""
+        self._marks.append(_now())
+        return False
+
+    @property
+    def median(self) -> float:
+        """Of all rounds but the first, which tries ways."""
+        return float(np.median(np.diff(self._marks)[1:]))
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def peak(device: torch.device, size: int) -> float:
+    """Return the GFLOP/s of a product of two float32 matrices of that size, the best of five."""
+    a = torch.randn(size, size, device=device)
+    best = float("inf")
+    for _ in range(5):
+        begin = _now()
+        torch.mm(a, a)
+        best = min(best, _now() - begin)
+    return 2 * size**3 / best / 1e9
+
+
+def flop_a_row(name: str) -> float:
+    """Return what a forward and a backward pass of the network take for one row, counted by torch."""
+    shape, body = NETWORKS[name]
+    network = torch.nn.Sequential(made := body()(shape), torch.nn.Linear(made(torch.zeros(1, *shape)).shape[1], 10))
+    with FlopCounterMode(display=False) as counter:
+        network(torch.randn(BATCH, *shape)).sum().backward()
+    return float(counter.get_total_flops()) / BATCH
+
+
+def seconds(name: str, method: str, clients: int, device: str) -> float:
+    """Return the median seconds of a round."""
+    shape, body = NETWORKS[name]
+    rng, data = np.random.default_rng(0), {}
+    for i in range(clients):
+        x, y = rng.normal(size=(ROWS, *shape)).astype(np.float32), np.arange(ROWS) % 10
+        data[f"{i:05d}"] = {"x_train": x, "y_train": y, "x_test": x[:5], "y_test": y[:5]}
+    counted = Seconds()
+    settings = {"lr": 1e-2, "optimizer": "sgd", "batch_size": BATCH, **EPOCHS[method]}
+    perfed.Run(
+        perfed.Federation.from_arrays(data), perfed.build_method(method, settings),
+        perfed.Model(body=body(), head=perfed.linear(10)), rounds=ROUNDS, device=device,
+        plan=Plan("auto"), evaluation=perfed.Evaluation(every=ROUNDS + 1), callbacks=[counted],
+    ).execute()  # fmt: skip
+    return counted.median
+
+
+def main() -> int:
+    """Print a line for each network, method and number of clients; 2 where the device is not there."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--clients", default="100,1000", help="numbers of clients, with commas")
+    parser.add_argument("--methods", default=",".join(EPOCHS))
+    arguments = parser.parse_args()
+    try:
+        device = usable_device(arguments.device, f"--device {arguments.device}")
+    except PerfedError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
+    most = peak(device, 8192 if device.type == "cuda" else 1024)
+    print(f"{device}: {most:.0f} GFLOP/s in a matrix product")
+    for clients in map(int, arguments.clients.split(",")):
+        for name in NETWORKS:
+            for method in arguments.methods.split(","):
+                took = seconds(name, method, clients, arguments.device)
+                achieved = clients * ROWS * PASSES[method] * flop_a_row(name) / took / 1e9
+                told = f"{clients / took:.0f} clients a second, {achieved:.0f} GFLOP/s ({achieved / most:.1%})"
+                print(f"{clients} clients, {name}, {method}: {told}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
