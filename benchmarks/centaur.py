@@ -43,7 +43,8 @@ def private_mean(gradients: Tensor, cut: float, noise: float, key: Tensor) -> Te
     """Mean of clients' gradients ``(n, d, k)``, each cut to the norm ``cut``, with noise ``noise cut / n``."""
     norms = gradients.flatten(1).norm(dim=1).clamp_min(1e-12)
     mean: Tensor = (gradients * (cut / norms).clamp(max=1)[:, None, None]).mean(0)
-    return mean + noise * cut / len(gradients) * rng.normal(key, mean.numel(), F64).view_as(mean)
+    drawn: Tensor = rng.normal(key, mean.numel(), F64).view_as(mean)
+    return mean + (noise * cut / len(gradients)) * drawn
 
 
 def plateau(d: int, noise: float, seed: int, clients: int = CLIENTS, rounds: int = ROUNDS) -> tuple[float, float]:

@@ -30,7 +30,7 @@ NETWORKS: dict[str, tuple[tuple[int, ...], Callable[[], StageFactory]]] = {
 }
 EPOCHS = {"fedavg": {"local_epochs": 1}, "fedrep": {"local_epochs": 5, "body_epochs": 1}, "ditto": {"local_epochs": 1}}
 PASSES = {"fedavg": 1.0, "fedrep": 1 + 5 / 3, "ditto": 2.0}
-"""Passes, forward and backward, of the whole network per row and round; an epoch of the head is a forward one, a third."""
+"""Passes, forward and backward, of the network per row and round; an epoch of the head is a forward one, a third."""
 ROWS, BATCH, ROUNDS = 60, 10, 6
 
 

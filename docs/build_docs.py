@@ -26,6 +26,7 @@ import leaderboard_tables
 import maps_tables
 import named_tables
 import numpy as np
+import private_tables
 import scale_tables
 import sweep_tables
 from markdown_tables import table
@@ -219,6 +220,7 @@ def _contents(document: str) -> dict[str, str]:
             "sweeps": sweep_tables.markdown(),
         }
         found["how often the verdict is wrong"] = coverage_tables.markdown()
+        found |= private_tables.results()
     return found
 
 

@@ -1,9 +1,11 @@
-"""Tables of docs/privacy.md from the code: ``python docs/privacy_tables.py`` writes them, a test compares."""
+"""Tables of docs/privacy.md, of the code and of kept numbers: ``python docs/privacy_tables.py`` writes them."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+
+import private_tables
 
 from perfed.privacy import mechanisms
 from perfed.privacy.mechanisms import Mechanism, leaving_table
@@ -12,7 +14,7 @@ PAGE = Path(__file__).with_name("privacy.md")
 
 
 def tables() -> dict[str, str]:
-    """Both tables by the names of their places."""
+    """The tables by the names of their places."""
     kinds = [kind for kind in vars(mechanisms).values() if isinstance(kind, Mechanism)]
     of_kinds = ["| kind | rows protected | clients protected | sensitivity |", "|---|---|---|---|"]
     of_kinds += [f"| {k.name} | {k.sample or 'refused'} | {k.client or 'refused'} | {k.sensitivity} |" for k in kinds]
@@ -20,7 +22,8 @@ def tables() -> dict[str, str]:
     rows = [row for row in leaving_table() if row[1] != "not declared"]
     of_methods = ["| method | sends | rows | clients |", "|---|---|---|---|"]
     of_methods += [f"| `{name}` | {sent} | {sample} | {client} |" for name, sent, sample, client in rows]
-    return {"mechanisms": "\n".join(of_kinds), "methods": "\n".join(of_methods)}
+    found = {"mechanisms": "\n".join(of_kinds), "methods": "\n".join(of_methods)}
+    return found | {"worked example": private_tables.example()}
 
 
 def written(page: str) -> str:
