@@ -1,6 +1,6 @@
 """The host never waits for the device within a step: twice the steps of a round ask for no more values.
 
-On a GPU each value that Python looks at (``item``, ``tolist``, ``if tensor``, ``nonzero``) waits for all that was begun.
+On a GPU each value that Python looks at (``item``, ``tolist``, ``if tensor``, ``nonzero``) waits for what was begun.
 Counted on the CPU, where the same calls are made.
 """
 
