@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent  # type: ignore[import-untyped]
-from dp_accounting.rdp import RdpAccountant  # type: ignore[import-untyped]
+from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.rdp import RdpAccountant
 from pydantic import Field
 from scipy.optimize import brentq  # type: ignore[import-untyped]
 from torch import Tensor
