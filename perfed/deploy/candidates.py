@@ -44,7 +44,7 @@ class CandidateRun:
 
     @property
     def title(self) -> str:
-        """What people read."""
+        """Return what people read."""
         return self.name if self.fold is None else f"{self.name}, fold {self.fold + 1}"
 
 

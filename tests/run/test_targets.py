@@ -106,8 +106,8 @@ def test_only_evaluated_rounds_count_and_the_command_says_when(tmp_path):
     found = json.loads((tmp_path / "run" / "summary.json").read_text())["targets"]
     assert found == by_hand(tmp_path / "run")
     assert {target["round"] for target in found} <= {5, 10, 12, None}
-    assert f"local: 10 %: round {found[0]['round']}\n" in result.out
-    assert "local: 100 %: not reached" in result.out
+    assert f"Local: 10 %: round {found[0]['round']}\n" in result.out
+    assert "Local: 100 %: not reached" in result.out
 
 
 def stopping(rounds: int, stop: str, targets: tuple[float, ...] = (0.4, 0.6), **options: Any) -> Run:
@@ -185,9 +185,9 @@ def test_a_comparison_prints_and_keeps_the_times(tmp_path):
         assert row["targets"] == summary["targets"] and row["virtual_time"] == summary["virtual_time"]
     printed = result.out[result.out.index("virtual time to accuracy") : result.out.index("what to use at each site")]
     assert "time to 5 %" in printed and "Speed-up" not in printed
-    for method in ("local", "hetfedrep"):
+    for method, title in (("local", "Local"), ("hetfedrep", "HetFedRep")):
         first = [row["targets"][0]["virtual_time"] for row in rows if row["method"] == method]
-        (line,) = [line for line in printed.splitlines() if line.startswith(f"{method} ")]
+        (line,) = [line for line in printed.splitlines() if line.startswith(f"{title} ")]
         assert f" {sum(first) / 2:.4g}" in line and "not reached" in line
 
 
