@@ -27,6 +27,7 @@ from perfed.method.method import Method
 from perfed.model.chain import Shape
 from perfed.model.placement import Layout
 from perfed.rng import Noise
+from perfed.system import keep_freed_memory
 from perfed.training.batches import moved_on
 from perfed.training.cohort import Cohort
 from perfed.training.fit import LossCurve
@@ -168,6 +169,7 @@ class LocalExecutor:
     """
 
     def __init__(self, clients: Iterable[Client], background: Background, initialiser: Initialiser, plan: Plan) -> None:
+        keep_freed_memory()
         self.clients = {client.id: client for client in clients}
         self.background = background
         self.initialiser = initialiser
