@@ -28,7 +28,7 @@ from perfed.report.comparison import judged_table
 from perfed.report.runs import Run
 from perfed.report.text import TextTable
 
-METHODS = "local,flic-class,sklearn:gradient-boosting"
+METHODS = "local,flic-class,sklearn:logistic"
 GRID = ("--methods", "local", "--grid", "lr=1e-3,1e-2")
 NUMBER = r"[-+]?\d+\.\d+"
 
