@@ -21,36 +21,14 @@ from typing import Any
 import limits
 import numpy as np
 import torch
-from pydantic import PrivateAttr
 
 import perfed
-from perfed.run.callback import Callback
 from perfed.training.plan import Plan
 
 NETWORKS = {"15-64-64-20": (15, 64, 64, 20), "784-256-128-64-10": (784, 256, 128, 64, 10)}
 PASSES = {"sgd": 4, "adam": 8}
 """Numbers read or written per parameter and step: gradient written and read, parameter both; Adam's moments both."""
 ROWS, BATCH, EPOCHS, ROUNDS = 60, 10, 3, 4
-
-
-class Seconds(Callback):
-    """Processor seconds of each round."""
-
-    _marks: list[float] = PrivateAttr(default_factory=list)
-
-    def begin(self, run: Any) -> None:
-        """Start counting."""
-        self._marks.append(_processor())
-
-    def after_round(self, run: Any, record: Any) -> bool:
-        """Count a round."""
-        self._marks.append(_processor())
-        return False
-
-    @property
-    def round(self) -> float:
-        """The least of all rounds but the first."""
-        return float(np.diff(self._marks)[1:].min())
 
 
 def _processor() -> float:
@@ -69,12 +47,12 @@ def seconds(sizes: Sequence[int], optimizer: str, clients: int, plan: Plan) -> f
         "local", {"lr": 1e-3, "optimizer": optimizer, "batch_size": BATCH, "local_epochs": EPOCHS}
     )
     body = perfed.mlp(tuple(sizes[1:-2]), sizes[-2], final_activation=True)
-    counted = Seconds()
+    laps = limits.Laps(clock=_processor)
     perfed.Run(
         perfed.Federation.from_arrays(arrays), method, perfed.Model(body=body, head=perfed.linear(sizes[-1])),
-        rounds=ROUNDS, plan=plan, evaluation=perfed.Evaluation(every=ROUNDS + 1), callbacks=[counted],
+        rounds=ROUNDS, plan=plan, evaluation=perfed.Evaluation(every=ROUNDS + 1), callbacks=[laps],
     ).execute()  # fmt: skip
-    return counted.round
+    return float(laps.seconds.min())
 
 
 def main() -> None:

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
-from typing import Any
 
+import limits
 import numpy as np
 import torch
-from pydantic import PrivateAttr
 from torch.utils.flop_counter import FlopCounterMode
 
 import perfed
 from perfed.errors import PerfedError
 from perfed.model.chain import StageFactory
-from perfed.run.callback import Callback
 from perfed.training.plan import Plan, usable_device
 
 NETWORKS: dict[str, tuple[tuple[int, ...], Callable[[], StageFactory]]] = {
@@ -32,43 +29,6 @@ EPOCHS = {"fedavg": {"local_epochs": 1}, "fedrep": {"local_epochs": 5, "body_epo
 PASSES = {"fedavg": 1.0, "fedrep": 1 + 5 / 3, "ditto": 2.0}
 """Passes, forward and backward, of the network per row and round; an epoch of the head is a forward one, a third."""
 ROWS, BATCH, ROUNDS = 60, 10, 6
-
-
-class Seconds(Callback):
-    """Wall seconds of each round, all work of the device done."""
-
-    _marks: list[float] = PrivateAttr(default_factory=list)
-
-    def begin(self, run: Any) -> None:
-        """Start counting."""
-        self._marks.append(_now())
-
-    def after_round(self, run: Any, record: Any) -> bool:
-        """Count a round."""
-        self._marks.append(_now())
-        return False
-
-    @property
-    def median(self) -> float:
-        """Of all rounds but the first, which tries ways."""
-        return float(np.median(np.diff(self._marks)[1:]))
-
-
-def _now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def peak(device: torch.device, size: int) -> float:
-    """Return the GFLOP/s of a product of two float32 matrices of that size, the best of five."""
-    a = torch.randn(size, size, device=device)
-    best = float("inf")
-    for _ in range(5):
-        begin = _now()
-        torch.mm(a, a)
-        best = min(best, _now() - begin)
-    return 2 * size**3 / best / 1e9
 
 
 def flop_a_row(name: str) -> float:
@@ -87,14 +47,14 @@ def seconds(name: str, method: str, clients: int, device: str) -> float:
     for i in range(clients):
         x, y = rng.normal(size=(ROWS, *shape)).astype(np.float32), np.arange(ROWS) % 10
         data[f"{i:05d}"] = {"x_train": x, "y_train": y, "x_test": x[:5], "y_test": y[:5]}
-    counted = Seconds()
+    laps = limits.Laps()
     settings = {"lr": 1e-2, "optimizer": "sgd", "batch_size": BATCH, **EPOCHS[method]}
     perfed.Run(
         perfed.Federation.from_arrays(data), perfed.build_method(method, settings),
         perfed.Model(body=body(), head=perfed.linear(10)), rounds=ROUNDS, device=device,
-        plan=Plan("auto"), evaluation=perfed.Evaluation(every=ROUNDS + 1), callbacks=[counted],
+        plan=Plan("auto"), evaluation=perfed.Evaluation(every=ROUNDS + 1), callbacks=[laps],
     ).execute()  # fmt: skip
-    return counted.median
+    return float(np.median(laps.seconds))
 
 
 def main() -> int:
@@ -109,7 +69,7 @@ def main() -> int:
     except PerfedError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
-    most = peak(device, 8192 if device.type == "cuda" else 1024)
+    most = limits.product_gflops(8192 if device.type == "cuda" else 1024, device)
     print(f"{device}: {most:.0f} GFLOP/s in a matrix product")
     for clients in map(int, arguments.clients.split(",")):
         for name in NETWORKS:

@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from importlib import import_module, metadata
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -101,11 +101,14 @@ def memory() -> int | None:
     return min(found, default=None)
 
 
-def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write ``data`` to ``path`` so that a reader sees the old or the new content, never a part."""
+def write_atomic(path: Path, data: bytes | str, mode: int = 0o666) -> None:
+    """Write ``data`` to ``path`` so that a reader sees the old or the new content, never a part.
+
+    The new content never has more rights than ``mode``, less the process's mask.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=partial(os.open, mode=mode)) as file:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())

@@ -36,13 +36,7 @@ def secret_in(folder: Path) -> bytes:
     file = folder / SECRET
     folder.mkdir(parents=True, exist_ok=True)
     if not file.exists():
-        made = folder / f".{SECRET}.{os.getpid()}.tmp"
-        made.unlink(missing_ok=True)
-        with os.fdopen(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as out:
-            out.write(os.urandom(_BYTES))
-            out.flush()
-            os.fsync(out.fileno())
-        made.replace(file)
+        write_atomic(file, os.urandom(_BYTES), mode=0o600)
         sync_folder(folder)
     if os.name == "posix" and file.stat().st_mode & 0o077:
         raise PerfedError(f"{file}: others may read the secret of this run's noise; chmod 600 {file}")
