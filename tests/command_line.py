@@ -91,7 +91,9 @@ def _program(arguments: list[str], said: list[Path], folder: Path, environment: 
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
+    # Jobs in the background ignore it; where workers of a comparison were the server's first forks, it is held too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     for number, file in enumerate(said, start=1):
         with file.open("wb") as handle:
             os.dup2(handle.fileno(), number)
