@@ -15,7 +15,6 @@ NOT_YET = {
         "benchmarks",
         "deploy",
         "leaderboards",
-        "results",
         "status",
     )
 }
