@@ -14,7 +14,6 @@ NOT_YET = {
     for name in (
         "benchmarks",
         "deploy",
-        "leaderboards",
         "status",
     )
 }
