@@ -12,10 +12,8 @@ MOST, MANY, SHARE = 40, 30, 0.02
 NOT_YET = {
     f"docs/{name}.md"
     for name in (
-        "deploy",
         "leaderboards",
         "results",
-        "status",
     )
 }
 _ABBREVIATED = re.compile(r"\b(e\.g|i\.e|et al|vs|cf|Eq|eq|Fig|resp|approx)\.")
