@@ -127,10 +127,11 @@ def _gradient(score: FloatArray, y: NDArray[Any], steps: Steps) -> tuple[FloatAr
     return np.eye(outputs)[y] - p, p * (1 - p) * (outputs / max(1, outputs - 1))
 
 
-def _best(residual: FloatArray, curvature: FloatArray, steps: Steps) -> FloatArray:
+def _best(residual: NDArray[Any], curvature: FloatArray, steps: Steps) -> FloatArray:
     """The whole step of each leaf, of sums over its rows: Newton's; of survival log (1 + O) / (1 + E)."""
     # Newton's step has no bound where few events were expected.
-    return np.log1p(residual / (1 + curvature)) if steps.survival else residual / curvature
+    found: FloatArray = np.log1p(residual / (1 + curvature)) if steps.survival else residual / curvature
+    return found
 
 
 def _loss(score: FloatArray, y: NDArray[Any], steps: Steps, grown: FloatArray, grown_y: NDArray[Any]) -> float:
