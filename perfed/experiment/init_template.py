@@ -184,7 +184,7 @@ def tune_command(file: str, settings: Mapping[str, Any], federation: Federation)
 
 def _methods(settings: Mapping[str, Any], federation: Federation) -> list[str]:
     if settings["columns"] == "named":
-        return ["local", "mixed", "forest", "fedavg-ft"]
+        return ["local", "mixed", *(["forest"] if federation.task != "survival" else []), "fedavg-ft"]
     return ["local", "hetfedrep", *(["flic-class"] if federation.task != "survival" else [])]
 
 
