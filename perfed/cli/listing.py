@@ -53,7 +53,7 @@ _NEEDS = {
     "fedem": "labels or values: every sample needs a likelihood of its own",
     "fedem-ft": "labels or values: every sample needs a likelihood of its own",
     "feddar-sa": "heads that are linear",
-    **dict.fromkeys(("forest", "boost"), "labels or values; columns with names where sites have different ones"),
+    **dict.fromkeys(("forest", "boost"), "columns with names where sites have different ones"),
     **dict.fromkeys(("scaffold", "fedgate", "flanp-fedgate"), "SGD as the optimiser"),
     **dict.fromkeys(("flic-class", "flic-hl"), "class labels or values"),
     **dict.fromkeys(("fedpac", "fedpac-cc", "fedpac-fa", "fedrod", "gpfl", "knnper"), _LABELS),

@@ -157,7 +157,6 @@ NO_LABELS = dict.fromkeys(("fedpac-cc", "fedrod", "gpfl", "knnper"), "class labe
 REFUSED = {  # what methods that are not for a task say; extensions are refused with whatever method they are in
     "regression": NO_LABELS,
     "survival": {**NO_LABELS, **dict.fromkeys(("fedem", "fedem-ft"), "fedem needs a likelihood of each sample")}
-    | dict.fromkeys(TREES, "forest is for labels and values; these targets are of survival")
     | {"feddar-sa": "second-order aggregation has no Hessians of the Cox partial likelihood"},
 }
 

@@ -10,7 +10,6 @@ from sklearn.ensemble import GradientBoostingClassifier, GradientBoostingRegress
 from test_forest import SITES, named
 
 from perfed import rng
-from perfed.errors import PerfedError
 from perfed.methods.forest import trees
 from perfed.methods.forest.boosting import Steps, boosted
 from perfed.model.chain import Model
@@ -86,10 +85,3 @@ def test_a_site_is_better_off_than_with_the_others_score_alone():
     still, boost = losses("boost", stages=1, shrinkage=1e-6), losses("boost", stages=60)
     assert np.mean(list(boost.values())) < np.mean(list(still.values())) - 0.01
     assert boost["few"] < still["few"] + 0.02  # whose few rows change little
-
-
-def test_survival_is_refused():
-    from perfed.testing.federations import survival
-
-    with pytest.raises(PerfedError, match="these targets are of survival"):
-        Run(survival(), make("boost"), Model(head=linear(1)), rounds=1).execute()

@@ -98,13 +98,14 @@ def test_what_is_sent_is_of_several_rows():
 )
 def test_arrays_that_are_no_trees_are_refused(name, change, said):
     x, y = sample()
-    arrays = trees.grown(x, y, Recipe(3, 8, 5, 5, 16, 2), KEY)
+    recipe = Recipe(3, 8, 5, 5, 16, 2)
+    arrays = trees.grown(x, y, recipe, KEY)
     both = {n: torch.stack([t, t]) for n, t in arrays.items()}
-    trees.check(both, 5, 2, str)
+    trees.check(both, 5, recipe, str)
     both[name] = both[name].clone()
     both[name][1, 2, 1 if name in ("left", "right") else 0] = change
     with pytest.raises(PerfedError, match=f"the trees of 1 have {said}"):
-        trees.check(both, 5, 2, str)
+        trees.check(both, 5, recipe, str)
 
 
 def test_mixture_weights_are_the_mode():

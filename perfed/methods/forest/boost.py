@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 from torch import Tensor
 
+from perfed.method.declared import FederationInfo
 from perfed.method.exchange import Reply
 from perfed.method.registry import register
 from perfed.methods.forest.boosting import Steps, boosted
@@ -22,7 +23,8 @@ class Boost(Forest):
     Every site sends a forest on the columns in common, as ``forest`` does. What the others' forests say together,
     weighed and moved by the site's own line, is the score at which its boosting starts. Five folds of the site's rows
     say how many stages it has, perhaps none: then it predicts with the others' score. There is no own forest, so that
-    ``own_leaf`` and ``others`` do not count.
+    ``own_leaf`` and ``others`` do not count. Of survival its steps are against the gradient of the Cox partial
+    likelihood (Ridgeway 1999).
     """
 
     stages: int = Field(60, ge=1, le=1000, description="most stages of boosting")
@@ -30,9 +32,9 @@ class Boost(Forest):
     step_depth: int = Field(2, ge=1, le=8, description="splits from the root to a leaf of a tree of boosting")
     step_leaf: int = Field(5, ge=1, description="fewest rows in a leaf of a tree of boosting")
 
-    def own_recipe(self, classes: int | None, leaf: int) -> Recipe:
+    def own_recipe(self, of: FederationInfo | Cohort, leaf: int) -> Recipe:
         """Return that there is no own forest."""
-        return Recipe(1, 2, 1, leaf, None, classes)
+        return Recipe(1, 2, 1, leaf, None, of.num_classes, of.task == "survival")
 
     def grow_own(self, cohort: Cohort) -> Reply:
         """Grow nothing: a site's own trees begin at the others' score."""
@@ -45,9 +47,10 @@ class Boost(Forest):
         start = samples.x.new_zeros(len(samples.y), cohort.num_classes or 1)
         for x, index, valid in cohort.windows(samples):
             start[index[valid]] = super().predict(cohort, x)[valid]
+        survival = cohort.task == "survival"
         scores = start.cpu().double().split(samples.counts.tolist())
         for row, (inputs, y) in enumerate(rows_of(cohort)):
-            steps = Steps(self.stages, self.shrinkage, self.step_depth, self.step_leaf, cohort.num_classes)
+            steps = Steps(self.stages, self.shrinkage, self.step_depth, self.step_leaf, cohort.num_classes, survival)
             found.append(boosted(inputs, y, scores[row].numpy(), steps, key_of(cohort, row, "folds")))
         cohort.scratch["steps"] = stacked(found, cohort)
 

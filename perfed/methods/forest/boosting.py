@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from perfed import rng
+from perfed.methods.forest.hazards import cox_loss, expected_events
 from perfed.methods.forest.mixing import FloatArray
 from perfed.methods.forest.trees import Recipe, no_trees, write
 
@@ -26,7 +27,8 @@ class Steps:
         most: stages; of classes a stage is a tree for each.
         rate: what a step is multiplied by.
         depth, smallest: of a tree, and fewest rows of its leaves.
-        outputs: C classes; ``None`` for values.
+        outputs: C classes; ``None`` for values, and for risks.
+        survival: whether the score is a log risk.
     """
 
     most: int
@@ -34,6 +36,7 @@ class Steps:
     depth: int
     smallest: int
     outputs: int | None
+    survival: bool = False
 
     @property
     def recipe(self) -> Recipe:
@@ -46,15 +49,16 @@ def boosted(x: NDArray[Any], y: NDArray[Any], start: FloatArray, steps: Steps, k
 
     Args:
         x: ``(rows, columns)``.
-        y: ``(rows,)`` labels or values.
-        start: ``(rows, C)`` logits, or ``(rows, 1)`` values, that do not come from these rows.
+        y: ``(rows,)`` labels or values, or ``(rows, 2)`` times and events.
+        start: ``(rows, C)`` logits, or ``(rows, 1)`` values or log risks, that do not come from these rows.
         steps: how far it goes.
         key: of the folds.
 
     Returns:
         :data:`~perfed.methods.forest.trees.Arrays` whose ``value`` is a step in each of the C scores.
 
-    Source: Friedman 2001, Annals of Statistics 29, algorithms 2 and 6.
+    Source: Friedman 2001, Annals of Statistics 29, algorithms 2 and 6; of survival
+        Ridgeway 1999, Computing Science and Statistics 31.
     """
     order = rng.order(rng.bits(key, len(x))).numpy()
     fold = np.empty(len(x), dtype=int)
@@ -66,7 +70,7 @@ def boosted(x: NDArray[Any], y: NDArray[Any], start: FloatArray, steps: Steps, k
     number = int(np.argmin(losses))  # the first: where nothing tells, none
     found = no_trees(steps.recipe, torch.from_numpy(x[:0]).dtype)
     found["value"].zero_()
-    kept = _stages(x, y, start, Steps(number, steps.rate, steps.depth, steps.smallest, steps.outputs))[0]
+    kept = _stages(x, y, start, replace(steps, most=number))[0]
     for row, (tree, value) in enumerate(kept):
         write({name: array[row] for name, array in found.items()}, tree, tree.threshold, value)
     return found
@@ -84,9 +88,9 @@ def _stages(
 
     score, trees = start.copy(), []
     others = None if judged is None else (judged[0], judged[1], judged[2].copy())
-    losses = [] if others is None else [_loss(others[2], others[1], steps.outputs)]
+    losses = [] if others is None else [_loss(others[2], others[1], steps, score, y)]
     for _ in range(steps.most):
-        residual, curvature = _gradient(score, y, steps.outputs)
+        residual, curvature = _gradient(score, y, steps)
         for output in range(score.shape[1]):
             fitted = DecisionTreeRegressor(max_depth=steps.depth, min_samples_leaf=steps.smallest, random_state=0)
             fitted.fit(x, residual[:, output])
@@ -94,13 +98,13 @@ def _stages(
             at = fitted.apply(x)
             down = np.bincount(at, curvature[:, output], nodes).clip(_FLAT)
             value = np.zeros((nodes, score.shape[1]))
-            value[:, output] = steps.rate * np.bincount(at, residual[:, output], nodes) / down
+            value[:, output] = steps.rate * _best(np.bincount(at, residual[:, output], nodes), down, steps)
             score[:, output] += value[at, output]
             if others is not None:
                 others[2][:, output] += value[fitted.apply(others[0]), output]
             trees.append((fitted.tree_, value))
         if others is not None:
-            losses.append(_loss(others[2], others[1], steps.outputs))
+            losses.append(_loss(others[2], others[1], steps, score, y))
     return trees, np.array(losses)
 
 
@@ -110,8 +114,12 @@ def _probabilities(score: FloatArray) -> FloatArray:
     return found
 
 
-def _gradient(score: FloatArray, y: NDArray[Any], outputs: int | None) -> tuple[FloatArray, FloatArray]:
+def _gradient(score: FloatArray, y: NDArray[Any], steps: Steps) -> tuple[FloatArray, FloatArray]:
     """Minus the gradient of the loss in each score, and its curvature there."""
+    if steps.survival:  # martingale residuals; the curvature is that with the cumulative hazard as it is
+        expected = expected_events(y, score[:, 0])[:, None]
+        return y[:, 1:] - expected, expected
+    outputs = steps.outputs
     if outputs is None:
         return y[:, None] - score, np.ones_like(score)
     p = _probabilities(score)
@@ -119,8 +127,23 @@ def _gradient(score: FloatArray, y: NDArray[Any], outputs: int | None) -> tuple[
     return np.eye(outputs)[y] - p, p * (1 - p) * (outputs / max(1, outputs - 1))
 
 
-def _loss(score: FloatArray, y: NDArray[Any], outputs: int | None) -> float:
-    """Sum over rows of the squared error, or of the cross-entropy."""
-    if outputs is None:
+def _best(residual: NDArray[Any], curvature: FloatArray, steps: Steps) -> FloatArray:
+    """The whole step of each leaf, of sums over its rows: Newton's; of survival log (1 + O) / (1 + E)."""
+    # Newton's step has no bound where few events were expected.
+    found: FloatArray = np.log1p(residual / (1 + curvature)) if steps.survival else residual / curvature
+    return found
+
+
+def _loss(score: FloatArray, y: NDArray[Any], steps: Steps, grown: FloatArray, grown_y: NDArray[Any]) -> float:
+    """Sum over rows of the squared error or of the cross-entropy; of survival what the rows add to the Cox loss.
+
+    That is the loss of all rows less that of those which the trees were grown on.
+
+    Source: Verweij and van Houwelingen 1993, Statistics in Medicine 12.
+    """
+    if steps.survival:
+        both = np.concatenate([grown, score])[:, 0]
+        return cox_loss(both, np.concatenate([grown_y, y])) - cox_loss(grown[:, 0], grown_y)
+    if steps.outputs is None:
         return float(((y[:, None] - score) ** 2).sum())
     return float(-np.log(_probabilities(score)[np.arange(len(y)), y].clip(1e-12)).sum())

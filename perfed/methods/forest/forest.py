@@ -15,11 +15,13 @@ from torch import Tensor
 from perfed import rng
 from perfed.data.columns import Columns, in_order
 from perfed.data.federation import Federation
+from perfed.data.labels import Task
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo, ParameterSet
 from perfed.method.exchange import Clients, Reply, ServerState, each
 from perfed.method.method import Method
 from perfed.method.registry import register
+from perfed.methods.forest.hazards import cox_loss, hazard_slope, hazard_weights
 from perfed.methods.forest.mixing import (
     FloatArray,
     calibrated_logits,
@@ -49,7 +51,12 @@ class Forest(Method):
     of the others' by how likely they make its rows (those of its own by out-of-bag votes), drawn to ``others`` for the
     others together. What they say is then moved by an own line, ``a + b log p`` or ``a + b v``.
 
-    What others' forests say lies open: thresholds and the classes in leaves. A leaf that is sent is of at least
+    Of survival a tree splits by the likelihood of proportional hazards (LeBlanc and Crowley 1992). A leaf says events
+    over those that the sender's own rows let expect, ``(1 + O) / (1 + E)``: a relative risk. So sites need no times in
+    common, and none leaves. A forest says h, the log of its trees' mean; weights and the slope b of ``b h`` are by the
+    Cox partial likelihood of the site's rows.
+
+    What others' forests say lies open: thresholds and what leaves say. A leaf that is sent is of at least
     ``smallest_leaf`` rows, and a threshold is the middle of the means of two groups of at least as many.
 
     The experiment's network is not used, nor are settings of its training. One round is enough.
@@ -86,18 +93,18 @@ class Forest(Method):
             ),
             "forests": ParameterSet(
                 "table",
-                init=lambda info, _: before(self.sent_recipe(info.num_classes), info) | {"columns": torch.tensor(0)},
+                init=lambda info, _: before(self.sent_recipe(info), info) | {"columns": torch.tensor(0)},
             ),
             "own": ParameterSet(
                 "client",
                 init=lambda info, _: (
-                    before(self.own_recipe(info.num_classes, 1), info) | {"loss": torch.tensor(0.0, dtype=info.dtype)}
+                    before(self.own_recipe(info, 1), info) | {"loss": torch.tensor(0.0, dtype=info.dtype)}
                 ),
             ),
         }
 
     def check(self, server: ServerState, info: FederationInfo) -> None:
-        """Refuse what trees do not have: a network's placement, extensions, weights of classes, survival."""
+        """Refuse what trees do not have: a network's placement, extensions, weights of classes."""
         if server.shared or info.personal:
             name = next(iter([*server.shared, *sorted(info.personal)]))
             raise PerfedError(f"forest has no network to place; take '{name.partition('.')[0]}' out of placement")
@@ -106,8 +113,6 @@ class Forest(Method):
             raise PerfedError(f"extension '{name}' is of training by steps, and trees have none; remove it")
         if self.class_weights != "none":
             raise PerfedError("forest weighs all classes alike; remove class_weights")
-        if info.task == "survival":
-            raise PerfedError("forest is for labels and values; these targets are of survival")
 
     def notes(self, federation: Federation, model: Model) -> list[str]:
         """Say where no site can use what others have grown."""
@@ -119,13 +124,15 @@ class Forest(Method):
         """Return 0: trees take no steps."""
         return 0
 
-    def sent_recipe(self, classes: int | None) -> Recipe:
+    def sent_recipe(self, of: FederationInfo | Cohort) -> Recipe:
         """Return how trees for others are grown."""
-        return Recipe(self.trees, self.leaves, self.depth, self.smallest_leaf, self.bins, classes)
+        return Recipe(
+            self.trees, self.leaves, self.depth, self.smallest_leaf, self.bins, of.num_classes, of.task == "survival"
+        )
 
-    def own_recipe(self, classes: int | None, leaf: int) -> Recipe:
+    def own_recipe(self, of: FederationInfo | Cohort, leaf: int) -> Recipe:
         """Return how trees for oneself are grown."""
-        return Recipe(self.trees, self.leaves, self.depth, leaf, None, classes)
+        return Recipe(self.trees, self.leaves, self.depth, leaf, None, of.num_classes, of.task == "survival")
 
     # Server ------------------------------------------------------------------------------------------------
 
@@ -137,7 +144,7 @@ class Forest(Method):
         sent = each({client: server.columns[client]["common"] for client in clients.ids})
         reply = clients.train(self.grow, columns=sent)
         columns = [int(server.columns[client]["common"].sum()) for client in reply.ids]
-        check(reply.forest, columns[0], clients.info.num_classes, lambda row: f"client '{reply.ids[row]}'")
+        check(reply.forest, columns[0], self.sent_recipe(clients.info), lambda row: f"client '{reply.ids[row]}'")
         forests = dict(server.forests)
         for row, client in enumerate(reply.ids):
             trees = {name: tensor[row].clone() for name, tensor in reply.forest.items()}
@@ -164,7 +171,7 @@ class Forest(Method):
     def grow(self, cohort: Cohort, columns: Tensor) -> Reply:
         """Grow a forest on all columns, which stays, and one on the columns in common, which is sent."""
         self.grow_own(cohort)
-        recipe, sent = self.sent_recipe(cohort.num_classes), []
+        recipe, sent = self.sent_recipe(cohort), []
         for row, (x, y) in enumerate(rows_of(cohort)):
             held = _held(cohort, columns, row)
             trees = (
@@ -181,7 +188,7 @@ class Forest(Method):
                 found.append({name: tensor[row] for name, tensor in own.items() if name not in ("grown", "loss")})
                 losses.append(float(own["loss"][row]))
             else:
-                trees, loss = self._best_own(x, y, key_of(cohort, row, "own"), cohort.num_classes)
+                trees, loss = self._best_own(x, y, key_of(cohort, row, "own"), cohort)
                 found.append(trees)
                 losses.append(loss)
         made = {**stacked(found, cohort), "loss": torch.tensor(losses, dtype=cohort.dtype, device=cohort.device)}
@@ -193,16 +200,15 @@ class Forest(Method):
         cohort.count(cohort.state["own"]["loss"])
         return Reply()
 
-    def _best_own(
-        self, x: NDArray[Any], y: NDArray[Any], key: Tensor, classes: int | None
-    ) -> tuple[dict[str, Tensor], float]:
-        """The forest whose smallest leaf is best out of bag by squared distance, and its out-of-bag loss."""
+    def _best_own(self, x: NDArray[Any], y: NDArray[Any], key: Tensor, of: Cohort) -> tuple[dict[str, Tensor], float]:
+        """The forest whose smallest leaf is best out of bag (by distance or likelihood), and its loss."""
         best: tuple[float, dict[str, Tensor], FloatArray] | None = None
-        target = y[:, None] if classes is None else np.eye(classes)[y]
+        classes = of.num_classes
+        target = np.eye(classes)[y] if classes is not None else y if of.task == "survival" else y[:, None]
         for leaf in (self.own_leaf[0], *(leaf for leaf in self.own_leaf[1:] if len(x) >= ENOUGH * leaf)):
-            trees = grown(x, y, self.own_recipe(classes, leaf), key)
+            trees = grown(x, y, self.own_recipe(of, leaf), key)
             said = self.out_of_bag(trees, x, key)
-            error = float(np.nanmean((said - target) ** 2)) if np.isfinite(said).any() else 0.0
+            error = _distance(said, target, of.task)
             if best is None or error < best[0]:
                 best = error, trees, said
         assert best is not None
@@ -239,7 +245,7 @@ class Forest(Method):
             useful = (forests["left"][row, :, :, 0] > 0).any(1).tolist() if held else [False] * number
             before = self._before(useful, int(payload["place"][row]), bool(cohort.state["own"]["grown"][row]))
             said = self._said(cohort, row, x, {name: t[row : row + 1] for name, t in trees.items()}, places[-1])
-            found.append(self._weighed(said, y, before, cohort.num_classes))
+            found.append(self._weighed(said, y, before, cohort))
         made = (np.array(part) for part in zip(*found, strict=True))
         weight, shift, slope = (torch.from_numpy(part).to(cohort.device, cohort.dtype) for part in made)
         cohort.scratch |= {"own": _trees_of(cohort.state["own"]), "weight": weight, "shift": shift, "slope": slope}
@@ -254,7 +260,7 @@ class Forest(Method):
                 f"client '{cohort.ids[row]}' has {columns} of the columns on which others' trees split, not {known}"
             )
         if row == 0:  # all clients of a cohort get the same
-            check(forests, columns, cohort.num_classes, lambda at: f"the server's forest {at + 1}")
+            check(forests, columns, self.sent_recipe(cohort), lambda at: f"the server's forest {at + 1}")
 
     def _before(self, useful: list[bool], own: int, grown_own: bool) -> FloatArray:
         """Weights of the own forest and of those that were sent, before any row: 0 where no tree has a split."""
@@ -278,15 +284,19 @@ class Forest(Method):
         return np.concatenate([mine, theirs.cpu().double().numpy()])
 
     def _weighed(
-        self, said: FloatArray, y: NDArray[Any], before: FloatArray, classes: int | None
+        self, said: FloatArray, y: NDArray[Any], before: FloatArray, of: Cohort
     ) -> tuple[FloatArray, FloatArray, float]:
         """Weights, shift and slope, from the rows that some own tree has not seen."""
         seen = np.isfinite(said[0]).all(1) if before[0] else np.ones(len(y), dtype=bool)
         shift, width = np.zeros(said.shape[2]), int(seen.sum())
         if width < 2:
             return before, shift, 1.0
-        said, y = np.nan_to_num(said[:, seen]), y[seen]
-        if classes is None:
+        said, y = np.nan_to_num(said[:, seen], nan=1.0), y[seen]  # of a forest without weight
+        if of.task == "survival":
+            risk = np.log(said[:, :, 0])
+            weight = hazard_weights(risk, y, before, self.prior_rows)
+            return weight, shift, hazard_slope(weight @ risk, y, self.calibration)
+        if of.num_classes is None:
             weight = mean_weights(said[:, :, 0], y, before, self.prior_rows)
             a, slope = calibrated_values(weight @ said[:, :, 0], y, self.calibration)
             return weight, shift + a, slope
@@ -296,21 +306,40 @@ class Forest(Method):
         return weight, shift, slope
 
     def predict(self, cohort: Cohort, x: Tensor) -> Tensor:
-        """Return ``a + b log p`` of the weighted mean of all forests' votes, of values ``a + b v``."""
+        """Return ``a + b log p`` of the weighted mean of all votes; of values ``a + b v``, of risks ``b h``."""
         held, x = cohort.scratch, x.flatten(2)
         if "own" not in held:  # the model as growing left it
             own = _trees_of(cohort.state["own"])
             said = forest_votes(own, x, self.depth, size=own["left"].shape[1])[:, 0]
-            left: Tensor = said if cohort.num_classes is None else sure(said).log()
-            return left
+            return _in_logs(said, cohort)
         said = forest_votes(held["own"], x, self.depth, size=held["own"]["left"].shape[1])
         if "others" in held:
             theirs = forest_votes(held["others"], x, self.depth, held["columns"], size=self.trees)
             said = torch.cat([said, theirs], 1)
-        mean = torch.einsum("nsrc,ns->nrc", said, held["weight"])
-        mean = mean if cohort.num_classes is None else sure(mean).log()
+        if cohort.task == "survival":
+            mean = torch.einsum("nsrc,ns->nrc", said.log(), held["weight"])
+        else:
+            mean = _in_logs(torch.einsum("nsrc,ns->nrc", said, held["weight"]), cohort)
         moved: Tensor = held["shift"][:, None] + held["slope"][:, None, None] * mean
         return moved
+
+
+def _in_logs(said: Tensor, cohort: Cohort) -> Tensor:
+    """Logs of probabilities or risks; values as they are."""
+    if cohort.task == "regression":
+        return said
+    logs: Tensor = (said if cohort.task == "survival" else sure(said)).log()
+    return logs
+
+
+def _distance(said: FloatArray, target: FloatArray, task: Task) -> float:
+    """How far forests' votes are from what happened, over the rows that have any: 0 where none has."""
+    seen = np.isfinite(said).all(1)
+    if not seen.any():
+        return 0.0
+    if task == "survival":
+        return cox_loss(np.log(said[seen, 0]), target[seen]) / int(seen.sum())
+    return float(np.nanmean((said - target) ** 2))
 
 
 def sure(p: Any) -> Any:
@@ -319,7 +348,7 @@ def sure(p: Any) -> Any:
 
 
 def rows_of(cohort: Cohort) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
-    """Yield each client's training rows ``(rows, columns)`` and targets ``(rows,)``.
+    """Yield each client's training rows ``(rows, columns)`` and targets ``(rows,)``; times and events ``(rows, 2)``.
 
     Raises:
         PerfedError: inputs that are no numbers, or targets of several values.
@@ -332,9 +361,13 @@ def rows_of(cohort: Cohort) -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
         )
         if not x.is_floating_point():
             raise PerfedError(f"client '{client.id}': trees split on numbers, and the inputs are token ids")
-        if y.numel() > count:
+        if cohort.task == "survival":
+            y = y.double()
+        elif y.numel() > count:
             raise PerfedError(f"client '{client.id}': forest predicts one value, and the targets have {y[0].numel()}")
-        yield x.flatten(1)[:, : prod(client.input_shape)].cpu().numpy(), y.flatten().cpu().numpy()
+        else:
+            y = y.flatten()
+        yield x.flatten(1)[:, : prod(client.input_shape)].cpu().numpy(), y.cpu().numpy()
 
 
 def key_of(cohort: Cohort, row: int, which: str) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from perfed import rng
 from perfed.errors import PerfedError
+from perfed.methods.forest.hazards import rates, relative_risk
 
 Arrays = Mapping[str, Tensor]
 """``feature``, ``left``, ``right`` int32 ``(..., trees, nodes)``, ``threshold`` of the same shape, ``value`` ``(...,
@@ -31,7 +32,8 @@ class Recipe:
         smallest: fewest rows in a leaf, different ones of the tree's sample.
         bins: of each column, so that a threshold is the middle of the means of two neighbouring bins of at least
             ``smallest`` rows each; ``None``: thresholds lie in the middle of two values.
-        outputs: C classes; ``None`` for values.
+        outputs: C classes; ``None`` for values, and for risks.
+        survival: whether leaves say relative risks.
     """
 
     trees: int
@@ -40,6 +42,7 @@ class Recipe:
     smallest: int
     bins: int | None
     outputs: int | None
+    survival: bool = False
 
     @property
     def nodes(self) -> int:
@@ -51,7 +54,8 @@ def no_trees(recipe: Recipe, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return trees of one leaf that say nothing: the arrays before any is grown."""
     at, width = torch.arange(recipe.nodes, dtype=torch.int32).repeat(recipe.trees, 1), recipe.outputs or 1
     zeros = torch.zeros(recipe.trees, recipe.nodes, dtype=dtype)
-    value = zeros[..., None].repeat(1, 1, width) + (0.0 if recipe.outputs is None else 1.0 / width)
+    nothing = 0.0 if recipe.outputs is None and not recipe.survival else 1.0 / width
+    value = zeros[..., None].repeat(1, 1, width) + nothing
     return {"feature": torch.zeros_like(at), "left": at, "right": at.clone(), "threshold": zeros, "value": value}
 
 
@@ -81,20 +85,22 @@ def cuts(column: NDArray[Any], smallest: int, bins: int) -> NDArray[Any]:
 def grown(x: NDArray[Any], y: NDArray[Any], recipe: Recipe, key: Tensor) -> dict[str, Tensor]:
     """Grow a random forest, each tree on a bootstrap sample (:func:`drawn`), a few columns tried at every split.
 
-    A split tries the square root of the number of columns, of values a third of them. With bins, columns are tried by
+    A split tries the square root of the number of columns, of values a third of them. Of survival a tree's sample
+    needs an event, and so does each leaf: a sample without one grows nothing. With bins, columns are tried by
     how many of their :func:`cuts` each value is above.
 
     Args:
         x: ``(rows, columns)``.
-        y: ``(rows,)`` labels or values.
+        y: ``(rows,)`` labels or values, or ``(rows, 2)`` times and events.
         recipe: of the trees.
         key: of everything random.
 
     Returns:
         :data:`Arrays` of ``trees`` trees, floats in the type of ``x``; ``value`` is the share of each class, or the
-        mean.
+        mean, or the risk relative to all rows (:func:`~perfed.methods.forest.hazards.relative_risk`).
 
-    Source: Breiman 2001, Machine Learning 45; scikit-learn's ``RandomForestClassifier``.
+    Source: Breiman 2001, Machine Learning 45; scikit-learn's ``RandomForestClassifier``; of survival LeBlanc and
+    Crowley 1992, Ishwaran et al. 2008.
     """
     places, inputs = [], x
     if recipe.bins is not None:
@@ -103,9 +109,14 @@ def grown(x: NDArray[Any], y: NDArray[Any], recipe: Recipe, key: Tensor) -> dict
     seeds = (rng.key(key, "splits", torch.arange(recipe.trees)) & 0x7FFFFFFF).tolist()
     found = no_trees(recipe, torch.from_numpy(x[:0]).dtype)
     samples = drawn(key, recipe.trees, len(x))
+    target, weight = rates(y) if recipe.survival else (y, np.ones(len(x)))
     for row, (seed, counts) in enumerate(zip(seeds, samples, strict=True)):
-        fitted = _fitted(recipe, seed).fit(inputs, y, sample_weight=counts.astype(np.float64))
+        if recipe.survival and not counts @ y[:, 1]:
+            continue
+        fitted = _fitted(recipe, seed).fit(inputs, target, sample_weight=counts * weight)
         tree, value = fitted.tree_, fitted.tree_.value[:, 0, :]
+        if recipe.survival:
+            value = relative_risk(value, tree.weighted_n_node_samples[:, None])
         if recipe.outputs is not None:
             value = (value / value.sum(1, keepdims=True)) @ np.eye(recipe.outputs)[fitted.classes_]
         threshold = _of_ranks(tree, places) if places else tree.threshold
@@ -125,6 +136,8 @@ def _fitted(recipe: Recipe, seed: int) -> Any:
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
     limits = {"max_leaf_nodes": recipe.leaves, "max_depth": recipe.depth, "min_samples_leaf": recipe.smallest}
+    if recipe.survival:
+        return DecisionTreeRegressor(criterion="poisson", max_features="sqrt", random_state=seed, **limits)
     if recipe.outputs is None:
         return DecisionTreeRegressor(max_features=1 / 3, random_state=seed, **limits)
     return DecisionTreeClassifier(max_features="sqrt", random_state=seed, **limits)
@@ -149,32 +162,35 @@ def write(into: Mapping[str, Tensor], tree: Any, threshold: NDArray[Any], value:
 # Checking ------------------------------------------------------------------------------------------------------
 
 
-def check(trees: Arrays, columns: int, outputs: int | None, whose: Callable[[int], str]) -> None:
+def check(trees: Arrays, columns: int, recipe: Recipe, whose: Callable[[int], str]) -> None:
     """Refuse arrays ``(forests, trees, nodes)`` that are no trees on ``columns`` columns.
 
     Args:
         trees: as they arrived.
         columns: how many there are.
-        outputs: C classes; ``None`` for values.
+        recipe: by which they should be grown.
         whose: what messages call the forest at a position.
 
     Raises:
-        PerfedError: a child that is not behind its parent, an unknown column, a value that is not finite, or shares of
-            classes that are no shares; names the forest.
+        PerfedError: a child that is not behind its parent, an unknown column, a value that is not finite, a risk that
+            is not above 0, or shares of classes that are no shares; names the forest.
     """
     nodes, value = trees["left"].shape[-1], trees["value"]
     at = torch.arange(nodes, dtype=trees["left"].dtype, device=trees["left"].device)
     leaf = (trees["left"] == at) & (trees["right"] == at)
     behind = (trees["left"] > at) & (trees["right"] > at) & (trees["left"] < nodes) & (trees["right"] < nodes)
     known = (trees["feature"] >= 0) & (trees["feature"] < max(1, columns))
-    shares = torch.isfinite(value).all(-1)
-    if outputs is not None:
-        shares &= (value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-3)
+    says, what_leaves_say = torch.isfinite(value).all(-1), "no finite value"
+    if recipe.survival:
+        says, what_leaves_say = says & (value > 0).all(-1), "no risk above 0"
+    elif recipe.outputs is not None:
+        what_leaves_say = "no shares of classes"
+        says &= (value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < 1e-3)
     for holds, what in (
         (leaf | behind, "a node whose children are not behind it"),
         (known, f"a split on a column beyond the {columns} that all have"),
         (torch.isfinite(trees["threshold"]), "a threshold that is not finite"),
-        (shares, "a leaf that says " + ("no finite value" if outputs is None else "no shares of classes")),
+        (says, f"a leaf that says {what_leaves_say}"),
     ):
         wrong = ~holds.flatten(1).all(1)
         if wrong.any():
