@@ -168,15 +168,17 @@ class Site:
         ones = self.x.new_full((len(self.x), 1), 0.0 if self.task == "survival" else 1.0)
         return torch.cat([ones, self.x], 1)
 
-    def _pulls(self, of_site: Tensor, of_all: Tensor) -> Tensor:
+    def _pulls(self, of_site: Tensor, of_all: Tensor, columns: Tensor | None) -> Tensor:
         """Of each coefficient ``((1 + p) k,)``; an own column has both spreads, for it might have been shared."""
         alone = 1 / (1 / of_site + 1 / of_all)
         own = self.x.shape[1] - self.shared
         intercept = torch.as_tensor(INTERCEPT).to(of_site)
-        parts = [intercept.expand(1), of_site.expand(self.shared), alone.expand(own)]
-        return torch.cat(parts).repeat_interleave(self.outputs)
+        shared = of_site.expand(self.shared) if columns is None else of_site * columns
+        return torch.cat([intercept.expand(1), shared, alone.expand(own)]).repeat_interleave(self.outputs)
 
-    def fit(self, weight: Tensor, of_site: Tensor, of_all: Tensor, *, newton: bool = True) -> SiteFit:
+    def fit(
+        self, weight: Tensor, of_site: Tensor, of_all: Tensor, columns: Tensor | None = None, *, newton: bool = True
+    ) -> SiteFit:
         """Return the best model whose slopes are pulled to ``weight`` ``(S, k)``.
 
         Minimises ``loss + of_site/2 |slopes - weight|^2 + alone/2 |own|^2`` with ``1/alone = 1/of_site + 1/of_all``.
@@ -185,9 +187,10 @@ class Site:
             weight: the slopes that all share.
             of_site: pull of the site's slopes to them.
             of_all: pull of these to 0.
+            columns: what ``of_site`` is multiplied with at each shared column ``(S,)``; none: 1.
             newton: whether by Newton's steps, or by L-BFGS, which needs no Hessian.
         """
-        design, pulls = self._design, self._pulls(of_site, of_all)
+        design, pulls = self._design, self._pulls(of_site, of_all, columns)
         offset = self.x[:, : self.shared] @ weight
         u = self.x.new_zeros(design.shape[1], self.outputs)
 
@@ -206,7 +209,7 @@ class Site:
         for _ in range(_MOST):
             found = curve(self.task, design, offset + design @ u, self.y)
             gradient = found.gradient.flatten() + pulls * u.flatten()
-            step = torch.cholesky_solve(gradient[:, None], _factor(found.hessian + pulls.diag()))
+            step = torch.cholesky_solve(gradient[:, None], cholesky(found.hessian + pulls.diag()))
             gain, length = float(gradient @ step[:, 0]), 1.0
             if gain < _CLOSE * len(self.y):
                 u = u - step.view_as(u)
@@ -220,9 +223,9 @@ class Site:
             u, now = u - length * step.view_as(u), then
         return u
 
-    def summary(self, fit: SiteFit, of_site: Tensor, of_all: Tensor) -> Summary:
+    def summary(self, fit: SiteFit, of_site: Tensor, of_all: Tensor, columns: Tensor | None = None) -> Summary:
         """Return what the samples say of the shared slopes near those of ``fit``; arguments as there."""
-        design, pulls = self._design, self._pulls(of_site, of_all)
+        design, pulls = self._design, self._pulls(of_site, of_all, columns)
         every = torch.cat([fit.bias[None], fit.slopes, fit.own])
         found = curve(self.task, design, design @ every, self.y)
         first, last = self.outputs, (1 + self.shared) * self.outputs
@@ -230,7 +233,7 @@ class Site:
         slopes = (of_all_rows >= first) & (of_all_rows < last)
         rest = ~slopes
         cross = found.hessian[rest][:, slopes]
-        factor = _factor(found.hessian[rest][:, rest] + pulls[rest].diag())
+        factor = cholesky(found.hessian[rest][:, rest] + pulls[rest].diag())
         hessian = found.hessian[slopes][:, slopes] - cross.T @ torch.cholesky_solve(cross, factor)
         hessian = (hessian + hessian.T) / 2
         at, gradient = fit.slopes.flatten(), found.gradient.flatten()[slopes]
@@ -256,7 +259,7 @@ def _lbfgs(u: Tensor, objective: Callable[[Tensor], Tensor]) -> Tensor:
     return at.detach()
 
 
-def _factor(matrix: Tensor) -> Tensor:
+def cholesky(matrix: Tensor) -> Tensor:
     """Return the Cholesky factor of a matrix that is positive but for rounding."""
     scale = matrix.diagonal().abs().max().clamp_min(1e-300)
     found, ridge = torch.linalg.cholesky_ex(matrix), 1e-14

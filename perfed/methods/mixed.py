@@ -9,17 +9,18 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from perfed.errors import PerfedError
+from perfed.maths.departures import Varied, varied
 from perfed.maths.glm import Site, SiteFit, Summary
-from perfed.maths.pooling import pooled
+from perfed.maths.pooling import Pooled, pooled
 from perfed.method.declared import FederationInfo, ParameterSet
-from perfed.method.exchange import Clients, Reply, ServerState
+from perfed.method.exchange import Clients, Reply, ServerState, each
 from perfed.method.registry import register
 from perfed.methods.local import Local
 from perfed.model.chain import STAGES, Model, Shape
 from perfed.model.columns import ColumnLinear
 from perfed.training.cohort import Cohort
 
-Pull = Literal["empirical"] | Annotated[float, Field(gt=0, lt=float("inf"))]
+Number = Annotated[float, Field(gt=0, lt=float("inf"))]
 
 _FIRST = {"of_all": 3.0, "of_site": 10.0}  # until sites have said something
 _FARTHEST = 5.0  # that a slope moves in a round: a summary is a parabola, and says little far away
@@ -38,6 +39,10 @@ class Mixed(Local):
     ("empirical": they maximise the marginal likelihood); about five rounds do. With a large ``site_pull`` there is one
     model for all but for intercepts, with a large ``shared_pull`` each site fits alone.
 
+    ``site_pull = "columns"``, ``"sites"`` or ``"both"``: ``d_ic ~ N(0, 1/(site_pull u_i v_c))``, for columns whose
+    slopes differ more between sites than others' do, and sites that are unlike the rest. The server finds these factors
+    from the same Hessians; logs of factors are standard normal before. A site that joins later has u = 1.
+
     With ``solver = "gradient"`` no Hessians are made, for tables of thousands of columns: sites send their slopes, and
     w is the mean of these, shrunk; pulls are as said (``"empirical"``: 3 and 10), and more rounds are needed.
 
@@ -47,11 +52,13 @@ class Mixed(Local):
 
     fits_unused: ClassVar[str] = ""
 
-    shared_pull: Pull = Field(
+    shared_pull: Literal["empirical"] | Number = Field(
         "empirical", description='pull of the slopes that sites share to 0, or "empirical": found from all sites'
     )
-    site_pull: Pull = Field(
-        "empirical", description='pull of a site\'s slopes to the shared ones, or "empirical": found from all sites'
+    site_pull: Literal["empirical", "columns", "sites", "both"] | Number = Field(
+        "empirical",
+        description='pull of a site\'s slopes to the shared ones, or "empirical": found from all sites; "columns", '
+        '"sites" or "both": also a factor of it for each shared column, each site, or both',
     )
 
     solver: Literal["newton", "gradient"] = Field(
@@ -59,14 +66,28 @@ class Mixed(Local):
     )
 
     def sets(self) -> dict[str, ParameterSet]:
-        """``pooled``: w ``(S, k)`` and both pulls; ``said``: what each site said last, empty where it has not yet."""
-        return {"pooled": ParameterSet("server", init=self._start), "said": ParameterSet("table", init=_nothing)}
+        """``pooled``: w ``(S, k)`` and both pulls; ``said``: what each site said last, empty where it has not yet.
+
+        Where they are looked for, also columns' factors ``(S,)`` in the first, and ``factor``: the sites'.
+        """
+        found = {"pooled": ParameterSet("server", init=self._start), "said": ParameterSet("table", init=_nothing)}
+        return found | ({"factor": ParameterSet("table", init=_one)} if self._by_site else {})
+
+    @property
+    def _by_column(self) -> bool:
+        return self.site_pull in ("columns", "both")
+
+    @property
+    def _by_site(self) -> bool:
+        return self.site_pull in ("sites", "both")
 
     def _start(self, info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
         given = {"of_all": self.shared_pull, "of_site": self.site_pull}
-        pulls = {name: _FIRST[name] if pull == "empirical" else float(pull) for name, pull in given.items()}
+        pulls = {name: _FIRST[name] if isinstance(pull, str) else pull for name, pull in given.items()}
         weight = torch.zeros(info.shared_inputs, 1, dtype=torch.float64)
-        return {"weight": weight, **{name: torch.tensor(pull, dtype=torch.float64) for name, pull in pulls.items()}}
+        columns = {"columns": torch.ones(info.shared_inputs, dtype=torch.float64)} if self._by_column else {}
+        numbers = {name: torch.tensor(pull, dtype=torch.float64) for name, pull in pulls.items()}
+        return {"weight": weight, **numbers, **columns}
 
     def adapt(self, model: Model) -> Model:
         """The last stage alone, which must be a linear layer."""
@@ -81,10 +102,15 @@ class Mixed(Local):
             raise PerfedError(f"mixed takes no mini-batch steps, and extension '{name}' goes inside these")
         if self.class_weights != "none":
             raise PerfedError("mixed maximises a likelihood, and class_weights is no part of one; use 'none'")
+        if self.solver == "gradient" and (self._by_column or self._by_site):
+            raise PerfedError(
+                f"mixed: site_pull = '{self.site_pull}' is found from Hessians, which solver=gradient does not make; "
+                "use 'empirical' or a number"
+            )
 
     def round(self, server: ServerState, clients: Clients) -> None:
         """One exchange; then slopes and pulls from what all sites said last."""
-        reply = clients.run(self.train_site, pooled=server.pooled)
+        reply = clients.run(self.train_site, **self.download(server))
         said = {name: reply.content[name] for name in (_SAID if self.solver == "newton" else ("slopes",))}
         new = {i: {name: value[row].clone() for name, value in said.items()} for row, i in enumerate(reply.ids)}
         server.said = {i: {**row, **new.get(i, {})} for i, row in server.said.items()}
@@ -94,14 +120,7 @@ class Mixed(Local):
         if self.solver == "gradient":
             server.pooled = {**server.pooled, "weight": self._shrunk_mean(server)}
             return
-        known = [server.said[i] for i in sorted(server.said) if server.said[i]["hessian"].numel()]
-        freedom = sum(float(one["freedom"]) for one in known) if clients.info.task == "regression" else None
-        found = pooled(
-            [Summary(one["hessian"], one["target"], one["constant"]) for one in known],
-            None if self.shared_pull == "empirical" else self.shared_pull,
-            None if self.site_pull == "empirical" else self.site_pull,
-            freedom,
-        )
+        found = self._found(server, clients.info.task == "regression", weight.shape[1])
         step = found.weight.view_as(weight) - weight
         if clients.info.task != "regression":  # whose summaries hold however far away
             step = step * (_FARTHEST / step.abs().max().clamp_min(_FARTHEST))
@@ -109,7 +128,26 @@ class Mixed(Local):
         server.pooled = {
             "weight": weight + step,
             **{name: torch.full_like(server.pooled[name], pull) for name, pull in pulls.items()},
+            **({"columns": found.columns} if isinstance(found, Varied) and self._by_column else {}),
         }
+
+    def _found(self, server: ServerState, regression: bool, outputs: int) -> Pooled | Varied:
+        """Shared slopes and pulls from what all sites said last; sites' factors go into their table."""
+        known = {i: row for i, row in sorted(server.said.items()) if row["hessian"].numel()}
+        freedom = sum(float(one["freedom"]) for one in known.values()) if regression else None
+        summaries = [Summary(one["hessian"], one["target"], one["constant"]) for one in known.values()]
+        of_all = None if self.shared_pull == "empirical" else self.shared_pull
+        if not (self._by_column or self._by_site):
+            of_site = None if isinstance(self.site_pull, str) else self.site_pull
+            return pooled(summaries, of_all, of_site, freedom)
+        by = {"by_column": self._by_column, "by_site": self._by_site}
+        found = varied(summaries, of_all, freedom, **by, outputs=outputs)
+        if self._by_site:
+            server.factor = {
+                **server.factor,
+                **{i: {"of_site": u.clone()} for i, u in zip(known, found.sites, strict=True)},
+            }
+        return found
 
     def _shrunk_mean(self, server: ServerState) -> Tensor:
         """The best shared slopes for those that sites sent last; of a column that one lacks it sent what it got."""
@@ -118,15 +156,14 @@ class Mixed(Local):
         mean: Tensor = of_site * slopes.sum(0) / (len(slopes) * of_site + of_all)
         return mean
 
-    def train_site(self, cohort: Cohort, pooled: dict[str, Tensor]) -> Reply:
+    def train_site(self, cohort: Cohort, **payload: Any) -> Reply:
         """Fit the site's part around the shared slopes, and say what its samples say of these."""
-        fits = self._fitted(cohort, pooled)
+        fits = self._fitted(cohort, **payload)
         cohort.count(torch.stack([fit.loss / len(site.y) for site, fit in fits]).to(cohort.dtype))
         outputs = torch.tensor([site.outputs for site, _ in fits])
         if self.solver == "gradient":
             return Reply(slopes=torch.stack([fit.slopes for _, fit in fits]), outputs=outputs)
-        of_site, of_all = pooled["of_site"], pooled["of_all"]
-        said = [site.summary(fit, of_site[row], of_all[row]) for row, (site, fit) in enumerate(fits)]
+        said = [site.summary(fit, *_pulls(row, **payload)) for row, (site, fit) in enumerate(fits)]
         freedom = [float((len(site.y) - 1) * site.outputs) for site, _ in fits]
         return Reply(
             **{name: torch.stack([getattr(one, name) for one in said]) for name in _SAID if name != "freedom"},
@@ -135,16 +172,16 @@ class Mixed(Local):
         )
 
     def download(self, server: ServerState) -> dict[str, Any]:
-        """Shared slopes and pulls, with which any site fits its own model."""
-        return {"pooled": server.pooled}
+        """Shared slopes and pulls, with which any site fits its own model; where sites differ in it, its factor."""
+        return {"pooled": server.pooled, **({"factor": each(server.factor)} if self._by_site else {})}
 
     def personalise(self, cohort: Cohort, **payload: Any) -> None:
         """Fit the site's part around the shared slopes."""
-        self._fitted(cohort, payload["pooled"])
+        self._fitted(cohort, **payload)
 
-    def _fitted(self, cohort: Cohort, pooled: dict[str, Tensor]) -> list[tuple[Site, SiteFit]]:
+    def _fitted(self, cohort: Cohort, **payload: Any) -> list[tuple[Site, SiteFit]]:
         """Each site's samples and model, which is the working one from here on."""
-        found = []
+        found, slopes = [], payload["pooled"]["weight"]
         for row, client in enumerate(cohort.clients):
             split = client.train.loaded()
             layer = {name: cohort.model[name] for name in cohort.model}
@@ -153,13 +190,12 @@ class Mixed(Local):
                 cohort.task,
                 split.x.flatten(1).double(),
                 split.y.double() if split.has_values else split.y,
-                shared=pooled["weight"].shape[1],
+                shared=slopes.shape[1],
                 outputs=1 if cohort.task == "classification" and outputs == 2 else outputs,
             )
-            weight = pooled["weight"][row].expand(-1, site.outputs).double()
+            weight = slopes[row].expand(-1, site.outputs).double()
             self._check_size(client.id, site)
-            pulls = pooled["of_site"][row].double(), pooled["of_all"][row].double()
-            fit = site.fit(weight, *pulls, newton=self.solver == "newton")
+            fit = site.fit(weight, *_pulls(row, **payload), newton=self.solver == "newton")
             _write(cohort, row, fit)
             found.append((site, fit))
         cohort.forget()
@@ -181,6 +217,20 @@ _LARGEST = 4000  # coefficients of a site: a Hessian of 128 MB
 def _nothing(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
     sizes = {"hessian": (0, 0), "target": (0,), "constant": (), "freedom": (), "slopes": (0, 0)}
     return {name: torch.zeros(size, dtype=torch.float64) for name, size in sizes.items()}
+
+
+def _one(info: FederationInfo, key: Tensor) -> dict[str, Tensor]:
+    return {"of_site": torch.ones((), dtype=torch.float64)}
+
+
+def _pulls(
+    row: int, pooled: dict[str, Tensor], factor: dict[str, Tensor] | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """What is sent to a row of the cohort: pulls of departures and of w, and the columns' factors of the first."""
+    of_site, of_all = (pooled[name][row].double() for name in ("of_site", "of_all"))
+    if factor is not None:
+        of_site = of_site * factor["of_site"][row].double()
+    return of_site, of_all, pooled["columns"][row].double() if "columns" in pooled else None
 
 
 def _write(cohort: Cohort, row: int, fit: SiteFit) -> None:

@@ -1,5 +1,7 @@
 """Mixed between its two ends: a model per site, and one for all but for intercepts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,8 +9,9 @@ from data_files import require_file
 from engines import blobs, serve, train
 from sklearn.linear_model import LogisticRegression, Ridge
 
-from perfed import Federation, Model, PerfedError, linear
+from perfed import Federation, Model, PerfedError, Run, linear
 from perfed.methods.mixed import Mixed
+from perfed.testing import checks
 
 MUCH, LITTLE = 1e9, 1e-9
 
@@ -176,12 +179,92 @@ def test_a_site_in_which_a_column_does_not_vary_has_no_say_in_its_slope():
     assert torch.allclose(*weights, atol=1e-8)
 
 
+VARIED = ("columns", "sites", "both")
+
+
+def factors(server):
+    """Found pulls of departures of each site and column."""
+    sets = server.sets
+    columns = sets["pooled"].get("columns", torch.ones(4)).numpy()
+    sites = [float(row["of_site"]) for _, row in sorted(sets.get("factor", {}).items())] or np.ones(len(sets["said"]))
+    return float(sets["pooled"]["of_site"]) * np.outer(sites, columns)
+
+
+@pytest.mark.parametrize("site_pull", VARIED)
+def test_with_factors_and_no_shared_slopes_it_is_a_logistic_regression_with_a_strength_for_each_column(site_pull):
+    data = federation("binary", departure=1.0)
+    server = fitted(data, shared_pull=MUCH, site_pull=site_pull)
+    found = factors(server)
+    assert len(np.unique(found.round(9))) == {"columns": 4, "sites": 3, "both": 12}[site_pull]
+    for client, said, pulls in zip(data, outputs(server), found, strict=True):
+        x, x_test = (np.asarray(part.x) / np.sqrt(pulls) for part in (client.train, client.test))
+        expected = LogisticRegression(C=1.0, tol=1e-10, max_iter=5000).fit(x, client.train.y)
+        assert said.softmax(1).numpy() == pytest.approx(expected.predict_proba(x_test), abs=1e-4)
+
+
+@pytest.mark.parametrize("site_pull", VARIED)
+def test_with_factors_sites_that_say_the_same_get_one_model(site_pull):
+    one, *_ = federation("regression", sizes=(60,))
+    arrays = {"x_train": one.train.x, "y_train": one.train.y, "x_test": one.test.x, "y_test": one.test.y}
+    data, rest = Federation.from_arrays({f"c{i}": arrays for i in range(3)}), {"shared_pull": 1.0}
+    found, expected = (outputs(fitted(data, 4, site_pull=pull, **rest)) for pull in (site_pull, MUCH))
+    assert torch.allclose(found, expected, atol=1e-3)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("site_pull", "departure"), [("columns", (2, 0, 0, 0)), ("sites", ((2,), *[(0.05,)] * 7))])
+def test_factors_pay_where_columns_or_sites_differ(site_pull, departure):
+    def error(seed, pull):
+        generator = np.random.default_rng(seed)
+        truth, clients = generator.normal(size=4), {}
+        for i, depart in enumerate(np.broadcast_to(departure, (8, 4))):
+            x = generator.normal(size=(212, 4))
+            y = x @ (truth + depart * generator.normal(size=4)) + generator.normal(size=212)
+            clients[f"c{i}"] = {"x_train": x[:12], "y_train": y[:12], "x_test": x[12:], "y_test": y[12:]}
+        server = fitted(Federation.from_arrays(clients, task="regression"), 2, site_pull=pull)
+        return np.mean([value["mse"] for value in server.evaluate("test").values()])
+
+    gains = [error(seed, "empirical") - error(seed, site_pull) for seed in range(6)]
+    assert np.mean(gains) > 0.03 and np.mean(gains) > 2 * np.std(gains) / 6**0.5
+
+
+def test_what_a_site_sends_is_the_same_whatever_varies():
+    def sent(pull):
+        server = fitted(federation("binary"), 1, site_pull=pull)
+        return {name: value.shape for name, value in server.sets["said"]["c0"].items()}
+
+    assert sent("both") == sent("empirical")
+
+
+def test_with_factors_engines_agree():
+    checks.engines_agree(lambda **given: Mixed(**{**given, "site_pull": "both"}))
+
+
+@pytest.mark.long
+def test_with_factors_a_resumed_run_ends_with_the_same_bits():
+    checks.a_resumed_run_ends_with_the_same_bits(lambda **given: Mixed(**{**given, "site_pull": "both"}))
+
+
+def test_a_site_that_joins_gets_the_factors_of_columns():
+    data = federation("binary", sizes=(40, 25, 60, 50), departure=1.0)
+    *first, late = data
+    method = Mixed(shared_pull=MUCH, site_pull="both")
+    run = Run(replace(data, clients=tuple(first)), method, Model(head=linear(2)), rounds=8)
+    run.execute()
+    site = run.join(late)
+    pulls = factors(run.server)[0] / float(run.server.sets["factor"]["c0"]["of_site"])
+    x, x_test = (np.asarray(part.x) / np.sqrt(pulls) for part in (late.train, late.test))
+    expected = LogisticRegression(C=1.0, tol=1e-10, max_iter=5000).fit(x, late.train.y).predict_proba(x_test)
+    assert np.asarray(site.predict_proba(late.test.x)) == pytest.approx(expected, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"class_weights": "balanced"}, "class_weights"),
         ({"site_pull": -1.0}, "site_pull"),
         ({"site_pull": "x"}, "site_pull"),
+        ({"site_pull": "columns", "solver": "gradient"}, "site_pull = 'columns'.*Hessians.*'empirical' or a number"),
     ],
 )
 def test_what_it_cannot_do_is_refused(settings, said):

@@ -36,3 +36,12 @@ def test_every_method_ends_with_the_same_bits(name, tmp_path):
     same(sites, simulated)
     a, b = simulated.evaluate("test", round_=2), sites.server.evaluate("test", round_=2)
     assert a == b
+
+
+def test_factors_of_pulls_reach_the_sites(tmp_path):
+    federation, settings = blobs((12, 7, 5), dims=(4,)), {"site_pull": "both"}
+    simulated = train(serve(make("mixed", **settings), federation, engine="sequential", plan=None, rounds=2), 2)
+    sites = Sites(tmp_path, make("mixed", **settings), federation, rounds=2)
+    train(sites.server, 2)
+    same(sites, simulated)
+    assert simulated.evaluate("test", round_=2) == sites.server.evaluate("test", round_=2)
