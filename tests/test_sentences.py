@@ -12,10 +12,7 @@ MOST, MANY, SHARE = 40, 30, 0.02
 NOT_YET = {
     f"docs/{name}.md"
     for name in (
-        "benchmarks",
         "deploy",
-        "leaderboards",
-        "results",
         "status",
     )
 }
