@@ -22,8 +22,7 @@ from perfed.methods.extensions.proximal import Proximal
 from perfed.methods.fedavg import FedAvg
 from perfed.participation.settings import Participation
 from perfed.privacy.sample import SamplePrivacy
-from perfed.training.plan import Plan
-from perfed.training.threads import use_threads
+from perfed.training.plan import Plan, use_threads
 
 CLIENTS, ROWS, ROUNDS = 100, 500, 5
 

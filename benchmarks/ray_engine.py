@@ -21,8 +21,7 @@ from perfed.engine.engine import InProcessEngine
 from perfed.engine.initial import Initialiser
 from perfed.engine.ray.engine import RayEngine
 from perfed.engine.server import Server
-from perfed.training.plan import Plan
-from perfed.training.threads import use_threads
+from perfed.training.plan import Plan, use_threads
 
 METHODS = {"fedavg": {"local_epochs": 1}, "fedrep": {"local_epochs": 10, "body_epochs": 1}}
 IDLE = {"fedavg": {"local_epochs": 0}, "fedrep": {"local_epochs": 0, "body_epochs": 0}}

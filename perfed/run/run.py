@@ -41,8 +41,7 @@ from perfed.run.settings import Evaluation, Snapshots
 from perfed.run.summary import nothing_shared, summary_of, table_of
 from perfed.run.totals import RunProgress
 from perfed.system import sigterm_as_exit
-from perfed.training.plan import Plan, usable_device
-from perfed.training.threads import use_threads
+from perfed.training.plan import Plan, usable_device, use_threads
 
 
 class Run(OwnModels):

@@ -8,10 +8,11 @@ chunk. Threads that are left over work on other chunks at the same time, which c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import torch
 from pydantic import ConfigDict, Field
@@ -20,12 +21,11 @@ from perfed.errors import PerfedError
 from perfed.settings import Table, unless
 from perfed.system import processor
 from perfed.training import choices
-from perfed.training.threads import side_by_side
-from perfed.training.trials import Trial, busy, fastest
 
 EngineName = Literal["auto", "stacked", "sequential", "ray"]
 ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "sequential", "ray")
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 HOLD = 1 << 30
@@ -49,6 +49,17 @@ class Path:
         """First and last + 1 of the clients of each chunk."""
         size = self.size(clients)
         return [(first, min(first + size, clients)) for first in range(0, clients, size)]
+
+
+class Tryable(Protocol):
+    """Work whose ways can be compared (:class:`perfed.training.trials.Trial`)."""
+
+    @property
+    def workload(self) -> Callable[[], Mapping[str, Any]]:
+        """What the time of a step depends on beside kind, threads and clients, as plain values."""
+
+    def fastest(self, clients: int, threads: int, *, parallel: bool) -> tuple[int, int]:
+        """The chunk of clients (0: all) and its torch threads that take the least time."""
 
 
 @dataclass
@@ -91,7 +102,7 @@ class Plan:
         if self.threads == 0:
             self.threads = 1 if self.engine == "ray" else torch.get_num_threads()
 
-    def path(self, kind: str, clients: int, trial: Trial | None, *, parallel: bool = False) -> Path:
+    def path(self, kind: str, clients: int, trial: Tryable | None, *, parallel: bool = False) -> Path:
         """The path for ``kind`` of work with ``clients`` clients at hand.
 
         ``trial`` has no lasting effect; ``None`` where the work cannot be stacked. ``parallel``: the work will be given
@@ -108,14 +119,14 @@ class Plan:
             self.on_choice()
         return self.paths[kind]
 
-    def _chosen(self, kind: str, clients: int, trial: Trial, parallel: bool) -> Path:
+    def _chosen(self, kind: str, clients: int, trial: Tryable, parallel: bool) -> Path:
         """What an earlier trial of the same work has found, or one that is made now."""
         work = {"kind": kind, "clients": clients, "threads": self.threads, "parallel": parallel, **trial.workload()}
         known = choices.find(work) if self.remember else None
         if known is not None:
             return Path(*known)
         with self.trying():
-            found = fastest(trial, clients, self.threads, parallel=parallel)
+            found = trial.fastest(clients, self.threads, parallel=parallel)
         if self.remember:
             choices.keep(work, *found)
         return Path(*found)
@@ -181,6 +192,38 @@ class PlanSettings(Table):
         """A plan of its own, with the recorded choices."""
         hold = self.hold_megabytes << 20
         return Plan(self.engine, self.chunk, self.threads, dict(self.paths), hold=hold, remember=self.remember)
+
+
+def busy(chunk: int, threads: int, clients: int, free: int) -> int:
+    """Chunks of ``chunk`` clients (0: all) that are worked on at the same time, where ``free`` threads are there."""
+    return max(1, min(-(-clients // (chunk or clients)), free // threads))
+
+
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Run with ``count`` torch threads and put the number back."""
+    before = torch.get_num_threads()
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def side_by_side(
+    threads: int, workers: int
+) -> Iterator[Callable[[Callable[[Item], Result], Sequence[Item]], list[Result]]]:
+    """What does work for several items, in order, ``workers`` at a time with ``threads`` torch threads each."""
+    with use_threads(threads):
+        if workers == 1:
+            yield lambda work, items: [work(item) for item in items]
+            return
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+            yield lambda work, items: list(pool.map(work, items))
 
 
 _DEVICES = ("cpu", "cuda", "mps", "xpu")

@@ -2,7 +2,8 @@
 
 What is timed is a step, without what a fit prepares. Stacks grow from one client on. Larger ones save calls into torch
 and take more of the processor's caches, so the time of a client falls and then rises: a stack that is clearly slower
-than the best one so far ends the search, and so does one whose trial would take long beside the work itself.
+than the best one so far ends the search, and so does one whose trial would take long beside the work itself. Then
+twice the best is tried.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from typing import Any
 
 import torch
 
-from perfed.training.threads import side_by_side
+from perfed.training.plan import busy, side_by_side
 
 _STACKS = (1, 4, 16, 64)
 _STEPS, _LEAST = 5, 2  # that are timed, after one that warms up
 _BRIEF = 0.02  # seconds of a stack's trial after which no more than the least steps are timed
 _WORSE = 1.15  # times the best stack's time: no larger stack is tried
 _SHARE = 0.5  # of the work at hand, what its trials may take
-_ALWAYS = 0.05  # seconds that they may take anyway
+_ALWAYS = 0.1  # seconds that they may take anyway
 _THREADS_PAY = 0.9  # of one thread's time: what more of them must save, since a busy machine slows them most
 
 
@@ -40,17 +41,16 @@ class Trial:
     steps: int
     workload: Callable[[], Mapping[str, Any]] = field(default=dict)
 
+    def fastest(self, clients: int, threads: int, *, parallel: bool) -> tuple[int, int]:
+        """:func:`fastest` of this work."""
+        return fastest(self, clients, threads, parallel=parallel)
+
 
 def now() -> float:
     """Wall seconds, once all work of a GPU is done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
-
-
-def busy(chunk: int, threads: int, clients: int, free: int) -> int:
-    """Chunks of ``chunk`` clients (0: all) that are worked on at the same time, where ``free`` threads are there."""
-    return max(1, min(-(-clients // (chunk or clients)), free // threads))
 
 
 def fastest(
@@ -77,6 +77,9 @@ def fastest(
     for chunk in (*(chunk for chunk in _STACKS if chunk < clients), 0):
         if not race.run(chunk):
             break
+    twice = 2 * race.best()
+    if 0 < twice < clients and twice not in race.seconds:
+        race.run(twice)
     alone = race.best()
     if threads == 1:
         return alone, 1

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from perfed.errors import PerfedError
-from perfed.training.plan import Path, Plan, PlanSettings
-from perfed.training.threads import use_threads
+from perfed.training.plan import Path, Plan, PlanSettings, use_threads
 from perfed.training.trials import Trial
 
 

@@ -50,8 +50,9 @@ def bound_by_the_cache(chunk):
     ("seconds", "best", "tried"),
     [
         (bound_by_calls, 0, [1, 4, 16, 64, 100]),
-        (bound_by_the_cache, 4, [1, 4, 16]),  # one that is clearly worse ends the search
-        (lambda chunk: 1e-3 * chunk**1.5, 1, [1, 4]),
+        (bound_by_the_cache, 4, [1, 4, 16, 8]),  # one that is clearly worse ends the search
+        (lambda chunk: 1e-3 * chunk**1.5, 1, [1, 4, 2]),
+        (lambda chunk: 1e-2 + 1e-3 * max(0, chunk - 8) ** 2, 8, [1, 4, 16, 8]),  # twice the best
     ],
 )
 def test_stacks_grow_until_one_is_clearly_worse(seconds, best, tried):
@@ -80,7 +81,7 @@ def test_trials_take_a_share_of_the_work_at_hand(steps):
 
 
 def test_small_work_is_tried_in_all_ways_whatever_its_share():
-    machine = FakeMachine(lambda chunk: 1e-6 * chunk)
+    machine = FakeMachine(lambda chunk: 1e-6 + 1e-6 * chunk)
     machine.fastest(100, 100)
     assert machine.tried == [1, 4, 16, 64, 100]
 
