@@ -23,7 +23,6 @@ ROOT_PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.m
 """Pages at the root of the repository, and where they are in the site."""
 _OF_README = {"#install": "install.md", "#when-does-it-pay": "when.md"}
 """Pages that say what headings of the README say or said."""
-_LEFT_OUT = ("status.md",)  # notes of those who build perfed
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
@@ -35,7 +34,7 @@ def sources(folder: Path) -> None:
         if file.suffix in (".png", ".svg"):
             (folder / at).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, folder / at)
-        elif file.suffix == ".md" and at.as_posix() not in _LEFT_OUT:
+        elif file.suffix == ".md":
             _write(folder / at, moved(file.read_text(), file, at))
     for name, to in ROOT_PAGES.items():
         _write(folder / to, moved((ROOT / name).read_text(), ROOT / name, Path(to)))

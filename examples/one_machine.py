@@ -1,7 +1,7 @@
 """A deployment on one machine: Flower's server and two sites, each a process of its own that reads its own table.
 
 Needs the extras perfed[tables,flower]. Run: python examples/one_machine.py (one to two minutes).
-Far apart, the same commands run at the sites: docs/deploy.md has them, with TLS.
+Far apart, the same commands run at the sites: docs/tutorials/deploy.md has them, with TLS.
 """
 
 import os

@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from command_line import EXPERIMENT, TINY
+from command_line import EXPERIMENT, TINY, perfed
 
-HEAVY = ("torch", "sklearn", "scipy")
+HEAVY = ("torch", "sklearn", "scipy", "scipy.stats", "torch._dynamo")
 COMMANDS = (
     "run",
     "compare",
@@ -73,3 +73,13 @@ def test_who_looks_after_a_site_or_submits_a_run_does_not_wait_for_torch(tmp_pat
 def test_a_command_that_trains_imports_what_it_needs(tmp_path):
     assert "torch" in imported("run", EXPERIMENT, *TINY, "--method", "local", "--out", tmp_path / "out")
     assert (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.long
+def test_a_model_is_used_without_what_trains_and_what_makes_graphs(tmp_path):
+    out = tmp_path / "out"
+    assert perfed("run", EXPERIMENT, *TINY, "--method", "local", "--out", out).code == 0
+    site = (out / "clients.csv").read_text().splitlines()[1].split(",")[0]
+    written = ("export", out, "--site", site, "--format", "safetensors", "--out", tmp_path / "model.safetensors")
+    heavy = imported(*written)
+    assert "torch" in heavy and not {"sklearn", "scipy.stats"} & set(heavy), heavy

@@ -1,4 +1,4 @@
-"""docs/deploy.md as it stands: a server and three sites with TLS, killed and brought back."""
+"""docs/tutorials/deploy.md as it stands: a server and three sites with TLS, killed and brought back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from perfed.experiment.overrides import override
 
 pytestmark = [pytest.mark.network, pytest.mark.long]
 ROOT = Path(__file__).parent.parent.parent
-TEXT = (ROOT / "docs" / "deploy.md").read_text()
+PAGES = ("tutorials/deploy.md", "howto/site.md")
+TEXT = "\n".join((ROOT / "docs" / page).read_text() for page in PAGES)
 NAMES = ("north", "south", "west")
 ROUNDS = 5
 EXACT = ["plan.engine=sequential", "plan.threads=1", "evaluation.every=10"]

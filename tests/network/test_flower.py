@@ -144,7 +144,7 @@ METHODS = {
     "mixed": {"data": {"columns": "named"}},
     "fedavg": {"secure_aggregation": {}},  # replies under masks, of which the server gets the sum
 }
-"""FLIC is in docs/deploy.md; over bytes without a network every method does so: tests/engine/flower/test_parity.py."""
+"""FLIC is in docs/tutorials/deploy.md; over bytes alone every method does so: tests/engine/flower/test_parity.py."""
 
 
 class Remote:
