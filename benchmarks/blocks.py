@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import perfed
-from perfed.training.plan import Plan
+from perfed.training.plan import EngineName, Plan
 
 NETWORKS = {"15-64-64-20": (15, 64, 64, 20), "784-256-128-64-10": (784, 256, 128, 64, 10)}
 PASSES = {"sgd": 4, "adam": 8}
@@ -74,7 +74,8 @@ def main() -> None:
                 for chunk in (1, 4, 8, 32, 128, 0, None):
                     if chunk is not None and chunk >= clients:
                         continue
-                    plan = Plan("auto", threads=1) if chunk is None else Plan("stacked", chunk=chunk, threads=1)
+                    engine: EngineName = "auto" if chunk is None else "stacked"
+                    plan = Plan(engine, chunk or 0, threads=1, remember=False)
                     each = seconds(sizes, optimizer, clients, plan) / steps
                     chosen = "" if chunk is not None else f" ({plan.describe()[1:]})"
                     label = "auto" if chunk is None else str(chunk or "all")

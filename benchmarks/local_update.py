@@ -138,7 +138,7 @@ def measure(work: Workload, threads: int) -> Row:
         make, run, steps = work.server, work.work, work.steps
         if engine == "sequential" and work.short is not None:
             make, run, steps = work.short
-        servers[engine] = make(Plan(engine)), run, steps
+        servers[engine] = make(Plan(engine, remember=False)), run, steps
         _warm_up(servers[engine][0], run)
     for repeat in range(work.repeats):
         torch.set_num_threads(count)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from turns import has_turn, methods_of, today
 
-os.environ.update(RAY_worker_niceness="0")  # of Ray's 15 its workers starve beside the other tests
+# Of Ray's niceness 15 its workers starve beside the other tests; no test depends on what earlier trials chose.
+os.environ.update(RAY_worker_niceness="0", PERFED_PLANS="")
 
 
 def pytest_collection_modifyitems(items):

@@ -64,7 +64,7 @@ def run(folder: Path) -> dict[str, Any]:
         perfed.Model(body=stage("body"), head=stage("head")),
         rounds=problem.rounds,
         seed=problem.seed,
-        plan=Plan("auto", threads=torch.get_num_threads()),
+        plan=Plan("auto", threads=torch.get_num_threads(), remember=False),
         evaluation=perfed.Evaluation(every=problem.rounds + 1),
         callbacks=[laps],
     )

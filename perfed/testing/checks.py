@@ -212,7 +212,7 @@ def planned(make: Make, plan: Plan, **options: Any) -> Server:
 
 def a_recorded_plan_gives_the_same_bits(make: Make) -> None:
     """Check that a run with the plan that another has recorded chooses nothing anew, and ends with its bits."""
-    plan = Plan("auto", threads=1)
+    plan = Plan("auto", threads=1, remember=False)
     first = planned(make, plan, rate=0.8)
     recorded = plan.to_dict()
     steps = make().epochs_in(1) > 0  # without steps, as with batch-norm, nothing is to be chosen
@@ -226,7 +226,7 @@ def a_recorded_plan_gives_the_same_bits(make: Make) -> None:
 
 def chunks_side_by_side_give_the_same_bits(make: Make) -> None:
     """Check that chunks that run at the same time give the bits of those that run one after the other."""
-    plan = Plan("auto", threads=1)
+    plan = Plan("auto", threads=1, remember=False)
     planned(make, plan)
     if plan.reasons:
         return  # batch-norm is never cut up

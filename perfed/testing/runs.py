@@ -135,7 +135,7 @@ def serve(
     """Return a server before its preparation; ``participation`` is in place of ``rate``."""
     model = by_columns(model or network_for(method, federation.num_classes or 1), federation.named_inputs)
     initialiser = Initialiser(method, model, seed, dtype, secure=secure)
-    plan = plan or Plan(engine, chunk)
+    plan = plan or Plan(engine, chunk, remember=False)
     policy = participation or Participation(rate=rate)
     return Server(federation, initialiser, plan, policy, rounds, engine=runner, clock=clock)
 

@@ -28,6 +28,7 @@ from perfed.training.private import PrivateTraining, check_rows_apart
 from perfed.training.settings import LocalTraining
 from perfed.training.step import Loss, Penalty, mean_loss, with_penalties
 from perfed.training.steprules import GradientTransform, StepRule, StepRules, Transform
+from perfed.training.trials import Trial
 from perfed.training.view import ExchangeId, View
 
 
@@ -284,9 +285,10 @@ class Cohort(View):
 
     def _run(self, task: Task) -> None:
         """Do ``task`` by the plan, and count its losses and steps."""
-        trial, task = None if self.layout.unstackable else partial(fitting.rehearse, task), self.watch(task)
+        trial = Trial(partial(fitting.rehearsal, task), int(task.steps.sum()), partial(self._workload, task))
+        kind, task = task.kind(self.layout.label), self.watch(task)
         try:
-            path = self.plan.path(task.kind(self.layout.label), self.n, trial, parallel=self.parallel)
+            path = self.plan.path(kind, self.n, None if self.layout.unstackable else trial, parallel=self.parallel)
             parts = self.plan.spread(
                 path, self.n, lambda first, stop: fitting.run(task.part(first, stop)), parallel=self.parallel
             )
@@ -297,6 +299,20 @@ class Cohort(View):
             self._loss_sum[first:stop] += losses.cpu().double()
             self._loss_steps[first:stop] += torch.from_numpy(done)
         self.forget()  # fused optimisers change tensors without raising their versions
+
+    def _workload(self, task: Task) -> dict[str, Any]:
+        """What the time of a step of ``task`` depends on beside machine, threads and clients, as plain values."""
+        method, rules = type(self.settings), task.rules or StepRules()
+        return self.workload(task.samples.x, task.params) | {
+            "method": f"{method.__module__}.{method.__qualname__}",
+            "added": [getattr(penalty, "__qualname__", type(penalty).__qualname__) for penalty in self.penalties],
+            "rules": [len(rules.transforms), type(rules.rule).__qualname__, rules.near is not None],
+            "trained": sorted(task.trained),
+            "optimizer": [task.optimizer.kind, task.optimizer.needs_memory],
+            "batch": task.batch_size,
+            "augmented": task.augment is not None,
+            "private": task.private is not None,
+        }
 
     def count(self, losses: Tensor) -> None:
         """Count ``losses`` ``(n,)`` as those of one training step, for parameters found otherwise than by :meth:`fit`.

@@ -24,7 +24,7 @@ from perfed.training.private import PrivateTraining
 from perfed.training.step import Loss, Objective, Step
 from perfed.training.steprules import DirectionStep, StepRules
 
-_TRIAL_STEPS = 3
+_REHEARSED = 6
 
 
 @dataclass(frozen=True)
@@ -108,35 +108,37 @@ class Task:
         )
 
 
-def run(task: Task, *, limit: int | None = None) -> tuple[Tensor, IntArray]:
-    """Do the steps of ``task``, at most ``limit`` of them.
+def run(task: Task) -> tuple[Tensor, IntArray]:
+    """Do the steps of ``task``.
 
     Returns:
         Sum of the losses over steps ``(clients,)``, and the number of steps of each client.
     """
-    if limit is not None:
-        task = replace(task, steps=np.minimum(task.steps, limit))
     order = np.argsort(-task.steps, kind="stable")
     if (order != np.arange(len(order))).any():
         return _run_sorted(task, order)
-    further = range(1, task.rules.streams if task.rules else 1)
-    keys = [task.keys, *(rng.key(task.keys, "stream", j) for j in further)]
-    sequences = [task.stream, *(task.stream and task.stream.apart(j) for j in further)]
-    if task.private and task.private.poisson:
-        drawn = [task.private.blocks(task.samples, key, task.batch_size, task.steps) for key in keys]
-        return _run(task, drawn), task.steps
-    plans = [
-        schedule(task.samples, key, batch_size=task.batch_size, steps=task.steps, stream=sequence)
-        for key, sequence in zip(keys, sequences, strict=True)
-    ]
-    return _run(task, [blocks(plan) for plan in plans]), plans[0].steps
+    sequences, steps = _sequences(task)
+    total = torch.zeros(task.clients, dtype=task.samples.x.dtype, device=task.samples.x.device)
+    for losses in _steps(task, sequences):
+        total[: len(losses)] += losses
+    return total, steps
+
+
+def rehearsal(task: Task, clients: int) -> Iterator[int]:
+    """A few steps of the first ``clients`` clients on a copy of their parameters, each when the next is asked for.
+
+    Yields:
+        Number of the clients that took the step.
+    """
+    part = task.part(0, clients)
+    part = _in_order(replace(part, steps=part.steps.clip(max=_REHEARSED)), np.argsort(-part.steps, kind="stable"))
+    copied = replace(part, params={name: tensor.clone() for name, tensor in part.params.items()})
+    return (len(losses) for losses in _steps(copied, _sequences(copied)[0]))
 
 
 def _run_sorted(task: Task, order: IntArray) -> tuple[Tensor, IntArray]:
     """Run with the clients sorted by decreasing number of steps, and put the results back in place."""
-    starts, counts = task.samples.starts, task.samples.counts
-    rows = torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in order]))
-    sorted_task = task.of(order, rows)
+    sorted_task = _in_order(task, order)
     losses, steps = run(sorted_task)
     for name in task.trained:
         task.params[name][torch.from_numpy(order).to(task.keys.device)] = sorted_task.params[name]
@@ -144,13 +146,33 @@ def _run_sorted(task: Task, order: IntArray) -> tuple[Tensor, IntArray]:
     return losses[torch.from_numpy(back).to(losses.device)], steps[back]
 
 
-def _run(task: Task, sequences: Sequence[Iterator[Block]]) -> Tensor:
+def _in_order(task: Task, order: IntArray) -> Task:
+    starts, counts = task.samples.starts, task.samples.counts
+    rows = torch.from_numpy(np.concatenate([np.arange(starts[i], starts[i] + counts[i]) for i in order]))
+    return task.of(order, rows)
+
+
+def _sequences(task: Task) -> tuple[list[Iterator[Block]], IntArray]:
+    """The mini-batches of each stream that the rules need, and the number of steps of each client."""
+    further = range(1, task.rules.streams if task.rules else 1)
+    keys = [task.keys, *(rng.key(task.keys, "stream", j) for j in further)]
+    streams = [task.stream, *(task.stream and task.stream.apart(j) for j in further)]
+    if task.private and task.private.poisson:
+        return [task.private.blocks(task.samples, key, task.batch_size, task.steps) for key in keys], task.steps
+    plans = [
+        schedule(task.samples, key, batch_size=task.batch_size, steps=task.steps, stream=stream)
+        for key, stream in zip(keys, streams, strict=True)
+    ]
+    return [blocks(plan) for plan in plans], plans[0].steps
+
+
+def _steps(task: Task, sequences: Sequence[Iterator[Block]]) -> Iterator[Tensor]:
+    """Do one step after the other, and yield the losses before it of the clients that took it."""
     # ``data`` has versions of its own: those of views are shared with the clients that another thread trains.
     trainable = {name: task.params[name].data.requires_grad_(True) for name in task.trained}
     state = OptimizerState(task.optimizer, trainable)
     params = {name: t for name, t in task.params.items() if name not in trainable} | trainable
     trained = frozenset(stage_of(name) for name in task.trained)
-    total = torch.zeros(task.clients, dtype=task.samples.x.dtype, device=task.samples.x.device)
     for together in zip(*sequences, strict=True):
         block = together[0]
         active = block.clients
@@ -178,8 +200,7 @@ def _run(task: Task, sequences: Sequence[Iterator[Block]]) -> Tensor:
                 )
                 for b in together
             ]
-            total[:active] += _step(task, state, batches)
-    return total
+            yield _step(task, state, batches)
 
 
 def _step(task: Task, state: OptimizerState, batches: list[Step]) -> Tensor:
@@ -299,12 +320,6 @@ class _Gradient:
             self.first = losses.detach()
         ones = torch.ones_like(losses)
         return leaves, torch.autograd.grad(losses, list(leaves.values()), ones, allow_unused=True, create_graph=twice)
-
-
-def rehearse(task: Task, clients: int) -> None:
-    """A few real steps for the first ``clients`` clients, on a copy of their parameters: changes nothing."""
-    part = task.part(0, clients)
-    run(replace(part, params={name: tensor.clone() for name, tensor in part.params.items()}), limit=_TRIAL_STEPS)
 
 
 class LossCurve:

@@ -8,13 +8,11 @@ chunk. Threads that are left over work on other chunks at the same time, which c
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
-from statistics import median
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import torch
 from pydantic import ConfigDict, Field
@@ -22,6 +20,7 @@ from pydantic import ConfigDict, Field
 from perfed.errors import PerfedError
 from perfed.settings import Table, unless
 from perfed.system import processor
+from perfed.training import choices
 
 EngineName = Literal["auto", "stacked", "sequential", "ray"]
 ENGINES: tuple[EngineName, ...] = ("auto", "stacked", "sequential", "ray")
@@ -31,11 +30,6 @@ Result = TypeVar("Result")
 
 HOLD = 1 << 30
 """Bytes of clients' states that are in memory by default."""
-_CHUNKS = (1, 8, 32)
-_TRIALS = 5
-_THREADS_PAY = 0.9
-_HOPELESS = 1.3
-_SLOW = 0.5
 
 
 @dataclass(frozen=True)
@@ -57,6 +51,17 @@ class Path:
         return [(first, min(first + size, clients)) for first in range(0, clients, size)]
 
 
+class Tryable(Protocol):
+    """Work whose ways can be compared (:class:`perfed.training.trials.Trial`)."""
+
+    @property
+    def workload(self) -> Callable[[], Mapping[str, Any]]:
+        """What the time of a step depends on beside kind, threads and clients, as plain values."""
+
+    def fastest(self, clients: int, threads: int, *, parallel: bool) -> tuple[int, int]:
+        """The chunk of clients (0: all) and its torch threads that take the least time."""
+
+
 @dataclass
 class Plan:
     """The paths of a run by kind of work, e.g. ``"fit head"``.
@@ -71,6 +76,7 @@ class Plan:
         paths: choices already made.
         hold: bytes of clients' states in memory; beyond it those that were made first are on disk. No result depends
             on it.
+        remember: whether what trials choose is kept for later runs of this user, and what they chose is taken.
         on_choice: called after each new choice, e.g. to write it down.
         trying: entered while ways are tried, e.g. to say so.
         reasons: what must run one client at a time, and why.
@@ -82,6 +88,7 @@ class Plan:
     paths: dict[str, Path] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     hold: int = HOLD
+    remember: bool = True
     on_choice: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
     trying: Callable[[], AbstractContextManager[object]] = field(default=nullcontext, repr=False, compare=False)
 
@@ -95,11 +102,11 @@ class Plan:
         if self.threads == 0:
             self.threads = 1 if self.engine == "ray" else torch.get_num_threads()
 
-    def path(self, kind: str, clients: int, trial: Callable[[int], None] | None, *, parallel: bool = False) -> Path:
+    def path(self, kind: str, clients: int, trial: Tryable | None, *, parallel: bool = False) -> Path:
         """The path for ``kind`` of work with ``clients`` clients at hand.
 
-        ``trial(chunk)`` does a few real steps for the first ``chunk`` clients, without lasting effect; ``None`` where
-        the work cannot be stacked. ``parallel``: the work will be given to :meth:`spread` with the same value.
+        ``trial`` has no lasting effect; ``None`` where the work cannot be stacked. ``parallel``: the work will be given
+        to :meth:`spread` with the same value.
         """
         if self.engine == "sequential" or trial is None:
             return Path(1, self.threads)
@@ -108,10 +115,21 @@ class Plan:
         if clients == 1:  # whether or not there is a choice for more, or a run with the choices made would differ
             return Path(1, self.threads)
         if kind not in self.paths:
-            with self.trying():
-                self.paths[kind] = self._fastest(clients, trial, parallel)
+            self.paths[kind] = self._chosen(kind, clients, trial, parallel)
             self.on_choice()
         return self.paths[kind]
+
+    def _chosen(self, kind: str, clients: int, trial: Tryable, parallel: bool) -> Path:
+        """What an earlier trial of the same work has found, or one that is made now."""
+        work = {"kind": kind, "clients": clients, "threads": self.threads, "parallel": parallel, **trial.workload()}
+        known = choices.find(work) if self.remember else None
+        if known is not None:
+            return Path(*known)
+        with self.trying():
+            found = trial.fastest(clients, self.threads, parallel=parallel)
+        if self.remember:
+            choices.keep(work, *found)
+        return Path(*found)
 
     def spread(
         self, path: Path, clients: int, work: Callable[[int, int], Result], *, parallel: bool
@@ -128,35 +146,17 @@ class Plan:
             ``(first, stop, result)`` of each chunk, in order.
         """
         spans = path.spans(clients)
-        found = _at_once(lambda span: work(*span), spans, path.threads, self._workers(path, clients, parallel))
+        workers = busy(path.chunk, path.threads, clients, self.threads) if parallel else 1
+        with side_by_side(path.threads, workers) as each:
+            found = each(lambda span: work(*span), spans)
         return [(first, stop, result) for (first, stop), result in zip(spans, found, strict=True)]
-
-    def _workers(self, path: Path, clients: int, parallel: bool) -> int:
-        """Chunks that run at the same time."""
-        return max(1, min(len(path.spans(clients)), self.threads // path.threads)) if parallel else 1
-
-    def _fastest(self, clients: int, trial: Callable[[int], None], parallel: bool) -> Path:
-        """The path with the least median time; more threads must pay clearly: a busy machine slows them most."""
-        seconds: dict[Path, float] = {}
-        for threads in sorted({1, self.threads}):
-            quickest = float("inf")
-            for chunk in [c for c in _CHUNKS if c < clients] + [0]:
-                path = Path(chunk, threads)
-                workers = self._workers(path, clients, parallel)
-                size = path.size(clients)
-                seconds[path] = _typical_time(trial, size, threads, workers) / (workers * size)
-                if seconds[path] > _HOPELESS * quickest:
-                    break  # larger stacks of large models only get slower, and trying them takes long
-                quickest = min(quickest, seconds[path])
-        alone = min((path for path in seconds if path.threads == 1), key=lambda path: seconds[path])
-        best = min(seconds, key=lambda path: seconds[path])
-        return best if seconds[best] < _THREADS_PAY * seconds[alone] else alone
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for configuration files and checkpoints; :class:`PlanSettings` reads them."""
         paths = {kind: asdict(path) for kind, path in sorted(self.paths.items())}
         hold = {} if self.hold == HOLD else {"hold_megabytes": self.hold >> 20}
-        return {"engine": self.engine, "chunk": self.chunk, "threads": self.threads, **hold, "paths": paths}
+        remember = {} if self.remember else {"remember": False}
+        return {"engine": self.engine, "chunk": self.chunk, "threads": self.threads, **hold, **remember, "paths": paths}
 
     def describe(self) -> list[str]:
         """One line per choice and per reason, for people."""
@@ -183,36 +183,20 @@ class PlanSettings(Table):
         description="of clients' states in memory; the others are on disk",
         exclude_if=unless(HOLD >> 20),
     )
+    remember: bool = Field(
+        True, description="whether later runs of this user take over what trials choose", exclude_if=unless(True)
+    )
     paths: dict[str, Path] = Field(default_factory=dict)
 
     def build(self) -> Plan:
         """A plan of its own, with the recorded choices."""
-        return Plan(self.engine, self.chunk, self.threads, dict(self.paths), hold=self.hold_megabytes << 20)
+        hold = self.hold_megabytes << 20
+        return Plan(self.engine, self.chunk, self.threads, dict(self.paths), hold=hold, remember=self.remember)
 
 
-def _typical_time(trial: Callable[[int], None], chunk: int, threads: int, workers: int) -> float:
-    """Median seconds of a few trials, ``workers`` at once, after a first one that warms up; one trial if it is slow."""
-    first = _timed(trial, chunk, threads, workers)
-    if first > _SLOW:
-        return first
-    return median(_timed(trial, chunk, threads, workers) for _ in range(_TRIALS))
-
-
-def _timed(trial: Callable[[int], None], chunk: int, threads: int, workers: int) -> float:
-    begin = time.perf_counter()
-    _at_once(trial, [chunk] * workers, threads, workers)
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - begin
-
-
-def _at_once(work: Callable[[Item], Result], items: Sequence[Item], threads: int, workers: int) -> list[Result]:
-    """``work`` of each item in order, ``workers`` of them at the same time with ``threads`` torch threads each."""
-    with use_threads(threads):
-        if workers == 1:
-            return [work(item) for item in items]
-        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
-            return list(pool.map(work, items))
+def busy(chunk: int, threads: int, clients: int, free: int) -> int:
+    """Chunks of ``chunk`` clients (0: all) that are worked on at the same time, where ``free`` threads are there."""
+    return max(1, min(-(-clients // (chunk or clients)), free // threads))
 
 
 @contextmanager
@@ -227,6 +211,19 @@ def use_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def side_by_side(
+    threads: int, workers: int
+) -> Iterator[Callable[[Callable[[Item], Result], Sequence[Item]], list[Result]]]:
+    """What does work for several items, in order, ``workers`` at a time with ``threads`` torch threads each."""
+    with use_threads(threads):
+        if workers == 1:
+            yield lambda work, items: [work(item) for item in items]
+            return
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+            yield lambda work, items: list(pool.map(work, items))
 
 
 _DEVICES = ("cpu", "cuda", "mps", "xpu")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any
 
@@ -19,10 +19,12 @@ from perfed.errors import PerfedError
 from perfed.model.chain import Parameters, stage_of
 from perfed.model.placement import PER_DOMAIN, Layout
 from perfed.model.stacked import Pass, apply_module, apply_per_domain, shareable
+from perfed.system import installed_version
 from perfed.training.batches import Samples
 from perfed.training.cox import client_cox_losses
-from perfed.training.plan import Plan
+from perfed.training.plan import Plan, arithmetic
 from perfed.training.step import Objective, balanced, by_turns, sample_losses
+from perfed.training.trials import Trial
 
 _WINDOW_BYTES = 64 << 20
 
@@ -169,13 +171,26 @@ class View:
                 inputs = self._apply(stage, inputs, run, None if domain is None else domain[first:stop])
             return inputs
 
-        def trial(chunk: int) -> None:
-            apply(0, chunk)
+        def begin(chunk: int) -> Iterator[int]:
+            while True:
+                apply(0, chunk)
+                yield chunk
 
         kind = f"forward {'+'.join(stages)}{self.layout.label}"
-        path = self.plan.path(kind, self.n, None if self.layout.unstackable else trial, parallel=self.parallel)
+        trial = None if self.layout.unstackable else Trial(begin, self.n, partial(self.workload, x[0], params))
+        path = self.plan.path(kind, self.n, trial, parallel=self.parallel)
         parts = [part for _, _, part in self.plan.spread(path, self.n, apply, parallel=self.parallel)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def workload(self, x: Tensor, params: Parameters) -> dict[str, Any]:
+        """What the time of work on ``x`` ``(samples, ...)`` depends on beside threads and clients, as plain values."""
+        return {
+            "machine": arithmetic(self.device),
+            "perfed": installed_version(),
+            "model": repr(self.chain),
+            "parameters": {name: list(tensor.shape[1:]) for name, tensor in sorted(params.items())},
+            "inputs": [str(x.dtype), *x.shape[1:]],
+        }
 
     def _apply(self, stage: str, x: Tensor, run: Pass, domain: Tensor | None) -> Tensor:
         module = self.chain.get_submodule(stage)

@@ -142,7 +142,7 @@ class Worker:
         background, initialiser = unpack(parcel, copy=True)
         assert isinstance(background, Background) and isinstance(initialiser, Initialiser)
         initialiser.device = torch.device(initialiser.device.type)  # Ray shows a worker its own GPUs alone
-        self._plan = Plan("ray", threads=self._threads)
+        self._plan = Plan("ray", threads=self._threads, remember=False)
         self._host = LocalExecutor((), background, initialiser, self._plan)
         self._states: dict[str, tuple[int, Tree]] = {}
 
