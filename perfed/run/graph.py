@@ -8,18 +8,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.fx import Node
 
 from perfed.system import write_atomic
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
 
 _GRAPH = "graph"
 _ATEN = re.compile(r"aten\.(\w+)\.(\w+)")

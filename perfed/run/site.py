@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
 
 from perfed.data.inputs import as_tensor, column_names
 from perfed.data.reading import reason_of, refuse_untrusted
@@ -26,9 +27,6 @@ from perfed.run.client_module import ClientModule
 from perfed.run.graph import NotData, read_graph, write_graph
 from perfed.run.site_facts import FORMAT, read_facts
 from perfed.system import write_atomic
-
-if TYPE_CHECKING:  # half a second, which predictions do not need
-    from torch.export import ExportedProgram
 
 FACTS, NETWORK, PROGRAM, TABLE = "site.json", "network.safetensors", "network.pt2", "table.zip"
 EXAMPLES = 3
@@ -60,7 +58,7 @@ class SiteModel:
             PerfedError: it cannot be made one.
         """
         found = self.module
-        return traced(found, self.site, *example_of(self.facts)) if isinstance(found, nn.Module) else found
+        return found if isinstance(found, ExportedProgram) else traced(found, self.site, *example_of(self.facts))
 
     def __repr__(self) -> str:
         return f"<SiteModel '{self.site}': {self.facts['method']} on '{self.facts['dataset']}'>"
@@ -136,7 +134,7 @@ class SiteModel:
 
     def outputs(self, *arguments: Tensor) -> NDArray[Any]:
         """Return what the network says of what :meth:`arguments` gives."""
-        network = self.module if isinstance(self.module, nn.Module) else self.module.module()
+        network = self.module.module() if isinstance(self.module, ExportedProgram) else self.module
         with torch.no_grad():
             parts = [network(*rows) for rows in zip(*(a.split(_ROWS) for a in arguments), strict=True)]
         found: NDArray[Any] = torch.cat(parts).numpy()
@@ -310,7 +308,7 @@ def traced(module: nn.Module, site: str, *arguments: Tensor) -> ExportedProgram:
     Raises:
         PerfedError: a stage of the model depends on the values of its inputs in a way that no graph can say.
     """
-    batch = torch.export.Dim("batch")
+    batch = Dim("batch")
 
     def export() -> ExportedProgram:
         return torch.export.export(module, arguments, dynamic_shapes=({0: batch},) * len(arguments), strict=False)
