@@ -32,7 +32,7 @@ def test_the_changelog_has_its_sections_and_every_version_once():
     versions = re.findall(r"^## \[(.+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert versions[0] == "Unreleased" and len(set(versions)) == len(versions)
     sections = re.findall(r"^### (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert {*sections} <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    assert {*sections} <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Known limits"}
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
