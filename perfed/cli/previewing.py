@@ -105,7 +105,10 @@ def _whole(shown: Preview) -> Iterator[str]:
 
 
 def _metrics(shown: Preview) -> str:
-    return f"the metrics {', '.join(shown.metrics)}" if shown.metrics else "no loss and no metric"
+    if not shown.metrics:
+        return "no loss and no metric"
+    noisy = shown.experiment.privacy is not None
+    return f"the metrics {', '.join(shown.metrics)}{', with noise,' if noisy else ''}"
 
 
 def _head(shown: Preview) -> str:

@@ -98,6 +98,7 @@ def site_files(deployment: Deployment, study: Experiment, site: str, credentials
         "masks": "" if study.secure_aggregation is None else _MASKS,
         "mixed": _MIXED if mixes(study) else "",
         **(_PLAIN if study.privacy is None else _PRIVATE[study.privacy.unit]),
+        **({} if study.privacy is None or study.privacy.metrics == "none" else {"measured": _noisy(study)}),
         "files": "" if credentials is None else _files(site, credentials),
         "key_leaves": "" if credentials is None else " With every call a signature made with its key, never the key.",
         "tls_failures": "" if credentials is None else _TLS_FAILURES,
@@ -123,6 +124,18 @@ _PLAIN = {
     "counts": " (of each class, of each domain, or with an event)",
     "noise": "this deployment adds no noise to them.",
 }
+
+
+def _noisy(study: Experiment) -> str:
+    """What a page says of metrics that leave with noise."""
+    names = ", ".join(dict.fromkeys(["accuracy (mse)", *study.evaluation.measured]))
+    after = "each round that is evaluated" if study.evaluation.every < study.rounds else "the last rounds"
+    return (
+        f"No loss of training. After {after}, metrics of your model on your test rows ({names}), with noise made on "
+        "your\n  machine; `spent.json` counts them. `metrics.jsonl` of the run's folder there has the exact ones."
+    )
+
+
 _PRIVATE = {
     unit: {
         "extra": ",privacy",

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from perfed.data.reading import checked, read_json
+from perfed.data.target_scale import TargetScale
+from perfed.engine.evaluate import Outputs
 from perfed.engine.flower.refusal import Refused, Said
 from perfed.errors import PerfedError
+from perfed.method.declared import FederationInfo
 from perfed.privacy.accountant import Releases, epsilon
 from perfed.privacy.apply import PrivateMethod
 from perfed.rng import Noise
@@ -57,6 +60,8 @@ class Told:
         unit, delta, noise: of its table ``[privacy]``, with the noise that was found.
         ahead: releases that belong to no round.
         rounds: releases by the number of the round.
+        metrics: releases of test rows by the number of the round: metrics that left with noise.
+        metrics_noise: of these.
     """
 
     run: str
@@ -67,11 +72,20 @@ class Told:
     noise: float
     ahead: int
     rounds: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, int] = field(default_factory=dict)
+    metrics_noise: float = 0.0
 
     @property
     def squares(self) -> float:
-        """Releases over the square of the noise: what adds up over runs (Dong et al. 2022, corollary 2)."""
-        return sum(self.rounds.values(), self.ahead) / self.noise**2
+        """Releases over the square of the noise: what adds up over runs (Dong et al. 2022, corollary 2).
+
+        A row is in training or in the test, and what a run tells of it is the larger of both; of a site it is both.
+        In another run it may be the other, so that over runs the larger ones add up.
+        """
+        training = sum(self.rounds.values(), self.ahead) / self.noise**2
+        told = sum(self.metrics.values())
+        measured = told / self.metrics_noise**2 if told else 0.0
+        return max(training, measured) if self.unit == "sample" else training + measured
 
 
 def ledger(folder: Path) -> list[Told]:
@@ -122,7 +136,8 @@ class SiteBudget:
         self._most, self._delta = most, plan.settings.delta if delta is None else delta
         self._secret = secret_in(run)
         stated, unit = plan.settings, plan.settings.unit
-        self._new = Told(run.name, _name(self._secret), study, unit, stated.delta, plan.noise, plan.ahead.whole)
+        kept = (run.name, _name(self._secret), study, unit, stated.delta, plan.noise, plan.ahead.whole)
+        self._new = Told(*kept, metrics_noise=0.0 if plan.metrics is None else plan.metrics.noise)
 
     def noise(self, message: bytes) -> Noise:
         """Return where the noise of the answer to ``message`` comes from."""
@@ -139,7 +154,38 @@ class SiteBudget:
         if mine is not None and (not round_ or str(round_) in known.rounds):
             return
         told = {str(round_): self._plan.in_round(round_).whole} if round_ else {}
-        known = replace(known, rounds={**known.rounds, **told})
+        self._write(replace(known, rounds={**known.rounds, **told}), others, round_)
+
+    def measured(
+        self, round_: int, message: bytes, outputs: Outputs, info: FederationInfo, scale: TargetScale | None
+    ) -> dict[str, float]:
+        """Return the metrics that leave after a round, with noise, and note them before; a round counts once.
+
+        Args:
+            round_: number of the round.
+            message: names the message that is answered.
+            outputs: what the site's model says of its test rows, in the unit of the data.
+            info: of the federation.
+            scale: what targets were standardised by.
+
+        Raises:
+            Refused: as :meth:`spend`.
+        """
+        metrics = self._plan.metrics
+        assert metrics is not None
+        mine, others = self._lines()
+        known = mine or self._new
+        if str(round_) not in known.metrics:
+            told = {**known.metrics, str(round_): metrics.each}
+            self._write(replace(known, metrics=told), others, round_)
+        return metrics.told(outputs, metrics.bounds(info.task, info.num_classes, scale), self.noise(message))
+
+    def _write(self, known: Told, others: Sequence[Told], round_: int) -> None:
+        """Let the ledger say what this run was told, if it may be.
+
+        Raises:
+            Refused: it may not.
+        """
         budget, stated = self._plan.budget, self._plan.settings
         spent = total([known], stated.unit, stated.delta)
         if budget is not None and spent > budget * _SLACK:
@@ -152,7 +198,9 @@ class SiteBudget:
         """Return the settings of the study and what the run has spent, for a model's card."""
         mine, settings = self._lines()[0], self._plan.settings
         told = [] if mine is None else [mine]
-        spent, most = total(told, settings.unit, settings.delta), self._plan.spent(self._plan.affordable)
+        rounds = self._plan.affordable
+        most = self._plan.spent(rounds, self._plan.evaluations(rounds))
+        spent = total(told, settings.unit, settings.delta)
         return {**self._plan.stated(), "spent": spent, "most": most}
 
     def _lines(self) -> tuple[Told | None, list[Told]]:
@@ -176,7 +224,10 @@ def check_planned(folder: Path, run: str, plan: PrivateMethod, most: float | Non
         Refused: all of it would be more.
     """
     settings = plan.settings
-    ahead = Told("", "", "", settings.unit, settings.delta, plan.noise, plan.told(plan.affordable).whole)
+    rounds, metrics = plan.affordable, plan.metrics
+    ahead = Told("", "", "", settings.unit, settings.delta, plan.noise, plan.told(rounds).whole)
+    if metrics is not None:
+        ahead = replace(ahead, metrics={"": metrics.each * plan.evaluations(rounds)}, metrics_noise=metrics.noise)
     told = [*(one for one in ledger(folder) if one.run != run), ahead]
     check_most(told, settings.unit, most, settings.delta if delta is None else delta)
 

@@ -35,7 +35,24 @@ def private_in(study: Experiment) -> PrivateMethod | None:
     ):
         if given:
             raise PerfedError(f"evaluation.{key}: under [privacy] losses and metrics stay at the sites; leave it out")
+    if study.privacy.metrics == "noisy":
+        _check_noisy(study)
     return study.in_private(len(study.data.options["files"]))
+
+
+def _check_noisy(study: Experiment) -> None:
+    """Refuse metrics with noise that are of other models or rows than is counted, or of no rows one by one."""
+    evaluation, said = study.evaluation, "privacy.metrics = 'noisy'"
+    if task_of(study) == "survival":
+        raise PerfedError(f"{said}: no metric of survival is a mean over rows; leave it out")
+    allowed = [("split", "test", "training and validation rows are counted in training")]
+    allowed += [("when", "before", "models of a site's own are measured before the next round")]
+    if study.secure_aggregation is not None:
+        allowed += [("weights", "uniform", "under masks each site has the same weight")]
+    for key, value, why in allowed:
+        if getattr(evaluation, key) != value:
+            given = getattr(evaluation, key)
+            raise PerfedError(f"evaluation.{key} = '{given}': with {said} {why}; allowed: {value}")
 
 
 def method_of(study: Experiment) -> Method:
@@ -95,6 +112,7 @@ def protocol_of(study: Experiment, domains: int) -> Protocol:
         validated=evaluation.stop == "validated",
         metrics=evaluation.measured,
         held=evaluation.classes == "held",
+        noisy=study.privacy is not None and study.privacy.metrics == "noisy",
     )
 
 

@@ -21,8 +21,25 @@ from perfed.training.step import sample_losses
 
 Metrics = dict[str, dict[str, float]]
 
+SUM_OF = "sum of "
+"""What the name of a group of clients begins with, in the place of a client's id, where one mean of all is known."""
 ENOUGH = 10
 """Samples of a domain from which on it enters the mean and extremes over domains."""
+
+
+def group_of(clients: Iterable[str]) -> str:
+    """The name of a group of clients of which the mean alone is known.
+
+    Example:
+        >>> group_of(["south", "north"]), summed_clients("sum of north,south"), summed_clients("north")
+        ('sum of north,south', ['north', 'south'], [])
+    """
+    return SUM_OF + ",".join(sorted(clients))
+
+
+def summed_clients(name: str) -> list[str]:
+    """The clients of a group of that name; none where it is a client's own id."""
+    return name.removeprefix(SUM_OF).split(",") if name.startswith(SUM_OF) else []
 
 
 @torch.no_grad()
@@ -289,9 +306,15 @@ def sample_counts(federation: Federation, split: str) -> dict[str, float]:
 def summarise(metrics: Mapping[str, Mapping[str, float]], weights: Mapping[str, float] | None = None) -> dict[str, Any]:
     """:func:`spread` of every metric over the clients that have it; ``weights`` by client id.
 
-    Where some clients do not have it, ``n`` is the number of those that do.
+    Where some clients do not have it, ``n`` is the number of those that do. Of groups of which the mean alone is known
+    (:func:`group_of`), all else is NaN.
     """
     found: dict[str, Any] = {}
+    if any(summed_clients(client) for client in metrics):
+        unknown = dict.fromkeys(("std", "min", "p10", "p90", "max"), float("nan"))
+        names = dict.fromkeys(name for values in metrics.values() for name in values)
+        each = {name: [values[name] for values in metrics.values() if name in values] for name in names}
+        return {name: {"mean": float(np.mean(values)), **unknown} for name, values in each.items()}
     for name in dict.fromkeys(name for client in sorted(metrics) for name in metrics[client]):
         clients = [client for client in sorted(metrics) if name in metrics[client]]
         share = None if weights is None else [weights[c] for c in clients]

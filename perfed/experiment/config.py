@@ -132,6 +132,8 @@ class Experiment(BaseModel):
             name=self.method,
             policy=who.policy,
             shares=0 if secure is None else secure.needed(asked, asked),
+            measured=self.evaluation.measured,
+            evaluated=[n for n in range(1, self.rounds + 1) if self.evaluation.is_due(n, self.rounds)],
         )
 
     @property

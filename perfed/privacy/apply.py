@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -14,6 +14,7 @@ from perfed.methods.flic.anchors import Anchors
 from perfed.privacy.accountant import Releases, epsilon, noise_for
 from perfed.privacy.client import ClientPrivacy
 from perfed.privacy.mechanisms import Declared, Mechanism, declared_of
+from perfed.privacy.metrics import NoisyMetrics, check_measured
 from perfed.privacy.sample import SamplePrivacy
 from perfed.privacy.settings import Privacy
 
@@ -31,6 +32,7 @@ class PrivateMethod:
         ahead: releases of one client that do not belong to a round: preparation, counts, and its own model at the end.
         rounds: releases in each round, of a client that takes part in it.
         notes: for the summary.
+        metrics: that leave real sites with noise; ``None``: none do.
     """
 
     method: Method
@@ -38,6 +40,7 @@ class PrivateMethod:
     ahead: Releases
     rounds: tuple[Releases, ...]
     notes: Sequence[str] = ()
+    metrics: NoisyMetrics | None = None
 
     @property
     def noise(self) -> float:
@@ -73,20 +76,36 @@ class PrivateMethod:
         """Return what a client tells that takes part in round ``number``; beyond the plan as in its last one."""
         return self.rounds[min(number, len(self.rounds)) - 1]
 
-    def spent(self, rounds: int) -> float:
-        """Return the epsilon of a client that took part in so many rounds."""
-        return epsilon(self.noise, self.told(rounds), self.settings.delta)
+    def spent(self, rounds: int, evaluated: int = 0) -> float:
+        """Return the epsilon of a client that took part in so many rounds, ``evaluated`` of which told its metrics.
+
+        Of rows it is that of a training row or of a test row, whichever is more: no row is both.
+        """
+        delta, told = self.settings.delta, self.told(rounds)
+        if self.metrics is None:
+            return epsilon(self.noise, told, delta)
+        measured = Releases(self.metrics.each).times(evaluated)
+        if self.settings.unit == "client":
+            return epsilon(self.noise, told + measured, delta)
+        return max(epsilon(self.noise, told, delta), epsilon(self.metrics.noise, measured, delta))
+
+    def evaluations(self, rounds: int) -> int:
+        """Return how often metrics leave with noise where training ends after ``rounds``."""
+        return 0 if self.metrics is None else self.metrics.evaluations(rounds)
+
+    def _spent_by(self, rounds: int) -> float:
+        return self.spent(rounds, self.evaluations(rounds))
 
     @property
     def affordable(self) -> int:
         """How many rounds the budget of a client lasts; all of them where there is no budget."""
         budget = self.settings.epsilon
         low, high = 0, len(self.rounds)
-        if budget is None or self.spent(high) <= budget:
+        if budget is None or self._spent_by(high) <= budget:
             return high
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.spent(middle) <= budget else (low, middle)
+            low, high = (middle, high) if self._spent_by(middle) <= budget else (low, middle)
         return low
 
 
@@ -99,6 +118,8 @@ def privately(
     name: str = "",
     policy: str = "all",
     shares: int = 0,
+    measured: Sequence[str] = (),
+    evaluated: Sequence[int] = (),
 ) -> PrivateMethod:
     """Return ``method`` under ``settings``, with the noise for ``rounds`` rounds.
 
@@ -110,6 +131,8 @@ def privately(
         name: of the method, for messages.
         policy: of participation.
         shares: fewest clients in a sum, where the server sees sums alone: for ``unit = "client"`` they add the noise.
+        measured: metrics beside those that the task always has.
+        evaluated: rounds that are.
 
     Raises:
         PerfedError: something leaves that has no mechanism; names it. Settings that do not fit.
@@ -128,15 +151,34 @@ def privately(
             f"privacy: participation.policy = '{policy}' follows what clients tell of their training, which has no "
             "mechanism; allowed: uniform, all"
         )
+    metrics = _metrics(settings, measured, evaluated, shares)
+    times = 0 if metrics is None else len(evaluated)
+    together = Releases()  # with what training tells
     if settings.unit == "client":
         plans = [(Releases(), tuple([Releases(1 if _sends(declared) else 0)] * rounds))]
+        together = Releases(0 if metrics is None else metrics.each).times(times)
     else:
-        plans = [_of_rows(method, declared, number, rounds) for number in _row_numbers(settings, rows)]
-    noise, (ahead, plan) = _worst(plans, settings)
+        plans = [_of_rows(method, declared, number, rounds, max(1, times)) for number in _row_numbers(settings, rows)]
+    noise, (ahead, plan) = _worst(plans, settings, together)
     settings = settings.model_copy(update={"noise": noise})
+    if metrics is not None and settings.unit == "client":
+        metrics = replace(metrics, noise=noise)
     entries = tuple(dict.fromkeys(entry for _, of in declared for entry in of.entries))
     made = _with(method, settings, entries, shares)
-    return PrivateMethod(made, settings, ahead, plan, (*notes, *_warned(settings, rows)))
+    return PrivateMethod(made, settings, ahead, plan, (*notes, *_warned(settings, rows)), metrics)
+
+
+def _metrics(settings: Privacy, measured: Sequence[str], evaluated: Sequence[int], shares: int) -> NoisyMetrics | None:
+    """The metrics that leave with noise; where rows are protected, that of a budget of the test rows' own."""
+    if settings.metrics == "none":
+        return None
+    names, rows = check_measured(measured), settings.unit == "sample"
+    found = NoisyMetrics(
+        names, settings.unit, settings.noise or 0.0, settings.metrics_bound, tuple(evaluated), 0 if rows else shares
+    )
+    if not rows or settings.epsilon is None:
+        return found
+    return replace(found, noise=_found(settings.epsilon, settings.delta, Releases(found.each).times(len(evaluated))))
 
 
 def _with(method: Method, settings: Privacy, entries: tuple[str, ...], shares: int) -> Method:
@@ -200,10 +242,10 @@ _Plan = tuple[Releases, tuple[Releases, ...]]
 """Releases of a client apart from rounds, and in each round."""
 
 
-def _worst(plans: Sequence[_Plan], settings: Privacy) -> tuple[float, _Plan]:
-    """The noise multiplier, given or found, and the plan of the client that tells most with it."""
+def _worst(plans: Sequence[_Plan], settings: Privacy, together: Releases) -> tuple[float, _Plan]:
+    """The noise multiplier, given or found, and the plan of who tells most with it; ``together``: told besides."""
     worst, noise = plans[0], settings.noise
-    totals = [sum(each, ahead) for ahead, each in plans]
+    totals = [sum(each, ahead) + together for ahead, each in plans]
     if noise is None:
         assert settings.epsilon is not None
         noise = max(_found(settings.epsilon, settings.delta, total) for total in totals)
@@ -234,9 +276,12 @@ def _row_numbers(settings: Privacy, rows: Sequence[int] | None) -> list[int | No
 
 
 def _of_rows(
-    method: Method, declared: Sequence[tuple[Method | Extension, Declared]], number: int | None, rounds: int
+    method: Method, declared: Sequence[tuple[Method | Extension, Declared]], number: int | None, rounds: int, own: int
 ) -> _Plan:
-    """Plan of a client with so many rows, whose mini-batches are drawn by coins; ``None``: in passes over the rows."""
+    """Plan of a client with so many rows, whose mini-batches are drawn by coins; ``None``: in passes over the rows.
+
+    ``own``: how many models of its own are told of: the one that it keeps, or each whose metrics leave.
+    """
     kinds: list[Mechanism] = [kind for _, of in declared for kind in (*of.once, *of.entries.values()) if kind.once]
     counts = len({kind.counts for kind in kinds})
 
@@ -248,7 +293,7 @@ def _of_rows(
 
     ahead = Releases(counts)
     for part, of in declared:
-        ahead += passes(of.before(part) + of.own(part))
+        ahead += passes(of.before(part) + own * of.own(part))
     extra = Releases(sum(of.round(part) for part, of in declared))
     return ahead, tuple(passes(method.in_round(r).epochs_in(r)) + extra for r in range(1, rounds + 1))
 

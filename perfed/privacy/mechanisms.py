@@ -91,6 +91,12 @@ ANCHORS = Mechanism("anchors", "a step from noisy class means and counts", _CUT,
 HELD = Mechanism(
     "classes held", "of noisy class counts", "does not leave: all clients weigh the same", "1 (a row)", counts="classes"
 )
+METRICS = Mechanism(
+    "metrics of evaluation",
+    'with `metrics = "noisy"` at real sites: means over n test rows, each cut to its bound B; noise z B / n',
+    "the same; noise z B on a client's mean, or a share of it where the server sees sums alone",
+    "B / n (a test row); B (a client)",
+)
 NONE: dict[str, Mechanism] = {
     name: Mechanism(name)
     for name in ("losses", "second moments", "Hessians", "kernels", "trees", "domain counts", "choices", "features")

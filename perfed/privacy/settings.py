@@ -22,6 +22,11 @@ class Privacy(BaseModel):
         sampling: ``"full"``: each row is once in a pass. ``"poisson"``: by a coin in each mini-batch, which is counted
             as such.
         rows: R, largest norm of a row in sums of rows (class means); longer ones are cut.
+        metrics: whether metrics of evaluation leave real sites: ``"none"`` does, or those that are means over test rows
+            do with noise. Test rows are no training rows: where rows are protected, ``epsilon`` is a budget of theirs
+            too. Where clients are, training and metrics share it.
+        metrics_bound: most that a test row counts in log-loss; in errors of a regression in units of the targets'
+            standard deviation, in squared ones of its square.
 
     Example:
         >>> Privacy(epsilon=6.0, delta=1e-3).unit
@@ -43,6 +48,14 @@ class Privacy(BaseModel):
         "full", description="how mini-batches are drawn", exclude_if=unless("full")
     )
     rows: float = Field(1.0, gt=0, description="largest norm of a row in sums of rows", exclude_if=unless(1.0))
+    metrics: Literal["none", "noisy"] = Field(
+        "none",
+        description="metrics that leave real sites: none, or means over test rows with noise",
+        exclude_if=unless("none"),
+    )
+    metrics_bound: float = Field(
+        4.0, gt=0, description="most that a test row counts in losses and errors", exclude_if=unless(4.0)
+    )
 
     @model_validator(mode="after")
     def _has_a_budget(self) -> Self:

@@ -73,7 +73,8 @@ def against(method: str, base: str, values: ClientTable, known: Metric, bytes_: 
     seeds = int(np.isfinite(gains).any(1).sum())
     better, equal, worse = (int(np.nansum(found)) for found in (gains > 0, gains == 0, gains < 0))
     chances = chances_of(base, values, known)
-    gain = interval(gains, values.weights, chances) if seeds else Gain(float("nan"), None, None)
+    noise = values.noise_of(method, base)
+    gain = interval(gains, values.weights, chances, noise) if seeds else Gain(float("nan"), None, None)
     return MethodVerdict(method, gain, seeds, better, equal, worse, bytes_)
 
 

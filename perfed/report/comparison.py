@@ -259,7 +259,8 @@ def _metric_table(metric: str, rows: Sequence[ComparisonRow], title: str) -> Tex
 
 def _cells(row: ComparisonRow) -> list[str]:
     spread = (row.mean, row.std, row.worst, row.tenth_worst)
-    mean, *numbers = (UNKNOWN if value is None else metric_text(row.metric, value) for value in spread)
+    known = (None if value is None or math.isnan(value) else value for value in spread)
+    mean, *numbers = (UNKNOWN if value is None else metric_text(row.metric, value) for value in known)
     if row.mean_std is not None:
         mean += f" ± {metric_text(row.metric, row.mean_std)}"
     return [

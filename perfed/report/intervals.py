@@ -65,6 +65,7 @@ class Spread:
         clients: the same of B and E, from the means of the clients; 0 with one client.
         cells: of E alone; 0 with one seed or one client.
         of_seeds, of_clients: degrees of freedom of the first two.
+        noise: of noise that was added to the differences, which is known; the estimates have it in them.
     """
 
     mean: float
@@ -73,10 +74,14 @@ class Spread:
     cells: float
     of_seeds: float
     of_clients: float
+    noise: float = 0.0
 
     @classmethod
-    def of(cls, differences: Numbers, weights: Numbers) -> Spread:
-        """That of ``differences`` ``(seeds, clients)``, NaN where there is none, with the ``weights`` of clients."""
+    def of(cls, differences: Numbers, weights: Numbers, noise: Numbers | None = None) -> Spread:
+        """That of ``differences`` ``(seeds, clients)``, NaN where there is none, with the ``weights`` of clients.
+
+        ``noise``: the variance of what was added to each of them; ``None``: nothing was.
+        """
         weighed = np.where(np.isfinite(differences), weights, 0.0)
         kept = np.ix_(weighed.any(1), weighed.any(0))
         share = weighed[kept] / weighed.sum()
@@ -90,32 +95,40 @@ class Spread:
         if min(there.shape) > 1:
             own = np.square(share * _residuals(centred, share))
             cells = float((own / np.outer(_leverage(of_seed), _leverage(of_client))).sum())
-        return cls(mean, seeds, clients, cells, seeds_freedom, clients_freedom)
+        known = 0.0 if noise is None else float((share**2 * noise[kept])[there].sum())
+        return cls(mean, seeds, clients, cells, seeds_freedom, clients_freedom, known)
 
     def half(self, error: float) -> float:
         """From the mean to an end that is wrong in ``error`` of the cases.
 
         Each variance has its own quantile t (Cochran 1964). What the two share is counted once, with the larger one:
         t_s^2 V_s + t_c^2 max(V_c - V_e, 0), or the same the other way round, whichever is more. It is exact where only
-        seeds or only clients vary, and rather too wide where both do.
+        seeds or only clients vary, and rather too wide where both do. It is at least what the noise alone asks for,
+        with the normal quantile: one seed of one client says nothing of other variation.
         """
         of_seeds, of_clients = (
             special.stdtrit(n, error) ** 2 if n > 0 else 0.0 for n in (self.of_seeds, self.of_clients)
         )
         more_seeds, more_clients = max(self.seeds - self.cells, 0.0), max(self.clients - self.cells, 0.0)
         seeds_first = of_seeds * self.seeds + of_clients * more_clients
-        return sqrt(max(seeds_first, of_clients * self.clients + of_seeds * more_seeds))
+        of_noise = special.ndtri(error) ** 2 * self.noise
+        return sqrt(max(seeds_first, of_clients * self.clients + of_seeds * more_seeds, of_noise))
+
+    @property
+    def _unknown(self) -> bool:
+        """Whether nothing says what varies."""
+        return max(self.of_seeds, self.of_clients, self.noise) <= 0
 
     def gain(self, chances: Chances = ONE) -> Gain:
         """The mean with its interval."""
-        if max(self.of_seeds, self.of_clients) <= 0:
+        if self._unknown:
             return Gain(self.mean, None, None)
         below, above = (self.half(ERROR / number) for number in (chances.better, chances.worse))
         return Gain(self.mean, self.mean - below, self.mean + above)
 
     def p(self, chances: Chances = ONE) -> float:
         """The least two-sided error with which :meth:`gain` would leave 0 out."""
-        if max(self.of_seeds, self.of_clients) <= 0 or self.mean == 0:
+        if self._unknown or self.mean == 0:
             return 1.0
         away, times = abs(self.mean), chances.better if self.mean > 0 else chances.worse
         if self.half(_LEAST) <= away:
@@ -126,21 +139,22 @@ class Spread:
         return min(1.0, 2 * times * exp(found))
 
 
-def interval(differences: Numbers, weights: Numbers, chances: Chances = ONE) -> Gain:
+def interval(differences: Numbers, weights: Numbers, chances: Chances = ONE, noise: Numbers | None = None) -> Gain:
     """Mean of paired differences with its 95 % interval over seeds and clients; over one of them where there is one of
-    the other.
+    the other; over noise that is known where there is one of both.
 
     Args:
         differences: ``(seeds, clients)``; NaN where there is none.
         weights: ``(clients,)``, of the mean over clients.
         chances: of how many comparisons this is one.
+        noise: ``(seeds, clients)``, variances of noise in the differences; ``None``: there is none.
 
     Example:
         >>> found = interval(np.array([[1.0, 2.0, 3.0]]), np.ones(3))  # of one seed: Student's over the clients
         >>> found.mean, round(found.low, 3), round(found.high, 3)
         (2.0, -0.484, 4.484)
     """
-    return Spread.of(differences, weights).gain(chances)
+    return Spread.of(differences, weights, noise).gain(chances)
 
 
 def selected(p_values: Numbers) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfed.engine.metrics import Metric
-from perfed.report.runs import Run, main_metric, methods_of
+from perfed.privacy.metrics import POOLED
+from perfed.report.runs import ClientValues, Run, main_metric, methods_of
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class ClientTable:
     Attributes:
         weights: of the clients in means over them.
         rows: of the clients that they were tested on, ``(clients,)``; infinite where a run does not say.
+        noise: variances ``(seeds, clients)`` by method of noise that was added to metrics before they left the clients.
     """
 
     sites: list[str]
@@ -26,17 +28,29 @@ class ClientTable:
     weights: NDArray[np.float64]
     rows: NDArray[np.float64]
     of_method: dict[str, NDArray[np.float64]]
+    noise: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+
+    @property
+    def pooled(self) -> bool:
+        """Whether the mean over all clients is known alone, in the place of one client."""
+        return self.sites == [POOLED]
+
+    def noise_of(self, method: str, base: str) -> NDArray[np.float64] | None:
+        """Variances ``(seeds, clients)`` of the noise in :meth:`gains`; ``None`` where there is none."""
+        found = [self.noise[name] for name in (method, base) if name in self.noise]
+        return sum(found) if found else None  # type: ignore[return-value]
 
     @classmethod
     def of(cls, runs: Sequence[Run], metric: str | None = None) -> ClientTable:
         """That of the finished runs that measured clients by ``metric``; the main one if none is given."""
         metric = metric or main_metric(runs)
         asked = [(run, run.clients.by(metric)) for run in runs if run.summary and run.clients and metric]
-        there = [(run, clients) for run, clients in asked if clients is not None]
+        there = [(run, _known(run, clients, str(metric))) for run, clients in asked if clients is not None]
         seeds = sorted({run.seed for run, _ in there})
         sites = sorted({site for _, clients in there for site in clients.ids})
         column = {site: number for number, site in enumerate(sites)}
         weights, rows, found = np.ones(len(sites)), np.full(len(sites), np.inf), {}
+        noise: dict[str, NDArray[np.float64]] = {}
         for method in methods_of([run for run, _ in there]):
             found[method] = np.full((len(seeds), len(sites)), np.nan)
         for run, clients in there:
@@ -44,8 +58,11 @@ class ClientTable:
             found[run.method][seeds.index(run.seed), columns] = clients.reported
             weights[columns] = 1.0 if clients.weights is None else clients.weights
             rows[columns] = (clients.samples or {}).get("n_test", np.inf)
+            if of := _deviations(run, str(metric)):
+                own = noise.setdefault(run.method, np.zeros((len(seeds), len(sites))))
+                own[seeds.index(run.seed), columns] = [of.get(site, 0.0) ** 2 for site in clients.ids]
         return cls(
-            sites, seeds, weights, rows, {method: own for method, own in found.items() if np.isfinite(own).any()}
+            sites, seeds, weights, rows, {method: own for method, own in found.items() if np.isfinite(own).any()}, noise
         )
 
     def mean(self, method: str) -> float:
@@ -68,6 +85,21 @@ class ClientTable:
     def gains(self, method: str, base: str, known: Metric) -> NDArray[np.float64]:
         """By how much ``method`` is better than ``base``, ``(seeds, clients)``."""
         return known.direction * (self.of_method[method] - self.of_method[base])
+
+
+def _deviations(run: Run, metric: str) -> dict[str, float]:
+    """Of the noise in a metric, by client or :data:`POOLED`, as the run's summary has it; empty where there is none."""
+    privacy = (run.summary and run.summary.privacy) or {}
+    return dict(privacy.get("noisy_metrics", {}).get("sd", {}).get(metric, {}))
+
+
+def _known(run: Run, clients: ClientValues, metric: str) -> ClientValues:
+    """What is known of the clients: of all of them as one, where the run has the mean over them alone."""
+    if POOLED not in _deviations(run, metric):
+        return clients
+    assert run.summary is not None
+    mean = np.array([run.summary.spreads[metric].mean if metric in run.summary.spreads else np.nan])
+    return replace(clients, ids=(POOLED,), before=mean, after=mean, weights=None, measured=None, samples=None)
 
 
 EXACT = 50

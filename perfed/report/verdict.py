@@ -35,6 +35,7 @@ from perfed.report.warnings import (
     doubts,
     few_seeds,
     learnt_nothing,
+    noisy,
     one_class,
     same_rows,
     spent,
@@ -173,6 +174,7 @@ def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None
     flat = constant(runs)
     warnings = [
         *spent(runs),
+        *noisy(values, known),
         *few_seeds(values),
         *without(runs, metric, values),
         *doubts(runs),
@@ -185,7 +187,8 @@ def verdict(runs: Sequence[Run], reference: str | None = None) -> Verdict | None
     ]
     several = needs_no_federation(base) and len(values.sites) > 1  # else nothing is known of other sites
     ahead = {of.method for of in federated if several and of.gain.sign > 0}
-    return Verdict(metric, base, found, tuple(warnings), _of_sites(runs, values, metric, flat, ahead))
+    sites = () if values.pooled else _of_sites(runs, values, metric, flat, ahead)
+    return Verdict(metric, base, found, tuple(warnings), sites)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax  # type: ignore[import-untyped]
 
-from perfed.engine.metrics import metric_of, shown
+from perfed.engine.metrics import Metric, metric_of, shown
 from perfed.methods.titles import display_name
 from perfed.plugins import POOLED, SKLEARN
 from perfed.report.against import MethodVerdict
@@ -223,6 +223,12 @@ def without(runs: Sequence[Run], metric: str, values: ClientTable) -> list[str]:
 
 def few_seeds(values: ClientTable) -> list[str]:
     """One line where one or two seeds cannot say how much trainings vary, or one client how much clients do."""
+    if values.pooled:
+        over = "the noise alone: they hold for these trainings" if len(values.seeds) == 1 else "seeds alone"
+        return [
+            "The mean over all clients is known alone: the variation between clients is unknown. Intervals of methods "
+            f"are over {over}."
+        ]
     if len(values.sites) == 1:
         return ["One client: the variation between clients is unknown. Intervals of methods are over seeds alone."]
     if len(values.seeds) == 1:
@@ -251,6 +257,21 @@ def spent(runs: Sequence[Run]) -> list[str]:
             unit = f"of each {'row' if privacy['unit'] == 'sample' else 'client'} (delta {privacy['delta']:g})"
     each = ", ".join(f"{display_name(method)} {value:.3g}" for method, value in most.items())
     return [f"Privacy {unit}: the largest epsilon that a client has spent is {each}."] if most else []
+
+
+def noisy(values: ClientTable, known: Metric) -> list[str]:
+    """One line where metrics had noise when they left the clients: how much of it is in a difference of means."""
+    if not values.noise:
+        return []
+    share, deviations = values.weights / values.weights.sum(), []
+    for variances in values.noise.values():
+        deviations.append(float(np.sqrt((share**2 * variances).sum(1)).mean()))
+    unit = f" {'points' if known.percent else known.unit}".rstrip()
+    most = f"{known.scale * max(deviations):.3g}{unit}"
+    return [
+        f"Metrics left the clients with noise: in a method's mean its standard deviation is at most {most} with each "
+        "seed. Intervals have it in them."
+    ]
 
 
 def constant(runs: Sequence[Run]) -> dict[str, list[str]]:

@@ -156,7 +156,7 @@ class Evaluator:
 
     def is_due(self, number: int) -> bool:
         """Return whether round ``number`` is one that is evaluated."""
-        return number % self.settings.every == 0 or number > self.rounds - self.settings.last
+        return self.settings.is_due(number, self.rounds)
 
     def keeps(self, number: int, when: str) -> bool:
         """Return whether the metrics ``when`` ("before" or "after" local training) of a round are what is reported, so

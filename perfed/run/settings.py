@@ -54,6 +54,10 @@ class Evaluation(BaseModel):
     stop: Literal["last", "validated", "targets"] = Field("last", exclude_if=unless("last"))
     patience: int = Field(5, ge=1, exclude_if=unless(5))
 
+    def is_due(self, number: int, rounds: int) -> bool:
+        """Return whether round ``number`` of so many is one that is evaluated."""
+        return number % self.every == 0 or number > rounds - self.last
+
     @property
     def measured(self) -> tuple[str, ...]:
         """What is measured beside the task's own metrics."""

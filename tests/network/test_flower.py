@@ -46,6 +46,7 @@ from perfed.engine.flower.submission import Submitter
 from perfed.engine.flower.transport import Answer
 from perfed.errors import PerfedError
 from perfed.experiment.config import validate
+from perfed.report import load_runs, verdict
 from perfed.run.card import card
 
 pytestmark = [pytest.mark.network, pytest.mark.long, pytest.mark.xdist_group("network")]
@@ -251,6 +252,29 @@ def test_a_private_run_under_masks_with_a_policy_at_each_site(unit, federation, 
         assert f"| {name} | not known here | {spent:.4g} |" in text
     with pytest.raises(PerfedError, match=r"the policy of this site does not allow .* \(epsilon\)"):
         server_app.main(Remote(federation), {"out": f"{run}-again", "wait": PATIENT}, study=study)
+
+
+def test_private_runs_under_masks_end_with_a_verdict(federation, folder, stations):
+    """The acceptance of the issue on privacy: two methods, a policy at each site, of metrics the noisy sum alone."""
+    places, runs = {name: folder / f"verdict-{name}" for name in NAMES}, []
+    policy = Policy(rows=20, epsilon=12.0, metrics=("accuracy",), secure_aggregation=True)
+    for method in ("local", "fedavg"):
+        privacy = {"epsilon": 6.0, "delta": 1e-3, "metrics": "noisy"}
+        table = {**experiment(folder, "fedavg").model_dump(mode="json", exclude_none=True), "privacy": privacy}
+        study = study_of(validate({**table, "method": method}), NAMES).to_toml()
+        for name in NAMES:
+            stations.at[name].close()
+            stations.at[name] = Station(places[name], name, folder / f"{name}.csv", study, policy=policy)
+        runs.append(folder / f"verdict-{method}")
+        server_app.main(Remote(federation), {"out": str(runs[-1]), "wait": PATIENT}, study=study)
+    found = verdict(load_runs(runs))
+    (gain,) = [of.gain for of in found.methods]
+    sd = [json.loads((run / "summary.json").read_text())["privacy"]["noisy_metrics"]["sd"]["accuracy"] for run in runs]
+    wide = 1.96 * (sd[0]["all sites"] ** 2 + sd[1]["all sites"] ** 2) ** 0.5
+    assert gain.high - gain.mean == pytest.approx(wide, rel=1e-3) and "Metrics left the clients with noise" in str(
+        found
+    )
+    assert all(6.1 < total(ledger(places[name]), "sample", 1e-3) <= 12.0 for name in NAMES)
 
 
 class Rotating(Remote):

@@ -11,7 +11,7 @@ import torch
 from perfed.codec import flatten
 from perfed.engine.executor import Exchange
 from perfed.engine.flower.checks import Bounds, Entry, Spec, like, short, wrong_header, wrong_tree
-from perfed.engine.flower.wire import LOSS, MASKED, REPLY, sequence_of
+from perfed.engine.flower.wire import LOSS, MASKED, MEASURED, REPLY, exchange_of, sequence_of
 from perfed.engine.secure_aggregation import ALWAYS
 from perfed.errors import shorten_list
 from perfed.maths.sums import Term
@@ -113,6 +113,7 @@ class Allowed:
         exchanges: by what they ask.
         asked: the fewest sites that a round asks.
         discreet: whether losses and metrics stay at the site, and an exchange is done with one payload alone.
+        noisy: program and split whose metrics leave all the same, with noise; empty: none do.
     """
 
     rounds: int
@@ -124,6 +125,11 @@ class Allowed:
     exchanges: Mapping[Asked, Answered]
     asked: int = 1
     discreet: bool = False
+    noisy: tuple[str, str] | tuple[()] = ()
+
+    def tells(self, exchange: Exchange) -> bool:
+        """Whether metrics leave with noise after an exchange."""
+        return not exchange.lasting and (exchange.program, exchange.measure) == self.noisy
 
     def terms(self, exchange: Exchange) -> tuple[Term, ...]:
         """Whose sums over sites the server needs of the replies of an exchange, where it sees sums alone."""
@@ -166,7 +172,8 @@ class Allowed:
         """Names of what the programs reply, or of what goes into sums of replies, but for the loss of training."""
         if self.masked:
             terms = (term for answered in self.exchanges.values() for term in answered.terms if term not in ALWAYS)
-            return list(dict.fromkeys(path for term in terms for path in term))
+            paths = dict.fromkeys(path for term in terms for path in term)
+            return [path for path in paths if path not in {f"{MEASURED}/{name}" for name in self.measured}]
         return list(dict.fromkeys(name.removeprefix(REPLY) for name, _ in self.sent if name.startswith(REPLY)))
 
     @property
@@ -198,7 +205,7 @@ class Allowed:
                 return f"{name} is {short(header[name])}; {needed} is needed"
         if strange := sorted(header.keys() - _FIELDS.keys()):
             return f"has {shorten_list([short(name) for name in strange], 3)}, which nobody needs"
-        exchange = Exchange(*(header[name] for name in ("program", "round", "index", "measure", "extensions")))
+        exchange = exchange_of(header)
         if exchange.round > self.rounds:
             return f"round is {short(exchange.round)}; the study has {self.rounds}"
         if not exchange.lasting and exchange.round == 0:

@@ -19,8 +19,9 @@ from perfed.engine.engine import InProcessEngine
 from perfed.engine.executor import Background, ChunkResult, ChunkTask, Exchange, LocalExecutor
 from perfed.engine.flower.allowed import Allowed, Answered, Asked, Form, with_form
 from perfed.engine.flower.checks import Entry, like
-from perfed.engine.flower.wire import LOSS, reply_tree
+from perfed.engine.flower.wire import LOSS, MEASURED, reply_tree
 from perfed.engine.initial import Initialiser
+from perfed.engine.metrics import ALWAYS as ALWAYS_MEASURED
 from perfed.engine.metrics import Scoring, chosen
 from perfed.engine.secure_aggregation import ALWAYS
 from perfed.engine.server import Server
@@ -31,6 +32,7 @@ from perfed.participation.settings import Participation
 from perfed.rng import key, uniform
 from perfed.training.plan import Plan
 
+_MEASURING = "personalise"  # the program after which a site's own model is measured
 _ROWS, _MOST_SITES, _ALL_ROUNDS, _FEW = 16, 64, 50, 3
 
 
@@ -47,6 +49,7 @@ class Protocol:
         validated: whether they are scored on validation data too.
         metrics: what is measured beside what the task always has.
         held: whether predictions may be among the classes that a site holds.
+        noisy: whether the metrics on the split leave with noise, where losses and metrics stay at sites otherwise.
     """
 
     rounds: int
@@ -57,6 +60,7 @@ class Protocol:
     validated: bool = False
     metrics: tuple[str, ...] = ()
     held: bool = False
+    noisy: bool = False
 
 
 @dataclass
@@ -118,22 +122,26 @@ def allowed_by(client: Client, info: FederationInfo, initialiser: Initialiser, p
     splits += [] if client.split("test") is not None else ["train"]
     numbers = _rounds(initialiser, protocol.rounds)
     discreet = any(extension.discreet for extension in initialiser.method.extensions)
+    names = tuple(chosen(name)[0] for name in protocol.metrics)
+    noisy = tuple(dict.fromkeys((*ALWAYS_MEASURED[info.task], *names))) if protocol.noisy else ()
+    summed = noisy if initialiser.secure is not None else ()
     for participation in _participations(protocol, len(federation)):
         everyone = participation.policy == "uniform" and participation.rate == 1
         engine = partial(_Noting, notes=notes)
         server = Server(federation, initialiser, Plan("stacked"), participation, protocol.rounds, engine=engine)
-        server.measure(Scoring(tuple(chosen(name)[0] for name in protocol.metrics)))
+        server.measure(Scoring(names))
         _rehearse(server, numbers if everyone else numbers[:2], splits)
     return Allowed(
         protocol.rounds,
         protocol.sites,
         protocol.domains,
-        tuple(chosen(name)[0] for name in protocol.metrics),
+        names,
         protocol.held,
-        () if discreet else _measured(notes, protocol.held),
-        dict(_answered(notes, protocol.split)),
+        noisy if discreet else _measured(notes, protocol.held),
+        dict(_answered(notes, protocol.split, summed)),
         protocol.participation.count(protocol.sites),
         discreet,
+        (_MEASURING, protocol.split) if noisy else (),
     )
 
 
@@ -170,10 +178,15 @@ def _rehearse(server: Server, rounds: Sequence[int], splits: Sequence[str]) -> N
     server.settle(ids, rounds[-1])
 
 
-def _answered(notes: _Notes, split: str) -> Iterator[tuple[Asked, Answered]]:
-    """What was noted; a round's own exchanges may end with a score of the model that they leave."""
+def _answered(notes: _Notes, split: str, summed: Sequence[str]) -> Iterator[tuple[Asked, Answered]]:
+    """What was noted; a round's own exchanges may end with a score of the model that they leave.
+
+    ``summed``: metrics on the split whose sums over sites leave, and no site's own.
+    """
     for asked, payloads in notes.payloads.items():
         terms = [term for term in notes.terms.get(asked, {}) if term not in ALWAYS]
+        if asked.index < 0 and (asked.program, asked.measure) == (_MEASURING, split):
+            terms += [(f"{MEASURED}/{name}",) for name in summed]
         answered = Answered(payloads, notes.replies[asked], (*ALWAYS, *sorted(terms)) if terms else ())
         yield asked, answered
         if not asked.preparation and 0 <= asked.index < FIRST_EXCHANGE["finish"]:

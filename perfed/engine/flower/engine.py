@@ -13,21 +13,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from perfed.codec import flatten
 from perfed.data.federation import Federation
 from perfed.engine.clients import NobodyReplied, RoundClients, RoundRecord
 from perfed.engine.engine import Engine
+from perfed.engine.evaluate import Metrics, group_of
 from perfed.engine.executor import ChunkResult, ChunkTask, Exchange
 from perfed.engine.flower.allowed import Allowed
-from perfed.engine.flower.checks import REFUSED, Bounds, Expected, Spec, norms, too_large, usable, wrong_reply
+from perfed.engine.flower.checks import REFUSED, Bounds, Entry, Expected, Spec, norms, too_large, usable, wrong_reply
 from perfed.engine.flower.dry_run import rehearsed
 from perfed.engine.flower.journal import Journal
 from perfed.engine.flower.message import unpack
 from perfed.engine.flower.sum_form import NOTHING, Form, Void, masked_spec
 from perfed.engine.flower.transport import Answer, Transport
-from perfed.engine.flower.wire import REPLY, done_of, sequence_of, summed_of, work_message, wrong_metrics
+from perfed.engine.flower.wire import MEASURED, REPLY, done_of, sequence_of, summed_of, work_message, wrong_metrics
 from perfed.engine.initial import Initialiser
 from perfed.engine.secure_aggregation import ALWAYS, mean_loss
 from perfed.engine.server import Server
@@ -116,7 +118,8 @@ class FlowerEngine(Engine):
         exchange = next(iter(asked.values())).exchange
         sequence = sequence_of(exchange)
         if self._allowed is not None and (terms := self._allowed.terms(exchange)):
-            yield from self._under_masks(asked, exchange, terms, needs_all=invitation is None)
+            spared = not exchange.lasting and self._limits.least > 0
+            yield from self._under_masks(asked, exchange, terms, needs_all=invitation is None and not spared)
             return
         wanted = invitation or Invitation.of_all(list(asked), strict=self.strict or exchange.lasting)
         answers = self._journal.answers(sequence) if exchange.lasting else None  # others may be done again
@@ -161,7 +164,7 @@ class FlowerEngine(Engine):
         try:
             vector = secure.opened(answers, len(asked))
         except Void as void:
-            if needs_all:
+            if needs_all and exchange.lasting:  # an evaluation is lost, and the run goes on
                 raise PerfedError(f"{where}: {void}; {_WAY}") from None
             self._void(f"{where} is void: {void}")
             return
@@ -169,8 +172,9 @@ class FlowerEngine(Engine):
         totals = form.totals(vector, self.initialiser.secure.numbers(len(self.clients)))
         self._shown = self._shown[0], totals
         loss = mean_loss(*(totals[term] for term in ALWAYS))[None]
+        pooled = _pooled(totals, self.arrived)
         for answer in sorted((a for a in answers if a.site in self.arrived), key=lambda a: a.site):
-            yield summed_of(*unpack(answer.body or b""), sequence, loss)
+            yield summed_of(*unpack(answer.body or b""), sequence, loss, pooled)
 
     def _void(self, line: str) -> None:
         self.notes.append(line)
@@ -184,7 +188,9 @@ class FlowerEngine(Engine):
         Raises:
             SingleReplies: replies whose shapes differ between sites.
         """
-        specs = {site: self._spec(work) for site, work in asked.items()}
+        scalar = Entry((), torch.float64)
+        metrics = {REPLY + path: scalar for (path, *_) in terms if path.startswith(f"{MEASURED}/")}
+        specs = {site: {**self._spec(work), **metrics} for site, work in asked.items()}
         forms = {site: Form.of(terms, spec) for site, spec in specs.items()}
         first = next(iter(asked))
         if odd := [site for site, form in forms.items() if form != forms[first]]:
@@ -220,7 +226,8 @@ class FlowerEngine(Engine):
         sizes: dict[str, dict[str, float]] = {}
         exchange = self._transport.exchange(messages, min(self._limits.seconds, wanted.limit), least)
         for answer in exchange:
-            answers.append(_checked(answer, expected, sizes, partial(self._refused, asked[answer.site])))
+            refused = partial(self._refused, asked[answer.site])
+            answers.append(_checked(answer, expected, sizes, refused, self._discreet))
             if answers[-1].body is not None and wanted.enough(_arrived(answers)):
                 answers = self._in_proportion(answers, sizes, asked)
                 if wanted.enough(_arrived(answers)):
@@ -257,10 +264,14 @@ class FlowerEngine(Engine):
         spec = self._spec(work)
         if self._allowed is not None:  # nothing is summed, so that nothing of the reply leaves
             self._shown, spec = (spec, {}), NOTHING
-        noisy = any(extension.discreet for extension in self.initialiser.method.extensions)
-        samples = None if noisy else len(self.clients[site].train)
+        samples = None if self._discreet else len(self.clients[site].train)
         bounds = Bounds(self._limits.bytes, self._limits.norm)
         return Expected(self._run, sequence, work.exchange.program, [site], spec, bounds, samples)
+
+    @property
+    def _discreet(self) -> bool:
+        """Whether exact losses, metrics and counts stay at the sites."""
+        return any(extension.discreet for extension in self.initialiser.method.extensions)
 
     def _refused(self, work: ChunkTask, tree: Tree) -> str:
         """Why an extension says that the site has not done what it should have done to its reply; or nothing."""
@@ -283,6 +294,13 @@ class FlowerEngine(Engine):
         return self._specs[kind]
 
 
+def _pooled(totals: Mapping[Term, Tensor], sites: Collection[str]) -> Metrics:
+    """The means of metrics over ``sites``, where their sums are known; else nothing."""
+    begin = f"{MEASURED}/"
+    sums = {path.removeprefix(begin): total for (path, *_), total in totals.items() if path.startswith(begin)}
+    return {group_of(sites): {name: float(total) / len(sites) for name, total in sums.items()}} if sums else {}
+
+
 def _lost(answers: Sequence[Answer]) -> dict[str, list[str]]:
     """The sites whose replies did not come, and those whose replies were refused."""
     lost: dict[str, list[str]] = {}
@@ -302,11 +320,15 @@ def _checked(
     expected: Mapping[str, Expected],
     sizes: dict[str, dict[str, float]],
     refused: Callable[[Tree], str],
+    noisy: bool,
 ) -> Answer:
-    """The answer, or a failure in its place where its body cannot be used; else ``sizes`` gets the norms of entries."""
+    """The answer, or a failure in its place where its body cannot be used; else ``sizes`` gets the norms of entries.
+
+    ``noisy``: metrics have noise.
+    """
 
     def wrong(header: dict[str, Any], tree: Tree) -> str | None:
-        problem = wrong_reply(answer.site, header, tree, expected[answer.site]) or wrong_metrics(header)
+        problem = wrong_reply(answer.site, header, tree, expected[answer.site]) or wrong_metrics(header, noisy)
         problem = problem or refused(tree)
         if not problem:
             sizes[answer.site] = norms({"reply": tree["reply"]})

@@ -14,13 +14,14 @@ import torch
 
 from perfed.data.client import Client
 from perfed.data.target_scale import TargetScale
+from perfed.engine.evaluate import Outputs
 from perfed.engine.executor import Background, ChunkResult, LocalExecutor
 from perfed.engine.flower.allowed import Allowed
 from perfed.engine.flower.masking import KINDS, Masking, masked_message, without_reply
 from perfed.engine.flower.message import frame, unframe, unpack
 from perfed.engine.flower.refusal import Refused, Said, refusing
 from perfed.engine.flower.store import TRIES, SiteStore
-from perfed.engine.flower.wire import done_message, reply_tree, work_of
+from perfed.engine.flower.wire import MEASURED, done_message, exchange_of, reply_tree, work_of
 from perfed.engine.initial import Initialiser
 from perfed.errors import PerfedError
 from perfed.method.declared import FederationInfo
@@ -43,6 +44,22 @@ class Budget(Protocol):
 
     def spend(self, round_: int) -> None:
         """Note that the site answers in a round, before it does.
+
+        Raises:
+            Refused: it would tell more than it may.
+        """
+
+    def measured(
+        self, round_: int, message: bytes, outputs: Outputs, info: FederationInfo, scale: TargetScale | None
+    ) -> dict[str, float]:
+        """Return the metrics that leave after a round, with noise, and note them before.
+
+        Args:
+            round_: number of the round.
+            message: names the message that is answered, as for :meth:`noise`.
+            outputs: what the site's model says of its test rows, in the unit of the data.
+            info: of the federation.
+            scale: what targets were standardised by.
 
         Raises:
             Refused: it would tell more than it may.
@@ -109,13 +126,14 @@ class Site:
             return stored
         if self._last is not None and self._last[0] == asked:  # an evaluation, which leaves no state
             return self._last[1]
-        content, alone = content_of(header, data), self._budget is not None and header["index"] >= 0
+        content, lasting = content_of(header, data), header["index"] >= 0
+        alone = self._budget is not None and (lasting or self._allowed.tells(exchange_of(header)))
         if not self._store.admit(sequence, content, alone=alone):
             why = "a server that goes on asks the same again"
             tries = "another payload" if alone else f"{TRIES} payloads"
             said = f"the server's message: exchange {sequence} was asked with {tries} already; {why}"
             raise Refused(Said.MESSAGE, said)
-        if self._budget is not None and alone:
+        if self._budget is not None and lasting:
             self._budget.spend(header["round"])
         done, reply = self._done(header, tree, secure, asked, content)
         if done.states:
@@ -138,9 +156,13 @@ class Site:
         host = self._at(header)
         if self._budget is not None:
             host.noise = self._budget.noise(digest_of(content))
-        done = self._told(header, host.run(work))
+        noisy = self._allowed.discreet and self._allowed.tells(work.exchange)
+        exact = host.run(replace(work, keeps=noisy))
+        done = self._told(header, exact)
         if problem := self._allowed.wrong_reply(header, reply_tree(done)):
             raise Refused(Said.MESSAGE, problem)
+        if noisy and exact.outputs:
+            done = self._measured(header["round"], digest_of(content), done, exact.outputs[0])
         fields = {**header, "asked": asked}
         if self._masking is None:
             return done, done_message(done, fields)
@@ -160,6 +182,15 @@ class Site:
             with (self._store.path / METRICS).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
         return replace(done, losses=torch.full_like(done.losses, torch.nan), metrics={})
+
+    def _measured(self, round_: int, message: bytes, done: ChunkResult, outputs: Outputs) -> ChunkResult:
+        """With metrics that have noise; they are of the reply where this goes into a sum."""
+        assert self._budget is not None
+        found = self._budget.measured(round_, message, outputs, self._info, self._scale)
+        if self._masking is None:
+            return replace(done, metrics={self.client.id: found})
+        stacked = {name: torch.tensor([value], dtype=torch.float64) for name, value in found.items()}
+        return replace(done, content={**done.content, MEASURED: stacked}, shapes=({},))
 
     def _needed(self, base: int, sequence: int) -> set[int]:
         """States that the server may still name: replies between ``base`` and ``sequence`` were not accepted."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from perfed.data.target_scale import TargetScale
+from perfed.engine.evaluate import Metrics
 from perfed.engine.executor import Background, ChunkResult, ChunkTask, Exchange
 from perfed.engine.flower.message import pack
 from perfed.engine.metrics import METRICS, Scoring
@@ -26,6 +27,8 @@ _ROUNDING = 1e-6
 
 LOSS, REPLY = "loss", "reply/"
 """Entry of the mean training loss, beside those of the program's reply, which begin like this."""
+MEASURED = "metrics"
+"""Entry of a reply that goes into a sum: metrics with noise, by name."""
 MASKED, SUM = "masked", "sum"
 """Entry of a reply under masks, and the field of its header that says in which attempt at a sum."""
 
@@ -76,11 +79,16 @@ def work_message(
     return pack(header, {"shared": work.shared, "row": work.rows.get(site, {})})
 
 
+def exchange_of(header: Mapping[str, Any]) -> Exchange:
+    """Which exchange a message of work is of, by its header."""
+    return Exchange(*(header[name] for name in ("program", "round", "index", "measure", "extensions")))
+
+
 def work_of(
     header: Mapping[str, Any], tree: Mapping[str, Any], site: str, state: Tree | None, scale: TargetScale | None
 ) -> ChunkTask:
     """The inverse of :func:`work_message` at ``site``, whose state is ``state``."""
-    exchange = Exchange(*(header[name] for name in ("program", "round", "index", "measure", "extensions")))
+    exchange = exchange_of(header)
     scoring = Scoring(tuple(header["scoring"]["metrics"]), header["scoring"]["held"], scale)
     states = {} if state is None else {site: state}
     return ChunkTask(exchange, (site,), tree["shared"], {site: tree["row"]}, states, scoring, keeps=False)
@@ -113,16 +121,26 @@ def done_of(header: Mapping[str, Any], tree: Mapping[str, Any]) -> ChunkResult:
     )
 
 
-def summed_of(header: Mapping[str, Any], tree: Mapping[str, Any], sequence: int, loss: Tensor) -> ChunkResult:
-    """What was done at a site whose reply is known in a sum alone; ``loss`` ``(1,)`` is the mean of all."""
+def summed_of(
+    header: Mapping[str, Any], tree: Mapping[str, Any], sequence: int, loss: Tensor, pooled: Metrics | None = None
+) -> ChunkResult:
+    """What was done at a site whose reply is known in a sum alone.
+
+    Args:
+        header, tree: of the reply.
+        sequence: of the exchange.
+        loss: ``(1,)``, the mean of all.
+        pooled: the metrics of a group of sites, of which the mean alone is known.
+    """
     site, measured = header["site"], header["metrics"]
     state = {"sequence": torch.tensor(sequence)}
     content = {MASKED: [tree[MASKED]]}
-    return ChunkResult((site,), content, ({},), loss, {} if measured is None else {site: measured}, [], {site: state})
+    metrics = pooled or ({} if measured is None else {site: measured})
+    return ChunkResult((site,), content, ({},), loss, metrics, [], {site: state})
 
 
-def wrong_metrics(header: Mapping[str, Any]) -> str:
-    """What is wrong with the metrics of a reply; empty if nothing is."""
+def wrong_metrics(header: Mapping[str, Any], noisy: bool = False) -> str:
+    """What is wrong with the metrics of a reply; empty if nothing is. ``noisy``: they may be out of their range."""
     where = f"the reply of site '{header['site']}'"
     if "metrics" not in header:
         return f"{where}: metrics is missing from the header"
@@ -135,7 +153,7 @@ def wrong_metrics(header: Mapping[str, Any]) -> str:
         known = METRICS.get(name.removesuffix("_all"))
         if known is None:
             return f"{where}: metric {name!r:.60}, which nobody knows"
-        low, high = known.span
+        low, high = (-float_info.max, float_info.max) if noisy else known.span
         if not low - _ROUNDING <= value <= high + _ROUNDING or float_info.max < abs(value) < inf:  # a whole number
             return f"{where}: metric '{name}' is {value!r:.40}; a number from {low:g} to {high:g} is needed"
     return ""

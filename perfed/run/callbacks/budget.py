@@ -7,9 +7,22 @@ from typing import Any, Protocol
 
 from pydantic import ConfigDict, SkipValidation
 
+from perfed.data.federation import Federation
+from perfed.engine.evaluate import Metrics
 from perfed.errors import PerfedError
 from perfed.run.callback import Callback, Running
 from perfed.settings import STRICT
+
+
+class _Noisy(Protocol):
+    """See :class:`perfed.privacy.metrics.NoisyMetrics`."""
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation over what a test row, or a client, can change."""
+
+    def deviations(self, federation: Federation, split: str, recent: Sequence[Metrics]) -> dict[str, Any]:
+        """Return what a summary says of the noise."""
 
 
 class Plan(Protocol):
@@ -35,8 +48,12 @@ class Plan(Protocol):
     def quick(self) -> bool:
         """Whether :meth:`spent` takes no time."""
 
-    def spent(self, rounds: int) -> float:
-        """Return the epsilon of a client that took part in so many rounds."""
+    def spent(self, rounds: int, evaluated: int = 0) -> float:
+        """Return the epsilon of a client that took part in so many rounds, ``evaluated`` of which told its metrics."""
+
+    @property
+    def metrics(self) -> _Noisy | None:
+        """Metrics that leave real sites with noise."""
 
     def stated(self) -> dict[str, Any]:
         """Return the settings, as a summary has them."""
@@ -75,12 +92,15 @@ class PrivacyBudget(Callback):
         used = run.federation.ids if run.server.method.finishes else record["participants"]
         counts = self.state["rounds"]
         self.state["rounds"] = {i: n + (i in set(used)) for i, n in counts.items()}
+        self.state["evaluated"] = self.state.get("evaluated", 0) + ("metrics" in record)
         if "metrics" in record or self.plan.quick:
             record["epsilon"] = self._spent()
         return self._gone
 
     def end(self, run: Running, summary: dict[str, Any]) -> None:
         """Say what was spent, of which mechanism, and whether that ended the run."""
+        if run.progress.stopped_by and "metrics" not in run.history[-1] and run.evaluation.one_model_each:
+            self.state["evaluated"] = self.state.get("evaluated", 0) + 1  # that of the model that is taken
         stated, spent = self.plan.stated(), self._spent()
         summary["privacy"] = {**stated, "spent": spent}
         unit = "row" if stated["unit"] == "sample" else "client"
@@ -88,6 +108,13 @@ class PrivacyBudget(Callback):
         metrics = "metrics are of this simulation and are not counted"
         if kept:
             metrics = "losses and metrics stay at the sites: how good a model is, its site alone can know"
+        if (noisy := self.plan.metrics) is not None:
+            split, totals = run.evaluation.split, run.progress.totals
+            deviations = noisy.deviations(run.server.federation, split, totals.recent)
+            metrics = f"metrics are exact, as in any simulation; at real sites they have noise {noisy.noise:.4g}"
+            if kept:
+                summary["privacy"]["noisy_metrics"] = deviations
+                metrics = f"losses stay at the sites, metrics left with noise {noisy.noise:.4g}"
         summary["notes"].append(
             f"privacy of each {unit}: the largest epsilon spent is {max(spent.values()):.4g} at delta "
             f"{stated['delta']:g}, noise {self.plan.noise:.4g}; {metrics}"
@@ -121,4 +148,5 @@ class PrivacyBudget(Callback):
         return self.plan.budget is not None and max(self.state["rounds"].values()) >= self.plan.affordable
 
     def _spent(self) -> dict[str, float]:
-        return {i: self.plan.spent(n) for i, n in self.state["rounds"].items()}
+        evaluated = self.state.get("evaluated", 0)
+        return {i: self.plan.spent(n, evaluated) for i, n in self.state["rounds"].items()}
