@@ -57,7 +57,7 @@ Ints = NDArray[np.int64]
 
 def fourier(x: Array) -> Array:
     """Magnitudes of the discrete Fourier transform, which know nothing of where the digit is."""
-    return np.abs(np.fft.rfft2(x.reshape(-1, 8, 8))).reshape(len(x), -1)
+    return np.asarray(np.abs(np.fft.rfft2(x.reshape(-1, 8, 8))).reshape(len(x), -1))
 
 
 def profiles(x: Array) -> Array:
@@ -194,7 +194,7 @@ def made_of_all() -> tuple[list[Tensor], Tensor, Tensor]:
     return [tensor(part) for part in layers], tensor(means), tensor(np.linalg.cholesky(covariances))
 
 
-def tensor(values: Array) -> Tensor:
+def tensor(values: NDArray[Any]) -> Tensor:
     """In float32."""
     return torch.tensor(values, dtype=torch.float32)
 
