@@ -145,6 +145,24 @@ def pool(name: str) -> dict[str, NDArray[Any]]:
     return found
 
 
+def drawn(
+    name: str, clients: int, classes: int, per_class: int, seed: int, rng: np.random.Generator
+) -> list[dict[str, NDArray[np.int64]]]:
+    """Rows of the pool for each client: its own ``train``, which nobody else holds, and ``test`` of its classes."""
+    data, held = pool(name), draw_classes(10, clients, classes, seed=seed)
+    rows: list[dict[str, list[NDArray[Any]]]] = [{"train": [], "test": []} for _ in range(clients)]
+    for label in range(10):
+        mine = rng.permutation(np.flatnonzero(data["y_train"] == label))
+        test = np.flatnonzero(data["y_test"] == label)[:TESTED]
+        for place, client in enumerate(rng.permutation(np.flatnonzero((held == label).any(1)))):
+            own = mine[place * per_class : (place + 1) * per_class]
+            if len(own) < per_class:
+                raise ValueError(f"{name} has too few images for {clients} x {classes} x {per_class}")
+            rows[client]["train"].append(own)
+            rows[client]["test"].append(test)
+    return [{split: np.concatenate(found) for split, found in parts.items()} for parts in rows]
+
+
 def images(name: str, clients: int, classes: int, per_class: int, views: bool = True) -> Maker:
     """Clients that hold ``per_class`` images of each of ``classes`` digits, which nobody else holds.
 
@@ -153,26 +171,14 @@ def images(name: str, clients: int, classes: int, per_class: int, views: bool = 
     """
 
     def make(seed: int) -> Federation:
-        data, held = pool(name), draw_classes(10, clients, classes, seed=seed)
-        rng = generator(seed, "images")
-        rows: list[dict[str, list[NDArray[Any]]]] = [{"train": [], "test": []} for _ in range(clients)]
-        for label in range(10):
-            mine = rng.permutation(np.flatnonzero(data["y_train"] == label))
-            test = np.flatnonzero(data["y_test"] == label)[:TESTED]
-            for place, client in enumerate(rng.permutation(np.flatnonzero((held == label).any(1)))):
-                own = mine[place * per_class : (place + 1) * per_class]
-                if len(own) < per_class:
-                    raise ValueError(f"{name} has too few images for {clients} x {classes} x {per_class}")
-                rows[client]["train"].append(own)
-                rows[client]["test"].append(test)
+        data, rng = pool(name), generator(seed, "images")
         arrays: dict[str, dict[str, Any]] = {}
-        for client, parts in enumerate(rows):
+        for client, parts in enumerate(drawn(name, clients, classes, per_class, seed, rng)):
             view = np.eye(64)
             if views:
                 view = view_matrix(VIEWS[client % 4], int(rng.integers(10, 40, endpoint=True)), rng)
             arrays[f"{client:03d}"] = of = {}
-            for split, found in parts.items():
-                index = np.concatenate(found)
+            for split, index in parts.items():
                 of[f"x_{split}"] = (data[f"x_{split}"][index] @ view).astype(np.float32)
                 of[f"y_{split}"] = data[f"y_{split}"][index]
             if views:

@@ -201,7 +201,8 @@ def rendered(document: str, text: str) -> str:
 def _contents(document: str) -> dict[str, str]:
     """What stands between the marks of a document, by their names."""
     if document == MAPS:
-        return {name: maps_tables.markdown(name) for name in maps_tables.maps()} | maps_tables.named()
+        maps = {name: maps_tables.markdown(name) for name in maps_tables.maps()}
+        return {**maps, **maps_tables.named(), "views": maps_tables.views()}
     if document == LEADERBOARDS:
         return {name: leaderboard_tables.markdown(name) for name in leaderboard_tables.boards()}
     if document in OWN_TABLES:

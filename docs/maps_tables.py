@@ -1,4 +1,4 @@
-"""The tables of docs/when.md, from the numbers that ``benchmarks/maps.py`` and ``maps_named.py`` keep."""
+"""The tables of docs/when.md, from the numbers that ``benchmarks/maps.py``, ``maps_named.py`` and ``views.py`` keep."""
 
 from __future__ import annotations
 
@@ -11,13 +11,20 @@ from markdown_tables import table
 from scipy import stats  # type: ignore[import-untyped]
 
 from perfed.methods.titles import display_name
+from perfed.plugins import BLEND
 
 FOLDER = Path(__file__).parent / "results/maps"
-NAMED = FOLDER.with_name("maps_named.json")
+NAMED, VIEWS = (FOLDER.with_name(f"{name}.json") for name in ("maps_named", "views"))
 ALONE = {"logistic": "logistic regression", "svc": "SVC", "random-forest": "random forest"}
 METHODS = ("local", "hetfedrep", "flic-class", "flic-hl", "fedavg-ft", "fedrep", "fedpac")
 # The two methods whose difference a last column is; where both were trained.
 PAIRS = (("flic-hl", "hetfedrep"), ("fedpac", "fedavg-ft"))
+LINKS = {
+    "body": "body of all images",
+    "body, anchors": "with anchors of all images",
+    **{f"{number} common": f"others' through {number} common images" for number in (10, 30, 100)},
+    "all": "others' as one sees them oneself",
+}
 
 Cell = dict[str, Any]
 
@@ -50,13 +57,23 @@ def named() -> dict[str, str]:
     found = {}
     for name, metric, direction in (("AUC", "auc", 1), ("log loss", "loss", -1)):
         methods = [method for method in next(iter(cells.values())) if method not in ALONE]
-        lines = []
+        lines, splits = [], min(len(cell[BLEND][metric]) for cell in cells.values())
         for title, cell in cells.items():
             best = _best(cell, metric, direction)
             gains = [_gain(cell, method, best, metric, direction) for method in methods]
             lines.append([title, f"{100 * np.mean(cell[best][metric]):.1f} ({ALONE[best]})", *gains])
-        found[f"named, {name}"] = table(["", f"best model per site, {name} × 100", *map(display_name, methods)], lines)
+        titles = [f"**blend** ({splits} splits)" if method == BLEND else display_name(method) for method in methods]
+        found[f"named, {name}"] = table(["", f"best model per site, {name} × 100", *titles], lines)
     return found
+
+
+def views() -> str:
+    """One row per cell: a model of one's own, and what each kind of knowledge on others' images gains over it."""
+    lines = []
+    for title, cell in json.loads(VIEWS.read_text()).items():
+        gains = [_gain(cell, row, "own") for row in LINKS]
+        lines.append([title, f"{100 * np.mean(cell['own']['accuracy']):.1f}", *gains])
+    return f"`python benchmarks/views.py`\n\n{table(['', 'own images alone, %', *LINKS.values()], lines)}"
 
 
 def _best(cell: Cell, metric: str, direction: int) -> str:
@@ -65,8 +82,12 @@ def _best(cell: Cell, metric: str, direction: int) -> str:
 
 
 def _gain(cell: Cell, method: str, base: str, metric: str = "accuracy", direction: int = 1) -> str:
-    """Mean difference in points and the 95 % Student interval over the seeds, bold where that has no 0."""
-    difference = 100 * direction * (np.array(cell[method][metric]) - np.array(cell[base][metric]))
+    """Mean difference in points and the 95 % Student interval over the seeds, bold where that has no 0.
+
+    Of a method that has fewer seeds than ``base`` these count.
+    """
+    own, other = np.array(cell[method][metric]), np.array(cell[base][metric])
+    difference = 100 * direction * (own - other[: len(own)])
     mean, half = float(difference.mean()), float(stats.t.ppf(0.975, len(difference) - 1) * stats.sem(difference))
     text = f"{mean:+.1f} ± {half:.1f}".replace("-", "−")
     return f"**{text}**" if abs(mean) > half else text
