@@ -35,7 +35,12 @@ def school() -> str:
     kept = _kept("private-school")
     rows = [["published", *(f"{kept['published'][name]:.4f}".replace("0.", ".") for name in SCHOOL)]]
     rows += [[way, *(_mse(scores[name]) for name in SCHOOL)] for way, scores in kept["scores"].items()]
-    return f"`python benchmarks/private_school.py`\n\n{table(['test MSE', *SCHOOL.values()], rows)}"
+    scores = table(["test MSE", *SCHOOL.values()], rows)
+    said = {"theirs": "noise, theirs", "poisson": "noise, Poisson samples", "honest": "epsilon of theirs, as passes"}
+    spread = [[said[way], *(f"{value:.1f}" for value in of)] for way, of in kept["least, median, most"].items()]
+    spread.append(["noise, passes", *[f"{kept['noise of passes']:.1f}"] * 3])
+    schools = table(["by school", "least", "median", "most"], spread)
+    return f"`python benchmarks/private_school.py`\n\n{scores}\n\n{schools}"
 
 
 def centaur() -> str:

@@ -22,26 +22,47 @@ PRETRAIN_EPOCHS = 5
 
 
 @dataclass(frozen=True)
+class ClientPlan:
+    """What a client tells in the planned rounds, and with which noise.
+
+    Attributes:
+        noise: standard deviation over what a row or client can change.
+        ahead: releases that do not belong to a round: preparation, counts, and the client's own model at the end.
+        rounds: releases in each round that the client takes part in.
+    """
+
+    noise: float
+    ahead: Releases
+    rounds: tuple[Releases, ...]
+
+    def in_round(self, number: int) -> Releases:
+        """Return what is told in round ``number``; beyond the plan as in its last one."""
+        return self.rounds[min(number, len(self.rounds)) - 1]
+
+    def told(self, rounds: int) -> Releases:
+        """Return what is told in so many rounds, as if they were the first."""
+        return sum((self.in_round(number) for number in range(1, rounds + 1)), self.ahead)
+
+
+@dataclass(frozen=True)
 class PrivateMethod:
     """A method in private, and the plan of what it tells.
 
     Attributes:
         method: with the extension that keeps it private.
-        settings: with the noise that was found.
-        ahead: releases of one client that do not belong to a round: preparation, counts, and its own model at the end.
-        rounds: releases in each round, of a client that takes part in it.
+        settings: with the noise that was found, the largest of all clients.
+        plans: of clients that differ in their number of rows, where a plan depends on it.
         notes: for the summary.
     """
 
     method: Method
     settings: Privacy
-    ahead: Releases
-    rounds: tuple[Releases, ...]
+    plans: tuple[ClientPlan, ...]
     notes: Sequence[str] = ()
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the noise over what a row or client can change."""
+        """Standard deviation of the noise over what a row or client can change, the largest of all clients."""
         assert self.settings.noise is not None
         return self.settings.noise
 
@@ -59,29 +80,28 @@ class PrivateMethod:
         """Return the settings, as a summary has them."""
         return self.settings.model_dump(exclude_none=True)
 
-    def told(self, rounds: int) -> Releases:
-        """Return what a client has told that took part in so many rounds, as if they were the first.
+    @property
+    def ahead(self) -> Releases:
+        """Releases of a client that do not belong to a round."""
+        return self.plans[0].ahead
 
-        Rounds beyond the plan are as its last one.
-        """
-        total = self.ahead
-        for number in range(1, rounds + 1):
-            total += self.in_round(number)
-        return total
+    def told(self, rounds: int) -> Releases:
+        """Return what a client has told that took part in so many rounds, as if they were the first."""
+        return self.plans[0].told(rounds)
 
     def in_round(self, number: int) -> Releases:
         """Return what a client tells that takes part in round ``number``; beyond the plan as in its last one."""
-        return self.rounds[min(number, len(self.rounds)) - 1]
+        return self.plans[0].in_round(number)
 
     def spent(self, rounds: int) -> float:
-        """Return the epsilon of a client that took part in so many rounds."""
-        return epsilon(self.noise, self.told(rounds), self.settings.delta)
+        """Return the epsilon of a client that took part in so many rounds: the largest of all numbers of rows."""
+        return max(epsilon(plan.noise, plan.told(rounds), self.settings.delta) for plan in self.plans)
 
     @property
     def affordable(self) -> int:
         """How many rounds the budget of a client lasts; all of them where there is no budget."""
         budget = self.settings.epsilon
-        low, high = 0, len(self.rounds)
+        low, high = 0, len(self.plans[0].rounds)
         if budget is None or self.spent(high) <= budget:
             return high
         while high - low > 1:
@@ -128,15 +148,23 @@ def privately(
             f"privacy: participation.policy = '{policy}' follows what clients tell of their training, which has no "
             "mechanism; allowed: uniform, all"
         )
+    numbers = [None] if settings.unit == "client" else _row_numbers(settings, rows)
     if settings.unit == "client":
-        plans = [(Releases(), tuple([Releases(1 if _sends(declared) else 0)] * rounds))]
+        told: list[_Told] = [(Releases(), tuple([Releases(1 if _sends(declared) else 0)] * rounds))]
     else:
-        plans = [_of_rows(method, declared, number, rounds) for number in _row_numbers(settings, rows)]
-    noise, (ahead, plan) = _worst(plans, settings)
-    settings = settings.model_copy(update={"noise": noise})
+        told = [_of_rows(method, declared, number, rounds) for number in numbers]
+    plans = tuple(
+        ClientPlan(_noise(settings, number, sum(each, ahead)), ahead, each)
+        for number, (ahead, each) in zip(numbers, told, strict=True)
+    )
+    by_rows = {number or 0: plan.noise for number, plan in zip(numbers, plans, strict=True)}
+    low, high = min(by_rows.values()), max(by_rows.values())
+    settings = settings.model_copy(update={"noise": high, "noises": by_rows if low < high else {}})
+    if low < high:
+        notes = [*notes, f"privacy: noise {low:.4g} to {high:.4g}, by a client's number of rows"]
     entries = tuple(dict.fromkeys(entry for _, of in declared for entry in of.entries))
     made = _with(method, settings, entries, shares)
-    return PrivateMethod(made, settings, ahead, plan, (*notes, *_warned(settings, rows)))
+    return PrivateMethod(made, settings, plans, (*notes, *_warned(settings, rows)))
 
 
 def _with(method: Method, settings: Privacy, entries: tuple[str, ...], shares: int) -> Method:
@@ -146,7 +174,7 @@ def _with(method: Method, settings: Privacy, entries: tuple[str, ...], shares: i
     common["of_classes"] = any(isinstance(extension, Anchors) for extension in method.extensions)
     if settings.unit == "sample":
         poisson = settings.sampling == "poisson"
-        own = SamplePrivacy(rows=settings.rows, poisson=poisson, **common)
+        own = SamplePrivacy(rows=settings.rows, poisson=poisson, noises=settings.noises, **common)
     else:
         own = ClientPrivacy(shares=shares, **common)
     return method.model_copy(update={"extensions": (own, *method.extensions)})
@@ -196,25 +224,16 @@ def _fitting(method: Method, settings: Privacy, name: str) -> tuple[Method, list
     return method.model_copy(update={"extensions": tuple(made)}), notes
 
 
-_Plan = tuple[Releases, tuple[Releases, ...]]
+_Told = tuple[Releases, tuple[Releases, ...]]
 """Releases of a client apart from rounds, and in each round."""
 
 
-def _worst(plans: Sequence[_Plan], settings: Privacy) -> tuple[float, _Plan]:
-    """The noise multiplier, given or found, and the plan of the client that tells most with it."""
-    worst, noise = plans[0], settings.noise
-    totals = [sum(each, ahead) for ahead, each in plans]
-    if noise is None:
-        assert settings.epsilon is not None
-        noise = max(_found(settings.epsilon, settings.delta, total) for total in totals)
-    if len(plans) > 1:
-        costs = [epsilon(noise, total, settings.delta) for total in totals]
-        worst = plans[costs.index(max(costs))]
-    return noise, worst
-
-
-def _found(budget: float, delta: float, total: Releases) -> float:
-    return noise_for(budget, delta, total) if total.whole or total.drawn else 1.0
+def _noise(settings: Privacy, number: int | None, total: Releases) -> float:
+    """The noise multiplier, given, or found for a client of so many rows that tells ``total``."""
+    if settings.noise is not None:
+        return settings.noises.get(number or 0, settings.noise)
+    assert settings.epsilon is not None
+    return noise_for(settings.epsilon, settings.delta, total) if total.whole or total.drawn else 1.0
 
 
 def _row_numbers(settings: Privacy, rows: Sequence[int] | None) -> list[int | None]:
@@ -235,7 +254,7 @@ def _row_numbers(settings: Privacy, rows: Sequence[int] | None) -> list[int | No
 
 def _of_rows(
     method: Method, declared: Sequence[tuple[Method | Extension, Declared]], number: int | None, rounds: int
-) -> _Plan:
+) -> _Told:
     """Plan of a client with so many rows, whose mini-batches are drawn by coins; ``None``: in passes over the rows."""
     kinds: list[Mechanism] = [kind for _, of in declared for kind in (*of.once, *of.entries.values()) if kind.once]
     counts = len({kind.counts for kind in kinds})
