@@ -6,7 +6,7 @@ The claim: where clients are many, hold few rows and few labels, a shared repres
 of which the representation alone is private and leaves) loses less to noise than a whole model (FedAvg-FT), and is
 ahead of clients that train alone (Local). 2,000 clients of 35 images of five digits here, 30 of them for training, all
 in each of 20 rounds, delta 1e-5. Images are pooled to 7 x 7, and the model is 49-32-16-10, so that a run takes half a
-minute (theirs: 784-256-128-16-10 on digits of EMNIST, 40 rounds, 2,000 clients). Each method has six tries at epsilon
+minute (theirs: 784-256-128-16-10, 40 rounds, presumably digits of EMNIST). Each method has six tries at epsilon
 1, on another division of the images, scored on a fifth of the training rows; the best is used at every epsilon. A
 client of CENTAUR fits its head to the last representation, as at the beginning of any round. Numbers are kept in
 ``docs/results/centaur-mnist.json``; what is there is not run again.

@@ -27,7 +27,7 @@ class OneNoise(Noise):
 
     def draw(self, keys: Tensor, count: int, dtype: torch.dtype = torch.float32, *, once: bool = False) -> Tensor:
         """Numbers ``(clients, count)``."""
-        return super().draw(keys[:1], count, dtype, once=once).expand(len(keys), -1)
+        return super().draw(keys[:1], count, dtype, once=once).repeat(len(keys), 1)
 
 
 @dataclass(frozen=True)
