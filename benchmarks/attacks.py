@@ -5,7 +5,7 @@
 Ten clients with 20 digits of three or four labels each. The attacker is the server: it keeps what comes back, and has
 500 digits of its own. It is asked about each client's labels, and about its 20 rows and 20 others of the same labels.
 What is said is the area under the ROC curve, the mean over clients and seeds: 0.5 is chance, 1 is certainty. The
-numbers are kept in docs/results/attacks.json.
+numbers are kept in docs/results/attacks.json; what is there is not run again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from watching import Watch
 
 from perfed import Evaluation, Federation, Model, Run, build_method, hidden_layer, linear, mlp
+from perfed.maths.aggregate import masked_mean
 from perfed.privacy.apply import privately
 from perfed.privacy.settings import Privacy
 from perfed.training.plan import Plan
@@ -33,6 +35,7 @@ from perfed.training.plan import Plan
 KEPT = Path(__file__).parent.parent / "docs/results/attacks.json"
 CLIENTS, ROWS, PUBLIC, ROUNDS, SEEDS = 10, 20, 500, 5, 10
 PRIVACY = Privacy(epsilon=6.0, delta=1e-3)
+CLIENT = PRIVACY.model_copy(update={"unit": "client"})
 TRAINING = {"optimizer": "sgd", "lr": 0.05, "batch_size": 10, "local_epochs": 5}
 
 
@@ -140,6 +143,28 @@ def labels_by(extension: str, entry: str) -> Callable[[Attacked], float]:
     return attack
 
 
+def labels_by_residue(of: Attacked) -> float:
+    """Labels of a client from what the server sends, for an attacker who knows all that the others sent.
+
+    Without privacy it compares the anchors with the means of the others; with it, where all weigh the same, it takes
+    the others' anchors from the sum. Scores are lengths, summed over rounds.
+    """
+    means = [*(seen.sent["anchors"]["mean"] for seen in of.watch.seen), of.run.server.sets["anchors"]["mean"]]
+    ids = of.watch.seen[0].ids
+    scores = torch.zeros(len(ids), 10, dtype=torch.float64)
+    for seen, (before, after) in zip(of.watch.seen, pairwise(means), strict=True):
+        sent, weight = seen.replies["anchors"]["mean"], seen.replies["anchors"]["weight"]
+        for row in range(len(ids)):
+            rest = torch.arange(len(ids)) != row
+            others = masked_mean(sent[rest], weight[rest], before)
+            away = after - others
+            if of.private:
+                away = len(ids) * after - (len(ids) - 1) * others - before
+            scores[row] += away.norm(dim=1)
+    held = [np.isin(np.arange(10), of.asked.y[client].numpy()) for client in ids]
+    return float(np.mean([roc_auc_score(own, row.numpy()) for own, row in zip(held, scores, strict=True)]))
+
+
 def rows_by(score: Callable[[Attacked, str, Tensor, Tensor], Tensor]) -> Callable[[Attacked], float]:
     """Membership of rows by a score, higher for those that were in."""
 
@@ -202,24 +227,29 @@ FLIC, MEANS = ("flic-hl", {"optimizer": "adam", "lr": 0.003}), ("fedrep", {"exte
 ATTACKS: dict[str, tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]], Callable[[Attacked], float]]] = {
     "labels, from the classes of FLIC's anchors": (FLIC, FLIC, labels_by("anchors", "weight")),
     "labels, from FedPAC's class counts": (("fedpac", {}), MEANS, labels_by("prototypes", "counts")),
+    "labels, from FLIC's anchors at the server, all other clients known": (FLIC, FLIC, labels_by_residue),
     "rows, from FedPAC's class means": (("fedpac", {}), MEANS, rows_by(by_means)),
     "rows, from FLIC's anchors, the embedding known": (FLIC, FLIC, rows_by(by_anchors)),
     "rows, from FedRep's body": (("fedrep", {}), ("fedrep", {}), rows_by(by_span)),
     "rows, from the loss of FedRep's own models": (("fedrep", {}), ("fedrep", {}), rows_by(by_loss)),
 }
 """What is guessed, from a run without privacy and one with it: FedPAC's statistics have a mechanism as an extension."""
+OF_CLIENTS = {labels_by_residue}
+"""Attacks on clients, which the private run protects; in all others rows are."""
 
 
-def areas(seeds: Sequence[int]) -> dict[str, dict[str, list[float]]]:
+def areas(seeds: Sequence[int], names: Sequence[str] = (*ATTACKS,)) -> dict[str, dict[str, list[float]]]:
     """Area under the ROC curve of each attack by seed, without privacy ("plain") and with it ("private")."""
-    found: dict[str, dict[str, list[float]]] = {name: {"plain": [], "private": []} for name in ATTACKS}
+    found: dict[str, dict[str, list[float]]] = {name: {"plain": [], "private": []} for name in names}
     for seed in seeds:
         made: dict[str, Attacked] = {}
-        for name, (plain, private, attack) in ATTACKS.items():
-            for what, (method, settings) in (("plain", plain), ("private", private)):
-                key = f"{method} {settings} {what}"
+        for name in names:
+            plain, private, attack = ATTACKS[name]
+            privacy = CLIENT if attack in OF_CLIENTS else PRIVACY
+            for what, (method, settings), own in (("plain", plain, None), ("private", private, privacy)):
+                key = f"{method} {settings} {own}"
                 if key not in made:
-                    made[key] = attacked(method, seed, PRIVACY if what == "private" else None, **settings)
+                    made[key] = attacked(method, seed, own, **settings)
                 found[name][what].append(attack(made[key]))
     return found
 
@@ -231,11 +261,15 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Print the table and keep it."""
-    found = areas(range(int(sys.argv[1]) if len(sys.argv) > 1 else SEEDS))
+    """Run what is not kept yet, print the table and keep it."""
+    number = int(sys.argv[1]) if len(sys.argv) > 1 else SEEDS
+    before = json.loads(KEPT.read_text())["areas"] if KEPT.exists() else {}
+    before = {name: of for name, of in before.items() if len(of["plain"]) == number}
+    before |= areas(range(number), [name for name in ATTACKS if name not in before])
+    found = {name: before[name] for name in ATTACKS}
     for name, of in found.items():
         cells = ("{:.3f} +- {:.3f}".format(*interval(of[what])) for what in ("plain", "private"))
-        print(f"{name:58s} {'   '.join(cells)}")
+        print(f"{name:68s} {'   '.join(cells)}")
     content = {"epsilon": PRIVACY.epsilon, "delta": PRIVACY.delta, "areas": found}
     KEPT.write_text(json.dumps(content, indent=1) + "\n")
 

@@ -1,4 +1,4 @@
-"""Privacy of rows with noise of its own for each client, as the authors of two tables have it; perfed has one."""
+"""Privacy of rows with noise of its own for each client, by id, as the authors of two tables have it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,18 @@ from torch import Tensor
 from perfed.method.method import Method
 from perfed.model.chain import Parameters
 from perfed.privacy.sample import SamplePrivacy
+from perfed.rng import PLAIN, Noise
 from perfed.training.cohort import Cohort
 from perfed.training.private import PrivateTraining
 from perfed.training.step import Loss, Penalty, Step
+
+
+class OneNoise(Noise):
+    """The same numbers for all clients: those of the first."""
+
+    def draw(self, keys: Tensor, count: int, dtype: torch.dtype = torch.float32, *, once: bool = False) -> Tensor:
+        """Numbers ``(clients, count)``."""
+        return super().draw(keys[:1], count, dtype, once=once).repeat(len(keys), 1)
 
 
 @dataclass(frozen=True)
@@ -28,14 +37,14 @@ class TrainingByClient(PrivateTraining):
     ``factors`` are what each client's noisy gradients are multiplied by.
     """
 
-    noises: tuple[float, ...] = ()
+    own_noises: tuple[float, ...] = ()
     factors: tuple[float, ...] = ()
 
     def gradients(self, loss: Loss, step: Step, params: Parameters, count: int) -> tuple[Tensor, Parameters]:
         """The gradients of private training with the noise of the clients in ``step``."""
         rows = torch.from_numpy(step.rows)
-        noise, factor = (torch.tensor(of, dtype=step.weight.dtype)[rows] for of in (self.noises, self.factors))
-        training = PrivateTraining(self.clip, cast(Any, noise), poisson=self.poisson)
+        noise, factor = (torch.tensor(of, dtype=step.weight.dtype)[rows] for of in (self.own_noises, self.factors))
+        training = PrivateTraining(self.clip, cast(Any, noise), poisson=self.poisson, source=self.source)
         losses, noisy = training.gradients(loss, step, params, count)
         return losses, {name: g * factor.view(-1, *[1] * (g.ndim - 1)) for name, g in noisy.items()}
 
@@ -43,15 +52,22 @@ class TrainingByClient(PrivateTraining):
 class NoiseByClient(SamplePrivacy):
     """Privacy of rows with a noise multiplier for each client, by id."""
 
-    noises: dict[str, float] = Field({}, description="z of each client")
+    by_id: dict[str, float] = Field({}, description="z of each client")
     factors: dict[str, float] = Field({}, description="of a client's gradients; those that are not named: 1")
+    one: bool = Field(False, description="whether all clients draw the same noise")
 
     def loss(self, cohort: Cohort, payload: Mapping[str, Any]) -> Penalty | None:
         """Nothing is added: the cohort's training gets the noises of its clients."""
-        noises = tuple(self.noises[client] for client in cohort.ids)
+        noises = tuple(self.by_id[client] for client in cohort.ids)
         factors = tuple(self.factors.get(client, 1.0) for client in cohort.ids)
         cohort.private = TrainingByClient(
-            self.clip, self.noise, self.rows, self.poisson, noises=noises, factors=factors
+            self.clip,
+            self.noise,
+            self.rows,
+            self.poisson,
+            OneNoise() if self.one else PLAIN,
+            own_noises=noises,
+            factors=factors,
         )
         return None
 

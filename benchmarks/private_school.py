@@ -95,11 +95,11 @@ def ours(name: str, seed: int, *, accounting: Literal["none", "theirs", "poisson
         method = privately(method, budget, ROUNDS, [*rows.values()], name=name).method
     elif accounting == "theirs":
         noises = {i: their_noise(n) for i, n in rows.items()}
-        method = privately_by_client(method, NoiseByClient(clip=CLIP, noises=noises))
+        method = privately_by_client(method, NoiseByClient(clip=CLIP, by_id=noises))
     elif accounting == "poisson":
         noises = {i: poisson_noise(n) for i, n in rows.items()}
         counts = max(noises.values())
-        method = privately_by_client(method, NoiseByClient(clip=CLIP, noise=counts, poisson=True, noises=noises))
+        method = privately_by_client(method, NoiseByClient(clip=CLIP, noise=counts, poisson=True, by_id=noises))
     run = Run(
         clients,
         method,

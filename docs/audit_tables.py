@@ -36,7 +36,13 @@ def audits() -> str:
     cells: dict[str, list[str]] = {}
     header = ["method", "protects", "canaries", "guesses"]
     for row in kept["rows"]:
-        first = [display_name(row["method"]), UNITS[row["unit"]], str(row["canaries"]), str(row["guesses"])]
+        method, _, part = row["method"].partition(" ")
+        first = [
+            display_name(method) + (f", its {part}" if part else ""),
+            UNITS[row["unit"]],
+            str(row["canaries"]),
+            str(row["guesses"]),
+        ]
         said = f"{np.mean(row['bounds']):.2f} (most {max(row['bounds']):.2f})"
         cells.setdefault(row["method"], first).append(said)
     for row in kept["rows"]:

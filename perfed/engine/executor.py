@@ -235,7 +235,7 @@ class LocalExecutor:
             augment=self.background.augment,
         )
         private = next((p for e in self.initialiser.method.extensions if (p := e.private())), None)
-        made.private = None if private is None else replace(private, source=self.noise)
+        made.private = None if private is None else private.at(made.num_samples, self.noise)
         made.noise = self.noise
         if exchange.lasting and self.initialiser.watched.intersection(made.ids):
             made.watch = LossCurve()

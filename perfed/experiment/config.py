@@ -29,6 +29,7 @@ from perfed.participation.clock import Clock
 from perfed.participation.settings import Participation, policy_name
 from perfed.plugins import bare_name, known_as
 from perfed.privacy.apply import PrivateMethod, privately
+from perfed.privacy.metrics import Measured
 from perfed.privacy.settings import Privacy
 from perfed.run.callbacks import build_callbacks
 from perfed.run.settings import Blend, Evaluation, Snapshots
@@ -132,8 +133,10 @@ class Experiment(BaseModel):
             name=self.method,
             policy=who.policy,
             shares=0 if secure is None else secure.needed(asked, asked),
-            measured=self.evaluation.measured,
-            evaluated=[n for n in range(1, self.rounds + 1) if self.evaluation.is_due(n, self.rounds)],
+            measured=Measured(
+                self.evaluation.measured,
+                [n for n in range(1, self.rounds + 1) if self.evaluation.is_due(n, self.rounds)],
+            ),
         )
 
     @property

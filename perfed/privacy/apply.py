@@ -14,7 +14,7 @@ from perfed.methods.flic.anchors import Anchors
 from perfed.privacy.accountant import Releases, epsilon, noise_for
 from perfed.privacy.client import ClientPrivacy
 from perfed.privacy.mechanisms import Declared, Mechanism, declared_of
-from perfed.privacy.metrics import NoisyMetrics, check_measured
+from perfed.privacy.metrics import Measured, NoisyMetrics, check_measured
 from perfed.privacy.sample import SamplePrivacy
 from perfed.privacy.settings import Privacy
 
@@ -23,28 +23,49 @@ PRETRAIN_EPOCHS = 5
 
 
 @dataclass(frozen=True)
+class ClientPlan:
+    """What a client tells in the planned rounds, and with which noise.
+
+    Attributes:
+        noise: standard deviation over what a row or client can change.
+        ahead: releases that do not belong to a round: preparation, counts, and the client's own model at the end.
+        rounds: releases in each round that the client takes part in.
+    """
+
+    noise: float
+    ahead: Releases
+    rounds: tuple[Releases, ...]
+
+    def in_round(self, number: int) -> Releases:
+        """Return what is told in round ``number``; beyond the plan as in its last one."""
+        return self.rounds[min(number, len(self.rounds)) - 1]
+
+    def told(self, rounds: int) -> Releases:
+        """Return what is told in so many rounds, as if they were the first."""
+        return sum((self.in_round(number) for number in range(1, rounds + 1)), self.ahead)
+
+
+@dataclass(frozen=True)
 class PrivateMethod:
     """A method in private, and the plan of what it tells.
 
     Attributes:
         method: with the extension that keeps it private.
-        settings: with the noise that was found.
-        ahead: releases of one client that do not belong to a round: preparation, counts, and its own model at the end.
-        rounds: releases in each round, of a client that takes part in it.
+        settings: with the noise that was found, the largest of all clients.
+        plans: of clients that differ in their number of rows, where a plan depends on it.
         notes: for the summary.
         metrics: that leave real sites with noise; ``None``: none do.
     """
 
     method: Method
     settings: Privacy
-    ahead: Releases
-    rounds: tuple[Releases, ...]
+    plans: tuple[ClientPlan, ...]
     notes: Sequence[str] = ()
     metrics: NoisyMetrics | None = None
 
     @property
     def noise(self) -> float:
-        """Standard deviation of the noise over what a row or client can change."""
+        """Standard deviation of the noise over what a row or client can change, the largest of all clients."""
         assert self.settings.noise is not None
         return self.settings.noise
 
@@ -62,32 +83,31 @@ class PrivateMethod:
         """Return the settings, as a summary has them."""
         return self.settings.model_dump(exclude_none=True)
 
-    def told(self, rounds: int) -> Releases:
-        """Return what a client has told that took part in so many rounds, as if they were the first.
+    @property
+    def ahead(self) -> Releases:
+        """Releases of a client that do not belong to a round."""
+        return self.plans[0].ahead
 
-        Rounds beyond the plan are as its last one.
-        """
-        total = self.ahead
-        for number in range(1, rounds + 1):
-            total += self.in_round(number)
-        return total
+    def told(self, rounds: int) -> Releases:
+        """Return what a client has told that took part in so many rounds, as if they were the first."""
+        return self.plans[0].told(rounds)
 
     def in_round(self, number: int) -> Releases:
         """Return what a client tells that takes part in round ``number``; beyond the plan as in its last one."""
-        return self.rounds[min(number, len(self.rounds)) - 1]
+        return self.plans[0].in_round(number)
 
     def spent(self, rounds: int, evaluated: int = 0) -> float:
         """Return the epsilon of a client that took part in so many rounds, ``evaluated`` of which told its metrics.
 
-        Of rows it is that of a training row or of a test row, whichever is more: no row is both.
+        It is the largest of all numbers of rows. Of rows it is that of a training row or of a test row, whichever is
+        more: no row is both.
         """
-        delta, told = self.settings.delta, self.told(rounds)
-        if self.metrics is None:
-            return epsilon(self.noise, told, delta)
-        measured = Releases(self.metrics.each).times(evaluated)
-        if self.settings.unit == "client":
-            return epsilon(self.noise, told + measured, delta)
-        return max(epsilon(self.noise, told, delta), epsilon(self.metrics.noise, measured, delta))
+        delta, measured, apart = self.settings.delta, Releases(), 0.0
+        if self.metrics is not None:
+            measured = Releases(self.metrics.each).times(evaluated)
+            if self.settings.unit == "sample":
+                apart, measured = epsilon(self.metrics.noise, measured, delta), Releases()
+        return max(apart, *(epsilon(plan.noise, plan.told(rounds) + measured, delta) for plan in self.plans))
 
     def evaluations(self, rounds: int) -> int:
         """Return how often metrics leave with noise where training ends after ``rounds``."""
@@ -100,7 +120,7 @@ class PrivateMethod:
     def affordable(self) -> int:
         """How many rounds the budget of a client lasts; all of them where there is no budget."""
         budget = self.settings.epsilon
-        low, high = 0, len(self.rounds)
+        low, high = 0, len(self.plans[0].rounds)
         if budget is None or self._spent_by(high) <= budget:
             return high
         while high - low > 1:
@@ -118,8 +138,7 @@ def privately(
     name: str = "",
     policy: str = "all",
     shares: int = 0,
-    measured: Sequence[str] = (),
-    evaluated: Sequence[int] = (),
+    measured: Measured = Measured(),
 ) -> PrivateMethod:
     """Return ``method`` under ``settings``, with the noise for ``rounds`` rounds.
 
@@ -131,8 +150,7 @@ def privately(
         name: of the method, for messages.
         policy: of participation.
         shares: fewest clients in a sum, where the server sees sums alone: for ``unit = "client"`` they add the noise.
-        measured: metrics beside those that the task always has.
-        evaluated: rounds that are.
+        measured: metrics beside those that the task always has, and the rounds after which they are taken.
 
     Raises:
         PerfedError: something leaves that has no mechanism; names it. Settings that do not fit.
@@ -151,34 +169,42 @@ def privately(
             f"privacy: participation.policy = '{policy}' follows what clients tell of their training, which has no "
             "mechanism; allowed: uniform, all"
         )
-    metrics = _metrics(settings, measured, evaluated, shares)
-    times = 0 if metrics is None else len(evaluated)
+    metrics = _metrics(settings, measured, shares)
+    times = 0 if metrics is None else len(measured.rounds)
     together = Releases()  # with what training tells
+    numbers = [None] if settings.unit == "client" else _row_numbers(settings, rows)
     if settings.unit == "client":
-        plans = [(Releases(), tuple([Releases(1 if _sends(declared) else 0)] * rounds))]
+        told: list[_Told] = [(Releases(), tuple([Releases(1 if _sends(declared) else 0)] * rounds))]
         together = Releases(0 if metrics is None else metrics.each).times(times)
     else:
-        plans = [_of_rows(method, declared, number, rounds, max(1, times)) for number in _row_numbers(settings, rows)]
-    noise, (ahead, plan) = _worst(plans, settings, together)
-    settings = settings.model_copy(update={"noise": noise})
+        told = [_of_rows(method, declared, number, rounds, max(1, times)) for number in numbers]
+    plans = tuple(
+        ClientPlan(_noise(settings, number, sum(each, ahead) + together), ahead, each)
+        for number, (ahead, each) in zip(numbers, told, strict=True)
+    )
+    by_rows = {number or 0: plan.noise for number, plan in zip(numbers, plans, strict=True)}
+    low, high = min(by_rows.values()), max(by_rows.values())
+    settings = settings.model_copy(update={"noise": high, "noises": by_rows if low < high else {}})
+    if low < high:
+        notes = [*notes, f"privacy: noise {low:.4g} to {high:.4g}, by a client's number of rows"]
     if metrics is not None and settings.unit == "client":
-        metrics = replace(metrics, noise=noise)
+        metrics = replace(metrics, noise=high)
     entries = tuple(dict.fromkeys(entry for _, of in declared for entry in of.entries))
     made = _with(method, settings, entries, shares)
-    return PrivateMethod(made, settings, ahead, plan, (*notes, *_warned(settings, rows)), metrics)
+    return PrivateMethod(made, settings, plans, (*notes, *_warned(settings, rows)), metrics)
 
 
-def _metrics(settings: Privacy, measured: Sequence[str], evaluated: Sequence[int], shares: int) -> NoisyMetrics | None:
+def _metrics(settings: Privacy, measured: Measured, shares: int) -> NoisyMetrics | None:
     """The metrics that leave with noise; where rows are protected, that of a budget of the test rows' own."""
     if settings.metrics == "none":
         return None
-    names, rows = check_measured(measured), settings.unit == "sample"
-    found = NoisyMetrics(
-        names, settings.unit, settings.noise or 0.0, settings.metrics_bound, tuple(evaluated), 0 if rows else shares
-    )
+    names, rows = check_measured(measured.metrics), settings.unit == "sample"
+    common = (settings.unit, settings.noise or 0.0, settings.metrics_bound, tuple(measured.rounds))
+    found = NoisyMetrics(names, *common, 0 if rows else shares)
     if not rows or settings.epsilon is None:
         return found
-    return replace(found, noise=_found(settings.epsilon, settings.delta, Releases(found.each).times(len(evaluated))))
+    total = Releases(found.each).times(len(measured.rounds))
+    return replace(found, noise=_found(settings.epsilon, settings.delta, total))
 
 
 def _with(method: Method, settings: Privacy, entries: tuple[str, ...], shares: int) -> Method:
@@ -188,7 +214,7 @@ def _with(method: Method, settings: Privacy, entries: tuple[str, ...], shares: i
     common["of_classes"] = any(isinstance(extension, Anchors) for extension in method.extensions)
     if settings.unit == "sample":
         poisson = settings.sampling == "poisson"
-        own = SamplePrivacy(rows=settings.rows, poisson=poisson, **common)
+        own = SamplePrivacy(rows=settings.rows, poisson=poisson, noises=settings.noises, **common)
     else:
         own = ClientPrivacy(shares=shares, **common)
     return method.model_copy(update={"extensions": (own, *method.extensions)})
@@ -238,21 +264,16 @@ def _fitting(method: Method, settings: Privacy, name: str) -> tuple[Method, list
     return method.model_copy(update={"extensions": tuple(made)}), notes
 
 
-_Plan = tuple[Releases, tuple[Releases, ...]]
+_Told = tuple[Releases, tuple[Releases, ...]]
 """Releases of a client apart from rounds, and in each round."""
 
 
-def _worst(plans: Sequence[_Plan], settings: Privacy, together: Releases) -> tuple[float, _Plan]:
-    """The noise multiplier, given or found, and the plan of who tells most with it; ``together``: told besides."""
-    worst, noise = plans[0], settings.noise
-    totals = [sum(each, ahead) + together for ahead, each in plans]
-    if noise is None:
-        assert settings.epsilon is not None
-        noise = max(_found(settings.epsilon, settings.delta, total) for total in totals)
-    if len(plans) > 1:
-        costs = [epsilon(noise, total, settings.delta) for total in totals]
-        worst = plans[costs.index(max(costs))]
-    return noise, worst
+def _noise(settings: Privacy, number: int | None, total: Releases) -> float:
+    """The noise multiplier, given, or found for a client of so many rows that tells ``total``."""
+    if settings.noise is not None:
+        return settings.noises.get(number or 0, settings.noise)
+    assert settings.epsilon is not None
+    return _found(settings.epsilon, settings.delta, total)
 
 
 def _found(budget: float, delta: float, total: Releases) -> float:
@@ -277,7 +298,7 @@ def _row_numbers(settings: Privacy, rows: Sequence[int] | None) -> list[int | No
 
 def _of_rows(
     method: Method, declared: Sequence[tuple[Method | Extension, Declared]], number: int | None, rounds: int, own: int
-) -> _Plan:
+) -> _Told:
     """Plan of a client with so many rows, whose mini-batches are drawn by coins; ``None``: in passes over the rows.
 
     ``own``: how many models of its own are told of: the one that it keeps, or each whose metrics leave.

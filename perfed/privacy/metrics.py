@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,13 @@ POOLED = "all sites"
 _INHERENT = {"accuracy": 1.0}
 _UNITS = {"mse": 2, "mae": 1}  # powers of the targets' standard deviation
 _OWN = tuple(name for (name,) in ALWAYS.values() if METRICS[name].rows is not None)
+
+
+class Measured(NamedTuple):
+    """Metrics beside those that a task always has, and the rounds after which they are taken."""
+
+    metrics: Sequence[str] = ()
+    rounds: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,11 @@ class SamplePrivacy(Extension):
     poisson: bool = Field(False, description="whether rows are in mini-batches by coins")
     entries: tuple[str, ...] = Field((), description="what may leave, by name")
     of_classes: bool = Field(False, description="whether something that leaves is of classes", exclude_if=unless(False))
+    noises: dict[int, float] = Field({}, description="z by number of rows; others: noise", exclude_if=unless({}))
 
     def private(self) -> PrivateTraining:
         """Cut and noisy gradients wherever a client trains."""
-        return PrivateTraining(self.clip, self.noise, self.rows, self.poisson)
+        return PrivateTraining(self.clip, self.noise, self.rows, self.poisson, noises=self.noises)
 
     def check(self, info: FederationInfo, moves_shared: bool) -> None:
         """Refuse models that send what is not made of gradients, losses that are not of rows one by one, anchors of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -19,6 +19,8 @@ class Privacy(BaseModel):
         clip: C, largest norm of the gradient of a row, or of a client's change in a round.
         noise: z, standard deviation of the noise in units of what one row, or one client, can change. Without it the
             noise is found for the budget and the planned rounds.
+        noises: z of clients by their number of rows, where they differ; the others have ``noise``. Found with
+            ``sampling = "poisson"``, and written down for runs that go on.
         sampling: ``"full"``: each row is once in a pass. ``"poisson"``: by a coin in each mini-batch, which is counted
             as such.
         rows: R, largest norm of a row in sums of rows (class means); longer ones are cut.
@@ -44,6 +46,9 @@ class Privacy(BaseModel):
     delta: float = Field(gt=0, lt=1, description="probability with which more may be told")
     clip: float = Field(1.0, gt=0, description="largest norm of a row's gradient, or of a client's change")
     noise: float | None = Field(None, gt=0, description="noise multiplier; none: found for epsilon")
+    noises: dict[Annotated[int, Field(strict=False)], float] = Field(
+        {}, description="noise multipliers by number of rows", exclude_if=unless({})
+    )
     sampling: Literal["full", "poisson"] = Field(
         "full", description="how mini-batches are drawn", exclude_if=unless("full")
     )
@@ -63,4 +68,6 @@ class Privacy(BaseModel):
             raise ValueError("privacy needs epsilon, noise or both")
         if self.unit == "client" and self.sampling == "poisson":
             raise ValueError("sampling = 'poisson' is of rows, for unit = 'sample'")
+        if self.noises and (self.noise is None or self.sampling != "poisson" or min(self.noises.values()) <= 0):
+            raise ValueError("noises, all above 0, go with noise and sampling = 'poisson'")
         return self

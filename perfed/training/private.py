@@ -7,8 +7,8 @@ that differ in one row of one client, which counts nothing in one of them; how m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -36,6 +36,8 @@ class PrivateTraining:
         rows: R, largest norm of a row in sums of rows.
         poisson: whether a row is in each mini-batch by a coin of its own, instead of in one of each pass.
         source: of the noise; with a secret where others know the seed of the run.
+        noises: z of clients by their number of rows; those that are not named have ``noise``.
+        each: z of the clients of a cohort, ``(n,)``, in its order.
     """
 
     clip: float
@@ -43,6 +45,20 @@ class PrivateTraining:
     rows: float = 1.0
     poisson: bool = False
     source: rng.Noise = rng.PLAIN
+    noises: Mapping[int, float] = field(default_factory=dict)
+    each: Tensor | None = None
+
+    def at(self, counts: Tensor, source: rng.Noise) -> PrivateTraining:
+        """Return the same for a cohort whose clients have so many rows, ``counts`` ``(n,)``."""
+        each = torch.tensor([self.noises.get(int(n), self.noise) for n in counts]) if self.noises else None
+        return replace(self, source=source, each=each)
+
+    def _noise_of(self, like: Tensor, of: IntArray | None = None) -> Tensor | float:
+        """The z of each client, as wide as ``like`` ``(clients, ...)``; ``of``: their positions in the cohort."""
+        if self.each is None:
+            return self.noise
+        each = self.each if of is None else self.each[torch.from_numpy(of)]
+        return each.to(like).view(-1, *[1] * (like.ndim - 1))
 
     def gradients(self, loss: Loss, step: Step, params: Parameters, count: int) -> tuple[Tensor, Parameters]:
         """Return losses ``(clients,)`` and the noisy means of the rows' clipped gradients at ``params``.
@@ -62,7 +78,7 @@ class PrivateTraining:
         weight = step.weight.amax(1)
         unit = weight if step.block.unit is None else step.block.unit[step.at]
         less = torch.where(weight > 0, unit / weight, 1)  # a smaller last mini-batch takes a smaller step
-        scale = self.noise * self.clip * unit  # also where a mini-batch is empty
+        scale = self._noise_of(unit, step.rows) * self.clip * unit  # also where a mini-batch is empty
         noise = self.source.draw(key, sum(sizes), step.weight.dtype).mul_(scale.unsqueeze(1)).split(sizes, 1)
         noisy = {
             name: tensor * less.view(-1, *[1] * (tensor.ndim - 1)) + own.view(tensor.shape)
@@ -93,7 +109,7 @@ class PrivateTraining:
         """
         keys = torch.stack([rng.key(seed, "privacy", 0, what, i) for i in ids])
         noise = self._noise(counts, keys, once=True)
-        return (counts + self.noise * noise).clamp_min(0)
+        return (counts + self._noise_of(noise) * noise).clamp_min(0)
 
     def noisy_sums(self, rows: Tensor, place: Tensor, places: int, keys: Tensor) -> Tensor:
         """Return sums of ``rows`` ``(total, k)``, cut to the norm R, by ``place`` ``(total,)``, with noise ``z R``.
@@ -109,7 +125,8 @@ class PrivateTraining:
         """
         cut = rows * (self.rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)).clamp(max=1)
         sums = rows.new_zeros(len(keys) * places, rows.shape[1]).index_add_(0, place, cut).view(len(keys), places, -1)
-        return sums + self.noise * self.rows * self._noise(sums, rng.key(keys, "privacy", 0))
+        noise = self._noise(sums, rng.key(keys, "privacy", 0))
+        return sums + self._noise_of(noise) * self.rows * noise
 
     def _noise(self, like: Tensor, keys: Tensor, *, once: bool = False) -> Tensor:
         return self.source.draw(keys.to(like.device), like[0].numel(), like.dtype, once=once).view(like.shape)

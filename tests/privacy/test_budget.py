@@ -13,6 +13,7 @@ from perfed import resume, start, validate
 from perfed.errors import PerfedError
 from perfed.method.registry import entry, method_names
 from perfed.methods.build import build_method
+from perfed.privacy.accountant import epsilon
 from perfed.privacy.apply import privately
 from perfed.privacy.mechanisms import DECLARED, Declared, declare
 from perfed.privacy.sample import SamplePrivacy
@@ -157,6 +158,34 @@ def test_client_level_counts_rounds_alone():
 def test_local_sends_nothing_that_a_client_could_be_known_by():
     plan = privately(build_method("local", {}), CLIENT, 5, None)
     assert plan.spent(5) == 0.0
+
+
+def test_with_poisson_samples_each_client_spends_the_budget_with_the_least_noise_for_its_rows():
+    poisson = SAMPLE.model_copy(update={"sampling": "poisson"})
+    method = build_method("fedavg", QUICK)
+    plan = privately(method, poisson, 3, [12, 40, 12])
+    alone = {rows: privately(method, poisson, 3, [rows]) for rows in (12, 40)}
+    assert plan.method.extensions[0].noises == {rows: one.noise for rows, one in alone.items()}
+    assert plan.noise == alone[12].noise > alone[40].noise
+    assert all(5.9 < epsilon(one.noise, one.told(3), 1e-3) <= 6 for one in plan.plans)
+    assert plan.spent(3) == max(one.spent(3) for one in alone.values())
+    assert [note for note in plan.notes if "by a client's number of rows" in note] and plan.affordable == 3
+    assert all(one.method.extensions[0].noises == {} and not one.notes for one in alone.values())  # one size: one noise
+    given = privately(method, poisson.model_copy(update={"noise": 1.0}), 3, [12, 40])
+    assert given.method.extensions[0].noises == {} and given.spent(3) > 6 and given.affordable < 3
+    kept = Privacy.model_validate(plan.stated())  # a run that goes on has the noise with which it began
+    assert privately(method, kept, 9, [12, 40, 12]).method.extensions[0].noises == plan.settings.noises
+
+
+def test_a_run_with_poisson_samples_goes_on_with_each_client_s_noise(tmp_path):
+    data = {"name": "digits", "clients": 4, "partition": "dirichlet"}
+    start(experiment(rounds=2, data=data, privacy={"sampling": "poisson"}), out=tmp_path).execute()
+    again = resume(tmp_path, rounds=5)
+    summary = again.execute()
+    noises = summary["privacy"]["noises"]
+    assert len(noises) > 1 and max(noises.values()) == summary["privacy"]["noise"]
+    assert again.server.method.extensions[0].noises == {int(rows): z for rows, z in noises.items()}
+    assert again.done == 2 and summary["stopped_by"] == "privacy" and max(summary["privacy"]["spent"].values()) <= 6
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from perfed.engine.evaluate import Outputs, group_of, summarise
 from perfed.errors import PerfedError
 from perfed.methods.build import build_method
 from perfed.privacy.apply import privately
-from perfed.privacy.metrics import NoisyMetrics, cut_means
+from perfed.privacy.metrics import Measured, NoisyMetrics, cut_means
 from perfed.privacy.settings import Privacy
 from perfed.rng import Noise
 
@@ -102,7 +102,7 @@ def closed_form(squares: float, delta: float) -> float:
 def plan(method: str = "fedavg", rounds: int = 4, evaluated=(2, 4), **settings):
     given = Privacy(**{"epsilon": 6.0, "delta": 1e-3, "metrics": "noisy", **settings})
     return privately(
-        build_method(method, {"local_epochs": 1}), given, rounds, None, evaluated=evaluated, measured=["brier"]
+        build_method(method, {"local_epochs": 1}), given, rounds, None, measured=Measured(["brier"], evaluated)
     )
 
 
@@ -144,7 +144,11 @@ def test_a_budget_with_noise_pays_for_rounds_and_their_metrics():
 def test_a_metric_that_is_no_mean_over_rows_is_refused_by_name():
     with pytest.raises(PerfedError, match=r"'auc' has no mechanism under privacy.metrics = 'noisy'") as error:
         privately(
-            build_method("fedavg", {}), Privacy(noise=1.0, delta=1e-3, metrics="noisy"), 2, None, measured=["auc"]
+            build_method("fedavg", {}),
+            Privacy(noise=1.0, delta=1e-3, metrics="noisy"),
+            2,
+            None,
+            measured=Measured(["auc"]),
         )
     assert "\n" not in str(error.value) and "log-loss" in str(error.value)
 

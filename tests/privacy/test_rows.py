@@ -156,6 +156,31 @@ def test_noise_has_the_scale_of_theory_and_is_new_in_every_step():
     assert correlation.abs().max() < 0.75  # of 80 draws of 62 numbers; the same noise twice would be 1
 
 
+def test_each_client_has_the_noise_of_its_number_of_rows():
+    grads = []
+    for settings in ({"noise": 1.0, "noises": {6: 4.0}}, {"noise": 1.0}, {"noise": 0.0}):
+        own, seen = watched(clip=0.5, **settings)
+        method = quick(FedAvg, extensions=(own,), local_epochs=1, batch_size=99, optimizer="sgd", lr=0.0)
+        serve(method, blobs((9, 6, 7)), model=MODELS["linear layers"]).round(1)
+        (_, used, found, *_), *_ = seen
+        grads.append(found)
+    more, plain, exact = grads
+    assert sorted(len(rows) for rows in used) == [6, 7, 9]
+    for place, rows in enumerate(used):
+        times = 4.0 if len(rows) == 6 else 1.0
+        for name in exact:
+            noisy, one = (of[name][place] - exact[name][place] for of in (more, plain))
+            torch.testing.assert_close(noisy, times * one)
+    private = PrivateTraining(clip=1.0, noise=1.0, rows=2.0, noises={6: 4.0}).at(torch.tensor([9.0, 6.0]), rng.PLAIN)
+    both, keys = (private, replace(private, each=None)), rng.key(0, torch.arange(2))
+    times = torch.tensor([[1.0], [4.0]], dtype=torch.float64)
+    noisy, one = (p.noisy_counts(1000 + 0 * times.expand(2, 3), 0, ["a", "b"], "classes") - 1000 for p in both)
+    torch.testing.assert_close(noisy, times * one)
+    rows, place = torch.zeros(10, 4, dtype=torch.float64), torch.zeros(10, dtype=torch.int64)
+    noisy, one = (p.noisy_sums(rows, place, 3, keys) for p in both)
+    torch.testing.assert_close(noisy, times[:, :, None] * one)
+
+
 def test_noise_of_counts_is_drawn_once_and_of_all_classes():
     private = PrivateTraining(clip=1.0, noise=4.0)
     counts = torch.zeros(500, 4).double()

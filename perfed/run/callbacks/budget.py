@@ -15,7 +15,7 @@ from perfed.settings import STRICT
 
 
 class _Noisy(Protocol):
-    """See :class:`perfed.privacy.metrics.NoisyMetrics`."""
+    """What a run needs to know of metrics with noise (:class:`perfed.privacy.metrics.NoisyMetrics`)."""
 
     @property
     def noise(self) -> float:
