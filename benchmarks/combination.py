@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import limits
 import numpy as np
 import quadprog
 import torch
@@ -78,6 +79,8 @@ def main() -> None:
             support = (combined.weights > 1e-9).sum(1).double().mean()
             times = [1000 * x for x in (gram, whole - gram, whole, wall, alone)]
             print(f"| {clients} | {kind} | {support:.0f} | " + " | ".join(f"{x:.1f}" for x in times) + " |", flush=True)
+    share = limits.measure().share(*limits.counted(partial(centred_gram, flat.double())), gram)
+    print(f"Gram matrix of {clients} clients: {share}")
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(100 * SAMPLES, FEATURES, generator=generator)
     labels = torch.randint(CLASSES, (len(features),), generator=generator)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 import limits
 import numpy as np
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import perfed
 from perfed.errors import PerfedError
@@ -35,9 +34,7 @@ def flop_a_row(name: str) -> float:
     """Return what a forward and a backward pass of the network take for one row, counted by torch."""
     shape, body = NETWORKS[name]
     network = torch.nn.Sequential(made := body()(shape), torch.nn.Linear(made(torch.zeros(1, *shape)).shape[1], 10))
-    with FlopCounterMode(display=False) as counter:
-        network(torch.randn(BATCH, *shape)).sum().backward()
-    return float(counter.get_total_flops()) / BATCH
+    return limits.counted(lambda: network(torch.randn(BATCH, *shape)).sum().backward())[0] / BATCH
 
 
 def seconds(name: str, method: str, clients: int, device: str) -> float:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import limits
 import numpy as np
 import torch
 from sklearn.neighbors import KNeighborsClassifier
@@ -101,6 +102,7 @@ def main() -> None:
     for name, value in seconds.items():
         print(f"{name:36}{value:8.3f} s")
     print(f"largest difference between the votes {difference:.1e}")
+    print(f"the search: {limits.measure().share(*limits.counted(batched), seconds['perfed, all clients together'])}")
     verdict = "under" if seconds["perfed, all clients together"] < ALLOWED else "NOT UNDER"
     print(f"the search is {verdict} {ALLOWED:g} s")
     if options.json:

@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import PrivateAttr
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
 
 from perfed.run.callback import Callback
 
@@ -39,27 +43,63 @@ def wall() -> float:
     return time.perf_counter()
 
 
-def least(work: Callable[[], object], tries: int = 5) -> float:
-    """Return the least wall seconds of a few tries of ``work``."""
+def least(work: Callable[[], object], tries: int = 5, clock: Callable[[], float] = wall) -> float:
+    """Return the least seconds, by a clock, of a few tries of ``work``."""
     seconds = float("inf")
     for _ in range(tries):
-        begin = wall()
+        begin = clock()
         work()
-        seconds = min(seconds, wall() - begin)
+        seconds = min(seconds, clock() - begin)
     return seconds
 
 
-def product_gflops(size: int, device: torch.device | str = "cpu") -> float:
+def in_turns(work: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Return the least processor seconds of each work, one after the other so often."""
+    seconds = dict.fromkeys(work, float("inf"))
+    for name, each in [*work.items()] * repeats:
+        each()  # the caches are then this one's
+        seconds[name] = min(seconds[name], least(each, 2, time.process_time))
+    return seconds
+
+
+class _Bytes(TorchDispatchMode):
+    """Bytes of the tensors that operations read and write; views move none."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if not func.is_view and "empty" not in func.__name__:
+            schema = func._schema
+            changed = [a for a, said in zip(args, schema.arguments, strict=False) if said.is_write]
+            new = made if all(said.alias_info is None for said in schema.returns) else None
+            self.total += sum(t.nbytes for t in tree_leaves((args, kwargs, changed, new)) if isinstance(t, Tensor))
+        return made
+
+
+def counted(work: Callable[[], object]) -> tuple[float, float]:
+    """Return the FLOP and the bytes of what ``work`` does with tensors, in this thread.
+
+    FLOP are those of matrix products and convolutions, forward and backward, two for each product and sum. Bytes are
+    those of all that operations read and write, as if no cache were there: with one they can be more than a copy's.
+    """
+    with _Bytes() as moved, FlopCounterMode(display=False) as counter:
+        work()
+    return float(counter.get_total_flops()), float(moved.total)
+
+
+def product_gflops(size: int, device: torch.device | str = "cpu", clock: Callable[[], float] = wall) -> float:
     """Return GFLOP/s of a product of two float32 matrices of that size."""
     a, b = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
-    return 2 * size**3 / least(lambda: torch.mm(a, b)) / 1e9
+    return 2 * size**3 / least(lambda: torch.mm(a, b), clock=clock) / 1e9
 
 
-def measure() -> Limits:
+def measure(clock: Callable[[], float] = wall) -> Limits:
     """Return float32 GFLOP/s of a product of two 1024 x 1024 matrices, and GB/s (read and written) of a 256 MB copy."""
     source = torch.zeros(64 << 20)
     target = torch.empty_like(source)
-    return Limits(product_gflops(1024), 2 * 4 * source.numel() / least(lambda: target.copy_(source)) / 1e9)
+    copied = least(lambda: target.copy_(source), clock=clock)
+    return Limits(product_gflops(1024, clock=clock), 2 * source.nbytes / copied / 1e9)
 
 
 class Laps(Callback):

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import limits
 import numpy as np
 import torch
 import yardstick
@@ -78,7 +79,10 @@ class Workload:
 
 @dataclass
 class Row:
-    """Microseconds per client-step; ``ratio`` is the yardstick's time over that of perfed's best."""
+    """Microseconds per client-step; ``ratio`` is the yardstick's time over that of perfed's best.
+
+    ``share`` is what perfed's best makes of the machine, by the arithmetic of the first engine.
+    """
 
     workload: str
     client_steps: int
@@ -87,6 +91,7 @@ class Row:
     yardstick_channels_last: bool
     perfed_us: dict[str, float] = field(default_factory=dict)
     plan: list[str] = field(default_factory=list)
+    share: str = ""
 
     @property
     def best(self) -> str:
@@ -150,6 +155,9 @@ def measure(work: Workload, threads: int) -> Row:
                 continue
             us = 1e6 * _seconds(lambda s=server, r=run: r(s)) / steps  # type: ignore[misc]
             row.perfed_us[engine] = min(row.perfed_us.get(engine, float("inf")), us)
+    server, run, steps = servers[work.engines[0]]
+    flop, moved = limits.counted(lambda: run(server))
+    row.share = limits.measure().share(flop / steps, moved / steps, row.perfed_us[row.best] / 1e6)
     if "auto" in servers:
         row.plan = servers["auto"][0].engine.plan.describe()[1:]
     return row
@@ -352,6 +360,8 @@ def _print(row: Row) -> None:
     us = [f"{row.perfed_us[e]:12.1f}" if e in row.perfed_us else " " * 12 for e in ("stacked", "sequential", "auto")]
     setting = f"{row.yardstick_threads}{' cl' if row.yardstick_channels_last else ''}"
     print(f"{row.workload:32}{row.yardstick_us:11.1f}{setting:>6}{''.join(us)}{row.ratio:8.2f}  {row.best}", flush=True)
+    if row.share:
+        print(f"{'':4}{row.share}", flush=True)
 
 
 def _workloads(data_dir: Path | None) -> Iterator[Workload]:

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from math import ceil
 from statistics import median
 
+import limits
 import ray
 import torch
 
@@ -60,10 +61,14 @@ def measured(method: str, federation: Federation, rounds: int, workers: int, chu
             server.prepare()
         times = [[seconds(server, number) for server in servers] for number in range(1, rounds + 2)]
     on_ray, here, idle = (median(column) for column in zip(*times[1:], strict=True))
+    plain = server_of(method, METHODS[method], federation, 1, Plan("sequential", threads=1))
+    plain.prepare()
+    share = limits.measure().share(*limits.counted(lambda: plain.round(1)), min(on_ray, here))
     chunks = ceil(len(federation.clients) / chunk)
     return (
         f"{method}: a round {on_ray:.3f} s with {workers} Ray workers, {here:.3f} s here with {workers} threads "
-        f"(ratio {on_ray / here:.2f}); overhead {1000 * idle / chunks:.1f} ms per chunk and round"
+        f"(ratio {on_ray / here:.2f}); overhead {1000 * idle / chunks:.1f} ms per chunk and round; "
+        f"the faster: {share}"
     )
 
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import limits
 import torch
 from torch import Tensor
 
@@ -98,6 +99,9 @@ def main() -> None:
         ("pseudo-inverse", "solves, pseudo-inverse"),
     ):
         print(f"| {label} | {1000 * best[name].processor:.0f} | {1000 * best[name].wall:.0f} |", flush=True)
+    count = limits.counted(lambda: folded(Stopwatch(), Stopwatch()))
+    share = limits.measure().share(*count, best["clients"].wall + best["folds"].wall)
+    print(f"Hessians and folds: {share}")
     print(f"peak memory: {memory} MB; one client's Hessians: {DOMAINS * SIZE**2 * 8 >> 20} MB")
 
     rows, naive = list(replies(Stopwatch())), Stopwatch()

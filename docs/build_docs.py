@@ -27,6 +27,7 @@ import maps_tables
 import named_tables
 import numpy as np
 import private_tables
+import pulls_tables
 import scale_tables
 import sweep_tables
 from markdown_tables import table
@@ -218,6 +219,7 @@ def _contents(document: str) -> dict[str, str]:
             "forests": forests_tables.markdown(),
             "init": init_tables.markdown(),
             "named columns": named_tables.markdown(),
+            "pulls": pulls_tables.markdown(),
             "sweeps": sweep_tables.markdown(),
         }
         found["how often the verdict is wrong"] = coverage_tables.markdown()

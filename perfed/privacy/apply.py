@@ -14,7 +14,7 @@ from perfed.methods.flic.anchors import Anchors
 from perfed.privacy.accountant import Releases, epsilon, noise_for
 from perfed.privacy.client import ClientPrivacy
 from perfed.privacy.mechanisms import Declared, Mechanism, declared_of
-from perfed.privacy.metrics import Measured, NoisyMetrics, check_measured
+from perfed.privacy.metrics import UNMEASURED, Measured, NoisyMetrics, check_measured
 from perfed.privacy.sample import SamplePrivacy
 from perfed.privacy.settings import Privacy
 
@@ -138,7 +138,7 @@ def privately(
     name: str = "",
     policy: str = "all",
     shares: int = 0,
-    measured: Measured = Measured(),
+    measured: Measured = UNMEASURED,
 ) -> PrivateMethod:
     """Return ``method`` under ``settings``, with the noise for ``rounds`` rounds.
 

@@ -33,6 +33,10 @@ class Measured(NamedTuple):
     rounds: Sequence[int] = ()
 
 
+UNMEASURED = Measured()
+"""No rounds are evaluated."""
+
+
 @dataclass(frozen=True)
 class NoisyMetrics:
     """Which metrics leave with noise, how much, and after which rounds.

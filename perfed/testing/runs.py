@@ -125,6 +125,7 @@ def serve(
     plan: Plan | None = None,
     runner: type[Engine] = InProcessEngine,
     dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
     rate: float = 1.0,
     rounds: int = 10,
     seed: int = 0,
@@ -134,7 +135,7 @@ def serve(
 ) -> Server:
     """Return a server before its preparation; ``participation`` is in place of ``rate``."""
     model = by_columns(model or network_for(method, federation.num_classes or 1), federation.named_inputs)
-    initialiser = Initialiser(method, model, seed, dtype, secure=secure)
+    initialiser = Initialiser(method, model, seed, dtype, device, secure=secure)
     plan = plan or Plan(engine, chunk, remember=False)
     policy = participation or Participation(rate=rate)
     return Server(federation, initialiser, plan, policy, rounds, engine=runner, clock=clock)
@@ -167,7 +168,7 @@ def difference(one: Server, other: Server) -> float:
         raise PerfedError(f"two runs hold different tensors: {sorted(map('/'.join, a.keys() ^ b.keys()))}")
     worst = 0.0
     for name, x in a.items():
-        y = b[name]
+        y = b[name].to(x.device)
         if x.shape != y.shape or x.dtype != y.dtype:
             raise PerfedError(f"{'/'.join(name)} is {tuple(x.shape)} {x.dtype} and {tuple(y.shape)} {y.dtype}")
         if not torch.isfinite(x.double()).all():
