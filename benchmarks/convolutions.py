@@ -48,7 +48,8 @@ class Product(nn.Conv2d):
 
     def windows(self, x: Tensor) -> Tensor:
         """Return ``(batch, height, width, inputs of a window)``."""
-        (up, side), size = self.padding, self.kernel_size  # type: ignore[misc]
+        assert not isinstance(self.padding, str)
+        up, side, size = *self.padding, self.kernel_size
         found = F.pad(x, (side, side, up, up)).unfold(2, size[0], 1).unfold(3, size[1], 1)
         return found.permute(0, 2, 3, 1, 4, 5).flatten(3)
 
@@ -77,7 +78,8 @@ class Maxima(nn.Module):
 def network(convolutions: tuple[type[nn.Conv2d], type[nn.Conv2d]], order: tuple[type[nn.Module], ...]) -> nn.Sequential:
     """Return the CNN with these layers, and what follows each, in the same first weights."""
     torch.manual_seed(0)
-    made = nn.Sequential(*cnn((16, 32), 5, 128, padding=2)((1, 28, 28)), linear(10)((128,)))
+    body = cnn((16, 32), 5, 128, padding=2)((1, 28, 28))
+    made = [*body.children(), linear(10)((128,))]
     layers: list[nn.Module] = []
     for layer in made:
         if isinstance(layer, nn.Conv2d):
@@ -140,7 +142,7 @@ def steps(batch: int) -> dict[str, Callable[[], list[Tensor]]]:
     x, y = torch.rand(batch, 1, 28, 28), torch.arange(batch) % 10
 
     def step(net: nn.Module, apply: Callable[[nn.Module, Tensor], Tensor], inputs: Tensor) -> list[Tensor]:
-        params = list(net.parameters())
+        params: list[Tensor] = list(net.parameters())
         grads = torch.autograd.grad(F.cross_entropy(apply(net, inputs).float(), y), params)
         with torch.no_grad():
             torch._foreach_add_(params, grads, alpha=-1e-6)

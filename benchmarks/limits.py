@@ -83,7 +83,8 @@ def counted(work: Callable[[], object]) -> tuple[float, float]:
     FLOP are those of matrix products and convolutions, forward and backward, two for each product and sum. Bytes are
     those of all that operations read and write, as if no cache were there: with one they can be more than a copy's.
     """
-    with _Bytes() as moved, FlopCounterMode(display=False) as counter:
+    moved = _Bytes()  # type: ignore[no-untyped-call]
+    with moved, FlopCounterMode(display=False) as counter:
         work()
     return float(counter.get_total_flops()), float(moved.total)
 

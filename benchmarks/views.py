@@ -70,8 +70,9 @@ def profiles(x: Array) -> Array:
 
 def components(x: Array) -> Array:
     """The sixteen largest principal components of all training images."""
-    centre = pool("digits")["x_train"].mean(0)
-    return (x - centre) @ np.linalg.svd(pool("digits")["x_train"] - centre)[2][:16].T
+    images: Array = pool("digits")["x_train"]
+    centre = images.mean(0)
+    return np.asarray((x - centre) @ np.linalg.svd(images - centre)[2][:16].T)
 
 
 def blocks(x: Array) -> Array:
