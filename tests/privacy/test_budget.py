@@ -160,6 +160,7 @@ def test_local_sends_nothing_that_a_client_could_be_known_by():
     assert plan.spent(5) == 0.0
 
 
+@pytest.mark.long
 def test_with_poisson_samples_each_client_spends_the_budget_with_the_least_noise_for_its_rows():
     poisson = SAMPLE.model_copy(update={"sampling": "poisson"})
     method = build_method("fedavg", QUICK)
@@ -177,8 +178,9 @@ def test_with_poisson_samples_each_client_spends_the_budget_with_the_least_noise
     assert privately(method, kept, 9, [12, 40, 12]).method.extensions[0].noises == plan.settings.noises
 
 
+@pytest.mark.long
 def test_a_run_with_poisson_samples_goes_on_with_each_client_s_noise(tmp_path):
-    data = {"name": "digits", "clients": 4, "partition": "dirichlet"}
+    data = {"name": "digits", "clients": 2, "partition": "dirichlet"}
     start(experiment(rounds=2, data=data, privacy={"sampling": "poisson"}), out=tmp_path).execute()
     again = resume(tmp_path, rounds=5)
     summary = again.execute()
