@@ -250,8 +250,7 @@ def test_values_and_hazards_are_mixed_too(tmp_path):
     )
     assert np.allclose(site.predict(x).reshape(-1), expected, atol=1e-5)
     assert onnx_file(site)[1] < 1e-3
-    more = {**shape, "methods": {"forest": {"trees": 8}}}
-    hazards = compare(survival(), ["local", "forest", "blend"], **more, out=tmp_path / "hazards")
+    hazards = compare(survival(), ["local", "forest", "blend"], **shape, out=tmp_path / "hazards")
     assert not hazards.failed and hazards.methods == ("local", "forest", "sklearn:cox", "blend")
     site = hazards.run("blend", 0).site(survival().ids[0])
     assert onnx_file(site)[1] < 1e-3
