@@ -22,6 +22,18 @@ def require_file(name: str) -> Path:
         pytest.skip(str(error))
 
 
+def schools(columns: list[int]) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
+    """Some columns and the standardised scores of the pupils of 25 schools, and which rows are each school's."""
+    data = np.load(require_file("school.npz"))
+    chosen = np.isin(data["school"], np.unique(data["school"])[:25])
+    y, school = data["y"][chosen], data["school"][chosen]
+    return (
+        data["x"][chosen][:, columns].astype(float),
+        (y - y.mean()) / y.std(),
+        [school == s for s in np.unique(school)],
+    )
+
+
 def write_images(folder: Path, file: str, num_classes: int = 10, **more: np.ndarray) -> None:
     """A file like those of the image data sets: black pictures, 30 training and 6 test images of each class."""
     arrays = {}

@@ -104,7 +104,7 @@ class PrivateMethod:
         """
         delta, measured, apart = self.settings.delta, Releases(), 0.0
         if self.metrics is not None:
-            measured = Releases(self.metrics.each).times(evaluated)
+            measured = self.metrics.releases(evaluated)
             if self.settings.unit == "sample":
                 apart, measured = epsilon(self.metrics.noise, measured, delta), Releases()
         return max(apart, *(epsilon(plan.noise, plan.told(rounds) + measured, delta) for plan in self.plans))
@@ -175,7 +175,7 @@ def privately(
     numbers = [None] if settings.unit == "client" else _row_numbers(settings, rows)
     if settings.unit == "client":
         told: list[_Told] = [(Releases(), tuple([Releases(1 if _sends(declared) else 0)] * rounds))]
-        together = Releases(0 if metrics is None else metrics.each).times(times)
+        together = Releases() if metrics is None else metrics.releases(times)
     else:
         told = [_of_rows(method, declared, number, rounds, max(1, times)) for number in numbers]
     plans = tuple(
@@ -203,8 +203,7 @@ def _metrics(settings: Privacy, measured: Measured, shares: int) -> NoisyMetrics
     found = NoisyMetrics(names, *common, 0 if rows else shares)
     if not rows or settings.epsilon is None:
         return found
-    total = Releases(found.each).times(len(measured.rounds))
-    return replace(found, noise=_found(settings.epsilon, settings.delta, total))
+    return replace(found, noise=_found(settings.epsilon, settings.delta, found.releases(len(measured.rounds))))
 
 
 def _with(method: Method, settings: Privacy, entries: tuple[str, ...], shares: int) -> Method:

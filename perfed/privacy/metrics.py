@@ -17,6 +17,7 @@ from perfed.engine.evaluate import Metrics, Outputs, summed_clients
 from perfed.engine.metrics import ALWAYS, METRICS
 from perfed.errors import PerfedError
 from perfed.plugins import bare_name
+from perfed.privacy.accountant import Releases
 from perfed.rng import Noise, key
 
 POOLED = "all sites"
@@ -65,6 +66,10 @@ class NoisyMetrics:
     def each(self) -> int:
         """Releases of an evaluated round."""
         return 1 + len(self.names)
+
+    def releases(self, evaluations: int) -> Releases:
+        """Return what is told when metrics leave so often."""
+        return Releases(self.each).times(evaluations)
 
     def evaluations(self, rounds: int) -> int:
         """Return how many rounds are evaluated where training ends after ``rounds``: the last one always is."""

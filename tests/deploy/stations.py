@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from perfed.deploy import server_app
 from perfed.deploy.policy import Policy
 from perfed.deploy.site_agent import Station
+from perfed.deploy.spending import SECRET
 from perfed.deploy.study import study_of
 from perfed.engine.flower.transport import Answer
 from perfed.experiment.config import validate
@@ -122,3 +124,18 @@ def interrupted_by(stations: Stations, exchanges: int, act: Callable[[], None]) 
         return ask(messages, deadline)
 
     stations.exchange = exchange  # type: ignore[method-assign]
+
+
+def secrets_of(path: Path) -> dict[Path, bytes]:
+    """What the noise of sites and server is drawn from."""
+    return {file: file.read_bytes() for file in path.rglob(SECRET)}
+
+
+def wiped(path: Path, secrets: dict[Path, bytes]) -> None:
+    """Everything is forgotten but ``secrets``."""
+    for folder in [path / "run", *(path / f"at-{site}" for site in COLUMNS)]:
+        shutil.rmtree(folder, ignore_errors=True)
+    for file, content in secrets.items():
+        file.parent.mkdir(parents=True)
+        file.write_bytes(content)
+        file.chmod(0o600)

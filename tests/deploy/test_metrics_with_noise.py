@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from contextlib import closing, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-from stations import COLUMNS, Stations, answer_all, study, submit
+from stations import COLUMNS, Stations, answer_all, secrets_of, study, submit, wiped
 
 from perfed.deploy.policy import Policy
 from perfed.deploy.preview import Preview
@@ -90,14 +89,9 @@ def test_a_run_that_was_interrupted_tells_the_same_and_counts_once(more, tables)
     text = quick(tables, **more)
     submit(tables, text, Stations(tables, text))
     first = summary(tables / "run")["metrics"]["accuracy"]["mean"]
-    secrets = {file: file.read_bytes() for file in tables.rglob("secret")}
+    secrets = secrets_of(tables)
     for stop in (3, 5, 8, 12):
-        for folder in [tables / "run", *(tables / f"at-{site}" for site in COLUMNS)]:
-            shutil.rmtree(folder, ignore_errors=True)
-        for file, content in secrets.items():
-            file.parent.mkdir(parents=True)
-            file.write_bytes(content)
-            file.chmod(0o600)
+        wiped(tables, secrets)
         stations = Stations(tables, text)
         stations.stop_after = stop
         with closing(stations), suppress(KeyboardInterrupt):

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from scipy.optimize import brentq
-from scipy.stats import norm
-from stations import COLUMNS, Stations, answer_all, study, submit, tensors
+from gaussian import closed_form
+from stations import Stations, answer_all, secrets_of, study, submit, tensors, wiped
 
 from perfed.deploy.own_model import site_model
 from perfed.deploy.policy import Policy
@@ -43,30 +42,9 @@ def quick(path: Path, privacy: dict, **changes: object) -> str:
     return study(path, **{**QUICK, **privacy, **changes})
 
 
-def closed_form(squares: float, delta: float) -> float:
-    """Epsilon of Gaussian mechanisms, by theorem 8 of Balle and Wang (2018)."""
-    mu = squares**0.5
-    excess = lambda e: norm.cdf(mu / 2 - e / mu) - norm.cdf(-mu / 2 - e / mu) * 2.718281828459045**e - delta  # noqa: E731
-    return float(brentq(excess, 0.0, 200.0))
-
-
 def replies(stations: Stations, site: str, program: str = "train") -> list[dict]:
     found = [unpack(reply) for reply in stations.left[site]]
     return [tree["reply"]["shared"] for header, tree in found if header.get("program") == program]
-
-
-def secrets_of(path: Path) -> dict[Path, bytes]:
-    return {file: file.read_bytes() for file in path.rglob(SECRET)}
-
-
-def wiped(path: Path, secrets: dict[Path, bytes]) -> None:
-    """Everything is forgotten but ``secrets``."""
-    for folder in [path / "run", *(path / f"at-{site}" for site in COLUMNS)]:
-        shutil.rmtree(folder, ignore_errors=True)
-    for file, content in secrets.items():
-        file.parent.mkdir(parents=True)
-        file.write_bytes(content)
-        file.chmod(0o600)
 
 
 @pytest.mark.long

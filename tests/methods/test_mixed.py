@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from data_files import require_file
+from data_files import schools
 from engines import blobs, serve, train
 from sklearn.linear_model import LogisticRegression, Ridge
 
@@ -107,19 +107,12 @@ def test_values_have_the_best_linear_unbiased_prediction_of_a_mixed_model():
 def test_of_schools_it_is_the_mixed_model_of_statsmodels():
     """Fixed slopes and levels of schools, random departures of one variance; by restricted maximum likelihood."""
     models = pytest.importorskip("statsmodels.regression.mixed_linear_model")
-    data = np.load(require_file("school.npz"))
-    schools = np.unique(data["school"])[:25]
-    chosen = np.isin(data["school"], schools)
-    x, y, school = data["x"][chosen][:, [0, 1, 5, 7, 8]].astype(float), data["y"][chosen], data["school"][chosen]
-    y = (y - y.mean()) / y.std()
-    rows = [school == one for one in schools]
-    clients = {
-        f"{one}": {"x_train": x[own], "y_train": y[own][:, None]} for one, own in zip(schools, rows, strict=True)
-    }
+    x, y, rows = schools([0, 1, 5, 7, 8])
+    clients = {f"{one:03d}": {"x_train": x[own], "y_train": y[own][:, None]} for one, own in enumerate(rows)}
     found = fitted(Federation.from_arrays(clients), 4, shared_pull=1e-7).sets["pooled"]
     levels, names = np.column_stack(rows).astype(float), [f"x{column}" for column in range(x.shape[1])]
     departures = models.VCSpec(["departure"], [[names] * len(rows)], [[x[own] for own in rows]])
-    model = models.MixedLM(y, np.column_stack([levels, x]), groups=school, exog_vc=departures)
+    model = models.MixedLM(y, np.column_stack([levels, x]), groups=np.column_stack(rows).argmax(1), exog_vc=departures)
     expected = model.fit(reml=True, method="powell")
     assert float(found["of_site"]) == pytest.approx(expected.scale / expected.vcomp[0], rel=0.02)
     assert found["weight"].numpy().ravel() == pytest.approx(expected.fe_params[len(rows) :], abs=1e-3)

@@ -7,8 +7,7 @@ from math import sqrt
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import brentq
-from scipy.stats import norm
+from gaussian import closed_form
 
 from perfed.data.target_scale import TargetScale
 from perfed.engine.evaluate import Outputs, group_of, summarise
@@ -90,13 +89,6 @@ def test_the_noise_has_the_deviation_that_is_said_and_the_same_message_has_the_s
         assert abs(drawn.mean()) < 4 * expected * bound / sqrt(3000)
     between = np.corrcoef([[one[name] for one in found] for name in bounds])
     assert abs(between[~np.eye(3, dtype=bool)]).max() < 0.08  # each metric has noise of its own
-
-
-def closed_form(squares: float, delta: float) -> float:
-    """Epsilon of Gaussian mechanisms, by theorem 8 of Balle and Wang (2018)."""
-    mu = squares**0.5
-    excess = lambda e: norm.cdf(mu / 2 - e / mu) - np.exp(e) * norm.cdf(-mu / 2 - e / mu) - delta  # noqa: E731
-    return float(brentq(excess, 0.0, 200.0))
 
 
 def plan(method: str = "fedavg", rounds: int = 4, evaluated=(2, 4), **settings):
